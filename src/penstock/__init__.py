@@ -1,0 +1,1 @@
+"""Planned pipeline-parallel training for PyTorch."""

@@ -1,0 +1,127 @@
+"""A captured model: layers in execution order, the tensors between them, and one stage of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+__all__ = ["Batch", "LayerGraph", "LossFunction", "ParameterUse", "StageProgram", "TensorSpec"]
+
+Batch = Any
+"""A tensor, or a tuple, list or dict of tensors: one batch as the user's loader yields it."""
+
+LossFunction = Callable[..., torch.Tensor]
+"""``loss(output, target)`` for batches ``(*inputs, target)``; ``loss(output, batch)`` for dicts."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that crosses from one layer to another (or enters with the batch).
+
+    ``shape`` is that of the example batch. Where ``batch_dim`` is a dimension, it has
+    ``rows_per_sample`` rows for every sample (more than one where batch and sequence were
+    flattened together, sample after sample). ``batch_dim`` is -1 for a tensor without samples in
+    it, equal for all replicas (position bias, masks); ``reduced`` is true where such a tensor was
+    nevertheless computed *from* samples (a mean over the batch), so that replicas disagree on it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch_dim: int
+    rows_per_sample: int = 1
+    requires_grad: bool = False
+    reduced: bool = False
+
+    def shape_for(self, samples: int) -> tuple[int, ...]:
+        """The shape for ``samples`` samples."""
+        if self.batch_dim < 0:
+            return self.shape
+        rows = samples * self.rows_per_sample
+        return (*self.shape[: self.batch_dim], rows, *self.shape[self.batch_dim + 1 :])
+
+    def bytes_for(self, samples: int) -> int:
+        """The bytes of the tensor for ``samples`` samples."""
+        count = 1
+        for size in self.shape_for(samples):
+            count *= size
+        return count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ParameterUse:
+    """A parameter or buffer by its first name in the model, and the layers that read it."""
+
+    name: str
+    layers: tuple[int, ...]
+    bytes: int
+    requires_grad: bool
+    is_buffer: bool = False
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """The layers ``[lo, hi)`` as one module.
+
+    ``module(*batch_leaves, *received)`` takes the leaves of the (sliced) batch at the indices
+    ``batch_inputs``, then the tensors named by ``received``, and returns a tuple of the tensors
+    named by ``sent``. The last stage returns ``(loss, weight, *outputs)`` after those: the mean
+    loss of its slice, and the number of terms the mean is over as a 0-dim float tensor (rows, or
+    valid targets where the loss ignores some), so that slices can be weighted exactly. Parameters
+    and buffers keep the names of the user's model.
+    """
+
+    layers: range
+    module: nn.Module
+    batch_inputs: tuple[int, ...]
+    received: tuple[TensorSpec, ...]
+    sent: tuple[TensorSpec, ...]
+    is_last: bool
+
+
+class LayerGraph(Protocol):
+    """What planning, measuring and running need of a captured model."""
+
+    @property
+    def name(self) -> str:
+        """A name for people: the class of the model."""
+        ...
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Distinct names of the layers, in order of execution."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the example batch."""
+        ...
+
+    @property
+    def parameter_uses(self) -> tuple[ParameterUse, ...]:
+        """Every parameter and buffer with the layers that read it."""
+        ...
+
+    @property
+    def tied_names(self) -> Mapping[str, str]:
+        """Further names of tied parameters, each with the first name of the same parameter."""
+        ...
+
+    @property
+    def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
+        """Tensors read by later layers: the tensor, its producer layer, its consumer layers."""
+        ...
+
+    def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
+        """The tensors of ``batch`` in a fixed order, samples along dimension 0.
+
+        Raises:
+            BadInput: structure, dtype or a dimension other than the batch differ from the example.
+        """
+        ...
+
+    def stage(self, layers: range) -> StageProgram:
+        """One module of the layers ``layers``, sharing the captured model's parameters."""
+        ...

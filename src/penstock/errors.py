@@ -1,0 +1,56 @@
+"""Every exception that Penstock raises on purpose, each with the exit code of the command line.
+
+    PenstockError
+      + BadInput               2   what the user gave cannot be used
+        x CaptureFailed        2   the model cannot be traced; names the line and the way out
+      x Infeasible             3   no plan satisfies the limits
+      + RunFailed              4   a run started and could not go on
+        x LossNotFinite        4   the loss became NaN or infinite
+        x Stalled              4   a wait exceeded its bound; says who waited for whom
+"""
+
+from typing import ClassVar
+
+__all__ = [
+    "BadInput",
+    "CaptureFailed",
+    "Infeasible",
+    "LossNotFinite",
+    "PenstockError",
+    "RunFailed",
+    "Stalled",
+]
+
+
+class PenstockError(Exception):
+    """Anything that Penstock refuses or reports; ``str()`` is one line fit for a user."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class BadInput(PenstockError):
+    """What the user gave cannot be used; the message names thing, value, limit and remedy."""
+
+    exit_code = 2
+
+
+class CaptureFailed(BadInput):
+    """The model cannot be traced; the message names the line of user code and the way out."""
+
+
+class Infeasible(PenstockError):
+    """No plan satisfies the limits; the message says what would."""
+
+    exit_code = 3
+
+
+class RunFailed(PenstockError):
+    """A run started and could not go on; the message names rank, action and cause."""
+
+
+class LossNotFinite(RunFailed):
+    """The loss became NaN or infinite; no optimizer step was taken with it."""
+
+
+class Stalled(RunFailed):
+    """A wait exceeded its bound; the message says which rank waited for which action of whom."""

@@ -1,0 +1,110 @@
+"""Which layers run where, on how many rows, in which order of work."""
+
+from dataclasses import dataclass
+
+from penstock.errors import BadInput
+from penstock.schedule.schedule import PipelineShape
+
+__all__ = ["Plan", "Stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A contiguous run of layers on one or more replica devices.
+
+    ``slices[i]`` is the number of rows of every micro-batch that ``devices[i]`` computes.
+    """
+
+    layers: range
+    devices: tuple[int, ...]
+    slices: tuple[int, ...]
+    recompute: bool = False
+
+    @property
+    def replicas(self) -> int:
+        """How many devices share the stage."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages with their devices, the cut of the batch, and the name of the schedule.
+
+    ``in_flight_limit`` has one entry a stage, or none for no limit. Predictions are stored beside
+    a plan, not inside it, because a plan may be written by hand.
+
+    Raises:
+        BadInput: layers not covered once, a device used twice, slices that do not add up.
+    """
+
+    stages: tuple[Stage, ...]
+    micro_batches: int
+    micro_batch_size: int
+    schedule: str
+    planner: str = "hand"
+    in_flight_limit: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_plan(self)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one iteration."""
+        return self.micro_batches * self.micro_batch_size
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Every device in use, in order of stage and replica."""
+        return tuple(device for stage in self.stages for device in stage.devices)
+
+    def stage_of_layer(self, layer: int) -> int:
+        """The stage that holds ``layer``."""
+        return next(s for s, stage in enumerate(self.stages) if layer in stage.layers)
+
+    def shape(self) -> PipelineShape:
+        """What a schedule function needs to know of this plan."""
+        return PipelineShape(
+            stages=len(self.stages),
+            micro_batches=self.micro_batches,
+            in_flight_limit=self.in_flight_limit,
+            recompute=tuple(stage.recompute for stage in self.stages),
+        )
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise `BadInput` for a plan that no run could follow."""
+    if not plan.stages:
+        raise BadInput("the plan has no stages; it needs at least one")
+    if plan.micro_batches < 1 or plan.micro_batch_size < 1:
+        raise BadInput(
+            f"the plan has {plan.micro_batches} micro-batches of {plan.micro_batch_size} samples; "
+            f"both must be >= 1"
+        )
+    expected_start = 0
+    for index, stage in enumerate(plan.stages):
+        if stage.layers.start != expected_start or len(stage.layers) < 1 or stage.layers.step != 1:
+            raise BadInput(
+                f"stage {index} holds layers [{stage.layers.start}, {stage.layers.stop}); it must "
+                f"start at layer {expected_start} and hold at least one"
+            )
+        expected_start = stage.layers.stop
+        if not stage.devices or len(stage.slices) != len(stage.devices):
+            raise BadInput(
+                f"stage {index} has {len(stage.devices)} devices and {len(stage.slices)} slices; "
+                f"it needs one slice for each of at least one device"
+            )
+        if sum(stage.slices) != plan.micro_batch_size or min(stage.slices) < 1:
+            raise BadInput(
+                f"stage {index}: slices {list(stage.slices)} must be >= 1 and add up to the "
+                f"micro-batch size {plan.micro_batch_size}"
+            )
+    used = plan.devices
+    if len(set(used)) != len(used) or min(used) < 0:
+        raise BadInput(f"devices {list(used)} of the plan must be distinct and >= 0")
+    if plan.in_flight_limit and (
+        len(plan.in_flight_limit) != len(plan.stages) or min(plan.in_flight_limit) < 1
+    ):
+        raise BadInput(
+            f"in_flight_limit {list(plan.in_flight_limit)} must have one entry >= 1 for each of "
+            f"{len(plan.stages)} stages"
+        )

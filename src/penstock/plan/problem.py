@@ -1,0 +1,58 @@
+"""Everything a planner is asked: a profile, a cluster, a batch, and what is allowed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["Planner", "PlanningProblem", "RecomputeChoice", "Score"]
+
+RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class PlanningProblem:
+    """The question a planner answers.
+
+    ``micro_batch_sizes`` are the sizes to try (each must divide ``global_batch``).
+    ``optimizer_bytes_per_parameter_byte`` is the optimizer's state, 2 for Adam in the precision
+    of the parameters. ``schedules`` are the schedule names a plan may use, in order of preference.
+    ``max_stages`` bounds the depth (0: no bound).
+
+    Raises:
+        BadInput: a batch below 1 or a micro-batch size that does not divide it.
+    """
+
+    profile: ModelProfile
+    cluster: Cluster
+    global_batch: int
+    micro_batch_sizes: tuple[int, ...]
+    optimizer_bytes_per_parameter_byte: float = 2.0
+    recompute: RecomputeChoice = "auto"
+    schedules: tuple[str, ...] = ("1f1b", "gpipe")
+    max_stages: int = 0
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1 or not self.micro_batch_sizes:
+            raise BadInput(
+                f"global batch {self.global_batch} with micro-batch sizes "
+                f"{list(self.micro_batch_sizes)}: the batch must be >= 1 and at least one size given"
+            )
+        for size in self.micro_batch_sizes:
+            if size < 1 or self.global_batch % size:
+                divisors = [n for n in range(1, self.global_batch + 1) if not self.global_batch % n]
+                raise BadInput(
+                    f"micro-batch size {size} does not divide the global batch "
+                    f"{self.global_batch}; use one of {divisors[:12]}"
+                )
+
+
+Score: TypeAlias = Callable[[Plan], float]
+"""Seconds of one iteration of a plan; infinite where it does not fit in memory."""
+
+Planner: TypeAlias = Callable[[PlanningProblem, Score], Plan]
+"""From a problem and the simulator's score to a plan. Raises `Infeasible` when nothing fits."""

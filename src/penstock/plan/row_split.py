@@ -1,0 +1,63 @@
+"""How the rows of a micro-batch are cut over replicas, and re-cut between two stages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+__all__ = ["RowOverlap", "row_overlaps", "row_ranges", "split_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOverlap:
+    """Rows of a micro-batch that replica ``sender`` has and replica ``receiver`` needs."""
+
+    sender: int
+    receiver: int
+    rows: range
+
+
+def row_ranges(slices: Sequence[int]) -> tuple[range, ...]:
+    """The rows of each replica, in order.
+
+    >>> row_ranges((2, 1))
+    (range(0, 2), range(2, 3))
+    """
+    return tuple(range(lo, hi) for lo, hi in pairwise(accumulate(slices, initial=0)))
+
+
+def row_overlaps(sender: Sequence[int], receiver: Sequence[int]) -> tuple[RowOverlap, ...]:
+    """The messages between two stages that cut the same rows differently (DAPPLE, split/concat).
+
+    Each sender replica sends each receiver replica exactly the rows that both hold.
+
+    >>> [(o.sender, o.receiver, o.rows) for o in row_overlaps((2, 2), (3, 1))]
+    [(0, 0, range(0, 2)), (1, 0, range(2, 3)), (1, 1, range(3, 4))]
+    """
+    overlaps = (
+        RowOverlap(i, j, range(max(have.start, need.start), min(have.stop, need.stop)))
+        for i, have in enumerate(row_ranges(sender))
+        for j, need in enumerate(row_ranges(receiver))
+    )
+    return tuple(overlap for overlap in overlaps if overlap.rows)
+
+
+def split_rows(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Cut ``rows`` in proportion to ``weights``, by largest remainder; earlier ones win ties.
+
+    Every share is at least 1 where there are enough rows.
+
+    >>> split_rows(7, (1, 1, 1))
+    (3, 2, 2)
+    >>> split_rows(8, (3, 1))
+    (6, 2)
+    """
+    least = 1 if rows >= len(weights) else 0
+    spare = rows - least * len(weights)
+    exact = [max(0.0, rows * weight / sum(weights) - least) for weight in weights]
+    total = sum(exact)
+    exact = [spare * share / total if total else 0.0 for share in exact]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
+    for i in range(spare - sum(shares)):
+        shares[by_remainder[i % len(weights)]] += 1
+    return tuple(least + share for share in shares)

@@ -1,0 +1,181 @@
+"""What each layer of a model costs: seconds and bytes, affine in the number of samples."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from penstock.errors import BadInput
+
+__all__ = ["Affine", "Edge", "LayerCost", "ModelProfile", "SharedParameter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A cost that grows with the batch: ``fixed + per_sample * samples``.
+
+    Small slices of a micro-batch are less efficient than their share; ``fixed`` says by how much.
+
+    >>> Affine(fixed=1.0, per_sample=0.5).at(4)
+    3.0
+    """
+
+    fixed: float = 0.0
+    per_sample: float = 0.0
+
+    def at(self, samples: float) -> float:
+        """The cost of ``samples`` samples; no samples cost nothing."""
+        return self.fixed + self.per_sample * samples if samples else 0.0
+
+    def __add__(self, other: "Affine") -> "Affine":
+        return Affine(self.fixed + other.fixed, self.per_sample + other.per_sample)
+
+    def scaled(self, factor: float) -> "Affine":
+        """Both terms multiplied by ``factor``."""
+        return Affine(self.fixed * factor, self.per_sample * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """One layer: times in seconds on a device of speed 1, sizes in bytes.
+
+    ``backward_input_s`` and ``backward_weight_s`` are the two halves of a split backward; a full
+    backward is their sum. ``saved_bytes`` are kept from a micro-batch's forward to its backward;
+    ``workspace_bytes`` are needed only while the layer runs. ``parameter_bytes`` leaves out
+    parameters shared with other layers (see `SharedParameter`).
+    """
+
+    name: str
+    forward_s: Affine
+    backward_input_s: Affine
+    backward_weight_s: Affine
+    parameter_bytes: int = 0
+    buffer_bytes: int = 0
+    saved_bytes: Affine = field(default_factory=Affine)
+    workspace_bytes: Affine = field(default_factory=Affine)
+
+    @property
+    def backward_s(self) -> Affine:
+        """A full backward: input half plus weight half."""
+        return self.backward_input_s + self.backward_weight_s
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One tensor read by a later layer than the one that made it.
+
+    A tensor with several consumers has one edge for each, all of the same ``tensor`` name; it is
+    sent to each *stage* that reads it once. ``gradient_bytes`` flow back (zero for integers and
+    masks).
+    """
+
+    producer: int
+    consumer: int
+    tensor: str
+    bytes: Affine
+    gradient_bytes: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParameter:
+    """A parameter used by several layers (tied weights); each stage that uses it holds a copy."""
+
+    name: str
+    bytes: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """A chain of layers with measured or estimated costs.
+
+    ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
+    optimizer's seconds per byte of parameters. ``source`` says where the figures are from.
+
+    Raises:
+        BadInput: no layers, a negative or non-finite figure, an edge that does not point forward.
+    """
+
+    name: str
+    layers: tuple[LayerCost, ...]
+    edges: tuple[Edge, ...] = ()
+    shared: tuple[SharedParameter, ...] = ()
+    batch_size: int = 1
+    step_s_per_byte: float = 0.0
+    source: str = "unknown"
+
+    def __post_init__(self) -> None:
+        check_profile(self)
+
+    def forward_s(self, layers: range, samples: float) -> float:
+        """Seconds for one forward of ``layers`` on ``samples`` samples at speed 1."""
+        return sum(self.layers[i].forward_s.at(samples) for i in layers)
+
+    def backward_s(self, layers: range, samples: float) -> float:
+        """Seconds for one full backward of ``layers`` on ``samples`` samples at speed 1."""
+        return sum(self.layers[i].backward_s.at(samples) for i in layers)
+
+    def parameter_bytes(self, layers: range) -> int:
+        """Bytes of the parameters that a stage of ``layers`` holds, shared ones counted once."""
+        own = sum(self.layers[i].parameter_bytes for i in layers)
+        return own + sum(
+            shared.bytes for shared in self.shared if any(i in layers for i in shared.layers)
+        )
+
+    def saved_bytes(self, layers: range, samples: float) -> float:
+        """Bytes that ``layers`` keep for the backward of one micro-batch of ``samples``."""
+        return sum(self.layers[i].saved_bytes.at(samples) for i in layers)
+
+    def crossing(self, cut: int) -> tuple[Edge, ...]:
+        """Edges from a layer before ``cut`` to a layer at or after it, in order of the profile."""
+        return tuple(edge for edge in self.edges if edge.producer < cut <= edge.consumer)
+
+    def incoming(self, layers: range) -> tuple[Edge, ...]:
+        """One edge for each tensor that a stage of ``layers`` reads from earlier layers."""
+        return first_of_each_tensor(
+            edge for edge in self.edges if edge.producer < layers.start and edge.consumer in layers
+        )
+
+    def prefix_sums(self, samples: float) -> tuple[list[float], list[float]]:
+        """Forward and backward seconds of layers ``0..i-1``, for ``i = 0..len(layers)``."""
+        forward = accumulate((layer.forward_s.at(samples) for layer in self.layers), initial=0.0)
+        backward = accumulate((layer.backward_s.at(samples) for layer in self.layers), initial=0.0)
+        return list(forward), list(backward)
+
+
+def first_of_each_tensor(edges: Iterable[Edge]) -> tuple[Edge, ...]:
+    """The edges without repetition of a tensor: what one stage receives is received once."""
+    kept: dict[str, Edge] = {}
+    for edge in edges:
+        kept.setdefault(edge.tensor, edge)
+    return tuple(kept.values())
+
+
+def check_profile(profile: ModelProfile) -> None:
+    """Raise `BadInput` for a figure or an edge that no model can have."""
+    if not profile.layers:
+        raise BadInput(f"profile '{profile.name}' has no layers; it needs at least one")
+    if profile.batch_size < 1:
+        raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
+    for index, layer in enumerate(profile.layers):
+        figures = {
+            "forward_s": layer.forward_s.at(profile.batch_size),
+            "backward_input_s": layer.backward_input_s.at(profile.batch_size),
+            "backward_weight_s": layer.backward_weight_s.at(profile.batch_size),
+            "parameter_bytes": layer.parameter_bytes,
+            "buffer_bytes": layer.buffer_bytes,
+            "saved_bytes": layer.saved_bytes.at(profile.batch_size),
+            "workspace_bytes": layer.workspace_bytes.at(profile.batch_size),
+        }
+        for figure, value in figures.items():
+            if not 0 <= value < float("inf"):
+                raise BadInput(
+                    f"profile '{profile.name}', layer {index} ('{layer.name}'): {figure} is "
+                    f"{value}; it must be finite and >= 0; profile the model again"
+                )
+    for edge in profile.edges:
+        if not 0 <= edge.producer < edge.consumer < len(profile.layers):
+            raise BadInput(
+                f"profile '{profile.name}': tensor '{edge.tensor}' goes from layer "
+                f"{edge.producer} to layer {edge.consumer}; edges must point forward within "
+                f"0..{len(profile.layers) - 1} (a cyclic graph has no pipeline)"
+            )

@@ -1,0 +1,50 @@
+"""One step of work of a stage, and its text form."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from penstock.errors import BadInput
+
+__all__ = ["Action", "ActionKind", "parse_action"]
+
+ActionKind: TypeAlias = Literal["F", "B", "I", "W", "R"]
+"""F forward, B full backward, I backward for inputs, W backward for weights, R recompute."""
+
+KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """Work of one stage on one micro-batch; prints as stage, kind, micro-batch.
+
+    >>> print(Action("F", stage=2, micro_batch=0))
+    2F0
+    """
+
+    kind: ActionKind
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+def parse_action(text: str) -> Action:
+    """Read the text form of an action.
+
+    >>> parse_action("2F0")
+    Action(kind='F', stage=2, micro_batch=0)
+
+    Raises:
+        BadInput: the text is not stage number, one of F B I W R, micro-batch number.
+    """
+    match = re.fullmatch(r"(\d+)([FBIWR])(\d+)", text.strip())
+    if not match:
+        raise BadInput(
+            f"action '{text}' is not of the form <stage><kind><micro-batch> with kind one of "
+            f"{' '.join(KINDS)}, for example 2F0"
+        )
+    stage, letter, micro_batch = match.groups()
+    kind = next(kind for kind in KINDS if kind == letter)
+    return Action(kind, int(stage), int(micro_batch))
