@@ -1,4 +1,4 @@
-"""What every device group computes, in order; and the shape of pipeline that orders are made for."""
+"""What every device group computes, in order; the shape of pipeline that orders are made for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
