@@ -1,0 +1,79 @@
+"""A hand-written chain of modules, captured without tracing: the way out for untraceable models.
+
+    Chain([embed, block, block, head], loss)      layers 0, 1, 2, 3, loss
+
+Anything goes inside the modules (data-dependent control flow, custom kernels); only what passes
+between two neighbours must be a tensor or a tuple of tensors.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import LossFunction
+from penstock.errors import BadInput
+
+__all__ = ["Chain"]
+
+
+class Chain(nn.Module):
+    """Modules that are run one after another, each on what the one before it returned.
+
+    A tuple is spread over the next module's arguments. ``loss`` follows the conventions of a batch
+    (``loss(output, target)``, or ``loss(output, batch)`` for dict batches); without it the last
+    module returns the scalar loss. ``modules`` may be a dict, whose keys then name the layers.
+    Calling the chain gives the last module's output, without the loss.
+
+    >>> chain = Chain([nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)], nn.functional.cross_entropy)
+    >>> [name for name, _ in chain.named_parameters()]
+    ['0.weight', '0.bias', '2.weight', '2.bias']
+
+    Raises:
+        BadInput: no modules, an entry that is not a module, or the name "loss".
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module] | Mapping[str, nn.Module],
+        loss: LossFunction | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(modules, Mapping):
+            named = dict(modules)
+        else:
+            named = {str(index): module for index, module in enumerate(modules)}
+        for name, module in named.items():
+            if not isinstance(module, nn.Module):
+                raise BadInput(
+                    f"entry {name!r} of the chain is a {type(module).__name__}, but must be an "
+                    "nn.Module; wrap functions in a module"
+                )
+            if name == "loss":
+                raise BadInput(
+                    'a module of the chain is named "loss"; pass it as loss=..., or rename'
+                )
+            self.add_module(name, module)
+        if not named:
+            raise BadInput("the chain has no modules, at least 1 is needed; pass a list of modules")
+        self._names = tuple(named)
+        self.loss = loss
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The names of the modules, in order."""
+        return self._names
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """The last module's output."""
+        first, *rest = (self.get_submodule(name) for name in self._names)
+        value = first(*inputs, **named_inputs)
+        for module in rest:
+            value = call_next(module, value)
+        return value
+
+
+def call_next(module: nn.Module, value: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
+    """``module`` on its predecessor's output, a tuple spread over its arguments."""
+    return module(*value) if isinstance(value, tuple) else module(value)

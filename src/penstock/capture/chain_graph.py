@@ -1,0 +1,322 @@
+"""The layer graph of a :class:`Chain`: shapes are found by running it, stages are slices of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.batch_layout import BatchLayout, layout_of
+from penstock.capture.chain import Chain, call_next
+from penstock.capture.layer_graph import (
+    Batch,
+    LossFunction,
+    ParameterUse,
+    StageProgram,
+    TensorSpec,
+)
+from penstock.capture.loss_module import BatchCall, loss_in_result
+from penstock.capture.loss_weight import LossWatch
+from penstock.errors import BadInput, CaptureFailed
+
+__all__ = ["ChainGraph", "chain_graph"]
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What one module returned: its tensors, and whether they came as a tuple."""
+
+    tensors: tuple[torch.Tensor, ...]
+    is_tuple: bool
+
+    @property
+    def value(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        return self.tensors if self.is_tuple else self.tensors[0]
+
+
+@dataclass(frozen=True)
+class ChainGraph:
+    """A chain as a :class:`LayerGraph`: one layer a module, and the loss as the last one.
+
+    ``between[i]`` are the tensors from layer ``i`` to layer ``i + 1``; ``spreads[i]`` says whether
+    they are spread from a tuple.
+    """
+
+    chain: Chain
+    call: BatchCall
+    loss: LossFunction | None
+    between: tuple[tuple[TensorSpec, ...], ...]
+    spreads: tuple[bool, ...]
+    updated_buffers: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """``Chain``, or the class derived from it."""
+        return type(self.chain).__name__
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The modules' names, then ``loss`` where there is a loss function."""
+        return self.chain.layer_names + (() if self.loss is None else ("loss",))
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the example batch."""
+        return self.call.layout.batch_size
+
+    @property
+    def parameter_uses(self) -> tuple[ParameterUse, ...]:
+        """Every parameter and buffer with the modules that hold it."""
+        uses: list[ParameterUse] = []
+        for tensor, first, layers, is_buffer in self._tensors():
+            size = tensor.numel() * tensor.element_size()
+            uses.append(ParameterUse(first, layers, size, tensor.requires_grad, is_buffer))
+        return tuple(uses)
+
+    @property
+    def tied_names(self) -> Mapping[str, str]:
+        """Further names of parameters that several modules share, with the first name."""
+        first: dict[int, str] = {}
+        tied: dict[str, str] = {}
+        for name, tensor, _ in self._named():
+            known = first.setdefault(id(tensor), name)
+            if known != name:
+                tied[name] = known
+        return tied
+
+    @property
+    def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
+        """Each tensor goes from its module to the next one only."""
+        return tuple(
+            (spec, layer, (layer + 1,))
+            for layer, specs in enumerate(self.between)
+            for spec in specs
+        )
+
+    def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
+        """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
+        return self.call.layout.flatten(batch)
+
+    def stage(self, layers: range) -> StageProgram:
+        """The modules ``layers`` as one module.
+
+        Raises:
+            BadInput: the range is empty or not within the chain.
+            CaptureFailed: a buffer that forward updates is shared with a module of another stage.
+        """
+        count = len(self.layer_names)
+        if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
+            raise BadInput(
+                f"a stage of layers {layers}, but layers must be a non-empty part of "
+                f"range(0, {count}); change the plan's cuts"
+            )
+        self._check_updates(layers)
+        first, last = layers.start == 0, layers.stop == count
+        indices = set(self.call.inputs.indices) if first else set()
+        if last:
+            indices |= set(self.call.targets.indices)
+        inputs = tuple(sorted(indices)) or (0,) * last
+        return StageProgram(
+            layers,
+            _ChainStage(self, layers, inputs),
+            inputs,
+            () if first else self.between[layers.start - 1],
+            () if last else self.between[layers.stop - 1],
+            last,
+        )
+
+    def _check_updates(self, layers: range) -> None:
+        for _, name, users, is_buffer in self._tensors():
+            split = any(u in layers for u in users) and any(u not in layers for u in users)
+            if is_buffer and split and name in self.updated_buffers:
+                raise CaptureFailed(
+                    f"buffer {name!r} is updated by forward and shared by layers {users}, which a "
+                    "cut would separate; keep them in one stage"
+                )
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Names of parameters then buffers, repeats included; modules before the loss."""
+        for name, tensor in self.chain.named_parameters(remove_duplicate=False):
+            yield name, tensor, False
+        for name, tensor in self.chain.named_buffers(remove_duplicate=False):
+            yield name, tensor, True
+        loss = self.loss
+        if isinstance(loss, nn.Module) and loss is not self.chain.loss:
+            for name, tensor in loss.named_parameters(prefix="loss", remove_duplicate=False):
+                yield name, tensor, False
+            for name, tensor in loss.named_buffers(prefix="loss", remove_duplicate=False):
+                yield name, tensor, True
+
+    def _tensors(self) -> list[tuple[torch.Tensor, str, tuple[int, ...], bool]]:
+        """Every distinct tensor: itself, first name, layers that hold it, whether a buffer."""
+        found: dict[int, tuple[torch.Tensor, str, set[int], bool]] = {}
+        for name, tensor, is_buffer in self._named():
+            layer = self.layer_names.index(name.split(".")[0])
+            found.setdefault(id(tensor), (tensor, name, set(), is_buffer))[2].add(layer)
+        return [(t, name, tuple(sorted(users)), b) for t, name, users, b in found.values()]
+
+
+class _ChainStage(nn.Module):
+    """The modules of one stage under their names in the chain; see :class:`StageProgram`."""
+
+    def __init__(self, graph: ChainGraph, layers: range, inputs: tuple[int, ...]) -> None:
+        super().__init__()
+        self._layers = tuple(graph.layer_names[i] for i in layers)
+        for name in self._layers:
+            if name != "loss" or graph.loss is None:
+                self.add_module(name, graph.chain.get_submodule(name))
+        self._has_loss = graph.loss is not None and self._layers[-1] == "loss"
+        if self._has_loss:
+            self.loss = graph.loss
+        self._call = graph.call
+        self._inputs = inputs
+        self._is_first = layers.start == 0
+        self._is_last = layers.stop == len(graph.layer_names)
+        self._spread = self._is_first or graph.spreads[layers.start - 1]
+        self._sends_tuple = self._is_last or graph.spreads[layers.stop - 1]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors sent on, or the loss and its weight."""
+        leaves = dict(zip(self._inputs, tensors, strict=False))
+        received = tensors[len(self._inputs) :]
+        with LossWatch() as watch:
+            value = self._run(leaves, received)
+        if not self._is_last:
+            return value if isinstance(value, tuple) else (value,)
+        loss = loss_in_result(value, "the loss function" if self._has_loss else "the last module")
+        rows = next(iter(leaves.values())).shape[0]
+        return loss, watch.weight(loss, rows)
+
+    def _run(self, leaves: dict[int, torch.Tensor], received: tuple[torch.Tensor, ...]) -> Any:
+        names = [name for name in self._layers if not (self._has_loss and name == "loss")]
+        value: Any = received if self._spread else received[0]
+        for position, name in enumerate(names):
+            module = self.get_submodule(name)
+            if position == 0 and self._is_first:
+                value = self._call.call(module, leaves)
+            else:
+                value = call_next(module, value)
+        if self._has_loss and self.loss is not None:
+            value = self._call.loss(self.loss, value, leaves)
+        return value
+
+
+def chain_graph(chain: Chain, batch: Batch, *, loss: LossFunction | None = None) -> ChainGraph:
+    """The layer graph of ``chain``, with shapes from running it once at two batch sizes.
+
+    Buffers and random state are as before afterwards. On the meta device nothing is computed.
+
+    Raises:
+        BadInput: a module returns something other than tensors, a tensor's rows are no multiple of
+            the samples, or there are two loss functions.
+    """
+    if loss is not None and chain.loss is not None and loss is not chain.loss:
+        raise BadInput(
+            "the chain has a loss function and another was passed as loss=...; pass only one"
+        )
+    loss = chain.loss if loss is None else loss
+    layout = layout_of(batch)
+    first = chain.get_submodule(chain.layer_names[0])
+    call = BatchCall.of(layout, first.forward, has_loss=loss is not None)
+    leaves = _on_device_of(chain, layout.flatten(batch))
+    graph = ChainGraph(chain, call, loss, (), (), frozenset())
+    with _Untouched(chain, loss) as untouched:
+        outputs = _outputs(graph, leaves)
+        updated = frozenset(untouched.changed())
+        grown = _outputs(graph, [torch.cat([leaf, leaf[:1]]) for leaf in leaves])
+    between = tuple(
+        _specs(name, layout, small, large)
+        for name, small, large in zip(chain.layer_names, outputs, grown, strict=False)
+    )
+    spreads = tuple(output.is_tuple for output in outputs)
+    hops = len(graph.layer_names) - 1
+    return ChainGraph(chain, call, loss, between[:hops], spreads[:hops], updated)
+
+
+def _on_device_of(chain: Chain, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    home = next((tensor.device for tensor in chain.parameters()), torch.device("cpu"))
+    return [leaf.to(home) for leaf in leaves]
+
+
+def _outputs(graph: ChainGraph, leaves: Sequence[torch.Tensor]) -> list[_Output]:
+    """What each module returns, every one on detached inputs so that no graph is kept."""
+    by_index = dict(enumerate(leaves))
+    outputs: list[_Output] = []
+    for name in graph.chain.layer_names:
+        module = graph.chain.get_submodule(name)
+        with torch.enable_grad():
+            if outputs:
+                value = call_next(module, outputs[-1].value)
+            else:
+                value = graph.call.call(module, by_index)
+        is_last = len(outputs) == len(graph.layer_names) - 1
+        outputs.append(_Output((), False) if is_last else _detached(name, value))
+    return outputs
+
+
+def _detached(name: str, value: Any) -> _Output:
+    tensors = value if isinstance(value, tuple) else (value,)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise BadInput(
+                f"module {name!r} of the chain returned {type(value).__name__} with a "
+                f"{type(tensor).__name__} in it, but only a tensor or a tuple of tensors can pass "
+                "to the next module; return those"
+            )
+    kept = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors)
+    return _Output(kept, isinstance(value, tuple))
+
+
+def _specs(
+    name: str, layout: BatchLayout, small: _Output, large: _Output
+) -> tuple[TensorSpec, ...]:
+    """Specs of a module's outputs from runs with ``n`` and with ``n + 1`` samples."""
+    return tuple(
+        _spec(name if len(small.tensors) == 1 else f"{name}[{i}]", layout.batch_size, one, other)
+        for i, (one, other) in enumerate(zip(small.tensors, large.tensors, strict=True))
+    )
+
+
+def _spec(name: str, samples: int, one: torch.Tensor, other: torch.Tensor) -> TensorSpec:
+    shape = tuple(one.shape)
+    unlike = [d for d, (a, b) in enumerate(zip(shape, other.shape, strict=True)) if a != b]
+    if not unlike:
+        # Whether values depend on the samples is unknown without a trace, so it is assumed.
+        return TensorSpec(name, shape, one.dtype, -1, 1, one.requires_grad, reduced=True)
+    dim = unlike[0]
+    rows = other.shape[dim] - shape[dim]
+    if len(unlike) > 1 or shape[dim] != rows * samples:
+        raise BadInput(
+            f"the output of module {name!r} has shape {shape} for {samples} samples and "
+            f"{tuple(other.shape)} for {samples + 1}, but one dimension must be a multiple of the "
+            "samples and the others fixed; reshape it, or join the module with the next one"
+        )
+    return TensorSpec(name, shape, one.dtype, dim, rows, one.requires_grad)
+
+
+class _Untouched:
+    """Buffers and random state of a chain and its loss, put back on leaving."""
+
+    def __init__(self, chain: Chain, loss: LossFunction | None) -> None:
+        self._buffers = dict(chain.named_buffers())
+        if isinstance(loss, nn.Module):
+            self._buffers |= dict(loss.named_buffers(prefix="loss"))
+        self._values = {name: tensor.clone() for name, tensor in self._buffers.items()}
+        self._versions = {name: tensor._version for name, tensor in self._buffers.items()}
+        devices = {p.device for p in chain.parameters() if p.device.type == "cuda"}
+        self._random = torch.random.fork_rng(devices=list(devices))
+
+    def changed(self) -> list[str]:
+        """The buffers written to since the start."""
+        return [name for name, t in self._buffers.items() if t._version != self._versions[name]]
+
+    def __enter__(self) -> "_Untouched":
+        self._random.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._random.__exit__(*error)
+        with torch.no_grad():
+            for name in self.changed():
+                self._buffers[name].copy_(self._values[name])

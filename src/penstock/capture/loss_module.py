@@ -1,0 +1,136 @@
+"""How a batch reaches a model and its loss: the conventions of ``Batch``, in one place."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.batch_layout import BatchLayout
+from penstock.capture.layer_graph import LossFunction
+from penstock.errors import BadInput
+
+__all__ = ["BatchCall", "LossModule", "loss_in_result"]
+
+
+@dataclass(frozen=True)
+class BatchCall:
+    """Which entries of a batch go to the model, how, and what the loss function gets.
+
+    =============  =======================================  ==============================
+    batch          without a loss function                  with one
+    =============  =======================================  ==============================
+    tensor         ``model(batch)`` gives the loss          refused: no target
+    tuple, list    ``model(*batch)`` gives the loss         ``loss(model(*inputs), target)``
+    dict           ``model(**batch)`` gives the loss        ``loss(model(**inputs), batch)``
+    =============  =======================================  ==============================
+
+    ``inputs`` of a tuple are all but its last entry; of a dict, the keys that ``forward`` accepts.
+    """
+
+    layout: BatchLayout
+    inputs: BatchLayout
+    targets: BatchLayout
+
+    @classmethod
+    def of(cls, layout: BatchLayout, forward: Callable[..., Any], *, has_loss: bool) -> "BatchCall":
+        """The call for batches of ``layout``.
+
+        Raises:
+            BadInput: there is a loss function but nothing that could be its target or input.
+        """
+        structure = layout.structure
+        if not has_loss:
+            return cls(layout, layout, BatchLayout((), layout.leaves, layout.batch_size))
+        if isinstance(structure, Mapping):
+            keys = _accepted(structure, forward)
+            if not keys:
+                raise BadInput(
+                    f"forward accepts none of the batch's keys {sorted(structure)}; "
+                    "rename the keys to the names of forward's arguments"
+                )
+            return cls(layout, layout.part(*keys), layout)
+        if isinstance(structure, list | tuple) and len(structure) >= 2:
+            last = len(structure) - 1
+            return cls(layout, layout.part(*range(last)), layout.part(last))
+        raise BadInput(
+            "a loss function was given, but the batch holds no target; "
+            "let the loader yield (*inputs, target) or a dict"
+        )
+
+    def call(self, model: Callable[..., Any], leaves: Mapping[int, torch.Tensor]) -> Any:
+        """``model`` on its entries of the batch."""
+        inputs = self.inputs.rebuild(leaves)
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        if isinstance(inputs, list | tuple):
+            return model(*inputs)
+        return model(inputs)
+
+    def loss(
+        self, loss: LossFunction, output: Any, leaves: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        """``loss`` of the model's output and its part of the batch."""
+        targets = self.targets.rebuild(leaves)
+        return loss(output, targets if isinstance(targets, Mapping) else targets[0])
+
+
+def _accepted(entries: Mapping[str, Any], forward: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return list(entries)
+    return [key for key in entries if key in parameters]
+
+
+def loss_in_result(result: Any, name: str) -> torch.Tensor:
+    """The scalar loss in what a model returned.
+
+    The result itself, its attribute or entry ``loss``, or its first entry.
+
+    Raises:
+        BadInput: there is none, or it is not a scalar.
+    """
+    if isinstance(result, torch.Tensor):
+        loss: Any = result
+    elif isinstance(result, Mapping) and "loss" in result:
+        loss = result["loss"]
+    elif getattr(result, "loss", None) is not None:
+        loss = getattr(result, "loss")  # noqa: B009
+    elif isinstance(result, Sequence) and result:
+        loss = result[0]
+    else:
+        loss = None
+    if not isinstance(loss, torch.Tensor):
+        raise BadInput(
+            f"{name} returned {type(result).__name__} without a loss; "
+            "pass loss=..., or put the labels into the batch so that the model computes it"
+        )
+    if loss.dim() > 0:
+        raise BadInput(
+            f"{name} gave a loss of shape {tuple(loss.shape)}, but a scalar is needed; "
+            "pass loss=..., or take the mean"
+        )
+    return loss
+
+
+class LossModule(nn.Module):
+    """``model`` and its loss as one module of the batch's leaves: ``forward(*leaves) -> loss``.
+
+    A loss function that is itself a module keeps its parameters, under ``loss.``.
+    """
+
+    def __init__(self, model: nn.Module, call: BatchCall, loss: LossFunction | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self._call = call
+
+    def forward(self, *leaves: torch.Tensor) -> torch.Tensor:
+        """The scalar loss of a batch with these leaves."""
+        by_index = dict(enumerate(leaves))
+        output = self._call.call(self.model, by_index)
+        if self.loss is None:
+            return loss_in_result(output, type(self.model).__name__)
+        return loss_in_result(self._call.loss(self.loss, output, by_index), "the loss function")

@@ -1,0 +1,91 @@
+"""How many terms a mean loss is the mean of, seen while the loss function runs.
+
+Micro-batches with unequal numbers of valid targets must not be averaged as equals. For losses that
+end in cross entropy (or negative log likelihood) the divisor is known exactly: the valid targets,
+or the sum of their class weights (the formulas of ``torch.nn.CrossEntropyLoss``).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from penstock.errors import BadInput
+
+__all__ = ["LossWatch", "target_weight"]
+
+
+def target_weight(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    class_weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """The divisor of the mean in cross entropy, as a 0-dim tensor.
+
+    Valid targets; with class weights, the sum of the weights of the valid targets; for targets
+    that are class probabilities, the number of distributions.
+    """
+    if target.is_floating_point():
+        classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
+        return scores.new_tensor(scores.numel() // classes, dtype=torch.float32)
+    valid = target.ne(ignore_index)
+    if class_weight is None:
+        return valid.sum().to(torch.float32)
+    weights = class_weight[torch.where(valid, target, 0)]
+    return torch.where(valid, weights, 0.0).sum().to(torch.float32)
+
+
+class LossWatch(TorchFunctionMode):
+    """Remembers the last cross entropy computed while it is active.
+
+    ``weight(loss, rows)`` is that call's divisor where ``loss`` is its very result, else ``rows``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._result: torch.Tensor | None = None
+        self._weight: torch.Tensor | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``; note its targets where it is a cross entropy."""
+        result = func(*args, **(kwargs or {}))
+        if func is functional.cross_entropy or func is functional.nll_loss:
+            self._result, self._weight = result, _call_weight(*args, **(kwargs or {}))
+        return result
+
+    def weight(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
+        """The number of terms that ``loss`` is the mean of, as a 0-dim float tensor."""
+        if self._weight is not None and loss is self._result:
+            return self._weight
+        return loss.detach().new_full((), float(rows), dtype=torch.float32)
+
+
+def _call_weight(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor | None:
+    """The divisor of a call of ``cross_entropy`` or ``nll_loss``; the parameters are theirs."""
+    if reduction == "sum" or size_average is False:
+        raise BadInput(
+            'the loss is cross entropy with reduction="sum", but micro-batches are combined as '
+            'means; use reduction="mean" and scale the learning rate'
+        )
+    if reduction != "mean" or reduce is False:
+        return None
+    with torch.no_grad():
+        return target_weight(input, target, weight, ignore_index)
