@@ -1,0 +1,136 @@
+"""A training job: the model, its data, and how to train it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import Batch, LossFunction
+from penstock.errors import BadInput
+
+__all__ = ["Batches", "Job", "OptimizerSettings", "Split"]
+
+Split: TypeAlias = Literal["train", "held-out"]
+"""The two parts of a job's data."""
+
+Batches: TypeAlias = Callable[[Split, int, int], Iterator[Batch]]
+"""``batches(split, seed, start_step)``: one batch for each step from ``start_step`` on.
+
+The batch of a step depends on ``(split, seed, step)`` only, so that every rank iterates the same
+batches and a resumed run sees those that an uninterrupted one would have seen. The iterator of
+``"train"`` is endless, or ends the training; that of ``"held-out"`` may end after any batch.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Which optimizer, and how its learning rate goes over the steps.
+
+    The rate rises linearly over ``warm_up_steps`` to ``learning_rate``; ``"cosine"`` then lowers
+    it to a tenth at the last step, ``"constant"`` keeps it. ``betas`` are AdamW's, ``momentum`` is
+    that of SGD.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warm_up_steps: int = 10
+
+    @property
+    def state_bytes_per_parameter_byte(self) -> float:
+        """Bytes of optimizer state for each byte of parameters: two moments, one, or none."""
+        match self.name:
+            case "adamw":
+                return 2.0
+            case "sgd":
+                return 1.0 if self.momentum else 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything ``penstock train`` needs: a model, batches of data, and training settings.
+
+    ``batch_size`` is the global batch in samples; a plan cuts it into micro-batches of one of
+    ``micro_batch_sizes`` (empty: every divisor). ``loss`` is absent where the model returns its
+    loss itself. ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are off at 0.
+    ``build_model`` and ``batches`` must be importable functions, because each worker process
+    imports them anew.
+
+    Raises:
+        BadInput: a count or rate outside its range.
+    """
+
+    name: str
+    build_model: Callable[[], nn.Module]
+    batches: Batches
+    loss: LossFunction | None = None
+    batch_size: int = 16
+    micro_batch_sizes: tuple[int, ...] = ()
+    steps: int = 100
+    seed: int = 0
+    optimizer: OptimizerSettings = OptimizerSettings()
+    clip_norm: float = 1.0
+    evaluate_every: int = 50
+    evaluation_batches: int = 2
+    checkpoint_every: int = 100
+    autocast: Literal["off", "bfloat16", "float16"] = "off"
+    granularity: Literal["block", "module", "operator"] = "module"
+
+    def __post_init__(self) -> None:
+        check_job(self)
+
+    def example_batch(self) -> Batch:
+        """The first batch of the training data.
+
+        Raises:
+            BadInput: there is none.
+        """
+        for batch in self.batches("train", self.seed, 0):
+            return batch
+        raise BadInput(f"job '{self.name}': batches('train', {self.seed}, 0) yields no batch")
+
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The type that matrix products are computed in, or none for that of the parameters."""
+        match self.autocast:
+            case "off":
+                return None
+            case "bfloat16":
+                return torch.bfloat16
+            case "float16":
+                return torch.float16
+
+    def micro_batch_choices(self) -> tuple[int, ...]:
+        """The micro-batch sizes a planner may use, largest first."""
+        divisors = (n for n in range(self.batch_size, 0, -1) if self.batch_size % n == 0)
+        return self.micro_batch_sizes or tuple(divisors)
+
+
+def check_job(job: Job) -> None:
+    """Raise `BadInput` for settings that no training could follow."""
+    at_least = {
+        "batch_size": (job.batch_size, 1),
+        "steps": (job.steps, 1),
+        "seed": (job.seed, 0),
+        "clip_norm": (job.clip_norm, 0),
+        "evaluate_every": (job.evaluate_every, 0),
+        "evaluation_batches": (job.evaluation_batches, 1),
+        "checkpoint_every": (job.checkpoint_every, 0),
+        "optimizer.warm_up_steps": (job.optimizer.warm_up_steps, 0),
+        "optimizer.learning_rate": (job.optimizer.learning_rate, 0),
+        "optimizer.weight_decay": (job.optimizer.weight_decay, 0),
+    }
+    for setting, (value, least) in at_least.items():
+        if not least <= value < float("inf"):
+            raise BadInput(f"job '{job.name}': {setting} is {value}; it must be >= {least}")
+    for size in job.micro_batch_sizes:
+        if size < 1 or job.batch_size % size:
+            divisors = [n for n in range(1, job.batch_size + 1) if job.batch_size % n == 0]
+            raise BadInput(
+                f"job '{job.name}': micro-batch size {size} does not divide the batch size "
+                f"{job.batch_size}; use one of {divisors[:12]}"
+            )

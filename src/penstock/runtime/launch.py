@@ -1,0 +1,262 @@
+"""Worker processes on this machine: started together, stopped together, one message when one fails.
+
+The processes are started by the interface that torchrun itself uses
+(`torch.distributed.elastic.multiprocessing`), with torchrun's environment variables, so a
+function written for torchrun runs here unchanged.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    PContext,
+    SignalException,
+    start_processes,
+)
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult
+
+from penstock import errors
+from penstock.errors import BadInput, PenstockError, RunFailed
+
+__all__ = ["launch_workers", "threads_per_worker"]
+
+PR_SET_PDEATHSIG = 1
+
+LINGER_S = 1.0
+"""How long a failed worker waits before it exits, so that a peer which died is noticed first."""
+
+POLL_S = 0.1
+
+TORCHRUN_LOGGER = "torch.distributed.elastic.multiprocessing"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a worker wrote down before it gave up."""
+
+    rank: int
+    time_s: float
+    kind: str
+    message: str
+
+
+def threads_per_worker(workers: int) -> int:
+    """Computing threads for each of ``workers`` processes that share the cores of this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def launch_workers(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...] = (),
+    *,
+    workers: int,
+    threads: int = 0,
+    log_directory: Path | None = None,
+    shutdown_s: float = 5.0,
+) -> tuple[Any, ...]:
+    """Run ``function(*arguments)`` in ``workers`` processes and return their results by rank.
+
+    Each worker finds RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, so that
+    ``torch.distributed.init_process_group("gloo")`` just works; ``function`` must be importable.
+    ``threads`` is the number of computing threads of each (0: the cores shared out evenly). When
+    one worker fails, or this process is interrupted, all are stopped within ``shutdown_s``; when
+    this process dies, the kernel stops them. Tracebacks go to ``log_directory``.
+
+    Raises:
+        BadInput: fewer than one worker.
+        PenstockError: what a worker raised, as it raised it.
+        RunFailed: a worker raised another error, or was killed.
+        KeyboardInterrupt: Ctrl-C, after the workers were stopped.
+    """
+    if workers < 1:
+        raise BadInput(f"workers is {workers}; at least 1 is needed")
+    if log_directory is None:
+        log_directory = Path(tempfile.mkdtemp(prefix="penstock-workers-"))
+    log_directory.mkdir(parents=True, exist_ok=True)
+    for stale in log_directory.glob("worker-*"):
+        stale.unlink()
+    threads = threads or threads_per_worker(workers)
+    # The store lives in this process and the kernel chooses its port: no race for a free one.
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    call = (function, arguments, threads, log_directory, os.getpid())
+    with quiet_torchrun(), restored_signals():
+        try:
+            context = start(call, workers, store.port, threads)
+        except SignalException as interruption:
+            raise interrupted(interruption) from None
+        try:
+            result = context.wait(period=POLL_S)
+        except SignalException as interruption:
+            raise interrupted(interruption) from None
+        finally:
+            stop(context, shutdown_s)
+    assert result is not None  # wait() without a limit ends with a result or an exception
+    if result.is_failed():
+        raise root_cause(result, log_directory)
+    return tuple(result.return_values[rank] for rank in range(workers))
+
+
+def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PContext:
+    """Start the processes, with the variables that torchrun would give them."""
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "OMP_NUM_THREADS": str(threads),
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    ranks = range(workers)
+    # OpenMP reads its variable when torch is first imported, which is before `worker_main` runs:
+    # the workers must inherit it.
+    with environment("OMP_NUM_THREADS", str(threads)):
+        return start_processes(
+            name="penstock",
+            entrypoint=worker_main,
+            args={rank: (rank, *call) for rank in ranks},
+            envs={rank: common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
+            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        )
+
+
+def stop(context: PContext, shutdown_s: float) -> None:
+    """Terminate what still runs, kill what does not end in time; Ctrl-C no longer interrupts."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    context.close(signal.SIGTERM, timeout=max(1, round(shutdown_s)))
+
+
+def worker_main(
+    rank: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    threads: int,
+    log_directory: Path,
+    parent: int,
+) -> Any:
+    """What each process runs: ``function``, with its failure written down for the launcher."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    torch.set_num_threads(threads)
+    try:
+        return function(*arguments)
+    except BaseException as failure:
+        write_failure(failure, rank, log_directory)
+        # A worker whose peer was killed fails with it; the peer must be found dead first.
+        time.sleep(LINGER_S)
+        sys.stderr.flush()
+        os._exit(failure.exit_code if isinstance(failure, PenstockError) else 1)
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the launcher ends, however it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def write_failure(failure: BaseException, rank: int, log_directory: Path) -> None:
+    """Write the one-line failure for the launcher, and the traceback for people."""
+    trace = log_directory / f"worker-{rank}-traceback.txt"
+    trace.write_text("".join(traceback.format_exception(failure)))
+    if isinstance(failure, PenstockError):
+        kind, message = type(failure).__name__, str(failure)
+    else:
+        frame = traceback.extract_tb(failure.__traceback__)[-1]
+        text = str(failure).strip().partition("\n")[0]
+        kind = RunFailed.__name__
+        message = (
+            f"worker {rank}: {type(failure).__name__}: {text} ({frame.filename}:{frame.lineno}); "
+            f"the traceback is in {trace}"
+        )
+    record = {"rank": rank, "time_s": time.time(), "kind": kind, "message": message}
+    (log_directory / f"worker-{rank}-failure.json").write_text(json.dumps(record))
+
+
+def root_cause(result: RunProcsResult, log_directory: Path) -> PenstockError:
+    """The first failure of all: a kill if there was one, else what was written down first."""
+    for rank, failure in result.failures.items():
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            return RunFailed(
+                f"worker {rank} (process {failure.pid}) was killed by {name} and the others were "
+                f"stopped; if nobody killed it, memory may have run out: try smaller "
+                f"micro-batches, recompute or fewer workers"
+            )
+    records = [json.loads(path.read_text()) for path in log_directory.glob("worker-*-failure.json")]
+    if not records:
+        rank, failure = next(iter(result.failures.items()))
+        return RunFailed(
+            f"worker {rank} (process {failure.pid}) ended with exit code {failure.exitcode} "
+            f"without a message; run it again and look at its standard error"
+        )
+    first = min((Failure(**record) for record in records), key=lambda failure: failure.time_s)
+    return getattr(errors, first.kind, RunFailed)(first.message)
+
+
+def interrupted(interruption: SignalException) -> BaseException:
+    """What this process ends with: Ctrl-C as usual in Python, other signals by their exit code."""
+    if interruption.sigval == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(128 + interruption.sigval)
+
+
+@contextmanager
+def restored_signals() -> Iterator[None]:
+    """Put back the signal handlers that torchrun's interface replaces (main thread only)."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def quiet_torchrun() -> Iterator[None]:
+    """Keep torchrun's own log of a failure (a traceback of 60 lines) off the terminal."""
+    logger = logging.getLogger(TORCHRUN_LOGGER)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

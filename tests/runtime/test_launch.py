@@ -1,0 +1,124 @@
+"""Worker processes start together and end together, whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import BadInput, RunFailed
+from penstock.runtime.launch import launch_workers, threads_per_worker
+
+HERE = Path(__file__).parent
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from workers_under_test import sleep_for_ever
+from penstock.runtime.launch import launch_workers
+
+if __name__ == "__main__":
+    try:
+        launch_workers(sleep_for_ever, (Path(sys.argv[2]),), workers=2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
+    """Seconds until the condition held; fails the test after ``limit_s``."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < limit_s, f"not so after {limit_s} s"
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def running_launcher(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A process that launched two workers which sleep; and the workers' process numbers."""
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(SCRIPT)
+    launcher = subprocess.Popen([sys.executable, script, HERE, pids])
+    wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2, 60)
+    return launcher, [int(line.split()[1]) for line in pids.read_text().splitlines()]
+
+
+def test_results_come_back_in_order_of_rank_with_a_process_group() -> None:
+    from workers_under_test import add_ranks
+
+    assert launch_workers(add_ranks, workers=3) == (3, 3, 3)
+
+
+def test_threads_are_set_before_torch_is_imported() -> None:
+    from workers_under_test import threads_and_rank
+
+    assert launch_workers(threads_and_rank, workers=2, threads=1) == ((0, 1, "1"), (1, 1, "1"))
+    assert threads_per_worker(1000) == 1
+
+
+def test_an_error_of_ours_comes_back_as_itself(tmp_path: Path) -> None:
+    from workers_under_test import fail
+
+    with pytest.raises(BadInput, match=r"^batch size 7 is not 8; drop the last batch$"):
+        launch_workers(fail, ("ours", 1), workers=2, log_directory=tmp_path)
+
+
+def test_any_other_error_is_one_line_that_names_rank_place_and_traceback(tmp_path: Path) -> None:
+    from workers_under_test import fail
+
+    with pytest.raises(RunFailed, match=r"worker 0: ValueError: no such thing \(.*:\d+\)") as found:
+        launch_workers(fail, ("foreign", 0), workers=2, log_directory=tmp_path)
+    assert "\n" not in str(found.value)
+    assert "Traceback" in (tmp_path / "worker-0-traceback.txt").read_text()
+    assert str(tmp_path / "worker-0-traceback.txt") in str(found.value)
+
+
+def test_a_killed_worker_is_named_although_its_peers_fail_too() -> None:
+    from workers_under_test import collective_after_a_death
+
+    with pytest.raises(RunFailed, match=r"worker 1 .* was killed by SIGKILL"):
+        launch_workers(collective_after_a_death, (1,), workers=3)
+
+
+def test_fewer_than_one_worker_is_refused() -> None:
+    with pytest.raises(BadInput, match="workers is 0; at least 1"):
+        launch_workers(print, workers=0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_launcher_leaves_no_orphans(
+    running_launcher: tuple[subprocess.Popen[bytes], list[int]], number: signal.Signals, code: int
+) -> None:
+    launcher, workers = running_launcher
+    launcher.send_signal(number)
+    assert launcher.wait(15) == code
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_die_with_a_launcher_that_was_killed(
+    running_launcher: tuple[subprocess.Popen[bytes], list[int]],
+) -> None:
+    launcher, workers = running_launcher
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait(15)
+    wait_until(lambda: not any(alive(pid) for pid in workers), 5)

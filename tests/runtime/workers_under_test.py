@@ -1,0 +1,46 @@
+"""Functions that the launcher's tests run in worker processes."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from penstock.errors import BadInput
+
+__all__ = ["add_ranks", "collective_after_a_death", "fail", "sleep_for_ever", "threads_and_rank"]
+
+
+def add_ranks() -> int:
+    distributed.init_process_group("gloo")
+    total = torch.tensor(distributed.get_rank())
+    distributed.all_reduce(total)
+    return int(total)
+
+
+def threads_and_rank() -> tuple[int, int, str]:
+    return int(os.environ["RANK"]), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+
+def fail(kind: str, failing_rank: int) -> None:
+    if int(os.environ["RANK"]) == failing_rank:
+        if kind == "ours":
+            raise BadInput("batch size 7 is not 8; drop the last batch")
+        raise ValueError("no such thing\nsecond line")
+    sleep_for_ever(Path(os.devnull))
+
+
+def sleep_for_ever(pid_file: Path) -> None:
+    with pid_file.open("a") as file:
+        file.write(f"{os.environ['RANK']} {os.getpid()}\n")
+    time.sleep(600)
+
+
+def collective_after_a_death(victim: int) -> None:
+    distributed.init_process_group("gloo")
+    distributed.all_reduce(torch.zeros(1))
+    if distributed.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    distributed.all_reduce(torch.zeros(1))
