@@ -40,7 +40,7 @@ class PlanningProblem:
         if self.global_batch < 1 or not self.micro_batch_sizes:
             raise BadInput(
                 f"global batch {self.global_batch} with micro-batch sizes "
-                f"{list(self.micro_batch_sizes)}: the batch must be >= 1 and at least one size given"
+                f"{list(self.micro_batch_sizes)}: the batch must be >= 1, with at least one size"
             )
         for size in self.micro_batch_sizes:
             if size < 1 or self.global_batch % size:

@@ -156,22 +156,21 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}' has no layers; it needs at least one")
     if profile.batch_size < 1:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
+    if not 0 <= profile.step_s_per_byte < float("inf"):
+        raise BadInput(
+            f"profile '{profile.name}': step_s_per_byte is {profile.step_s_per_byte}; it must be "
+            f"finite and >= 0"
+        )
     for index, layer in enumerate(profile.layers):
-        figures = {
-            "forward_s": layer.forward_s.at(profile.batch_size),
-            "backward_input_s": layer.backward_input_s.at(profile.batch_size),
-            "backward_weight_s": layer.backward_weight_s.at(profile.batch_size),
-            "parameter_bytes": layer.parameter_bytes,
-            "buffer_bytes": layer.buffer_bytes,
-            "saved_bytes": layer.saved_bytes.at(profile.batch_size),
-            "workspace_bytes": layer.workspace_bytes.at(profile.batch_size),
-        }
-        for figure, value in figures.items():
-            if not 0 <= value < float("inf"):
-                raise BadInput(
-                    f"profile '{profile.name}', layer {index} ('{layer.name}'): {figure} is "
-                    f"{value}; it must be finite and >= 0; profile the model again"
-                )
+        affine = ("forward_s", "backward_input_s", "backward_weight_s")
+        for figure in (*affine, "saved_bytes", "workspace_bytes"):
+            check_affine(
+                profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
+            )
+        for figure in ("parameter_bytes", "buffer_bytes"):
+            check_figure(
+                profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
+            )
     for edge in profile.edges:
         if not 0 <= edge.producer < edge.consumer < len(profile.layers):
             raise BadInput(
@@ -179,3 +178,28 @@ def check_profile(profile: ModelProfile) -> None:
                 f"{edge.producer} to layer {edge.consumer}; edges must point forward within "
                 f"0..{len(profile.layers) - 1} (a cyclic graph has no pipeline)"
             )
+        for figure in ("bytes", "gradient_bytes"):
+            check_affine(profile, f"tensor '{edge.tensor}': {figure}", getattr(edge, figure))
+    for shared in profile.shared:
+        check_figure(profile, f"shared parameter '{shared.name}': bytes", shared.bytes)
+        if not all(0 <= layer < len(profile.layers) for layer in shared.layers):
+            raise BadInput(
+                f"profile '{profile.name}': shared parameter '{shared.name}' is used by layers "
+                f"{list(shared.layers)}; they must be in 0..{len(profile.layers) - 1}"
+            )
+
+
+def check_affine(profile: ModelProfile, figure: str, cost: Affine) -> None:
+    """Raise for a cost that is negative or infinite at one sample or at the profiled batch."""
+    for samples in (1, profile.batch_size):
+        value = cost.at(samples)
+        check_figure(profile, f"{figure} of {samples} samples", value)
+
+
+def check_figure(profile: ModelProfile, figure: str, value: float) -> None:
+    """Raise for a figure that is negative or infinite."""
+    if not 0 <= value < float("inf"):
+        raise BadInput(
+            f"profile '{profile.name}', {figure} is {value}; it must be finite and >= 0; "
+            f"profile the model again"
+        )

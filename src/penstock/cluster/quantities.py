@@ -1,0 +1,43 @@
+"""Quantities with units as people write them in cluster files."""
+
+import re
+from typing import Literal, TypeAlias
+
+__all__ = ["Dimension", "parse_quantity"]
+
+Dimension: TypeAlias = Literal["memory", "bandwidth", "time"]
+
+PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+BYTES = {f"{prefix}B": scale for prefix, scale in (PREFIXES | BINARY_PREFIXES).items()}
+BITS = {f"{prefix}b": scale / 8 for prefix, scale in PREFIXES.items()}
+
+UNITS: dict[Dimension, dict[str, float]] = {
+    "memory": BYTES,
+    "bandwidth": {f"{unit}/s": scale for unit, scale in (BYTES | BITS).items()},
+    "time": {"s": 1, "ms": 1e-3, "us": 1e-6, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9},
+}
+
+
+def parse_quantity(text: str, dimension: Dimension) -> float:
+    """A number with a unit, in bytes, bytes per second or seconds.
+
+    >>> parse_quantity("25 Gb/s", "bandwidth")
+    3125000000.0
+    >>> parse_quantity("16GB", "memory")
+    16000000000.0
+
+    Raises:
+        ValueError: no number, or a unit that the dimension does not have.
+    """
+    match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(\S*)\s*", text)
+    units = UNITS[dimension]
+    if not match:
+        raise ValueError(f"write a number and a unit, one of {', '.join(units)}")
+    figure, unit = match.groups()
+    if unit not in units:
+        raise ValueError(f"unknown unit '{unit}'; use one of {', '.join(units)}")
+    try:
+        return float(figure) * units[unit]
+    except ValueError:
+        raise ValueError(f"'{figure}' is not a number") from None

@@ -1,0 +1,178 @@
+"""Clusters as TOML, with units as people write them.
+
+    name = "two hosts"
+
+    [[hosts]]
+    name = "a"
+    link_bandwidth = "130 GB/s"
+    port_bandwidth = "25 Gb/s"
+    port_latency = "30 us"
+
+    [[hosts.devices]]
+    kind = "V100-16GB"
+    memory = "16 GB"
+    count = 8
+
+A host or device with a ``count`` stands for as many equal ones. Plain numbers are SI: bytes, bytes
+per second, seconds.
+"""
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.cluster.quantities import Dimension, parse_quantity
+from penstock.document import Entry, check_document, parse_toml, read_text, write_text
+from penstock.errors import BadInput
+
+__all__ = ["cluster_from_toml", "read_cluster", "write_cluster"]
+
+
+def in_si(dimension: Dimension) -> BeforeValidator:
+    """Read a string with a unit as the SI number; leave numbers alone."""
+
+    def convert(value: object) -> object:
+        return parse_quantity(value, dimension) if isinstance(value, str) else value
+
+    return BeforeValidator(convert)
+
+
+Bytes = Annotated[float, in_si("memory")]
+BytesPerSecond = Annotated[float, in_si("bandwidth")]
+Seconds = Annotated[float, in_si("time")]
+Count = Annotated[int, Field(ge=1, le=65536)]
+
+
+class DeviceEntry(Entry):
+    """Equal devices of a host."""
+
+    kind: str
+    memory: Bytes
+    speed: float = 1.0
+    count: Count = 1
+
+
+class HostEntry(Entry):
+    """Equal hosts."""
+
+    name: str
+    devices: list[DeviceEntry]
+    link_bandwidth: BytesPerSecond = 0.0
+    link_latency: Seconds = 0.0
+    port_bandwidth: BytesPerSecond = 0.0
+    port_latency: Seconds = 0.0
+    full_speed_devices: int = 0
+    count: Count = 1
+
+
+class LinkEntry(Entry):
+    """A link from one device (numbered through all hosts from 0) to another."""
+
+    source: int
+    target: int
+    bandwidth: BytesPerSecond
+    latency: Seconds = 0.0
+
+
+class ClusterEntry(Entry):
+    """A whole cluster."""
+
+    name: str
+    hosts: list[HostEntry]
+    links: list[LinkEntry] = Field(default_factory=list[LinkEntry])
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster in a TOML file.
+
+    Raises:
+        BadInput: no such file, a syntax error, an unknown key or unit, or an impossible figure.
+    """
+    return cluster_from_toml(read_text(path, "cluster"), path)
+
+
+def cluster_from_toml(text: str, path: str | Path) -> Cluster:
+    """The cluster in a TOML text; ``path`` is for messages.
+
+    Raises:
+        BadInput: a syntax error, an unknown key or unit, or an impossible figure.
+    """
+    entry = check_document(ClusterEntry, parse_toml(text, path, "cluster"), path)
+    links = tuple(Link(x.source, x.target, x.bandwidth, x.latency) for x in entry.links)
+    try:
+        return Cluster(entry.name, tuple(h for host in entry.hosts for h in hosts_of(host)), links)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def hosts_of(entry: HostEntry) -> list[Host]:
+    """The hosts that an entry stands for, numbered where there are several."""
+    devices = tuple(
+        device for e in entry.devices for device in [Device(e.kind, e.memory, e.speed)] * e.count
+    )
+    names = [entry.name] if entry.count == 1 else [f"{entry.name}{i}" for i in range(entry.count)]
+    return [
+        Host(
+            name=name,
+            devices=devices,
+            link_bytes_per_s=entry.link_bandwidth,
+            port_bytes_per_s=entry.port_bandwidth,
+            link_latency_s=entry.link_latency,
+            port_latency_s=entry.port_latency,
+            full_speed_devices=entry.full_speed_devices,
+        )
+        for name in names
+    ]
+
+
+def write_cluster(cluster: Cluster, path: str | Path) -> None:
+    """Write ``cluster`` in SI numbers; `read_cluster` gives it back exactly.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    blocks = [table("", {"name": cluster.name})]
+    for host in cluster.hosts:
+        figures: dict[str, str | float] = {
+            "name": host.name,
+            "link_bandwidth": host.link_bytes_per_s,
+            "link_latency": host.link_latency_s,
+            "port_bandwidth": host.port_bytes_per_s,
+            "port_latency": host.port_latency_s,
+            "full_speed_devices": host.full_speed_devices,
+        }
+        blocks.append(table("[[hosts]]", figures))
+        for device, equal in groupby(host.devices):
+            blocks.append(
+                table(
+                    "[[hosts.devices]]",
+                    {
+                        "kind": device.kind,
+                        "memory": device.memory_bytes,
+                        "speed": device.speed,
+                        "count": len(list(equal)),
+                    },
+                )
+            )
+    for link in cluster.links:
+        ends: dict[str, str | float] = {"source": link.source, "target": link.target}
+        rates = {"bandwidth": link.bytes_per_s, "latency": link.latency_s}
+        blocks.append(table("[[links]]", ends | rates))
+    write_text(path, "\n".join(blocks))
+
+
+def table(head: str, figures: dict[str, str | float]) -> str:
+    """One TOML table as text."""
+    # A JSON string is a TOML string, but for DEL, which TOML wants escaped.
+    values = {
+        key: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if isinstance(value, str)
+        else repr(value)
+        for key, value in figures.items()
+    }
+    lines = [head] * bool(head) + [f"{key} = {value}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,197 @@
+"""JSON and TOML documents: read with errors that name file, key, value and remedy; write whole.
+
+Every file format of the project describes its content as a subclass of `Entry` and reads it with
+`read_document`. So a missing file, a syntax error, an unknown key and a wrong value are answered
+alike everywhere, each with one line.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeAlias, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from penstock.errors import BadInput
+
+__all__ = [
+    "Entry",
+    "Json",
+    "check_document",
+    "json_text",
+    "parse_json",
+    "parse_toml",
+    "read_document",
+    "read_text",
+    "write_text",
+]
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+"""What a JSON document can hold."""
+
+EntryType = TypeVar("EntryType", bound="Entry")
+
+
+class Entry(BaseModel):
+    """A table of a document: keys that it does not know are refused, with the nearest it knows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unknown_keys(cls, data: object) -> object:
+        """Raise for the first key that is no field."""
+        if isinstance(data, Mapping):
+            for key in cast("Mapping[str, object]", data):
+                if key not in cls.model_fields:
+                    raise PydanticCustomError("unknown_key", unknown_key(key, cls))  # pyright: ignore[reportArgumentType]
+        return data
+
+
+def unknown_key(key: str, entry: type[Entry]) -> str:
+    """What is wrong with a key, and which one may have been meant (no braces: pydantic formats)."""
+    known = list(entry.model_fields)
+    near = get_close_matches(key, known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(known)}"
+    safe_key = key.replace("{", "(").replace("}", ")")
+    return f"unknown key '{safe_key}'; {hint}"
+
+
+def read_text(path: str | Path, thing: str) -> str:
+    """The text of a file; ``thing`` says in messages what the file should have been.
+
+    Raises:
+        BadInput: there is no such file, or it cannot be read as text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{thing} '{path}' does not exist; check the path") from None
+    except IsADirectoryError:
+        raise BadInput(f"{thing} '{path}' is a directory; name a file in it") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"{thing} '{path}' is not text (byte {error.start} is not UTF-8); name a {thing} file"
+        ) from None
+    except OSError as error:
+        raise BadInput(f"{thing} '{path}' cannot be read: {error.strerror}") from None
+
+
+def parse_json(text: str, path: str | Path, thing: str) -> Json:
+    """The value of a JSON text.
+
+    Raises:
+        BadInput: a syntax error, with its line and column.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(
+            f"{thing} '{path}' is not valid JSON: line {error.lineno}, column {error.colno}: "
+            f"{error.msg}; correct it or write the file again"
+        ) from None
+    except RecursionError:
+        raise BadInput(f"{thing} '{path}' is nested too deeply; write the file again") from None
+
+
+def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
+    """The table of a TOML text.
+
+    Raises:
+        BadInput: a syntax error, with its line and column.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{thing} '{path}' is not valid TOML: {error}; correct it") from None
+
+
+def check_document(entry: type[EntryType], data: object, path: str | Path) -> EntryType:
+    """``data`` as an ``entry``.
+
+    Raises:
+        BadInput: the first key that is unknown, missing or of a wrong value, with its place.
+    """
+    try:
+        return entry.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors()
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise BadInput(f"{path}: {describe(problems[0])}{more}") from None
+
+
+def read_document(entry: type[EntryType], path: str | Path, thing: str) -> EntryType:
+    """The document at ``path``, TOML where its name ends so and JSON else.
+
+    Raises:
+        BadInput: it cannot be read, has a syntax error, or is not an ``entry``.
+    """
+    text = read_text(path, thing)
+    is_toml = str(path).endswith(".toml")
+    data = parse_toml(text, path, thing) if is_toml else parse_json(text, path, thing)
+    return check_document(entry, data, path)
+
+
+def describe(problem: ErrorDetails) -> str:
+    """One problem that pydantic found, in a line: where, which value, what would do."""
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+    place = place.lstrip(".")
+    match problem["type"]:
+        case "unknown_key":
+            return f"{place}: {problem['msg']}" if place else problem["msg"]
+        case "missing":
+            return f"key '{place}' is missing; add it"
+        case "model_type" | "dataclass_type" | "model_attributes_type":
+            return f"{place or 'the document'} is {shown(problem['input'])}; it must be a table"
+        case _:
+            hint = problem["msg"].removeprefix("Value error, ")
+            return f"{place} is {shown(problem['input'])}; {hint[:1].lower()}{hint[1:]}"
+
+
+def shown(value: object) -> str:
+    """A value as it stands in a message: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def json_text(document: Mapping[str, object]) -> str:
+    """A JSON object for people to read and edit: a line for each key, and for each item of a list.
+
+    >>> print(json_text({"name": "a", "stages": [{"layers": [0, 2]}, {"layers": [2, 3]}]}), end="")
+    {
+      "name": "a",
+      "stages": [
+        {"layers": [0, 2]},
+        {"layers": [2, 3]}
+      ]
+    }
+    """
+    lines: list[str] = []
+    for key, value in document.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            items = cast("list[object]", value)
+            rows = ",\n".join(f"    {json.dumps(item, ensure_ascii=False)}" for item in items)
+            text = f"[\n{rows}\n  ]"
+        lines.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all: a reader never sees half of it.
+
+    Raises:
+        BadInput: the folder does not exist or cannot be written to.
+    """
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None

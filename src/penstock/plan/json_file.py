@@ -1,0 +1,107 @@
+"""Plans as JSON, one line for each stage, to be read and edited by hand."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.document import Entry, Json, check_document, json_text, read_document, write_text
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+
+__all__ = ["plan_from_json", "plan_to_json", "read_plan", "write_plan"]
+
+
+class StageEntry(Entry):
+    """One stage: ``layers`` is the half-open range ``[lo, hi)``."""
+
+    layers: list[int]
+    devices: list[int]
+    slices: list[int]
+    recompute: bool = False
+
+
+class PlanEntry(Entry):
+    """A whole plan."""
+
+    format: Literal["penstock-plan"]
+    schema_version: Literal[1]
+    planner: str = "hand"
+    schedule: str
+    micro_batches: int
+    micro_batch_size: int
+    in_flight_limit: list[int] = Field(default_factory=list[int])
+    stages: list[StageEntry]
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan that `write_plan` or a person wrote.
+
+    Raises:
+        BadInput: no such file, a syntax error, an unknown key, or a plan that no run could follow.
+    """
+    return plan_of(read_document(PlanEntry, path, "plan"), path)
+
+
+def plan_from_json(data: object, path: str | Path) -> Plan:
+    """The plan in a JSON value; ``path`` is for messages.
+
+    Raises:
+        BadInput: an unknown key, or a plan that no run could follow.
+    """
+    return plan_of(check_document(PlanEntry, data, path), path)
+
+
+def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
+    """The plan that a checked document describes."""
+    for index, stage in enumerate(entry.stages):
+        if len(stage.layers) != 2:
+            raise BadInput(
+                f"{path}: stages[{index}].layers is {stage.layers}; give the first layer and the "
+                f"one after the last, as in [0, 4] for layers 0 to 3"
+            )
+    try:
+        return Plan(
+            stages=tuple(
+                Stage(range(*s.layers), tuple(s.devices), tuple(s.slices), s.recompute)
+                for s in entry.stages
+            ),
+            micro_batches=entry.micro_batches,
+            micro_batch_size=entry.micro_batch_size,
+            schedule=entry.schedule,
+            planner=entry.planner,
+            in_flight_limit=tuple(entry.in_flight_limit),
+        )
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def plan_to_json(plan: Plan) -> dict[str, Json]:
+    """The plan as a JSON object; layers as ``[lo, hi)``."""
+    return {
+        "format": "penstock-plan",
+        "schema_version": 1,
+        "planner": plan.planner,
+        "schedule": plan.schedule,
+        "micro_batches": plan.micro_batches,
+        "micro_batch_size": plan.micro_batch_size,
+        "in_flight_limit": list(plan.in_flight_limit),
+        "stages": [
+            {
+                "layers": [stage.layers.start, stage.layers.stop],
+                "devices": list(stage.devices),
+                "slices": list(stage.slices),
+                "recompute": stage.recompute,
+            }
+            for stage in plan.stages
+        ],
+    }
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Write ``plan``; `read_plan` gives it back.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    write_text(path, json_text(plan_to_json(plan)))

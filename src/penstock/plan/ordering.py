@@ -1,0 +1,27 @@
+"""The order of work of a plan: its schedule by name, made and proven."""
+
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.validate import validate
+
+__all__ = ["order_of"]
+
+
+def order_of(plan: Plan) -> Schedule:
+    """The schedule that simulator, runtime and drawings of ``plan`` share.
+
+    Raises:
+        BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
+    """
+    make = SCHEDULES.get(plan.schedule)
+    if make is None:
+        raise BadInput(
+            f"the plan's schedule '{plan.schedule}' is unknown; use one of "
+            f"{', '.join(sorted(SCHEDULES))}"
+        )
+    shape = plan.shape()
+    schedule = make(shape)
+    validate(schedule, shape)
+    return schedule

@@ -1,0 +1,142 @@
+"""Model profiles as JSON, one line for each layer."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.document import Entry, check_document, json_text, parse_json, read_text, write_text
+from penstock.errors import BadInput
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
+
+__all__ = ["profile_from_json", "read_profile", "write_profile"]
+
+
+class AffineEntry(Entry):
+    """``fixed + per_sample * samples``."""
+
+    fixed: float = 0.0
+    per_sample: float = 0.0
+
+    def value(self) -> Affine:
+        """The cost that the entry describes."""
+        return Affine(self.fixed, self.per_sample)
+
+
+class LayerEntry(Entry):
+    """A layer of the chain."""
+
+    name: str
+    forward_s: AffineEntry
+    backward_input_s: AffineEntry
+    backward_weight_s: AffineEntry
+    parameter_bytes: int = 0
+    buffer_bytes: int = 0
+    saved_bytes: AffineEntry = AffineEntry()
+    workspace_bytes: AffineEntry = AffineEntry()
+
+    def value(self) -> LayerCost:
+        """The layer that the entry describes."""
+        return LayerCost(
+            name=self.name,
+            forward_s=self.forward_s.value(),
+            backward_input_s=self.backward_input_s.value(),
+            backward_weight_s=self.backward_weight_s.value(),
+            parameter_bytes=self.parameter_bytes,
+            buffer_bytes=self.buffer_bytes,
+            saved_bytes=self.saved_bytes.value(),
+            workspace_bytes=self.workspace_bytes.value(),
+        )
+
+
+class EdgeEntry(Entry):
+    """A tensor from one layer to a later one."""
+
+    producer: int
+    consumer: int
+    tensor: str
+    bytes: AffineEntry
+    gradient_bytes: AffineEntry
+
+    def value(self) -> Edge:
+        """The edge that the entry describes."""
+        return Edge(
+            producer=self.producer,
+            consumer=self.consumer,
+            tensor=self.tensor,
+            bytes=self.bytes.value(),
+            gradient_bytes=self.gradient_bytes.value(),
+        )
+
+
+class SharedEntry(Entry):
+    """A parameter of several layers."""
+
+    name: str
+    bytes: int
+    layers: list[int]
+
+
+class ProfileEntry(Entry):
+    """A whole profile."""
+
+    format: Literal["penstock-profile"]
+    schema_version: Literal[1]
+    name: str
+    source: str = "unknown"
+    batch_size: int = 1
+    step_s_per_byte: float = 0.0
+    layers: list[LayerEntry]
+    edges: list[EdgeEntry] = Field(default_factory=list[EdgeEntry])
+    shared: list[SharedEntry] = Field(default_factory=list[SharedEntry])
+
+
+def read_profile(path: str | Path) -> ModelProfile:
+    """The profile that `write_profile` (or a person) wrote.
+
+    Raises:
+        BadInput: no such file, a syntax error, or a key or figure that no profile can have.
+    """
+    return profile_from_json(parse_json(read_text(path, "profile"), path, "profile"), path)
+
+
+def profile_from_json(data: object, path: str | Path) -> ModelProfile:
+    """The profile in a JSON value; ``path`` is for messages.
+
+    Raises:
+        BadInput: a key or figure that no profile can have.
+    """
+    entry = check_document(ProfileEntry, data, path)
+    try:
+        return ModelProfile(
+            name=entry.name,
+            layers=tuple(layer.value() for layer in entry.layers),
+            edges=tuple(edge.value() for edge in entry.edges),
+            shared=tuple(SharedParameter(s.name, s.bytes, tuple(s.layers)) for s in entry.shared),
+            batch_size=entry.batch_size,
+            step_s_per_byte=entry.step_s_per_byte,
+            source=entry.source,
+        )
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def write_profile(profile: ModelProfile, path: str | Path) -> None:
+    """Write ``profile``; `read_profile` gives it back exactly.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    document: dict[str, object] = {
+        "format": "penstock-profile",
+        "schema_version": 1,
+        "name": profile.name,
+        "source": profile.source,
+        "batch_size": profile.batch_size,
+        "step_s_per_byte": profile.step_s_per_byte,
+        "layers": [asdict(layer) for layer in profile.layers],
+        "edges": [asdict(edge) for edge in profile.edges],
+        "shared": [asdict(shared) for shared in profile.shared],
+    }
+    write_text(path, json_text(document))
