@@ -11,7 +11,7 @@ __all__ = ["Action", "ActionKind", "parse_action"]
 ActionKind: TypeAlias = Literal["F", "B", "I", "W", "R"]
 """F forward, B full backward, I backward for inputs, W backward for weights, R recompute."""
 
-KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+KINDS: dict[str, ActionKind] = {kind: kind for kind in get_args(ActionKind)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,5 +46,4 @@ def parse_action(text: str) -> Action:
             f"{' '.join(KINDS)}, for example 2F0"
         )
     stage, letter, micro_batch = match.groups()
-    kind = next(kind for kind in KINDS if kind == letter)
-    return Action(kind, int(stage), int(micro_batch))
+    return Action(KINDS[letter], int(stage), int(micro_batch))

@@ -10,6 +10,7 @@ from penstock.schedule.schedule import PipelineShape, Schedule
 
 __all__ = ["in_flight_peaks", "validate"]
 
+ONCE: tuple[ActionKind, ...] = ("F", "B", "I", "W")
 WHOLE: frozenset[ActionKind] = frozenset({"F", "B"})
 SPLIT: frozenset[ActionKind] = frozenset({"F", "I", "W"})
 
@@ -69,7 +70,7 @@ def check_complete(schedule: Schedule, shape: PipelineShape) -> None:
     present = {action for order in schedule.orders for action in order}
     for stage in range(shape.stages):
         for m in range(shape.micro_batches):
-            kinds = {kind for kind in WHOLE | SPLIT if Action(kind, stage, m) in present}
+            kinds = frozenset(kind for kind in ONCE if Action(kind, stage, m) in present)
             if kinds not in (WHOLE, SPLIT):
                 raise BadInput(
                     f"stage {stage}, micro-batch {m} has the actions "

@@ -1,0 +1,97 @@
+"""Metrics of small timelines whose values can be read off the picture."""
+
+import pytest
+
+from penstock.timeline.metrics import (
+    bubble_fraction,
+    busy_s,
+    communication_s,
+    critical_path,
+    idle_s,
+    iteration_s,
+    peak_memory_bytes,
+    working_devices,
+)
+from penstock.timeline.timeline import Event, MemorySample, Timeline
+
+#         0    1    2    3    4    5    6    7
+# dev 0   F    s              r    B    reduce
+# dev 2        r    F    B    s    -    STEP
+TWO_STAGES = Timeline(
+    events=(
+        Event(0, "F", 0, 0, 0.0, 1.0),
+        Event(0, "SEND", 0, 0, 1.0, 2.0, peer=2, bytes=8.0),
+        Event(2, "RECV", 1, 0, 1.0, 2.0, peer=0, bytes=8.0),
+        Event(2, "F", 1, 0, 2.0, 3.0),
+        Event(2, "B", 1, 0, 3.0, 4.0),
+        Event(2, "SEND", 1, 0, 4.0, 5.0, peer=0, bytes=8.0),
+        Event(0, "RECV", 0, 0, 4.0, 5.0, peer=2, bytes=8.0),
+        Event(0, "B", 0, 0, 5.0, 6.0),
+        Event(0, "REDUCE", 0, -1, 6.0, 7.5),
+        Event(2, "STEP", 1, -1, 6.0, 7.0),
+    ),
+    devices=3,
+    memory=(MemorySample(0, 0.0, 5.0), MemorySample(0, 1.0, 9.0), MemorySample(0, 2.0, 4.0)),
+)
+
+
+def test_iteration_ends_with_the_last_event() -> None:
+    assert iteration_s(TWO_STAGES) == 7.5
+    assert iteration_s(Timeline((), devices=2)) == 0.0
+
+
+def test_time_of_a_device_is_compute_or_idle_and_communication_runs_beside_it() -> None:
+    assert busy_s(TWO_STAGES, 0) == 2.0
+    assert busy_s(TWO_STAGES, 2) == 3.0
+    assert communication_s(TWO_STAGES, 0) == 3.5
+    assert idle_s(TWO_STAGES, 0) == 5.5
+    assert busy_s(TWO_STAGES, 1) == 0.0
+
+
+def test_bubbles_are_counted_over_devices_that_work() -> None:
+    assert working_devices(TWO_STAGES) == (0, 2)
+    assert bubble_fraction(TWO_STAGES) == pytest.approx(1 - 5.0 / 15.0)
+    assert bubble_fraction(Timeline((), devices=2)) == 0.0
+
+
+def test_overlapping_sends_and_receives_count_once() -> None:
+    both_ways = Timeline(
+        (
+            Event(0, "SEND", 0, 0, 0.0, 2.0, peer=1),
+            Event(0, "RECV", 0, 1, 1.0, 3.0, peer=1),
+            Event(0, "SEND", 0, 1, 1.5, 2.5, peer=1),
+        ),
+        devices=2,
+    )
+    assert communication_s(both_ways, 0) == 3.0
+
+
+def test_peak_memory_is_the_largest_sample_of_each_device() -> None:
+    assert peak_memory_bytes(TWO_STAGES) == (9.0, 0.0, 0.0)
+
+
+def test_the_critical_path_follows_messages_between_devices() -> None:
+    kinds = [(event.device, event.kind) for event in critical_path(TWO_STAGES)]
+    assert [kind for _, kind in kinds if kind not in ("SEND", "RECV")] == [
+        "F",
+        "F",
+        "B",
+        "B",
+        "REDUCE",
+    ]
+    assert [device for device, kind in kinds if kind in ("F", "B", "REDUCE")] == [0, 2, 2, 0, 0]
+    assert sum(event.end_s - event.start_s for event in critical_path(TWO_STAGES)) == 7.5
+
+
+def test_the_critical_path_crosses_stages_without_messages() -> None:
+    free = Timeline(
+        (
+            Event(0, "F", 0, 0, 0.0, 1.0),
+            Event(1, "F", 1, 0, 1.0, 2.0),
+            Event(1, "B", 1, 0, 2.0, 3.0),
+            Event(0, "B", 0, 0, 3.0, 4.0),
+        ),
+        devices=2,
+    )
+    assert critical_path(free) == free.events
+    assert critical_path(Timeline((), devices=1)) == ()
