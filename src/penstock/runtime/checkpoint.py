@@ -1,0 +1,151 @@
+"""Checkpoints that any plan can read: tensors by the model's own names, written atomically.
+
+A checkpoint is a directory ``step-00000100`` of torch.distributed.checkpoint files, to which every
+rank contributes the tensors it owns, and ``state.json`` for what is not a tensor. It is written
+under another name first and renamed when complete, so a directory of that name is always whole.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from penstock.errors import BadInput
+
+__all__ = ["latest_checkpoint", "load_checkpoint", "read_state", "save_checkpoint"]
+
+STATE_FILE = "state.json"
+SCHEMA = 1
+
+
+def save_checkpoint(
+    directory: Path,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    group: dist.ProcessGroup | None = None,
+) -> Path:
+    """Write ``directory/step-<step>``, then delete all but the newest ``keep``; every rank calls.
+
+    ``tensors`` are those this rank writes; a name that several ranks give is written once.
+    ``state`` (rank 0's counts) must be JSON. Returns the path of the checkpoint.
+
+    Raises:
+        BadInput: the directory cannot be written.
+    """
+    final = directory / f"step-{step:08d}"
+    partial = directory / f".step-{step:08d}.partial"
+    first = dist.get_rank(group) == 0
+    if first:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for left_over in directory.glob(".step-*.partial"):
+                shutil.rmtree(left_over)
+            partial.mkdir()
+        except OSError as cause:
+            raise BadInput(
+                f"checkpoint directory '{directory}' cannot be written ({cause}); name another"
+            ) from cause
+    dist.barrier(group)
+    dcp.save(dict(tensors), checkpoint_id=partial, process_group=group)
+    if first:
+        text = json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1)
+        (partial / STATE_FILE).write_text(text)
+        make_durable(partial)
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        synchronise(directory)
+        for outdated in checkpoints_in(directory)[:-keep]:
+            shutil.rmtree(outdated)
+    dist.barrier(group)
+    return final
+
+
+def load_checkpoint(
+    path: Path, tensors: Mapping[str, torch.Tensor], *, group: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
+    """Fill ``tensors`` in place from a checkpoint of any plan; every rank calls with its own.
+
+    Returns what was saved as ``state``.
+
+    Raises:
+        BadInput: not a checkpoint, or a tensor is missing or of another shape.
+    """
+    state = read_state(path)
+    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        size = getattr(stored.get(name), "size", None)
+        if size is None:
+            raise BadInput(
+                f"checkpoint '{path}' has no tensor '{name}'; it was written by another model or "
+                f"another optimizer; start without it"
+            )
+        if tuple(size) != tuple(tensor.shape):
+            raise BadInput(
+                f"tensor '{name}' has shape {tuple(size)} in checkpoint '{path}' and "
+                f"{tuple(tensor.shape)} in the model; build the model as it was when saved"
+            )
+    dcp.load(dict(tensors), checkpoint_id=path, process_group=group)
+    return state
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The part of a checkpoint that is not tensors, with its ``step``.
+
+    Raises:
+        BadInput: the path is not a complete checkpoint of this schema.
+    """
+    try:
+        state = json.loads((path / STATE_FILE).read_text())
+    except (OSError, ValueError) as cause:
+        raise BadInput(
+            f"'{path}' is not a complete checkpoint ({cause}); name a directory step-<number>"
+        ) from cause
+    if state.get("schema") != SCHEMA:
+        raise BadInput(
+            f"checkpoint '{path}' has schema {state.get('schema')}, this version reads {SCHEMA}; "
+            f"read it with the version that wrote it"
+        )
+    return state
+
+
+def latest_checkpoint(directory: Path) -> Path:
+    """The newest complete checkpoint in ``directory``.
+
+    Raises:
+        BadInput: there is none.
+    """
+    found = checkpoints_in(directory)
+    if not found:
+        raise BadInput(f"no checkpoint in '{directory}'; train without resuming first")
+    return found[-1]
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+
+
+def make_durable(directory: Path) -> None:
+    """Put every file of ``directory`` on disk before its new name says that it is whole."""
+    for path in directory.iterdir():
+        synchronise(path)
+    synchronise(directory)
+
+
+def synchronise(path: Path) -> None:
+    """Flush one file or directory to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
