@@ -309,7 +309,14 @@ class _Untouched:
 
     def changed(self) -> list[str]:
         """The buffers written to since the start."""
-        return [name for name, t in self._buffers.items() if t._version != self._versions[name]]
+        return [name for name in self._buffers if self._was_written(name)]
+
+    def _was_written(self, name: str) -> bool:
+        # Batch normalisation writes its statistics without counting up their version.
+        buffer = self._buffers[name]
+        if buffer._version != self._versions[name]:
+            return True
+        return not buffer.is_meta and not torch.equal(buffer, self._values[name])
 
     def __enter__(self) -> "_Untouched":
         self._random.__enter__()

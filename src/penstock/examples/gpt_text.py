@@ -10,14 +10,13 @@ from torch.nn import functional
 
 from penstock.jobs.job import Job, OptimizerSettings, Split
 
-__all__ = ["Gpt", "batches", "build_model", "job", "next_byte_loss"]
+__all__ = ["Gpt", "build_model", "job", "next_byte_loss", "windows"]
 
 VOCABULARY = 256
 WIDTH = 128
 HEADS = 4
 BLOCKS = 6
 SEQUENCE = 128
-BATCH = 16
 
 
 class Attention(nn.Module):
@@ -119,16 +118,16 @@ def text(split: Split) -> torch.Tensor:
     return torch.frombuffer(bytearray("".join(chosen).encode()), dtype=torch.uint8)
 
 
-def batches(
-    split: Split, seed: int, start_step: int
+def windows(
+    split: Split, seed: int, start_step: int, batch_size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Random windows of text: ``(bytes, following bytes)``, each ``[BATCH, SEQUENCE]`` int64."""
+    """Random windows of text: ``(bytes, following bytes)``, each ``[samples, SEQUENCE]`` int64."""
     corpus = text(split).long()
     window = torch.arange(SEQUENCE + 1)
     step = start_step
     while True:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(len(corpus) - SEQUENCE, (BATCH, 1), generator=generator)
+        starts = torch.randint(len(corpus) - SEQUENCE, (batch_size, 1), generator=generator)
         rows = corpus[starts + window]
         yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         step += 1
@@ -139,9 +138,9 @@ def job() -> Job:
     return Job(
         name="gpt-text",
         build_model=build_model,
-        batches=batches,
+        data=windows,
         loss=next_byte_loss,
-        batch_size=BATCH,
+        batch_size=16,
         micro_batch_sizes=(8, 4, 2, 1),
         steps=320,
         optimizer=OptimizerSettings(learning_rate=3e-3, weight_decay=0.01, warm_up_steps=20),

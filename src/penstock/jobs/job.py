@@ -10,17 +10,17 @@ from torch import nn
 from penstock.capture.layer_graph import Batch, LossFunction
 from penstock.errors import BadInput
 
-__all__ = ["Batches", "Job", "OptimizerSettings", "Split"]
+__all__ = ["Data", "Job", "OptimizerSettings", "Split"]
 
 Split: TypeAlias = Literal["train", "held-out"]
 """The two parts of a job's data."""
 
-Batches: TypeAlias = Callable[[Split, int, int], Iterator[Batch]]
-"""``batches(split, seed, start_step)``: one batch for each step from ``start_step`` on.
+Data: TypeAlias = Callable[[Split, int, int, int], Iterator[Batch]]
+"""``data(split, seed, start_step, batch_size)``: one batch for each step from ``start_step`` on.
 
-The batch of a step depends on ``(split, seed, step)`` only, so that every rank iterates the same
-batches and a resumed run sees those that an uninterrupted one would have seen. The iterator of
-``"train"`` is endless, or ends the training; that of ``"held-out"`` may end after any batch.
+The batch of a step depends on these four only, so that every rank iterates the same batches and a
+resumed run sees those that an uninterrupted one would have seen. The iterator of ``"train"`` is
+endless, or ends the training; that of ``"held-out"`` may end after any batch.
 """
 
 
@@ -58,8 +58,8 @@ class Job:
     ``batch_size`` is the global batch in samples; a plan cuts it into micro-batches of one of
     ``micro_batch_sizes`` (empty: every divisor). ``loss`` is absent where the model returns its
     loss itself. ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are off at 0.
-    ``build_model`` and ``batches`` must be importable functions, because each worker process
-    imports them anew.
+    ``build_model``, ``data`` and ``loss`` must be importable functions, because each worker
+    process imports them anew.
 
     Raises:
         BadInput: a count or rate outside its range.
@@ -67,7 +67,7 @@ class Job:
 
     name: str
     build_model: Callable[[], nn.Module]
-    batches: Batches
+    data: Data
     loss: LossFunction | None = None
     batch_size: int = 16
     micro_batch_sizes: tuple[int, ...] = ()
@@ -84,15 +84,22 @@ class Job:
     def __post_init__(self) -> None:
         check_job(self)
 
+    def batches(self, split: Split, start_step: int = 0) -> Iterator[Batch]:
+        """One batch for each step from ``start_step`` on."""
+        return self.data(split, self.seed, start_step, self.batch_size)
+
     def example_batch(self) -> Batch:
         """The first batch of the training data.
 
         Raises:
             BadInput: there is none.
         """
-        for batch in self.batches("train", self.seed, 0):
+        for batch in self.batches("train"):
             return batch
-        raise BadInput(f"job '{self.name}': batches('train', {self.seed}, 0) yields no batch")
+        raise BadInput(
+            f"job '{self.name}': data('train', {self.seed}, 0, {self.batch_size}) yields no batch; "
+            f"it must yield one for each step"
+        )
 
     def autocast_dtype(self) -> torch.dtype | None:
         """The type that matrix products are computed in, or none for that of the parameters."""

@@ -1,0 +1,1 @@
+"""What layers cost on this device, and what messages cost between these processes."""

@@ -93,7 +93,9 @@ def launch_workers(
         stale.unlink()
     threads = threads or threads_per_worker(workers)
     # The store lives in this process and the kernel chooses its port: no race for a free one.
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
     call = (function, arguments, threads, log_directory, os.getpid())
     with quiet_torchrun(), restored_signals():
         try:

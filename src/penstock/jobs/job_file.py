@@ -1,0 +1,175 @@
+"""Jobs by name, or as TOML.
+
+A job of one's own names the functions that make it:
+
+    name = "my-model"
+    model = "my_package.model:build"       # build() -> nn.Module
+    data = "my_package.data:batches"       # batches(split, seed, start_step, batch_size)
+    loss = "torch.nn.functional:cross_entropy"
+    batch_size = 32
+    steps = 1000
+
+    [optimizer]
+    learning_rate = 1e-3
+
+A variation of a built-in job names that, and what is to be different:
+
+    base = "gpt-text"
+    steps = 40
+
+Modules are looked for beside the file, in the working directory, and among installed packages.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from penstock.document import Entry, read_document
+from penstock.errors import BadInput
+from penstock.jobs.job import Job, OptimizerSettings
+from penstock.jobs.registry import JOBS
+
+__all__ = ["find_job", "read_job"]
+
+
+class OptimizerEntry(Entry):
+    """The ``[optimizer]`` table; what is left out stays as it is."""
+
+    name: Literal["adamw", "sgd"] | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    betas: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    momentum: float | None = None
+    schedule: Literal["cosine", "constant"] | None = None
+    warm_up_steps: int | None = None
+
+
+class JobEntry(Entry):
+    """A whole job file; what is left out stays as it is in ``base``, or at its default."""
+
+    base: str | None = None
+    name: str | None = None
+    model: str | None = None
+    data: str | None = None
+    loss: str | None = None
+    batch_size: int | None = None
+    micro_batch_sizes: list[int] | None = None
+    steps: int | None = None
+    seed: int | None = None
+    clip_norm: float | None = None
+    evaluate_every: int | None = None
+    evaluation_batches: int | None = None
+    checkpoint_every: int | None = None
+    autocast: Literal["off", "bfloat16", "float16"] | None = None
+    granularity: Literal["block", "module", "operator"] | None = None
+    optimizer: OptimizerEntry = OptimizerEntry()
+
+
+def find_job(name_or_path: str | Path) -> Job:
+    """A built-in job by name, or the job in a TOML file.
+
+    Raises:
+        BadInput: neither, or a file that describes no job.
+    """
+    if place := JOBS.get(str(name_or_path)):
+        return function_at(place, f"built-in job '{name_or_path}'")()
+    path = Path(name_or_path)
+    if not path.exists():
+        near = get_close_matches(str(name_or_path), JOBS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "use one of them or write the file"
+        raise BadInput(
+            f"job '{name_or_path}' is neither built in ({', '.join(JOBS)}) nor an existing TOML "
+            f"file; {hint}"
+        )
+    return read_job(path)
+
+
+def read_job(path: str | Path) -> Job:
+    """The job in a TOML file.
+
+    Raises:
+        BadInput: a syntax error, an unknown key, a wrong value, or a function that is not there.
+    """
+    path = Path(path)
+    if path.suffix != ".toml":
+        raise BadInput(f"job file '{path}' does not end in .toml; rename it if it is TOML")
+    entry = read_document(JobEntry, path, "job file")
+    for folder in (str(path.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    try:
+        return job_of(entry, path)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def job_of(entry: JobEntry, path: Path) -> Job:
+    """The job that a checked file describes."""
+    places = {"model": entry.model, "data": entry.data}
+    missing = [key for key, place in places.items() if place is None]
+    if entry.base is None and missing:
+        raise BadInput(
+            f"key '{missing[0]}' is missing; name a function as \"module:function\", or a built-in "
+            f'job as base = "{next(iter(JOBS))}"'
+        )
+    if entry.base is not None and entry.base not in JOBS:
+        near = get_close_matches(entry.base, JOBS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
+        raise BadInput(f"base is '{entry.base}', which is no built-in job; {hint}")
+    changes: dict[str, Any] = {
+        key: value
+        for key, value in entry.model_dump(exclude={"base", "optimizer"}).items()
+        if value is not None
+    }
+    for key, field in (("model", "build_model"), ("data", "data"), ("loss", "loss")):
+        if key in changes:
+            changes[field] = function_at(changes.pop(key), key)
+    if "micro_batch_sizes" in changes:
+        changes["micro_batch_sizes"] = tuple(changes["micro_batch_sizes"])
+    elif "batch_size" in changes:
+        changes["micro_batch_sizes"] = ()
+    base = None if entry.base is None else find_job(entry.base)
+    settings = base.optimizer if base else OptimizerSettings()
+    changes["optimizer"] = replace(settings, **optimizer_changes(entry.optimizer))
+    changes.setdefault("name", path.stem)
+    return replace(base, **changes) if base else Job(**changes)
+
+
+def optimizer_changes(entry: OptimizerEntry) -> dict[str, Any]:
+    """The optimizer's settings that the file gives."""
+    given = {key: value for key, value in entry.model_dump().items() if value is not None}
+    if "betas" in given:
+        given["betas"] = tuple(given["betas"])
+    return given
+
+
+def function_at(place: str, key: str) -> Callable[..., Any]:
+    """The function at ``module:function``.
+
+    Raises:
+        BadInput: the place is malformed, the module cannot be imported, or has no such function.
+    """
+    module_name, colon, name = place.partition(":")
+    if not (module_name and colon and name):
+        raise BadInput(
+            f'{key} is \'{place}\'; write it as "module:function", for example "my_model:build"'
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadInput(
+            f"{key} is '{place}', but importing '{module_name}' failed: {error}; put the module "
+            f"beside the job file or install it"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        near = get_close_matches(name, dir(module), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"define it in {module.__file__}"
+        raise BadInput(f"{key} is '{place}', but '{module_name}' has no function '{name}'; {hint}")
+    return function

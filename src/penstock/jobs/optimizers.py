@@ -1,0 +1,61 @@
+"""Optimizers and learning-rate schedules from a job's settings."""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from penstock.jobs.job import OptimizerSettings
+
+__all__ = ["learning_rate_schedule", "optimizer_factory"]
+
+LEAST_SHARE = 0.1
+"""The share of the learning rate that a cosine schedule ends at."""
+
+
+def optimizer_factory(
+    settings: OptimizerSettings,
+) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """A function that makes the optimizer of some parameters: each rank makes that of its own."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        match settings.name:
+            case "adamw":
+                return torch.optim.AdamW(
+                    parameters,
+                    lr=settings.learning_rate,
+                    betas=settings.betas,
+                    weight_decay=settings.weight_decay,
+                    fused=True,
+                )
+            case "sgd":
+                return torch.optim.SGD(
+                    parameters,
+                    lr=settings.learning_rate,
+                    momentum=settings.momentum,
+                    weight_decay=settings.weight_decay,
+                    fused=True,
+                )
+
+    return make
+
+
+def learning_rate_schedule(
+    settings: OptimizerSettings, steps: int
+) -> Callable[[torch.optim.Optimizer], LambdaLR]:
+    """A function that makes the learning-rate schedule over ``steps`` steps.
+
+    share(k) = min(1, (k + 1) / warm_up_steps) * decay(k),
+    decay(k) = 0.1 + 0.45 (1 + cos(pi * k / steps))    or 1 where the rate is constant
+    """
+
+    def share(step: int) -> float:
+        warm_up = min(1.0, (step + 1) / max(1, settings.warm_up_steps))
+        if settings.schedule == "constant":
+            return warm_up
+        wave = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+        return warm_up * (LEAST_SHARE + (1 - LEAST_SHARE) * wave)
+
+    return lambda optimizer: LambdaLR(optimizer, share)

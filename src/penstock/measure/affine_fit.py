@@ -1,0 +1,47 @@
+"""Affine costs from measurements at several batch sizes."""
+
+from collections.abc import Sequence
+
+from penstock.profile.model_profile import Affine
+
+__all__ = ["fit_affine"]
+
+
+def fit_affine(samples: Sequence[int], costs: Sequence[float]) -> Affine:
+    """The non-negative ``fixed + per_sample * b`` with the least sum of squared relative errors.
+
+        minimise  sum_k ((fixed + per_sample * b_k - t_k) / t_k)^2,   fixed, per_sample >= 0
+
+    Relative errors, because a slice of one sample matters as much as a whole micro-batch. One
+    batch size gives a cost in proportion to it; costs of zero give zero.
+
+    >>> fit_affine((1, 2, 4), (3.0, 5.0, 9.0))
+    Affine(fixed=1.0, per_sample=2.0)
+    >>> fit_affine((1, 4), (1.0, 8.0))
+    Affine(fixed=0.0, per_sample=1.2)
+    """
+    points = [(b, t) for b, t in zip(samples, costs, strict=True) if t > 0]
+    if not points:
+        return Affine()
+    # Normal equations of the rows (1 / t, b / t) with right-hand side 1.
+    ones = sum(1 / t**2 for _, t in points)
+    cross = sum(b / t**2 for b, t in points)
+    squares = sum((b / t) ** 2 for b, t in points)
+    fixed_target = sum(1 / t for _, t in points)
+    slope_target = sum(b / t for b, t in points)
+    determinant = ones * squares - cross**2
+    only_slope = Affine(0.0, slope_target / squares)
+    if determinant <= 1e-12 * ones * squares:
+        return only_slope
+    fixed = (squares * fixed_target - cross * slope_target) / determinant
+    per_sample = (ones * slope_target - cross * fixed_target) / determinant
+    if fixed < 0:
+        return only_slope
+    if per_sample < 0:
+        return Affine(fixed_target / ones, 0.0)
+    return Affine(round_off(fixed), round_off(per_sample))
+
+
+def round_off(value: float) -> float:
+    """Twelve significant digits: what a clock or a byte count can mean."""
+    return float(f"{value:.12g}")

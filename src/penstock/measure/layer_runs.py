@@ -1,0 +1,114 @@
+"""Run a captured model layer by layer, on inputs that the layers before produced."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph, StageProgram
+
+__all__ = ["LayerRun", "RunSettings", "programs_of", "resized", "undisturbed", "walk"]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where layers run, and the type of their matrix products (none: that of the parameters)."""
+
+    device: torch.device
+    autocast: torch.dtype | None = None
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The context that a forward runs in."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast)
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One layer (or stage) with real inputs: those from the batch, then those received."""
+
+    program: StageProgram
+    leaves: tuple[torch.Tensor, ...]
+    received: tuple[torch.Tensor, ...]
+    settings: RunSettings
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        """Run the layer; its outputs hold the graph that a backward needs."""
+        with self.settings.precision():
+            return self.program.module(*self.leaves, *self.received)
+
+    def differentiable(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs that a gradient flows back from: the loss alone in the last layer."""
+        if self.program.is_last:
+            outputs = outputs[len(self.program.sent) :][:1]
+        return [output for output in outputs if output.requires_grad]
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """The inputs that want a gradient."""
+        return [tensor for tensor in self.received if tensor.requires_grad]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters of the layer."""
+        return [p for p in self.program.module.parameters() if p.requires_grad]
+
+
+def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
+    """Every layer as a stage of its own, on ``device``, ready to train."""
+    programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
+    for program in programs:
+        program.module.to(device).train()
+    return programs
+
+
+def resized(leaves: Sequence[torch.Tensor], samples: int) -> list[torch.Tensor]:
+    """The batch with ``samples`` samples: its first ones, repeated where there are too few."""
+    return [leaf[torch.arange(samples) % leaf.shape[0]] for leaf in leaves]
+
+
+def walk(
+    programs: Sequence[StageProgram],
+    leaves: Sequence[torch.Tensor],
+    settings: RunSettings,
+    visit: Callable[[int, LayerRun], tuple[torch.Tensor, ...]],
+) -> None:
+    """Call ``visit`` on each layer in turn; what it returns are the layer's outputs.
+
+    Received tensors are detached from the layers before, as they are between two stages.
+    """
+    last_use = {
+        spec.name: index for index, program in enumerate(programs) for spec in program.received
+    }
+    between: dict[str, torch.Tensor] = {}
+    for index, program in enumerate(programs):
+        received = tuple(
+            between[spec.name].detach().requires_grad_(spec.requires_grad)
+            for spec in program.received
+        )
+        own = tuple(leaves[leaf] for leaf in program.batch_inputs)
+        outputs = visit(index, LayerRun(program, own, received, settings))
+        between |= {spec.name: out for spec, out in zip(program.sent, outputs, strict=False)}
+        for name in [name for name in between if last_use.get(name, -1) <= index]:
+            del between[name]
+
+
+@contextmanager
+def undisturbed(programs: Sequence[StageProgram], device: torch.device) -> Iterator[None]:
+    """Leave the model as it was: gradients, buffers and random state are put back."""
+    parameters = [p for program in programs for p in program.module.parameters()]
+    buffers = [b for program in programs for b in program.module.buffers()]
+    gradients, values = [p.grad for p in parameters], [b.clone() for b in buffers]
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, value in zip(buffers, values, strict=True):
+                    buffer.copy_(value)

@@ -1,0 +1,53 @@
+"""How many bytes each layer saves for its backward, and needs while it runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from penstock.capture.layer_graph import StageProgram
+from penstock.measure.layer_runs import LayerRun, RunSettings, walk
+from penstock.measure.saved_tensors import SavedStorages
+
+__all__ = ["Sizes", "layer_sizes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one layer at one batch size."""
+
+    saved_bytes: int
+    workspace_bytes: int
+
+
+def layer_sizes(
+    programs: Sequence[StageProgram], leaves: Sequence[torch.Tensor], settings: RunSettings
+) -> list[Sizes]:
+    """Saved and workspace bytes of each layer for the given batch."""
+    held = [t for p in programs for t in (*p.module.parameters(), *p.module.buffers())]
+    storages = SavedStorages([*held, *leaves])
+    sizes: list[Sizes] = []
+    alive: list[tuple[torch.Tensor, ...]] = []
+
+    def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
+        before = peak_reset(settings.device)
+        outputs, saved = storages.bytes_saved_by(run.forward)
+        alive.append(outputs)  # a freed storage's address could come back as another tensor
+        sizes.append(Sizes(saved, max(0, peak(settings.device) - before - saved)))
+        return outputs
+
+    walk(programs, leaves, settings, visit)
+    return sizes
+
+
+def peak_reset(device: torch.device) -> int:
+    """Forget the peak of allocated bytes and return what is allocated now (CUDA; else 0)."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def peak(device: torch.device) -> int:
+    """The most bytes that were allocated since the last reset (CUDA; else 0)."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

@@ -1,0 +1,153 @@
+"""The links of a live process group: latency and bandwidth, measured by sending messages."""
+
+import os
+import socket
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+import torch
+from torch import distributed
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.errors import BadInput
+from penstock.measure.affine_fit import fit_affine
+from penstock.measure.clock import wall_s
+
+__all__ = ["LinkFigures", "measure_links", "usable_cores", "usable_memory_bytes"]
+
+SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
+ROUND_TRIPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """What a message of ``n`` bytes takes: ``latency_s + n / bytes_per_s``."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a rank says about itself."""
+
+    host: str
+    kind: str
+    memory_bytes: float
+    cores: int
+
+
+def measure_links(device: torch.device | str = "cpu") -> Cluster:
+    """The cluster of the running process group: its hosts, devices, and measured links.
+
+    Every rank calls this and gets the same answer. Each pair of ranks in turn sends messages of
+    several sizes there and back, while the others wait; the figures of a host are the medians over
+    its pairs, those of its port the medians over its pairs with other hosts.
+
+    Raises:
+        BadInput: no process group was initialised.
+    """
+    if not distributed.is_initialized():
+        raise BadInput(
+            "measuring links needs a process group; "
+            "call torch.distributed.init_process_group first, under torchrun"
+        )
+    where = torch.device(device)
+    members: list[Member | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(members, this_member(where))
+    figures = {pair: figures_of_pair(*pair, where) for pair in combinations(range(len(members)), 2)}
+    gathered: list[dict[tuple[int, int], LinkFigures | None]] = [{} for _ in members]
+    distributed.all_gather_object(gathered, figures)
+    # The lower rank of a pair held the clock.
+    measured = {pair: found for pair in figures if (found := gathered[pair[0]][pair])}
+    return cluster_of([member for member in members if member], measured)
+
+
+def this_member(device: torch.device) -> Member:
+    """This rank's host, device and memory."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return Member(socket.gethostname(), properties.name, properties.total_memory, 0)
+    return Member(socket.gethostname(), "cpu", usable_memory_bytes(), usable_cores())
+
+
+def figures_of_pair(lower: int, upper: int, device: torch.device) -> LinkFigures | None:
+    """What the lower rank of a pair measured; nothing on the other ranks."""
+    rank = distributed.get_rank()
+    distributed.barrier()
+    if rank not in (lower, upper):
+        return None
+    seconds = [one_way_s(rank == lower, lower + upper - rank, size, device) for size in SIZES_BYTES]
+    if rank == upper:
+        return None
+    fit = fit_affine(SIZES_BYTES, seconds)
+    return LinkFigures(fit.fixed, 1 / max(fit.per_sample, 1e-15))
+
+
+def one_way_s(starts: bool, peer: int, size_bytes: int, device: torch.device) -> float:
+    """Half the median seconds of a message there and back; the first round trip warms up."""
+    message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+
+    def round_trip() -> None:
+        if starts:
+            distributed.send(message, peer)
+            distributed.recv(message, peer)
+        else:
+            distributed.recv(message, peer)
+            distributed.send(message, peer)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    seconds = [wall_s(round_trip) for _ in range(ROUND_TRIPS + 1)]
+    return median(seconds[1:]) / 2
+
+
+def cluster_of(members: list[Member], measured: dict[tuple[int, int], LinkFigures]) -> Cluster:
+    """Hosts of consecutive ranks, with the medians of the links inside them and between them."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, member in enumerate(members):
+        ranks[member.host].append(rank)
+    if [rank for group in ranks.values() for rank in group] != list(range(len(members))):
+        raise BadInput(
+            f"the ranks of hosts {', '.join(ranks)} are interleaved, but a host's ranks must be "
+            f"consecutive; start them with torchrun, host by host"
+        )
+    hosts: list[Host] = []
+    for name, group in ranks.items():
+        inside = [f for (i, j), f in measured.items() if i in group and j in group]
+        port = [f for (i, j), f in measured.items() if (i in group) != (j in group)]
+        hosts.append(
+            Host(
+                name=name,
+                devices=tuple(device_of(members[rank], len(group)) for rank in group),
+                link_bytes_per_s=median(f.bytes_per_s for f in inside) if inside else 0.0,
+                link_latency_s=median(f.latency_s for f in inside) if inside else 0.0,
+                port_bytes_per_s=median(f.bytes_per_s for f in port) if port else 0.0,
+                port_latency_s=median(f.latency_s for f in port) if port else 0.0,
+                full_speed_devices=cores_if_too_few(members[group[0]].cores, len(group)),
+            )
+        )
+    return Cluster("measured", tuple(hosts))
+
+
+def device_of(member: Member, sharing: int) -> Device:
+    """A rank's device; processes of one host share its memory where they compute on its CPU."""
+    memory = member.memory_bytes / sharing if member.kind == "cpu" else member.memory_bytes
+    return Device(member.kind, memory)
+
+
+def cores_if_too_few(cores: int, workers: int) -> int:
+    """How many workers compute at full speed, or 0 for all of them."""
+    return cores if 0 < cores < workers else 0
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def usable_memory_bytes() -> float:
+    """The memory of this machine."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,40 @@
+"""What a profile says of a model without running it: parameters and the tensors between layers."""
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.profile.model_profile import Affine, Edge, SharedParameter
+
+__all__ = ["edges_of", "parameters_of"]
+
+
+def parameters_of(
+    graph: LayerGraph,
+) -> tuple[list[tuple[int, int]], tuple[SharedParameter, ...]]:
+    """For each layer the bytes of its own parameters and of its buffers; and shared parameters.
+
+    Parameters that are not trained need no gradient and no optimizer state: they count as buffers.
+    """
+    own = [(0, 0)] * len(graph.layer_names)
+    shared: list[SharedParameter] = []
+    for use in graph.parameter_uses:
+        if not use.layers:
+            continue
+        first = use.layers[0]
+        parameters, buffers = own[first]
+        if use.is_buffer or not use.requires_grad:
+            own[first] = (parameters, buffers + use.bytes)
+        elif len(use.layers) > 1:
+            shared.append(SharedParameter(use.name, use.bytes, use.layers))
+        else:
+            own[first] = (parameters + use.bytes, buffers)
+    return own, tuple(shared)
+
+
+def edges_of(graph: LayerGraph) -> tuple[Edge, ...]:
+    """One edge for each tensor and each layer that reads it, bytes affine in the samples."""
+    edges: list[Edge] = []
+    for spec, producer, consumers in graph.crossings:
+        one, two = spec.bytes_for(1), spec.bytes_for(2)
+        size = Affine(float(2 * one - two), float(two - one))
+        back = size if spec.requires_grad else Affine()
+        edges += (Edge(producer, consumer, spec.name, size, back) for consumer in consumers)
+    return tuple(edges)

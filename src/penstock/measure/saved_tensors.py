@@ -1,0 +1,44 @@
+"""How many bytes a forward keeps for its backward, exactly."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+
+__all__ = ["SavedStorages"]
+
+Result = TypeVar("Result")
+
+
+class SavedStorages:
+    """Counts the storages that forwards save, each once, with the first forward that saves it.
+
+    A view keeps its whole storage alive, and two layers that save one tensor keep it once, so
+    storages are counted and not tensors. Storages in ``ignored`` (parameters and buffers, and the
+    batch itself, which is there anyway) do not count.
+    """
+
+    def __init__(self, ignored: Iterable[torch.Tensor]) -> None:
+        # The tensors are kept, so that no storage's address is used again while it is known.
+        self._known = {storage_address(tensor): tensor for tensor in ignored}
+
+    def bytes_saved_by(self, forward: Callable[[], Result]) -> tuple[Result, int]:
+        """What ``forward`` returns, and the bytes of storages that it is the first to save."""
+        fresh = 0
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal fresh
+            address = storage_address(tensor)
+            if address not in self._known:
+                self._known[address] = tensor
+                fresh += tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            result = forward()
+        return result, fresh
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """The address of the memory behind a tensor, the same for all its views."""
+    return tensor.untyped_storage().data_ptr()

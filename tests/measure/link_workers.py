@@ -1,0 +1,13 @@
+"""What each process of the link test runs."""
+
+from torch import distributed
+
+from penstock.cluster.cluster import Cluster
+from penstock.measure.links import measure_links
+
+__all__ = ["measured"]
+
+
+def measured() -> Cluster:
+    distributed.init_process_group("gloo")
+    return measure_links()

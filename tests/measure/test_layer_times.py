@@ -1,0 +1,158 @@
+"""A measured profile says what the layers really cost."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.chain import Chain
+from penstock.capture.chain_graph import chain_graph
+from penstock.errors import BadInput
+from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
+from penstock.profile.model_profile import Affine, SharedParameter
+
+SLEEP_PER_SAMPLE_S = 0.002
+
+
+class Sleep(torch.autograd.Function):
+    """Forward of 2 ms a sample, backward of three times that."""
+
+    @staticmethod
+    def forward(context: object, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLEEP_PER_SAMPLE_S * len(x))
+        return x.clone()
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(3 * SLEEP_PER_SAMPLE_S * len(gradient))
+        return gradient
+
+
+class Sleeper(nn.Module):
+    """A layer whose time is known."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Sleep.apply(x)  # type: ignore[return-value]
+
+
+def example(rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows, 16, generator=generator), torch.arange(rows) % 4
+
+
+def net() -> Chain:
+    torch.manual_seed(0)
+    return Chain(
+        {"wide": nn.Linear(16, 32), "norm": nn.BatchNorm1d(32), "out": nn.Linear(32, 4)},
+        functional.cross_entropy,
+    )
+
+
+def test_times_are_those_of_the_layers_and_grow_with_the_samples() -> None:
+    chain = Chain({"first": nn.Linear(16, 16), "slow": Sleeper(), "out": nn.Linear(16, 4)})
+    graph = chain_graph(chain, example(), loss=functional.cross_entropy)
+    profile = measure_profile(graph, example(), batch_sizes=(2, 8), repeats=3)
+    slow = profile.layers[1]
+    for samples in (2, 8):
+        assert slow.forward_s.at(samples) == pytest.approx(SLEEP_PER_SAMPLE_S * samples, rel=0.25)
+        assert slow.backward_s.at(samples) == pytest.approx(
+            3 * SLEEP_PER_SAMPLE_S * samples, rel=0.25
+        )
+    assert slow.backward_weight_s.at(8) == 0
+    assert profile.batch_size == 8
+    others = [layer for layer in profile.layers if layer.name != "slow"]
+    assert all(layer.forward_s.at(8) < slow.forward_s.at(8) / 2 for layer in others)
+
+
+def test_saved_bytes_are_exact_and_a_tensor_saved_twice_counts_once() -> None:
+    chain = Chain({"wide": nn.Linear(16, 32), "relu": nn.ReLU(), "out": nn.Linear(32, 4)})
+    graph = chain_graph(chain, example(), loss=functional.cross_entropy)
+    profile = measure_profile(graph, example(), batch_sizes=(2, 4, 8), repeats=1)
+    saved = {layer.name: layer.saved_bytes for layer in profile.layers}
+    assert saved["wide"] == Affine(0, 0)  # saves the batch, which is there anyway
+    assert saved["relu"] == Affine(0, 32 * 4)  # saves its result ...
+    assert saved["out"] == Affine(0, 0)  # ... which this layer saves too
+    assert saved["loss"].per_sample >= 4 * 4  # log-softmax
+
+
+def test_parameters_buffers_and_edges_are_counted_in_bytes() -> None:
+    profile = measure_profile(chain_graph(net(), example()), example(), repeats=1)
+    assert [layer.name for layer in profile.layers] == ["wide", "norm", "out", "loss"]
+    assert [layer.parameter_bytes for layer in profile.layers] == [
+        (16 * 32 + 32) * 4,
+        2 * 32 * 4,
+        (32 * 4 + 4) * 4,
+        0,
+    ]
+    assert profile.layers[1].buffer_bytes == 2 * 32 * 4 + 8
+    edges = {(e.producer, e.consumer): (e.bytes, e.gradient_bytes) for e in profile.edges}
+    assert edges[0, 1] == (Affine(0, 32 * 4), Affine(0, 32 * 4))
+    assert edges[2, 3] == (Affine(0, 4 * 4), Affine(0, 4 * 4))
+
+
+def test_a_tied_parameter_is_shared_and_belongs_to_no_layer() -> None:
+    chain = Chain({"a": nn.Linear(16, 16, bias=False), "b": nn.Linear(16, 16, bias=False)})
+    chain.get_submodule("b").weight = chain.get_submodule("a").weight
+    graph = chain_graph(chain, example(), loss=functional.cross_entropy)
+    profile = measure_profile(graph, example(), repeats=1)
+    assert profile.shared == (SharedParameter("a.weight", 16 * 16 * 4, (0, 1)),)
+    assert all(layer.parameter_bytes == 0 for layer in profile.layers)
+
+
+def test_frozen_parameters_need_no_gradient_and_count_as_buffers() -> None:
+    chain = net()
+    chain.get_submodule("wide").requires_grad_(False)
+    profile = measure_profile(chain_graph(chain, example()), example(), repeats=1)
+    assert profile.layers[0].parameter_bytes == 0
+    assert profile.layers[0].buffer_bytes == (16 * 32 + 32) * 4
+    assert profile.layers[0].backward_s.at(8) == 0
+
+
+def test_measuring_leaves_the_model_as_it_was() -> None:
+    chain = net()
+    before = {name: tensor.clone() for name, tensor in chain.state_dict().items()}
+    random_before = torch.get_rng_state()
+    measure_profile(chain_graph(chain, example()), example(), repeats=1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in chain.state_dict().items())
+    assert all(parameter.grad is None for parameter in chain.parameters())
+    assert torch.equal(torch.get_rng_state(), random_before)
+
+
+def test_layers_add_up_to_the_whole_model() -> None:
+    chain = Chain([nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))) for _ in range(6)])
+    batch = (torch.randn(64, 256), torch.zeros(64, dtype=torch.long))
+    graph = chain_graph(chain, batch, loss=functional.cross_entropy)
+    profile = measure_profile(graph, batch, batch_sizes=(16, 64), repeats=9)
+
+    def whole() -> None:
+        functional.cross_entropy(chain(batch[0]), batch[1]).backward()
+
+    whole()
+    seconds: list[float] = []
+    for _ in range(15):
+        start = time.perf_counter()
+        whole()
+        seconds.append(time.perf_counter() - start)
+    everything = range(len(profile.layers))
+    predicted_s = profile.forward_s(everything, 64) + profile.backward_s(everything, 64)
+    # Wide, because the machine may be busy; without the correction the sum is near double.
+    assert predicted_s == pytest.approx(sorted(seconds)[7], rel=0.35)
+
+
+def test_a_step_is_timed_without_moving_the_parameters() -> None:
+    model = nn.Linear(64, 64)
+    before = model.weight.detach().clone()
+    seconds = measure_step_s_per_byte(model, lambda ps: torch.optim.AdamW(ps, lr=1.0))
+    assert 0 < seconds < 1e-3
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+
+
+@pytest.mark.parametrize(("sizes", "repeats"), [((0, 4), 1), ((4,), 0)])
+def test_nothing_cannot_be_measured(sizes: tuple[int, ...], repeats: int) -> None:
+    with pytest.raises(BadInput, match="must be >= 1"):
+        measure_profile(
+            chain_graph(net(), example()), example(), batch_sizes=sizes, repeats=repeats
+        )

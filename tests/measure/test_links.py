@@ -1,0 +1,66 @@
+"""Links of a live process group are measured, and every rank learns the same."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import BadInput
+from penstock.measure.links import (
+    LinkFigures,
+    Member,
+    cluster_of,
+    measure_links,
+    usable_cores,
+    usable_memory_bytes,
+)
+from penstock.runtime.launch import launch_workers
+
+
+def member(host: str, kind: str = "cpu") -> Member:
+    return Member(host, kind, 8e9, 2 if kind == "cpu" else 0)
+
+
+def test_a_live_group_measures_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    from link_workers import measured
+
+    clusters = launch_workers(measured, workers=2)
+    assert clusters[0] == clusters[1]
+    (host,) = clusters[0].hosts
+    assert len(host.devices) == 2
+    assert 1e7 < host.link_bytes_per_s < 1e12
+    assert 0 <= host.link_latency_s < 0.05
+    assert sum(d.memory_bytes for d in host.devices) == usable_memory_bytes()
+    assert host.full_speed_devices == (1 if usable_cores() == 1 else 0)
+
+
+def test_hosts_get_the_medians_of_their_pairs_and_ports_those_between_hosts() -> None:
+    inside, between = LinkFigures(1e-5, 8e9), LinkFigures(1e-4, 1e9)
+    members = [member("a", "V100"), member("a", "V100"), member("b", "V100"), member("b", "V100")]
+    figures = {(i, j): between for i in (0, 1) for j in (2, 3)}
+    cluster = cluster_of(members, figures | {(0, 1): inside, (2, 3): inside})
+    assert (cluster.bandwidth(0, 1), cluster.latency(0, 1)) == (8e9, 1e-5)
+    assert (cluster.bandwidth(1, 2), cluster.latency(1, 2)) == (1e9, 1e-4)
+    assert all(device.memory_bytes == 8e9 for device in cluster.devices)
+
+
+def test_processes_that_share_a_processor_share_its_memory_and_cores() -> None:
+    figures = {(i, j): LinkFigures(1e-5, 1e9) for i in range(4) for j in range(i + 1, 4)}
+    (host,) = cluster_of([member("a")] * 4, figures).hosts
+    assert host.full_speed_devices == 2
+    assert [device.memory_bytes for device in host.devices] == [2e9] * 4
+
+
+def test_interleaved_hosts_are_refused() -> None:
+    figures = {
+        (0, 1): LinkFigures(0, 1e9),
+        (0, 2): LinkFigures(0, 1e9),
+        (1, 2): LinkFigures(0, 1e9),
+    }
+    with pytest.raises(BadInput, match="interleaved"):
+        cluster_of([member("a"), member("b"), member("a")], figures)
+
+
+def test_without_a_process_group_the_message_says_what_to_call() -> None:
+    with pytest.raises(BadInput, match="init_process_group"):
+        measure_links()
