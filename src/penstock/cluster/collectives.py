@@ -1,12 +1,38 @@
 """Seconds of the messages that pipelines exchange: gradient all-reduce and re-cut rows."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
 
-__all__ = ["all_reduce_s", "split_concat_s"]
+__all__ = [
+    "Message",
+    "Way",
+    "all_reduce_s",
+    "all_reduce_ways",
+    "message_resources",
+    "row_messages",
+    "split_concat_s",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to all-reduce: ``latency_s + s_per_byte * bytes``."""
+
+    latency_s: float
+    s_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Rows of a micro-batch that go from one device to another."""
+
+    source: int
+    target: int
+    rows: int
 
 
 def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
@@ -20,40 +46,55 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
     The ring passes through the hosts one after the other, so every port carries it once in each
     direction. Nothing to do for one device, or for no bytes.
 
-    Source: ring as in DAPPLE (PPoPP 2021), section on all-reduce; bandwidth-optimal by Patarasuk
-    and Yuan (2009). The hierarchy is that of Horovod and NCCL's two-level algorithms.
+    Source: the ring as in DAPPLE's planner (PPoPP 2021); the hierarchy is that of two-level
+    collectives in Horovod and NCCL.
     """
-    if len(devices) < 2 or size_bytes <= 0:
+    if size_bytes <= 0:
         return 0.0
+    ways = all_reduce_ways(cluster, devices)
+    return min((way.latency_s + way.s_per_byte * size_bytes for way in ways), default=0.0)
+
+
+def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]:
+    """The ways of `all_reduce_s`; none for a single device."""
+    if len(devices) < 2:
+        return ()
     ring = sorted(devices, key=lambda device: (cluster.host_index[device], device))
-    flat_s = ring_s(cluster, ring, size_bytes)
     by_host: dict[int, list[int]] = defaultdict(list)
     for device in ring:
         by_host[cluster.host_index[device]].append(device)
     groups = list(by_host.values())
+    flat = ring_way(cluster, ring)
     if len(groups) in (1, len(ring)):
-        return flat_s
-    inside_s = max(chain_s(cluster, group, size_bytes) for group in groups)
-    across_s = ring_s(cluster, [group[0] for group in groups], size_bytes)
-    return min(flat_s, 2 * inside_s + across_s)
+        return (flat,)
+    inside = [chain_way(cluster, group) for group in groups]
+    across = ring_way(cluster, [group[0] for group in groups])
+    hierarchical = Way(
+        latency_s=2 * max(way.latency_s for way in inside) + across.latency_s,
+        s_per_byte=2 * max(way.s_per_byte for way in inside) + across.s_per_byte,
+    )
+    return (flat, hierarchical)
 
 
-def ring_s(cluster: Cluster, ring: Sequence[int], size_bytes: float) -> float:
-    """Seconds of a ring all-reduce in the given order."""
+def ring_way(cluster: Cluster, ring: Sequence[int]) -> Way:
+    """A ring all-reduce in the given order."""
     links = list(pairwise([*ring, ring[0]]))
-    slowest = min(cluster.bandwidth(source, target) for source, target in links)
-    latency_s = max(cluster.latency(source, target) for source, target in links)
     steps = len(ring) - 1
-    return 2 * steps / len(ring) * size_bytes / slowest + 2 * steps * latency_s
+    return Way(
+        latency_s=2 * steps * max(cluster.latency(*link) for link in links),
+        s_per_byte=2 * steps / len(ring) / min(cluster.bandwidth(*link) for link in links),
+    )
 
 
-def chain_s(cluster: Cluster, group: Sequence[int], size_bytes: float) -> float:
-    """Seconds to reduce to (or broadcast from) one device of a group, pipelined along a chain."""
+def chain_way(cluster: Cluster, group: Sequence[int]) -> Way:
+    """Reduce to (or broadcast from) one device of a group, pipelined along a chain."""
     links = list(pairwise(group))
     if not links:
-        return 0.0
-    slowest = min(cluster.bandwidth(source, target) for source, target in links)
-    return size_bytes / slowest + sum(cluster.latency(*link) for link in links)
+        return Way(0.0, 0.0)
+    return Way(
+        latency_s=sum(cluster.latency(*link) for link in links),
+        s_per_byte=1 / min(cluster.bandwidth(*link) for link in links),
+    )
 
 
 def split_concat_s(
@@ -75,18 +116,39 @@ def split_concat_s(
     messages of a host share its port; the busiest of these resources decides.
     ``bytes_of_rows(n)`` are the bytes of ``n`` rows.
     """
-    busy_s: defaultdict[tuple[str, int], float] = defaultdict(float)
-    ends = [list(accumulate(slices, initial=0)) for slices in (sender_slices, receiver_slices)]
-    senders, receivers = (list(pairwise(end)) for end in ends)
-    for source, have in zip(sender_devices, senders, strict=True):
-        for target, need in zip(receiver_devices, receivers, strict=True):
-            rows = min(have[1], need[1]) - max(have[0], need[0])
-            if rows <= 0 or source == target:
-                continue
-            message_s = cluster.transfer_s(source, target, bytes_of_rows(rows))
-            busy_s["send", source] += message_s
-            busy_s["receive", target] += message_s
-            if cluster.uses_port(source, target):
-                busy_s["port out", cluster.host_index[source]] += message_s
-                busy_s["port in", cluster.host_index[target]] += message_s
+    busy_s: dict[tuple[str, int], float] = defaultdict(float)
+    for message in row_messages(sender_devices, sender_slices, receiver_devices, receiver_slices):
+        seconds = cluster.transfer_s(message.source, message.target, bytes_of_rows(message.rows))
+        for resource in message_resources(cluster, message):
+            busy_s[resource] += seconds
     return max(busy_s.values(), default=0.0)
+
+
+def row_messages(
+    sender_devices: Sequence[int],
+    sender_slices: Sequence[int],
+    receiver_devices: Sequence[int],
+    receiver_slices: Sequence[int],
+) -> Iterator[Message]:
+    """The messages of `split_concat_s`; rows that stay on their device are none."""
+    have, need = list(accumulate(sender_slices)), list(accumulate(receiver_slices))
+    sender = receiver = row = 0
+    while sender < len(have) and receiver < len(need):
+        end = min(have[sender], need[receiver])
+        source, target = sender_devices[sender], receiver_devices[receiver]
+        if end > row and source != target:
+            yield Message(source, target, end - row)
+        row = end
+        sender_done, receiver_done = have[sender] == end, need[receiver] == end
+        sender += sender_done
+        receiver += receiver_done
+
+
+def message_resources(cluster: Cluster, message: Message) -> tuple[tuple[str, int], ...]:
+    """What a message occupies: both devices' engines, and the ports of their hosts."""
+    engines = (("send", message.source), ("receive", message.target))
+    if not cluster.uses_port(message.source, message.target):
+        return engines
+    source_host = cluster.host_index[message.source]
+    target_host = cluster.host_index[message.target]
+    return (*engines, ("port out", source_host), ("port in", target_host))

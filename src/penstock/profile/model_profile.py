@@ -6,7 +6,14 @@ from itertools import accumulate
 
 from penstock.errors import BadInput
 
-__all__ = ["Affine", "Edge", "LayerCost", "ModelProfile", "SharedParameter"]
+__all__ = [
+    "Affine",
+    "Edge",
+    "LayerCost",
+    "ModelProfile",
+    "SharedParameter",
+    "first_of_each_tensor",
+]
 
 
 @dataclass(frozen=True, slots=True)

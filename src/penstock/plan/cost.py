@@ -1,0 +1,201 @@
+"""What a stage costs: the formulas that all planners, the bounds and the messages share.
+
+All times are of one micro-batch, all sizes of one device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import all_reduce_s, split_concat_s
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.row_split import split_rows
+from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
+
+__all__ = [
+    "Transfer",
+    "backward_s",
+    "crossing_bytes",
+    "crowding",
+    "depth_function",
+    "device_memory_bytes",
+    "estimate_s",
+    "forward_s",
+    "peak_memory_bytes",
+    "rows_by_speed",
+    "tail_s",
+    "transfer",
+]
+
+DepthFunction: TypeAlias = Callable[[int, int], int]
+"""Micro-batches in flight, from the stages from here to the end and the micro-batches."""
+
+DEPTHS: dict[str, DepthFunction] = {
+    "gpipe": lambda stages_from_here, micro_batches: micro_batches,
+    "1f1b": min,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Seconds to send a micro-batch's tensors to the next stage, and their gradients back."""
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def round_trip_s(self) -> float:
+        """There and back."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def busier_s(self) -> float:
+        """The busier direction: links carry both at once."""
+        return max(self.forward_s, self.backward_s)
+
+
+def depth_function(schedule: str) -> DepthFunction:
+    """How many micro-batches a stage of ``schedule`` keeps in flight.
+
+    >>> depth_function("1f1b")(3, 8)
+    3
+
+    Raises:
+        BadInput: planners do not know the schedule.
+    """
+    if schedule not in DEPTHS:
+        raise BadInput(
+            f"schedule '{schedule}' is not one that plans are made for; use one of "
+            f"{', '.join(DEPTHS)}"
+        )
+    return DEPTHS[schedule]
+
+
+def rows_by_speed(cluster: Cluster, devices: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Rows of a micro-batch in proportion to the devices' speeds."""
+    return split_rows(rows, [cluster.devices[device].speed for device in devices])
+
+
+def crowding(cluster: Cluster, devices: Sequence[int]) -> float:
+    """By how much ``devices`` slow one another down when all compute at once, 1 for not at all."""
+    factor = 1.0
+    for index, host in enumerate(cluster.hosts):
+        busy = sum(cluster.host_index[device] == index for device in devices)
+        if host.full_speed_devices and busy > host.full_speed_devices:
+            factor = max(factor, busy / host.full_speed_devices)
+    return factor
+
+
+def forward_s(problem: PlanningProblem, stage: Stage) -> float:
+    """Seconds of one forward on the slowest replica."""
+    return slowest_s(problem, stage, lambda rows: problem.profile.forward_s(stage.layers, rows))
+
+
+def backward_s(problem: PlanningProblem, stage: Stage) -> float:
+    """Seconds of one full backward on the slowest replica, without recompute."""
+    return slowest_s(problem, stage, lambda rows: problem.profile.backward_s(stage.layers, rows))
+
+
+def slowest_s(
+    problem: PlanningProblem, stage: Stage, seconds_of_rows: Callable[[int], float]
+) -> float:
+    """The longest of the replicas' times, slowed down where they share cores."""
+    devices = problem.cluster.devices
+    longest = max(
+        seconds_of_rows(rows) / devices[device].speed
+        for device, rows in zip(stage.devices, stage.slices, strict=True)
+    )
+    return longest * crowding(problem.cluster, stage.devices)
+
+
+def tail_s(problem: PlanningProblem, stage: Stage) -> float:
+    """Seconds after a stage's last backward: gradient all-reduce and optimizer step."""
+    size_bytes = problem.profile.parameter_bytes(stage.layers)
+    slowest = min(problem.cluster.devices[device].speed for device in stage.devices)
+    step_s = size_bytes * problem.profile.step_s_per_byte / slowest
+    return all_reduce_s(problem.cluster, stage.devices, size_bytes) + step_s
+
+
+def crossing_bytes(profile: ModelProfile, cut: int, of: Callable[[Edge], Affine]) -> Affine:
+    """Bytes of all tensors from before ``cut`` to after it, each counted once."""
+    return sum((of(edge) for edge in first_of_each_tensor(profile.crossing(cut))), Affine())
+
+
+def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transfer:
+    """Seconds between two neighbouring stages, as if all that crosses the cut passed there.
+
+    A tensor for a later stage really goes straight to it; charging it to each cut that it crosses
+    keeps the recurrence a chain, and the simulator judges the plan with its true path.
+    """
+    cut, cluster = receiver.layers.start, problem.cluster
+    activations = crossing_bytes(problem.profile, cut, lambda edge: edge.bytes)
+    gradients = crossing_bytes(problem.profile, cut, lambda edge: edge.gradient_bytes)
+    down = (sender.devices, sender.slices, receiver.devices, receiver.slices)
+    up = (receiver.devices, receiver.slices, sender.devices, sender.slices)
+    return Transfer(
+        forward_s=split_concat_s(cluster, *down, activations.at),
+        backward_s=split_concat_s(cluster, *up, gradients.at),
+    )
+
+
+def device_memory_bytes(
+    problem: PlanningProblem, layers: range, rows: int, *, in_flight: int, recompute: bool
+) -> float:
+    """Peak bytes of a device that holds ``layers`` and computes ``rows`` rows of a micro-batch.
+
+    parameters + gradients + optimizer state + buffers + workspace of the hungriest layer
+      + in flight * saved                                 (all kept)
+      + in flight * stage inputs + saved                  (recompute)
+    """
+    profile = problem.profile
+    state = profile.parameter_bytes(layers) * (2 + problem.optimizer_bytes_per_parameter_byte)
+    buffers = sum(profile.layers[i].buffer_bytes for i in layers)
+    workspace = max(profile.layers[i].workspace_bytes.at(rows) for i in layers)
+    saved = profile.saved_bytes(layers, rows)
+    if recompute:
+        inputs = sum(edge.bytes.at(rows) for edge in profile.incoming(layers))
+        return state + buffers + workspace + in_flight * inputs + saved
+    return state + buffers + workspace + in_flight * saved
+
+
+def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
+    """Peak bytes of every device of ``plan``, in the order of ``plan.devices``."""
+    depth = depth_function(plan.schedule)
+    peaks: list[float] = []
+    limit = plan.micro_batches
+    for index, stage in enumerate(plan.stages):
+        # A tighter limit upstream holds for all stages after it.
+        limit = min(limit, plan.in_flight_limit[index] if plan.in_flight_limit else limit)
+        in_flight = min(limit, depth(len(plan.stages) - index, plan.micro_batches))
+        peaks += [
+            device_memory_bytes(
+                problem, stage.layers, rows, in_flight=in_flight, recompute=stage.recompute
+            )
+            for rows in stage.slices
+        ]
+    return tuple(peaks)
+
+
+def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
+    """Seconds of an iteration by the recurrence of `penstock.plan.dynamic_program`.
+
+    An estimate, not a bound: it lets no all-reduce overlap the drain of the stages before it, and
+    knows no waiting of uneven stages for one another.
+    """
+    depth = depth_function(plan.schedule)
+    rest_s = 0.0
+    for index in reversed(range(len(plan.stages))):
+        stage = plan.stages[index]
+        busy_s = forward_s(problem, stage) + backward_s(problem, stage)
+        if stage.recompute and depth(len(plan.stages) - index, plan.micro_batches) > 1:
+            busy_s += forward_s(problem, stage)
+        own_s = plan.micro_batches * busy_s + tail_s(problem, stage)
+        if index + 1 < len(plan.stages):
+            moved = transfer(problem, stage, plan.stages[index + 1])
+            own_s = max(own_s, plan.micro_batches * moved.busier_s)
+            rest_s += busy_s + moved.round_trip_s
+        rest_s = max(own_s, rest_s)
+    return rest_s
