@@ -1,0 +1,135 @@
+"""Job files are read whole, and every mistake in one gets a line that names the remedy."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.errors import BadInput
+from penstock.jobs.job import Job
+from penstock.jobs.job_file import find_job, read_job
+from penstock.jobs.registry import DEFAULT_JOB, JOBS
+
+MODULE = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Linear(4, 2)
+
+def batches(split, seed, start_step, batch_size):
+    while True:
+        yield torch.zeros(batch_size, 4), torch.zeros(batch_size, dtype=torch.long)
+
+def nothing(split, seed, start_step, batch_size):
+    return iter(())
+"""
+
+OWN = """
+model = "job_under_test:build"
+data = "job_under_test:batches"
+loss = "torch.nn.functional:cross_entropy"
+batch_size = 6
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job_under_test.py").write_text(MODULE)
+    return tmp_path
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_built_in_job_is_found_by_its_name(name: str) -> None:
+    job = find_job(name)
+    assert job.name == name
+    assert isinstance(job, Job)
+    assert DEFAULT_JOB in JOBS
+
+
+def test_a_job_of_ones_own_names_its_functions(folder: Path) -> None:
+    text = OWN + 'steps = 7\n[optimizer]\nname = "sgd"\nlearning_rate = 0.5\n'
+    job = read_job(written(folder, text))
+    assert (job.name, job.steps, job.batch_size) == ("mine", 7, 6)
+    assert (job.optimizer.name, job.optimizer.learning_rate) == ("sgd", 0.5)
+    assert job.micro_batch_choices() == (6, 3, 2, 1)
+    assert isinstance(job.build_model(), torch.nn.Linear)
+    assert job.example_batch()[0].shape == (6, 4)
+    assert job.loss is torch.nn.functional.cross_entropy
+
+
+def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
+    base = find_job("gpt-text")
+    job = read_job(
+        written(folder, 'base = "gpt-text"\nsteps = 5\n[optimizer]\nbetas = [0.8, 0.9]\n')
+    )
+    assert job.steps == 5
+    assert job.optimizer.betas == (0.8, 0.9)
+    assert job.optimizer.learning_rate == base.optimizer.learning_rate
+    assert job.build_model is base.build_model
+    assert job.micro_batch_sizes == base.micro_batch_sizes
+
+
+def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Path) -> None:
+    job = read_job(written(folder, 'base = "gpt-text"\nbatch_size = 6\n'))
+    assert job.micro_batch_choices() == (6, 3, 2, 1)
+    assert job.example_batch()[0].shape[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("steps = = 3\n", ["not valid TOML", "line 1"]),
+        ('base = "gpt-text"\nstep = 3\n', ["unknown key 'step'", "did you mean 'steps'?"]),
+        ('base = "gpt-text"\nsteps = "many"\n', ["steps is 'many'", "integer"]),
+        ('base = "gpt-txt"\n', ["base is 'gpt-txt'", "did you mean 'gpt-text'?"]),
+        ('base = "gpt-text"\nsteps = 0\n', ["steps is 0", ">= 1"]),
+        ('base = "gpt-text"\nautocast = "bf16"\n', ["autocast is 'bf16'", "bfloat16"]),
+        (
+            'base = "gpt-text"\n[optimizer]\nlearning_rte = 1.0\n',
+            ["optimizer", "did you mean 'learning_rate'?"],
+        ),
+        (
+            'base = "gpt-text"\nmicro_batch_sizes = [5]\n',
+            ["micro-batch size 5", "batch size 16", "[1, 2, 4, 8, 16]"],
+        ),
+        ('model = "job_under_test:build"\n', ["key 'data' is missing", "module:function"]),
+        (OWN.replace(":build", ""), ["model is 'job_under_test'", "module:function"]),
+        (OWN.replace(":build", ":buil"), ["has no function 'buil'", "did you mean 'build'?"]),
+        (OWN.replace("job_under_test:b", "no_such_module:b"), ["no_such_module", "beside"]),
+    ],
+)
+def test_a_mistake_is_answered_with_its_place_and_the_remedy(
+    folder: Path, text: str, parts: list[str]
+) -> None:
+    path = written(folder, text)
+    with pytest.raises(BadInput) as found:
+        read_job(path)
+    message = str(found.value)
+    assert "\n" not in message
+    assert str(path) in message
+    for part in parts:
+        assert part in message
+
+
+def test_an_unknown_job_lists_those_there_are() -> None:
+    with pytest.raises(BadInput, match=r"'gpt-txt' .*gpt-text, digits.*did you mean 'gpt-text'"):
+        find_job("gpt-txt")
+
+
+def test_a_file_that_is_not_toml_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"does not end in \.toml"):
+        find_job(tmp_path / "job.json")
+
+
+def test_data_without_batches_are_refused(folder: Path) -> None:
+    job = read_job(written(folder, OWN.replace(":batches", ":nothing")))
+    with pytest.raises(BadInput, match="yields no batch"):
+        job.example_batch()
