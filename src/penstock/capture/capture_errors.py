@@ -1,0 +1,89 @@
+"""What went wrong while tracing, told in terms of the user's code."""
+
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from penstock.errors import CaptureFailed
+
+__all__ = ["capture_failed"]
+
+_OURS = Path(__file__).parents[1]
+_LIBRARIES = (Path(torch.__file__).parent, _OURS)
+_WAY_OUT = (
+    "rewrite the line with tensor operations (torch.where), or keep the module whole and write the "
+    "model as penstock.Chain([...])"
+)
+
+
+def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
+    """The error to raise for ``error``, which tracing a model raised."""
+    text = _first_line(error)
+    where = _user_line(error)
+    at = f" at {where}" if where else ""
+    if _fixed_batch_size(error):
+        size = re.search(r"specialized it to be a constant \((\d+)\)", str(error))
+        value = f" ({size.group(1)})" if size else ""
+        return CaptureFailed(
+            f"{model_name} cannot be captured: its code fixes the number of samples{value}{at}, "
+            "but slices of a batch have other sizes; take the size from the input "
+            "(x.shape[0], -1), or write the model as penstock.Chain([...])"
+        )
+    if _data_dependent(error):
+        return CaptureFailed(
+            f"{model_name} cannot be captured: its control flow depends on values{at}; {_WAY_OUT}"
+        )
+    return CaptureFailed(
+        f"{model_name} cannot be captured{at}: {type(error).__name__}: {text}; {_WAY_OUT}"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _user_line(error: BaseException) -> str:
+    """``file:line `source` `` of the innermost frame outside torch and Penstock, or ""."""
+    for one in _chain(error):
+        frames = list(traceback.extract_tb(one.__traceback__))
+        frames += list(getattr(one, "real_stack", None) or [])
+        for frame in reversed(frames):
+            path = Path(frame.filename)
+            if any(path.is_relative_to(library) for library in _LIBRARIES):
+                continue
+            if not path.exists() or path.name == "contextlib.py":
+                continue
+            if _called_capture(frame.line or ""):
+                break
+            return f"{frame.filename}:{frame.lineno} `{frame.line}`"
+    return ""
+
+
+def _called_capture(line: str) -> bool:
+    """Whether a frame is the caller of capture rather than code of the model."""
+    return "capture_model(" in line or "Pipeline(" in line
+
+
+def _fixed_batch_size(error: BaseException) -> bool:
+    text = str(error)
+    return "specialized" in text or ("Constraints violated" in text and "constant" in text)
+
+
+def _data_dependent(error: BaseException) -> bool:
+    names = {type(one).__name__ for one in _chain(error)}
+    if names & {"GuardOnDataDependentSymNode", "DataDependentOutputException"}:
+        return True
+    return "data-dependent" in str(error).lower()

@@ -1,0 +1,234 @@
+"""An exported graph made ready for cutting: no checks, no needless writes, no fixed devices."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from penstock.capture.operators import (
+    argument_value,
+    functional_twin,
+    is_assertion,
+    is_mutation,
+    packet_name,
+    shares_storage,
+    tensor_value,
+    written_inputs,
+)
+from penstock.capture.sizes import size_nodes
+
+__all__ = ["CleanGraph", "clean", "device_of", "in_autocast"]
+
+WRAPPED_MODEL = "model."
+WRAPPED_LOSS = "loss."
+
+
+@dataclass(frozen=True)
+class CleanGraph:
+    """A flat graph of operators whose attributes carry the names of the user's model.
+
+    ``rows`` and ``device`` are nodes that stand for the samples and the device of a stage: each
+    stage finds them in its own inputs. ``constants`` are tensors that the code of the model made
+    (``torch.tensor(2.0)``), ``bodies`` are the graphs of regions such as ``torch.no_grad``.
+    """
+
+    graph: fx.Graph
+    leaves: tuple[fx.Node, ...]
+    rows: fx.Node
+    device: fx.Node
+    loss: fx.Node
+    constants: Mapping[str, torch.Tensor]
+    bodies: Mapping[str, fx.GraphModule]
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The device of ``tensor``: what a fixed device becomes in a captured graph."""
+    return tensor.device
+
+
+def in_autocast(
+    device: torch.device,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    body: nn.Module,
+    *inputs: Any,
+) -> Any:
+    """``body`` in the autocast region that the model's code opened, on the device of the stage."""
+    with torch.autocast(device.type, dtype, enabled, cache_enabled):
+        return body(*inputs)
+
+
+def clean(
+    exported: fx.GraphModule, names: Mapping[str, str]
+) -> CleanGraph:
+    """``exported``, with ``names`` from its attributes to the first names of the user's model."""
+    graph = exported.graph
+    leaves = tuple(node for node in graph.nodes if node.op == "placeholder")
+    with graph.inserting_after(leaves[-1]):
+        device = graph.call_function(device_of, (leaves[0],))
+        rows = graph.call_function(torch.ops.aten.sym_size.int, (leaves[0], 0))
+    _drop_assertions(graph)
+    constants, bodies = _rename_attributes(exported, names)
+    size_nodes(graph, leaves, rows)
+    _own_copies_of_written_leaves(graph, leaves, {rows, device})
+    _write_to_new_tensors(graph)
+    _follow_device(graph, device)
+    for body in bodies.values():
+        _follow_device_inside(body)
+    output = next(node for node in graph.nodes if node.op == "output")
+    loss = output.all_input_nodes[0]
+    _drop_unused(graph, keep={*leaves, rows, device})
+    return CleanGraph(graph, leaves, rows, device, loss, constants, bodies)
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "call_module") and is_assertion(node):
+            node.replace_all_uses_with(node.args[0]) if node.users else None
+            graph.erase_node(node)
+
+
+def _drop_unused(graph: fx.Graph, keep: set[fx.Node]) -> None:
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and node not in keep:
+            if node.op == "call_function" and is_mutation(node):
+                continue
+            graph.erase_node(node)
+
+
+def _rename_attributes(
+    exported: fx.GraphModule, names: Mapping[str, str]
+) -> tuple[dict[str, torch.Tensor], dict[str, fx.GraphModule]]:
+    """Give attributes the names of the user's model; collect the others."""
+    constants: dict[str, torch.Tensor] = {}
+    bodies: dict[str, fx.GraphModule] = {}
+    for node in exported.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        target = str(node.target)
+        if target in names:
+            node.target = names[target]
+            continue
+        value: Any = operator.attrgetter(target)(exported)
+        flat = target.replace(".", "_")
+        if isinstance(value, fx.GraphModule):
+            node.target = f"_bodies.{flat}"
+            bodies[node.target] = value
+        else:
+            node.target = f"_constants.{flat}"
+            constants[node.target] = value
+    return constants, bodies
+
+
+def _own_copies_of_written_leaves(
+    graph: fx.Graph, leaves: tuple[fx.Node, ...], shape_only: set[fx.Node]
+) -> None:
+    """Let code that writes into a view of the batch write into a copy, on each stage its own."""
+    storage = {leaf: leaf for leaf in leaves}
+    written: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and shares_storage(node) and node.all_input_nodes:
+            root = storage.get(node.all_input_nodes[0])
+            if root is not None:
+                storage[node] = root
+        written |= {storage[n] for n in written_inputs(node) if n in storage}
+    for leaf in written:
+        with graph.inserting_after(leaves[-1]):
+            copy = graph.call_function(torch.ops.aten.clone.default, (leaf,))
+        copy.meta.update(leaf.meta)
+        kept = {copy, *shape_only}
+        leaf.replace_all_uses_with(copy, delete_user_cb=lambda user, kept=kept: user not in kept)
+
+
+def _write_to_new_tensors(graph: fx.Graph) -> None:
+    """Replace ``relu_`` and its like by ``relu`` where no other view sees the write.
+
+    A stage may not write to a tensor that it received, and its sender may need the old values.
+    """
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_mutation(node):
+            continue
+        base, twin = next(written_inputs(node)), functional_twin(node)
+        if twin is None or base.op == "get_attr" or base is not node.args[0]:
+            continue
+        if not _keeps_type(node, base) or _seen_through_views(node, base, order):
+            continue
+        later = [user for user in base.users if order.get(user, -1) > order[node]]
+        for user in later:
+            user.replace_input_with(base, node)
+        node.target = twin
+
+
+def _keeps_type(node: fx.Node, base: fx.Node) -> bool:
+    """Whether the new tensor would have the type of the old: no promotion by other operands."""
+    value = tensor_value(base)
+    if value is None:
+        return False
+    operands = [tensor_value(n) for n in node.all_input_nodes if n is not base]
+    kept = packet_name(node) in ("copy_", "masked_fill_", "index_put_", "scatter_", "fill_")
+    return kept or all(o is None or o.dtype == value.dtype or o.dim() == 0 for o in operands)
+
+
+def _seen_through_views(node: fx.Node, base: fx.Node, order: Mapping[fx.Node, int]) -> bool:
+    """Whether something reads the written storage after ``node`` under another name."""
+    same: set[fx.Node] = {base}
+    root = base
+    while root.op == "call_function" and shares_storage(root) and root.all_input_nodes:
+        if functional_twin(root) is not None:
+            break
+        root = root.all_input_nodes[0]
+        same.add(root)
+    if root.op == "get_attr":
+        return True
+    for other in order:
+        if other.op == "call_function" and shares_storage(other) and other is not node:
+            inputs = other.all_input_nodes
+            if inputs and inputs[0] in same and order[other] < order[node]:
+                same.add(other)
+    return any(
+        order.get(user, -1) > order[node] for other in same - {base} for user in other.users
+    )
+
+
+def _follow_device(graph: fx.Graph, device: fx.Node) -> None:
+    """Let every fixed device be that of the stage."""
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if packet_name(node) == "wrap_with_autocast":
+            _, *rest = node.args
+            node.target = in_autocast
+            node.args = (device, *rest)
+        elif isinstance(node.target, torch._ops.OpOverload):
+            _replace_device(node, device)
+
+
+def _replace_device(node: fx.Node, device: fx.Node) -> None:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if isinstance(argument_value(node, position, argument.name), torch.device):
+            if position < len(node.args):
+                node.update_arg(position, device)
+            else:
+                node.update_kwarg(argument.name, device)
+
+
+def _follow_device_inside(body: fx.GraphModule) -> None:
+    """The same inside a region, where the device is that of its first tensor."""
+    graph = body.graph
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    tensors = [n for n in inputs if tensor_value(n) is not None]
+    for child in body.children():
+        if isinstance(child, fx.GraphModule):
+            _follow_device_inside(child)
+    _drop_assertions(graph)
+    if tensors:
+        with graph.inserting_after(inputs[-1]):
+            device = graph.call_function(device_of, (tensors[0],))
+        _follow_device(graph, device)
+    body.recompile()

@@ -1,0 +1,230 @@
+"""Which operators are work of one layer, and which are cheap enough to run on every stage.
+
+    batch -> mask, positions ----+--------+        duplicated: run wherever they are read
+    batch -> embed -> h -> view -+-> ...           the view too: ``h`` is what is sent
+
+An operator is *duplicated* when it depends on no parameter and is cheap, when it only rearranges
+one tensor, or when it spreads something small over something large (a position bias plus a mask).
+All others are *work*: each belongs to one layer and its result is sent where it is read.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from penstock.capture.cleaning import CleanGraph
+from penstock.capture.operators import (
+    is_heavy,
+    is_pointwise,
+    is_random,
+    is_view,
+    shares_storage,
+    tensor_value,
+    written_inputs,
+)
+
+__all__ = ["Dataflow", "find_dataflow"]
+
+SPREAD_FACTOR = 2
+"""A pointwise operator is run again at its readers if that sends at most half the bytes."""
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """Work in order of execution, and what each node needs that is not duplicated.
+
+    ``needs[node]`` are the work nodes, attributes and batch leaves that ``node`` reads, through
+    duplicated ones. ``after[node]`` are earlier writers to storage that ``node`` reads. No cut may
+    fall between the work ``lo`` and ``hi`` of an entry ``(lo, hi)`` of ``together``: cut ``c`` with
+    ``lo < c <= hi`` would part a write from what it writes to.
+    """
+
+    clean: CleanGraph
+    work: tuple[fx.Node, ...]
+    position: Mapping[fx.Node, int]
+    needs: Mapping[fx.Node, frozenset[fx.Node]]
+    after: Mapping[fx.Node, tuple[fx.Node, ...]]
+    together: tuple[tuple[int, int], ...]
+    updated: frozenset[str]
+    sampled: frozenset[fx.Node]
+
+    def inputs(self, node: fx.Node) -> Iterable[fx.Node]:
+        """What ``node`` reads, and the writes that must come before."""
+        return (*node.all_input_nodes, *self.after.get(node, ()))
+
+
+def find_dataflow(clean: CleanGraph) -> Dataflow:
+    """The dataflow of a cleaned graph."""
+    nodes = list(clean.graph.nodes)
+    storages, after = _storages(nodes)
+    updated = frozenset(
+        str(root.target)
+        for root, (_, writers) in storages.items()
+        if root.op == "get_attr" and writers
+    )
+    anchored = _anchored(nodes, storages, after, updated)
+    duplicated = _duplicated(nodes, after, anchored, updated)
+    work = tuple(n for n in nodes if n.op == "call_function" and n not in duplicated)
+    work = tuple(n for n in work if n is not clean.rows and n is not clean.device)
+    position = {node: index for index, node in enumerate(work)}
+    needs: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in nodes:
+        found: set[fx.Node] = set()
+        for source in (*node.all_input_nodes, *after.get(node, ())):
+            if source in position or source.op in ("get_attr", "placeholder"):
+                found.add(source)
+            else:
+                found |= needs[source]
+        is_symbol = node is clean.rows or node is clean.device
+        needs[node] = frozenset() if is_symbol else frozenset(found)
+    together = _together(storages, position, needs)
+    sampled = _sampled(nodes, clean)
+    return Dataflow(clean, work, position, needs, after, together, updated, sampled)
+
+
+Storages = Mapping[fx.Node, tuple[list[fx.Node], list[fx.Node]]]
+"""For each root of storage that is written: the nodes that share it, and the writers."""
+
+
+def _storages(nodes: Iterable[fx.Node]) -> tuple[Storages, dict[fx.Node, tuple[fx.Node, ...]]]:
+    """Who shares written storage; and for each reader the writers before it."""
+    by_name: dict[str, fx.Node] = {}
+    root: dict[fx.Node, fx.Node] = {}
+    members: dict[fx.Node, list[fx.Node]] = {}
+    writers: dict[fx.Node, list[fx.Node]] = {}
+    after: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    for node in nodes:
+        own = node
+        if node.op == "get_attr":
+            own = by_name.setdefault(str(node.target), node)
+        elif node.op == "call_function" and shares_storage(node) and node.all_input_nodes:
+            own = root[node.all_input_nodes[0]]
+        earlier = {w for source in node.all_input_nodes for w in writers.get(root[source], ())}
+        if earlier:
+            after[node] = tuple(w for w in earlier if w is not node)
+        for source in written_inputs(node) if node.op == "call_function" else ():
+            writers.setdefault(root[source], []).append(node)
+        root[node] = own
+        members.setdefault(own, []).append(node)
+    return {own: (members[own], found) for own, found in writers.items()}, after
+
+
+def _anchored(
+    nodes: Iterable[fx.Node],
+    storages: Storages,
+    after: Mapping[fx.Node, tuple[fx.Node, ...]],
+    updated: Collection[str],
+) -> set[fx.Node]:
+    """Nodes around written storage that must run once, on one stage.
+
+    All that touches a buffer that is updated; all that shares storage which is written with
+    something that depends on parameters or chance.
+    """
+    anchored: set[fx.Node] = set()
+    bound: set[fx.Node] = set()
+    for node in nodes:
+        inputs = (*node.all_input_nodes, *after.get(node, ()))
+        if node.op == "get_attr" or any(source in bound for source in inputs):
+            bound.add(node)
+        elif node.op == "call_function" and (is_random(node) or is_heavy(node)):
+            bound.add(node)
+    for own, (members, writers) in storages.items():
+        if (own.op == "get_attr" and str(own.target) in updated) or bound & set(writers):
+            anchored |= {n for n in (*members, *writers) if n.op == "call_function"}
+    return anchored
+
+
+def _duplicated(
+    nodes: Iterable[fx.Node],
+    after: Mapping[fx.Node, tuple[fx.Node, ...]],
+    anchored: Collection[fx.Node],
+    updated: Collection[str],
+) -> set[fx.Node]:
+    free: set[fx.Node] = set()
+    views: set[fx.Node] = set()
+    for node in nodes:
+        inputs = (*node.all_input_nodes, *after.get(node, ()))
+        if node.op == "placeholder":
+            free.add(node)
+        elif node.op == "get_attr":
+            if str(node.target) not in updated and not _is_parameter(node):
+                free.add(node)
+        elif node.op != "call_function" or node in anchored:
+            continue
+        elif all(n in free for n in inputs) and not is_random(node) and not is_heavy(node):
+            free.add(node)
+        elif not is_random(node) and _reads_written(node, after, anchored):
+            continue
+        elif (is_view(node) and not _shrinks(node)) or _spreads(node, free):
+            views.add(node)
+    return {n for n in free | views if n.op == "call_function"}
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    return bool(node.meta.get("is_parameter"))
+
+
+def _reads_written(
+    node: fx.Node, after: Mapping[fx.Node, tuple[fx.Node, ...]], anchored: Collection[fx.Node]
+) -> bool:
+    """Whether the node reads storage that is written by work, so that its time matters."""
+    return any(writer in anchored for writer in after.get(node, ()))
+
+
+def _shrinks(node: fx.Node) -> bool:
+    value, source = tensor_value(node), tensor_value(node.all_input_nodes[0])
+    return value is None or source is None or _bytes(value) < _bytes(source)
+
+
+def _spreads(node: fx.Node, free: Collection[fx.Node]) -> bool:
+    """Whether a pointwise operator makes something large of little that would have to be sent."""
+    value = tensor_value(node)
+    if value is None or not is_pointwise(node) or is_random(node):
+        return False
+    sent = [tensor_value(source) for source in node.all_input_nodes if source not in free]
+    total = sum(_bytes(tensor) for tensor in sent if tensor is not None)
+    return None not in sent and total * SPREAD_FACTOR <= _bytes(value)
+
+
+def _bytes(tensor: object) -> int:
+    """Bytes for the traced number of samples."""
+    from torch import Tensor
+
+    assert isinstance(tensor, Tensor)
+    count = 1
+    for size in tensor.shape:
+        count *= size if isinstance(size, int) else size.node.hint
+    return count * tensor.element_size()
+
+
+def _together(
+    storages: Storages,
+    position: Mapping[fx.Node, int],
+    needs: Mapping[fx.Node, frozenset[fx.Node]],
+) -> tuple[tuple[int, int], ...]:
+    spans: list[tuple[int, int]] = []
+    for own, (members, writers) in storages.items():
+        touched = [position[n] for n in (*members, *writers) if n in position]
+        if not touched:
+            continue
+        last = max((position[w] for w in writers if w in position), default=-1)
+        if own.op == "get_attr":
+            names = {n for n in needs if n.op == "get_attr" and n.target == own.target}
+            touched += [position[n] for n in position if needs[n] & names]
+            last = max(touched)
+        if last > min(touched):
+            spans.append((min(touched), last))
+    return tuple(spans)
+
+
+def _sampled(nodes: Iterable[fx.Node], clean: CleanGraph) -> frozenset[fx.Node]:
+    """Nodes whose values, not only their sizes, depend on the samples."""
+    found: set[fx.Node] = set(clean.leaves)
+    for node in nodes:
+        if node is clean.rows or node is clean.device:
+            continue
+        if any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    # A tensor made "like" another takes its shape only.
+    return frozenset(found)

@@ -1,0 +1,85 @@
+"""Tracing with ``torch.export``: one symbolic number of samples, training mode, nothing changed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import fx, nn
+from torch.export import Dim
+
+from penstock.capture.capture_errors import capture_failed
+from penstock.capture.loss_module import LossModule
+from penstock.errors import PenstockError
+
+__all__ = ["export_module", "home_device"]
+
+LEAST_TRACED_ROWS = 2
+"""Tracing takes sizes 0 and 1 for constants."""
+
+
+def home_device(module: nn.Module) -> torch.device:
+    """The device of the module's tensors: meta if any is there, else that of the first."""
+    devices = [t.device for t in (*module.parameters(), *module.buffers())]
+    if any(device.type == "meta" for device in devices):
+        return torch.device("meta")
+    return devices[0] if devices else torch.device("cpu")
+
+
+def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The operators of ``module`` on ``leaves``, in training mode, for any number of rows.
+
+    Module flags, buffers and random state are as before afterwards.
+
+    Raises:
+        CaptureFailed: the code cannot be traced, or only for one number of rows.
+    """
+    home = home_device(module)
+    example = tuple(_enough_rows(leaf.detach().to(home)) for leaf in leaves)
+    rows = Dim("rows", min=LEAST_TRACED_ROWS)
+    shapes = (tuple({0: rows} for _ in example),)
+    try:
+        with _training(module), _without_cache(module), torch.random.fork_rng(devices=[]):
+            exported = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
+            traced = exported.module()
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise capture_failed(error, type(module.model).__name__) from error
+    assert isinstance(traced, fx.GraphModule)
+    return traced
+
+
+def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:
+    repeats = -(-LEAST_TRACED_ROWS // leaf.shape[0])
+    return torch.cat([leaf] * repeats) if repeats > 1 else leaf
+
+
+@contextmanager
+def _training(module: LossModule) -> Iterator[None]:
+    """Training mode, unless the user trains the model with parts of it in evaluation mode."""
+    flags = {part: part.training for part in module.modules()}
+    if not module.model.training:
+        module.model.train()
+    try:
+        yield
+    finally:
+        for part, flag in flags.items():
+            part.training = flag
+
+
+@contextmanager
+def _without_cache(module: nn.Module) -> Iterator[None]:
+    """Hugging Face models without key-value caches, which would be outputs of the model."""
+    configs = {
+        id(config): config
+        for part in module.modules()
+        if hasattr(config := getattr(part, "config", None), "use_cache")
+    }
+    before = {key: config.use_cache for key, config in configs.items()}
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config.use_cache = before[key]

@@ -1,0 +1,157 @@
+"""What capture knows about single operators: views, random ones, heavy ones, in-place ones."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = [
+    "functional_twin",
+    "is_assertion",
+    "is_heavy",
+    "is_loss",
+    "is_mutation",
+    "is_pointwise",
+    "is_random",
+    "is_view",
+    "packet_name",
+    "tensor_value",
+    "written_inputs",
+]
+
+_HEAVY = frozenset(
+    "addmm baddbmm bilinear bmm einsum embedding embedding_bag gru lstm linear matmul mm rnn_relu "
+    "rnn_tanh scaled_dot_product_attention tensordot".split()
+)
+_SHAPE_OPERATORS = frozenset(
+    "_unsafe_view alias contiguous expand expand_as flatten movedim permute reshape squeeze t "
+    "transpose unflatten unsqueeze view view_as".split()
+)
+_UPDATES_STATISTICS = frozenset(["batch_norm", "instance_norm"])
+
+
+def packet_name(node: fx.Node) -> str:
+    """The operator's name without name space and overload, such as ``linear``."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.split("::")[-1]
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def tensor_value(node: fx.Node) -> torch.Tensor | None:
+    """The symbolic tensor that the node produced while tracing, if it is one tensor."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def is_assertion(node: fx.Node) -> bool:
+    """Whether the node only checks what tracing assumed."""
+    name = packet_name(node)
+    return name.startswith(("_assert", "sym_constrain_range")) or name == "_guards_fn"
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether running the node twice may give two results."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = packet_name(node)
+    return torch.Tag.nondeterministic_seeded in target.tags or "dropout" in name or "rand" in name
+
+
+def is_heavy(node: fx.Node) -> bool:
+    """Whether the node is work worth a layer: products, convolutions, look-ups, foreign kernels."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        name = packet_name(node)
+        foreign = target.namespace not in ("aten", "prims", "prim")
+        return foreign or name in _HEAVY or "conv" in name or name.startswith("fft_")
+    return False
+
+
+def is_loss(node: fx.Node) -> bool:
+    """Whether the node is a loss, or the logarithm of a softmax that one begins with."""
+    name = packet_name(node)
+    return "loss" in name or name in ("log_softmax", "logsumexp", "binary_cross_entropy_with_logits")
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether every element of the result depends on one element of each input."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node only rearranges one tensor, leaving no element out and changing none."""
+    name = packet_name(node)
+    value = tensor_value(node)
+    if value is None or not node.all_input_nodes:
+        return False
+    if name in _SHAPE_OPERATORS:
+        return True
+    source = tensor_value(node.all_input_nodes[0])
+    if source is None:
+        return False
+    if name == "to":
+        return source.dtype == value.dtype
+    # A slice of a whole dimension, which export leaves behind, keeps the shape.
+    return name == "slice" and tuple(source.shape) == tuple(value.shape)
+
+
+def shares_storage(node: fx.Node) -> bool:
+    """Whether the result may share its storage with the first input."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    returns = target._schema.returns
+    return is_view(node) or any(r.alias_info is not None for r in returns)
+
+
+def written_inputs(node: fx.Node) -> Iterator[fx.Node]:
+    """The inputs that the node writes to."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return
+    schema = target._schema.arguments
+    for position, argument in enumerate(schema):
+        statistics = (
+            packet_name(node) in _UPDATES_STATISTICS
+            and argument.name in ("running_mean", "running_var")
+            and _updates_statistics(node)
+        )
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if written or statistics:
+            value = argument_value(node, position, argument.name)
+            if isinstance(value, fx.Node):
+                yield value
+
+
+def argument_value(node: fx.Node, position: int, name: str) -> Any:
+    """The argument at ``position`` of the schema, however it was passed; None if left out."""
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name)
+
+
+def _updates_statistics(node: fx.Node) -> bool:
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name in ("training", "use_input_stats"):
+            return bool(argument_value(node, position, argument.name))
+    return False
+
+
+def is_mutation(node: fx.Node) -> bool:
+    """Whether the node writes to one of its inputs."""
+    return next(written_inputs(node), None) is not None
+
+
+def functional_twin(node: fx.Node) -> Callable[..., Any] | None:
+    """The operator that does the same as an in-place one, into a new tensor."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    name = packet_name(node)
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    packet = getattr(getattr(torch.ops, target.namespace), name[:-1], None)
+    return getattr(packet, target._overloadname, None)

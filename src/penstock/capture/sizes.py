@@ -1,0 +1,74 @@
+"""Sizes that depend on the number of samples: every one a formula of one node, ``rows``."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from penstock.errors import CaptureFailed
+
+__all__ = ["rows_factor", "size_nodes", "unified"]
+
+
+def rows_factor(size: Any) -> int | None:
+    """``k`` where a symbolic size is ``k`` times the number of samples, else None."""
+    expression = unified(size)
+    symbols = list(expression.free_symbols)
+    if len(symbols) != 1:
+        return None
+    factor = sympy.cancel(expression / symbols[0])
+    return int(factor) if factor.is_Integer and factor > 0 else None
+
+
+def unified(size: Any) -> sympy.Expr:
+    """The formula of a size, with one symbol for the samples of every tensor of the batch."""
+    if not isinstance(size, torch.SymInt):
+        return sympy.Integer(int(size))
+    expression = size.node.expr
+    rows = sympy.Symbol("rows", positive=True, integer=True)
+    return expression.xreplace({symbol: rows for symbol in expression.free_symbols})
+
+
+def size_nodes(graph: fx.Graph, leaves: Sequence[fx.Node], rows: fx.Node) -> None:
+    """Rewrite every node whose value is a symbolic integer as a formula of ``rows``.
+
+    Raises:
+        CaptureFailed: a size is not built from sums, products and whole divisions.
+    """
+    rows.meta["val"] = leaves[0].meta["val"].shape[0]
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, torch.SymInt) or node is rows:
+            continue
+        with graph.inserting_before(node):
+            replacement = _emit(graph, unified(value), rows)
+        if isinstance(replacement, fx.Node):
+            replacement.meta.setdefault("val", value)
+            node.replace_all_uses_with(replacement)
+        graph.erase_node(node)
+
+
+def _emit(graph: fx.Graph, expression: sympy.Expr, rows: fx.Node) -> fx.Node | int:
+    """Nodes that compute ``expression``."""
+    if expression.is_Integer:
+        return int(expression)  # pyright: ignore[reportArgumentType]
+    if expression.is_Symbol:
+        return rows
+    kinds = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv}
+    kinds |= {"PythonMod": operator.mod, "Mod": operator.mod, "Pow": operator.pow}
+    kinds |= {"CleanDiv": operator.floordiv}
+    function = kinds.get(type(expression).__name__)
+    if function is None:
+        raise CaptureFailed(
+            f"a size in the model is {expression} of the number of samples, which cannot be "
+            "recomputed on another stage; use sums, products and whole divisions, "
+            "or write the model as penstock.Chain([...])"
+        )
+    first, *rest = (_emit(graph, part, rows) for part in expression.args)  # pyright: ignore
+    value = first
+    for part in rest:
+        value = graph.call_function(function, (value, part))
+    return value

@@ -1,0 +1,120 @@
+"""One stage of a captured graph as a module."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from penstock.capture.cleaning import device_of
+from penstock.capture.dataflow import Dataflow
+from penstock.capture.layer_graph import TensorSpec
+
+__all__ = ["StagePart", "build_module", "needed"]
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """What a stage computes: work, in order; the leaves and tensors it gets; what it returns."""
+
+    work: Sequence[fx.Node]
+    leaves: Sequence[fx.Node]
+    received: Sequence[tuple[fx.Node, TensorSpec]]
+    returned: Sequence[fx.Node]
+
+
+def needed(flow: Dataflow, targets: Iterable[fx.Node], given: Iterable[fx.Node]) -> set[fx.Node]:
+    """Every node that computing ``targets`` takes, down to ``given``."""
+    found: set[fx.Node] = set()
+    pending, stop = list(targets), set(given)
+    while pending:
+        node = pending.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node not in stop and node is not flow.clean.rows and node is not flow.clean.device:
+            pending += flow.inputs(node)
+    return found
+
+
+def build_module(
+    flow: Dataflow, part: StagePart, attributes: Mapping[str, Any], extra: Iterable[str]
+) -> fx.GraphModule:
+    """The module of ``part``; ``attributes`` are shared, not copied, and ``extra`` ones added."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for leaf in part.leaves:
+        new[leaf] = graph.placeholder(leaf.name)
+    for node, _ in part.received:
+        new[node] = graph.placeholder(node.name)
+    wanted = needed(flow, (*part.work, *part.returned), new)
+    if flow.clean.rows in wanted:
+        new[flow.clean.rows] = _rows(graph, flow, part, new)
+    if flow.clean.device in wanted:
+        source = next(iter(new.values()))
+        new[flow.clean.device] = graph.call_function(device_of, (source,))
+    for node in flow.clean.graph.nodes:
+        if node in wanted and node not in new and node.op != "output":
+            new[node] = graph.node_copy(node, lambda old: new[old])
+    graph.output(tuple(new[node] for node in part.returned))
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    holder = _holder({name: attributes[name] for name in [*sorted(used), *extra]})
+    module = fx.GraphModule(holder, graph, "StageModule")
+    _share(module, holder)
+    return module
+
+
+def _rows(
+    graph: fx.Graph, flow: Dataflow, part: StagePart, new: Mapping[fx.Node, fx.Node]
+) -> fx.Node:
+    """The number of samples of the stage's slice, from a leaf or from a received tensor."""
+    size = torch.ops.aten.sym_size.int
+    if part.leaves:
+        return graph.call_function(size, (new[part.leaves[0]], 0))
+    for node, spec in part.received:
+        if spec.batch_dim >= 0:
+            rows = graph.call_function(size, (new[node], spec.batch_dim))
+            if spec.rows_per_sample == 1:
+                return rows
+            return graph.call_function(_divide, (rows, spec.rows_per_sample))
+    raise AssertionError("a stage without batch and received rows must be given a leaf")
+
+
+def _divide(rows: int, rows_per_sample: int) -> int:
+    """Samples of a tensor with several rows per sample."""
+    return rows // rows_per_sample
+
+
+def _holder(attributes: Mapping[str, Any]) -> nn.Module:
+    """A tree of modules that holds ``attributes`` under their dotted names."""
+    root = nn.Module()
+    for name, value in attributes.items():
+        *path, last = name.split(".")
+        owner = root
+        for part in path:
+            child = owner._modules.get(part)
+            if child is None:
+                child = nn.Module()
+                owner.add_module(part, child)
+            owner = child
+        match value:
+            case nn.Parameter():
+                owner.register_parameter(last, value)
+            case (torch.Tensor() as tensor, bool() as persistent):
+                owner.register_buffer(last, tensor, persistent=persistent)
+            case nn.Module():
+                owner.add_module(last, value)
+    return root
+
+
+def _share(module: fx.GraphModule, holder: nn.Module) -> None:
+    """Put the tree of ``holder`` into ``module``, which made buffers persistent and left out some."""
+    for name, child in holder.named_children():
+        module.add_module(name, child)
+    for name, tensor in holder._parameters.items():
+        module.register_parameter(name, tensor)
+    for name, tensor in holder._buffers.items():
+        module._buffers.pop(name, None)
+        persistent = name not in holder._non_persistent_buffers_set
+        module.register_buffer(name, tensor, persistent=persistent)

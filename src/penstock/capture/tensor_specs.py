@@ -1,0 +1,159 @@
+"""What is known of each tensor of a captured graph: where its samples are, whether it has a gradient.
+
+The samples' dimension comes from the symbolic shape. Where samples and another dimension were
+flattened together, their order decides whether rows can be cut between replicas:
+
+    (samples, words) -> flatten   0 0 0 1 1 1 2 2 2   sample after sample: rows can be cut
+    (words, samples) -> flatten   0 1 2 0 1 2 0 1 2   they cannot
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import fx
+
+from penstock.capture.cleaning import CleanGraph, in_autocast
+from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.operators import is_view, packet_name, tensor_value
+from penstock.capture.sizes import rows_factor, unified
+
+__all__ = ["TensorFacts", "find_facts"]
+
+_NO_GRADIENT = frozenset("detach zeros_like ones_like full_like empty_like rand_like".split())
+_REORDERS_ROWS = frozenset("cat stack repeat tile flip roll sort index_select gather".split())
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Where the samples are: dimension (-1 for none), rows per sample, in order of samples."""
+
+    dim: int
+    rows: int
+    ordered: bool
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """Facts about the tensors of a graph, by node."""
+
+    samples: Mapping[fx.Node, _Samples]
+    with_gradient: frozenset[fx.Node]
+    sampled: Collection[fx.Node]
+
+    def can_cross(self, node: fx.Node) -> bool:
+        """Whether a spec can describe the node's value for every number of samples."""
+        return node in self.samples
+
+    def can_be_recut(self, node: fx.Node) -> bool:
+        """Whether replicas can exchange rows of the value."""
+        facts = self.samples[node]
+        return facts.ordered if facts.dim >= 0 else node not in self.sampled
+
+    def spec(self, node: fx.Node, layer_name: str, batch_size: int) -> TensorSpec:
+        """The spec of the node's value, named after the layer that makes it."""
+        value, facts = tensor_value(node), self.samples[node]
+        assert value is not None
+        shape = [
+            batch_size * facts.rows if dim == facts.dim else int(size)
+            for dim, size in enumerate(value.shape)
+        ]
+        return TensorSpec(
+            f"{layer_name}/{node.name}",
+            tuple(shape),
+            value.dtype,
+            facts.dim,
+            facts.rows,
+            node in self.with_gradient,
+            not self.can_be_recut(node),
+        )
+
+
+def find_facts(clean: CleanGraph, sampled: Collection[fx.Node]) -> TensorFacts:
+    """The facts about every tensor of the graph."""
+    samples: dict[fx.Node, _Samples] = {}
+    with_gradient: set[fx.Node] = set()
+    for node in clean.graph.nodes:
+        found = _samples(node, samples)
+        if found is not None:
+            samples[node] = found
+        if _has_gradient(node, with_gradient):
+            with_gradient.add(node)
+    return TensorFacts(samples, frozenset(with_gradient), sampled)
+
+
+def _samples(node: fx.Node, known: Mapping[fx.Node, _Samples]) -> _Samples | None:
+    value = tensor_value(node)
+    if value is None:
+        return None
+    varying = [dim for dim, size in enumerate(value.shape) if unified(size).free_symbols]
+    if not varying:
+        return _Samples(-1, 1, True)
+    if len(varying) > 1:
+        return None
+    dim = varying[0]
+    rows = rows_factor(value.shape[dim])
+    if rows is None:
+        return None
+    return _Samples(dim, rows, _ordered(node, value, _Samples(dim, rows, True), known))
+
+
+def _ordered(
+    node: fx.Node,
+    value: torch.Tensor,
+    found: _Samples,
+    known: Mapping[fx.Node, _Samples],
+) -> bool:
+    """Whether rows go sample after sample, given that of the inputs."""
+    if node.op != "call_function":
+        return True
+    batched = [n for n in node.all_input_nodes if n in known and known[n].dim >= 0]
+    if not all(known[n].ordered for n in batched):
+        return False
+    name = packet_name(node)
+    if is_view(node) and batched:
+        source, shape = known[batched[0]], tensor_value(batched[0])
+        assert shape is not None
+        if name in ("view", "reshape", "flatten", "unflatten", "_unsafe_view"):
+            before = prod(int(size) for size in shape.shape[: source.dim])
+            return before == prod(int(size) for size in value.shape[: found.dim])
+        return source.rows == found.rows
+    if name in _REORDERS_ROWS and _acts_on(node, found.dim, value.dim()):
+        return False
+    same = all(known[n].rows == found.rows for n in batched)
+    return same or found.rows == 1 or name == "repeat_interleave"
+
+
+def _acts_on(node: fx.Node, dim: int, dims: int) -> bool:
+    """Whether an operator that moves rows moves them along ``dim`` (assumed if it cannot be read)."""
+    name = packet_name(node)
+    if name in ("repeat", "tile"):
+        counts = node.args[1] if len(node.args) > 1 else ()
+        counts = counts if isinstance(counts, list | tuple) else ()
+        return len(counts) != dims or counts[dim] != 1
+    candidates = node.args[1:] if name not in ("flip", "roll") else node.args[-1:]
+    numbers = [a for c in candidates for a in (c if isinstance(c, list | tuple) else (c,))]
+    along = [a % dims for a in numbers if isinstance(a, int)]
+    if name in ("cat", "stack") and len(node.args) == 1:
+        along = [int(node.kwargs.get("dim", 0)) % dims]  # pyright: ignore[reportArgumentType]
+    return dim in along or not along
+
+
+def _has_gradient(node: fx.Node, known: Collection[fx.Node]) -> bool:
+    value = node.meta.get("val")
+    if node.op == "get_attr":
+        return bool(node.meta.get("requires_grad"))
+    if node.op != "call_function":
+        return False
+    name = packet_name(node)
+    if name in _NO_GRADIENT or name.startswith("new_"):
+        return False
+    if name == "wrap_with_set_grad_enabled" and node.args[0] is False:
+        return False
+    tensors = value if isinstance(value, list | tuple) else (value,)
+    differentiable = any(
+        isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) for t in tensors
+    )
+    reads = any(source in known for source in node.all_input_nodes)
+    return reads and (differentiable or node.target is in_autocast)
