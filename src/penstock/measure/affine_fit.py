@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.profile.model_profile import Affine
 
-__all__ = ["fit_affine"]
+__all__ = ["fit_affine", "whole_bytes"]
 
 
 def fit_affine(samples: Sequence[int], costs: Sequence[float]) -> Affine:
@@ -45,3 +45,8 @@ def fit_affine(samples: Sequence[int], costs: Sequence[float]) -> Affine:
 def round_off(value: float) -> float:
     """Twelve significant digits: what a clock or a byte count can mean."""
     return float(f"{value:.12g}")
+
+
+def whole_bytes(size: Affine) -> Affine:
+    """The sizes to the nearest byte: a fit of exact counts is exact but for its rounding."""
+    return Affine(float(round(size.fixed)), float(round(size.per_sample)))

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -10,7 +9,8 @@ from torch import nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
-from penstock.measure.affine_fit import fit_affine
+from penstock.measure.affine_fit import fit_affine, whole_bytes
+from penstock.measure.backward_halves import Times
 from penstock.measure.clock import work_s
 from penstock.measure.layer_runs import (
     LayerRun,
@@ -23,31 +23,11 @@ from penstock.measure.layer_runs import (
 from penstock.measure.layer_sizes import Sizes, layer_sizes
 from penstock.measure.model_structure import edges_of, parameters_of
 from penstock.profile.model_profile import (
-    Affine,
     LayerCost,
     ModelProfile,
 )
 
 __all__ = ["measure_profile", "measure_step_s_per_byte"]
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of one layer, or of a whole model, at one batch size."""
-
-    forward_s: float
-    backward_s: float
-    backward_input_s: float = 0.0
-    backward_weight_s: float = 0.0
-
-    def halves(self) -> tuple[float, float]:
-        """The full backward, shared out as the separately timed halves are to one another.
-
-        The halves run some work twice when they run apart, so their own sum is too large.
-        """
-        both = self.backward_input_s + self.backward_weight_s
-        share = self.backward_input_s / both if both else 0.0
-        return self.backward_s * share, self.backward_s * (1 - share)
 
 
 def measure_profile(
@@ -123,11 +103,6 @@ def layer_cost(
         saved_bytes=whole_bytes(fit_affine(sizes, [b.saved_bytes for b in bytes_at])),
         workspace_bytes=whole_bytes(fit_affine(sizes, [b.workspace_bytes for b in bytes_at])),
     )
-
-
-def whole_bytes(size: Affine) -> Affine:
-    """The sizes to the nearest byte: a fit of exact counts is exact but for its rounding."""
-    return Affine(float(round(size.fixed)), float(round(size.per_sample)))
 
 
 def layer_times(

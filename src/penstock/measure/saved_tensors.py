@@ -40,5 +40,5 @@ class SavedStorages:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """The address of the memory behind a tensor, the same for all its views."""
-    return tensor.untyped_storage().data_ptr()
+    """The identity of the storage behind a tensor, the same for all its views; fake ones too."""
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,118 @@
+"""Cost a job: its model layer by layer, and the links between its workers."""
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+from torch import distributed
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.trace import capture_model
+from penstock.cluster.cluster import Cluster, Host
+from penstock.cluster.presets import local_cluster
+from penstock.jobs.job import Job
+from penstock.jobs.optimizers import optimizer_factory
+from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
+from penstock.measure.links import measure_links, usable_cores, usable_memory_bytes
+from penstock.measure.roofline import estimate_profile
+from penstock.measure.workers import median_profile
+from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.launch import launch_workers, threads_per_worker
+
+__all__ = ["CostedJob", "build_and_capture", "cluster_for", "cost_job", "profile_job"]
+
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class CostedJob:
+    """What planning a job takes."""
+
+    profile: ModelProfile
+    cluster: Cluster
+
+
+def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGraph:
+    """The job's model with its first weights (by the job's seed), captured."""
+    torch.manual_seed(job.seed)
+    model = job.build_model().to(device)
+    return capture_model(model, job.example_batch(), loss=job.loss, granularity=job.granularity)
+
+
+def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> ModelProfile:
+    """The profile of a job's model on this device, or estimated for absent hardware.
+
+    Raises:
+        BadInput: unknown hardware, or a model that cannot be captured.
+    """
+    if estimate_for:
+        graph = build_and_capture(job)
+        return estimate_profile(
+            graph,
+            job.example_batch(),
+            estimate_for,
+            batch_sizes=sizes_to_measure(job),
+            autocast=job.autocast_dtype(),
+        )
+    return measure_job(job, device)
+
+
+def measure_job(job: Job, device: str) -> ModelProfile:
+    """The profile measured by this process."""
+    graph = build_and_capture(job, device)
+    whole = graph.stage(range(len(graph.layer_names))).module
+    return measure_profile(
+        graph,
+        job.example_batch(),
+        batch_sizes=sizes_to_measure(job),
+        repeats=REPEATS,
+        device=device,
+        autocast=job.autocast_dtype(),
+        step_s_per_byte=measure_step_s_per_byte(whole, optimizer_factory(job.optimizer)),
+    )
+
+
+def sizes_to_measure(job: Job) -> tuple[int, ...]:
+    """Batch sizes from a replica's slice of the smallest micro-batch to the largest micro-batch."""
+    choices = job.micro_batch_choices()
+    largest, smallest = max(choices), max(1, min(choices) // 2)
+    return tuple(sorted({smallest, max(1, largest // 4), max(1, largest // 2), largest}))
+
+
+def cost_job(job: Job, *, workers: int, device: str = "cpu") -> CostedJob:
+    """Profile and cluster for ``workers`` local workers, measured as they will run.
+
+    On the CPU as many workers measure at once as will compute at once.
+    """
+    if workers == 1:
+        profile = launch_workers(measure_job, (job, device), workers=1)[0]
+        return CostedJob(profile, local_cluster(1, usable_cores(), usable_memory_bytes()))
+    measuring = max(2, min(workers, usable_cores()))
+    results = launch_workers(
+        cost_worker, (job, device), workers=measuring, threads=threads_per_worker(workers)
+    )
+    cluster = results[0].cluster
+    if device == "cpu":
+        cluster = cluster_for(workers, cluster.hosts[0])
+    return CostedJob(median_profile([result.profile for result in results]), cluster)
+
+
+def cost_worker(job: Job, device: str) -> CostedJob:
+    """What each measuring worker runs: links together, then layers, all at the same time."""
+    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    cluster = measure_links(device)
+    distributed.barrier()
+    return CostedJob(measure_job(job, device), cluster)
+
+
+def cluster_for(workers: int, measured: Host) -> Cluster:
+    """``workers`` workers on this machine's cores, joined by links as measured."""
+    cluster = local_cluster(workers, usable_cores(), usable_memory_bytes())
+    host = replace(
+        cluster.hosts[0],
+        link_bytes_per_s=measured.link_bytes_per_s,
+        link_latency_s=measured.link_latency_s,
+    )
+    return replace(cluster, hosts=(host,))

@@ -1,0 +1,24 @@
+"""Seconds of a layer, its backward shared out into two halves."""
+
+from dataclasses import dataclass
+
+__all__ = ["Times"]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one layer, or of a whole model, at one batch size."""
+
+    forward_s: float
+    backward_s: float
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+
+    def halves(self) -> tuple[float, float]:
+        """The full backward, shared out as the separately timed halves are to one another.
+
+        The halves run some work twice when they run apart, so their own sum is too large.
+        """
+        both = self.backward_input_s + self.backward_weight_s
+        share = self.backward_input_s / both if both else 0.0
+        return self.backward_s * share, self.backward_s * (1 - share)

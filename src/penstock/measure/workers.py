@@ -1,0 +1,51 @@
+"""One profile from those of several workers that measured at the same time.
+
+Workers that share a machine contend for its memory and caches while they train, so they are
+measured while they contend: each times the same model at the same time as the others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from penstock.errors import BadInput
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+
+__all__ = ["median_profile"]
+
+
+def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
+    """The median over workers of every layer's times; bytes are the same for all.
+
+    Raises:
+        BadInput: no profiles, or profiles of different models.
+    """
+    names = {tuple(layer.name for layer in profile.layers) for profile in profiles}
+    if len(names) != 1:
+        raise BadInput(
+            f"{len(profiles)} profiles of {len(names)} different models have no median; measure "
+            f"the same model in every worker"
+        )
+    first = profiles[0]
+    costs = zip(*(profile.layers for profile in profiles), strict=True)
+    return replace(
+        first,
+        layers=tuple(median_cost(layers) for layers in costs),
+        step_s_per_byte=median(profile.step_s_per_byte for profile in profiles),
+        source=f"{first.source}, {len(profiles)} workers at once",
+    )
+
+
+def median_cost(layers: Sequence[LayerCost]) -> LayerCost:
+    """One layer's median times."""
+    return replace(
+        layers[0],
+        forward_s=median_affine([layer.forward_s for layer in layers]),
+        backward_input_s=median_affine([layer.backward_input_s for layer in layers]),
+        backward_weight_s=median_affine([layer.backward_weight_s for layer in layers]),
+    )
+
+
+def median_affine(costs: Sequence[Affine]) -> Affine:
+    """Term by term."""
+    return Affine(median(c.fixed for c in costs), median(c.per_sample for c in costs))
