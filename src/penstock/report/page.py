@@ -1,0 +1,69 @@
+"""The report of a run: one HTML file that needs nothing but a browser."""
+
+import json
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from penstock.document import write_text
+from penstock.report import sections
+from penstock.report.figures import page_figures
+from penstock.report.perfetto import write_trace
+from penstock.report.record import RunRecord, read_run
+
+__all__ = ["page_html", "write_report"]
+
+SCRIPTS = ("drawing.js", "timelines.js", "charts.js")
+
+
+def write_report(directory: str | Path) -> Path:
+    """Write ``report.html`` and ``trace.json`` into a run directory; the path of the page.
+
+    Raises:
+        BadInput: the directory does not hold a whole run, or cannot be written to.
+    """
+    record = read_run(directory)
+    write_trace((record.predicted, record.measured), record.directory / "trace.json")
+    page = record.directory / "report.html"
+    write_text(page, page_html(record))
+    return page
+
+
+def page_html(record: RunRecord) -> str:
+    """The page: style, script and data inside, so that it opens without a network."""
+    title = record.summary.job
+    return Template(asset("page.html")).substitute(
+        title=escape(title),
+        facts=sections.facts(record),
+        tiles=sections.tiles(record),
+        legend=sections.legend(record),
+        plan_note=sections.plan_note(record),
+        plan_table=sections.plan_table(record),
+        time_table=sections.time_table(record),
+        memory_note="parameters, gradients, optimizer state, saved activations, workspace",
+        memory_figures=sections.memory_figures(record),
+        loss_note=f"{record.summary.steps} steps of {record.plan.global_batch} samples",
+        footer=(
+            f"Run directory <code>{escape(str(record.directory))}</code>. The same timelines for "
+            f"<code>ui.perfetto.dev</code>: <code>trace.json</code>. Rebuild this page with "
+            f"<code>penstock report {escape(str(record.directory))}</code>."
+        ),
+        style=asset("page.css"),
+        script="\n".join(asset(name) for name in SCRIPTS),
+        data=embedded_json(page_figures(record)),
+    )
+
+
+def asset(name: str) -> str:
+    """A file that the page is made of."""
+    return (files("penstock.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def embedded_json(value: object) -> str:
+    """JSON that cannot end the script element it stands in, whatever its strings hold.
+
+    >>> embedded_json({"name": "</script>"})
+    '{"name":"\\\\u003c/script>"}'
+    """
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,197 @@
+"""What a run directory holds: plan, prediction, measurement, and the steps of the training."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.toml_file import read_cluster
+from penstock.document import Json, parse_json, read_text
+from penstock.errors import BadInput
+from penstock.plan.json_file import read_plan
+from penstock.plan.plan import Plan
+from penstock.profile.json_file import read_profile
+from penstock.profile.model_profile import ModelProfile
+from penstock.timeline.json_file import read_timeline
+from penstock.timeline.timeline import Timeline
+
+__all__ = ["Evaluation", "RunRecord", "RunSummary", "StepRecord", "read_run"]
+
+NEEDED = (
+    "plan.json",
+    "profile.json",
+    "cluster.toml",
+    "predicted.json",
+    "measured.json",
+    "metrics.jsonl",
+    "summary.json",
+)
+
+
+class Row(BaseModel):
+    """A JSON object of which only some keys matter here; a run may write more."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StepRecord(Row):
+    """One training step."""
+
+    step: int
+    loss: float
+    samples_per_s: float = 0.0
+
+
+class Evaluation(Row):
+    """The loss on held-out data after a step."""
+
+    step: int
+    evaluation_loss: float
+
+
+class RunSummary(Row):
+    """The run in a few figures; peaks are in the order of the plan's devices."""
+
+    name: str = ""
+    job: str
+    workers: int
+    steps: int
+    loss: float
+    samples_per_s: float
+    predicted_s: float
+    measured_s: float
+    measured_peak_memory_bytes: tuple[float, ...] = ()
+
+
+RowType = TypeVar("RowType", bound=Row)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything the report shows of one run."""
+
+    directory: Path
+    plan: Plan
+    profile: ModelProfile
+    cluster: Cluster
+    predicted: Timeline
+    measured: Timeline
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[Evaluation, ...]
+    summary: RunSummary
+
+    @property
+    def error(self) -> float:
+        """How far the predicted iteration is from the measured one, as a part of the latter.
+
+        Negative where the run was slower than predicted.
+        """
+        return self.summary.predicted_s / self.summary.measured_s - 1.0
+
+    @property
+    def measured_peaks(self) -> dict[int, float]:
+        """Measured peak bytes by device; devices that measured none are left out."""
+        peaks = zip(self.plan.devices, self.summary.measured_peak_memory_bytes, strict=False)
+        return {device: peak for device, peak in peaks if peak > 0}
+
+
+def read_run(directory: str | Path) -> RunRecord:
+    """Read the run directory that ``penstock train`` wrote.
+
+    Raises:
+        BadInput: no such directory, a file that is missing or malformed, or files of different
+            runs.
+    """
+    place = Path(directory)
+    if not place.is_dir():
+        raise BadInput(
+            f"run directory '{directory}' does not exist; name one that 'penstock train' wrote"
+        )
+    missing = [name for name in NEEDED if not (place / name).is_file()]
+    if missing:
+        raise BadInput(
+            f"run directory '{directory}' has no {', '.join(missing)}; name one whose "
+            f"'penstock train' went to its end"
+        )
+    steps, evaluations = read_metrics(place / "metrics.jsonl")
+    record = RunRecord(
+        directory=place,
+        plan=read_plan(place / "plan.json"),
+        profile=read_profile(place / "profile.json"),
+        cluster=read_cluster(place / "cluster.toml"),
+        predicted=read_timeline(place / "predicted.json"),
+        measured=read_timeline(place / "measured.json"),
+        steps=steps,
+        evaluations=evaluations,
+        summary=read_summary(place / "summary.json"),
+    )
+    check_record(record)
+    return record
+
+
+def check_record(record: RunRecord) -> None:
+    """Raise `BadInput` where the files cannot be of one run."""
+    where, plan = record.directory, record.plan
+    if plan.stages[-1].layers.stop != len(record.profile.layers):
+        raise BadInput(
+            f"{where}: plan.json has {plan.stages[-1].layers.stop} layers and profile.json "
+            f"{len(record.profile.layers)}; both must be of one run; run it again"
+        )
+    if max(plan.devices) >= len(record.cluster.devices):
+        raise BadInput(
+            f"{where}: plan.json uses device {max(plan.devices)} and cluster.toml has "
+            f"{len(record.cluster.devices)} devices; both must be of one run; run it again"
+        )
+    strangers = {e.device for t in (record.predicted, record.measured) for e in t.events}
+    strangers -= set(plan.devices)
+    if strangers:
+        raise BadInput(
+            f"{where}: a timeline has events on device {min(strangers)}, which plan.json does not "
+            f"use; all must be of one run; run it again"
+        )
+    if record.summary.measured_s <= 0:
+        raise BadInput(
+            f"{where}/summary.json: measured_s is {record.summary.measured_s}; it must be > 0; "
+            f"run it again"
+        )
+
+
+def read_summary(path: Path) -> RunSummary:
+    """The figures of ``summary.json``."""
+    return parse_row(RunSummary, parse_json(read_text(path, "summary"), path, "summary"), str(path))
+
+
+def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[Evaluation, ...]]:
+    """The steps and the evaluations of ``metrics.jsonl``, which has one object a line."""
+    steps: list[StepRecord] = []
+    evaluations: list[Evaluation] = []
+    for number, line in enumerate(read_text(path, "metrics").splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            value: Json = json.loads(line)
+        except json.JSONDecodeError as cause:
+            raise BadInput(f"{where} is not JSON ({cause.msg}); delete the line") from cause
+        if isinstance(value, dict) and "evaluation_loss" in value:
+            evaluations.append(parse_row(Evaluation, value, where))
+        else:
+            steps.append(parse_row(StepRecord, value, where))
+    return tuple(steps), tuple(evaluations)
+
+
+def parse_row(row: type[RowType], value: object, where: str) -> RowType:
+    """``value`` as a ``row``.
+
+    Raises:
+        BadInput: a key is missing or has a value of another type.
+    """
+    try:
+        return row.model_validate(value)
+    except ValidationError as cause:
+        problem = cause.errors()[0]
+        key = ".".join(map(str, problem["loc"])) or "the value"
+        raise BadInput(f"{where}: {key}: {problem['msg']}; run the job again") from cause

@@ -1,0 +1,229 @@
+"""The parts of the page that are text: headline figures and tables, as HTML."""
+
+from collections.abc import Iterable
+from html import escape
+
+from penstock.plan.plan import Stage
+from penstock.report.record import RunRecord
+from penstock.report.words import layers_text, percent_text, seconds_text, size_text
+from penstock.timeline.metrics import (
+    bubble_fraction,
+    busy_s,
+    covered_s,
+    iteration_s,
+    peak_memory_bytes,
+)
+from penstock.timeline.timeline import EventKind, Timeline
+
+__all__ = ["facts", "legend", "memory_figures", "plan_note", "plan_table", "tiles", "time_table"]
+
+CLOSE_ENOUGH = 0.15
+"""A prediction within this part of the measurement is shown as a good one."""
+
+WORDS: dict[EventKind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward for inputs",
+    "W": "backward for weights",
+    "R": "recompute",
+    "SEND": "send",
+    "RECV": "receive",
+    "REDUCE": "gradient all-reduce",
+    "STEP": "optimizer step",
+}
+
+
+def facts(record: RunRecord) -> str:
+    """The line under the title: what ran, how it was planned."""
+    plan = record.plan
+    parts = [
+        f"planner <b>{escape(plan.planner)}</b>",
+        f"schedule <b>{escape(plan.schedule)}</b>",
+        f"<b>{record.summary.workers}</b> workers",
+        f"<b>{plan.micro_batches}</b> micro-batches of <b>{plan.micro_batch_size}</b> samples",
+        f"<b>{record.summary.steps}</b> steps",
+    ]
+    return " · ".join(parts)
+
+
+def tiles(record: RunRecord) -> str:
+    """The headline figures."""
+    summary, error = record.summary, record.error
+    side = "slower" if error < 0 else "faster"
+    verdict = "good" if abs(error) <= CLOSE_ENOUGH else "warn"
+    evaluation = (
+        f"{record.evaluations[-1].evaluation_loss:.3f} on held-out data"
+        if record.evaluations
+        else "no evaluation"
+    )
+    return "\n".join(
+        [
+            tile("Predicted iteration", seconds_text(summary.predicted_s), "by the simulator"),
+            tile("Measured iteration", seconds_text(summary.measured_s), "typical of the run"),
+            tile(
+                "Prediction error",
+                percent_text(abs(error)),
+                f"the run was {side} than predicted",
+                verdict,
+            ),
+            tile(
+                "Bubble, measured",
+                percent_text(bubble_fraction(record.measured)),
+                f"predicted {percent_text(bubble_fraction(record.predicted))}",
+            ),
+            tile("Throughput", f"{summary.samples_per_s:.1f}", "samples per second"),
+            tile("Training loss", f"{summary.loss:.3f}", evaluation),
+        ]
+    )
+
+
+def tile(name: str, value: str, more: str, verdict: str = "") -> str:
+    """One headline figure."""
+    return (
+        f'<div class="tile"><div class="name">{escape(name)}</div>'
+        f'<div class="value {verdict}">{escape(value)}</div>'
+        f'<div class="more">{escape(more)}</div></div>'
+    )
+
+
+def legend(record: RunRecord) -> str:
+    """The colours of the kinds of event that occur."""
+    occurring = {e.kind for t in (record.predicted, record.measured) for e in t.events}
+    return "\n".join(
+        f'<li><span class="swatch" style="background:var(--{kind})"></span>{word}</li>'
+        for kind, word in WORDS.items()
+        if kind in occurring
+    )
+
+
+def plan_note(record: RunRecord) -> str:
+    """What the plan is made of, in a sentence."""
+    stages, devices = len(record.plan.stages), len(record.plan.devices)
+    return (
+        f"{count(len(record.profile.layers), 'layer')} in {count(stages, 'stage')} "
+        f"on {count(devices, 'device')} of {escape(record.cluster.name)}"
+    )
+
+
+def plan_table(record: RunRecord) -> str:
+    """One row for each stage; what differs between its replicas stands on one line each."""
+    heads = [
+        ("Stage", ""),
+        ("Layers", "layers"),
+        ("Device", "nowrap"),
+        ("Rows", "number"),
+        ("Recompute", ""),
+        ("Parameters", "number"),
+        ("Peak memory predicted", "number"),
+        ("Peak memory measured", "number"),
+        ("Memory limit", "number"),
+    ]
+    rows = [plan_row(record, index, stage) for index, stage in enumerate(record.plan.stages)]
+    return table(heads, rows)
+
+
+def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
+    """The cells of a stage."""
+    predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
+    devices = [record.cluster.devices[device] for device in stage.devices]
+    return [
+        str(index),
+        layers_cell([record.profile.layers[i].name for i in stage.layers]),
+        lines(
+            f"{number} ({device.kind})"
+            for number, device in zip(stage.devices, devices, strict=True)
+        ),
+        lines(map(str, stage.slices)),
+        "yes" if stage.recompute else "no",
+        size_text(record.profile.parameter_bytes(stage.layers)),
+        lines(size_text(predicted[device]) for device in stage.devices),
+        lines(
+            size_text(measured[device]) if device in measured else "not measured"
+            for device in stage.devices
+        ),
+        lines(size_text(device.memory_bytes) for device in devices),
+    ]
+
+
+def layers_cell(names: list[str]) -> str:
+    """First and last layer by name, and all of them to unfold."""
+    short = f"<code>{escape(layers_text(names))}</code>"
+    if len(names) <= 2:
+        return short
+    items = "".join(f"<li><code>{escape(name)}</code></li>" for name in names)
+    return f"{short}<details><summary>{len(names)} layers</summary><ol>{items}</ol></details>"
+
+
+def time_table(record: RunRecord) -> str:
+    """For each device how predicted and measured time split into busy, communication and idle."""
+    heads = [("Device", ""), ("Stage", ""), ("Predicted", ""), ("Measured", "")]
+    rows = [
+        [
+            str(device),
+            str(stage),
+            split_cell(record.predicted, device),
+            split_cell(record.measured, device),
+        ]
+        for stage, planned in enumerate(record.plan.stages)
+        for device in planned.devices
+    ]
+    return table(heads, rows)
+
+
+def split_cell(timeline: Timeline, device: int) -> str:
+    """Busy, exposed communication and idle shares of a device, as a bar and in figures."""
+    whole_s = iteration_s(timeline) or 1.0
+    busy = busy_s(timeline, device) / whole_s
+    occupied = covered_s(e for e in timeline.events if e.device == device) / whole_s
+    shares = {"busy": busy, "communication": occupied - busy, "idle": 1.0 - occupied}
+    bars = "".join(
+        f'<i style="width:{share * 100:.2f}%;background:var(--{name})"></i>'
+        for name, share in shares.items()
+    )
+    figures = " · ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
+    return f'<div class="split">{bars}</div><span class="quiet">{figures}</span>'
+
+
+def memory_figures(record: RunRecord) -> str:
+    """A place for the memory curve of each device, under its peaks in figures."""
+    predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
+    parts: list[str] = []
+    for device in record.plan.devices:
+        peaks = f"peak {size_text(predicted[device])} predicted"
+        if device in measured:
+            peaks += f", {size_text(measured[device])} measured"
+        limit = size_text(record.cluster.devices[device].memory_bytes)
+        parts.append(
+            f'<div><h3>Device {device}<span class="quiet">{peaks}; limit {limit}</span></h3>'
+            f'<svg class="figure" id="memory-{device}" role="img" '
+            f'aria-label="Memory of device {device} over one iteration"></svg></div>'
+        )
+    return "\n".join(parts)
+
+
+def table(heads: list[tuple[str, str]], rows: list[list[str]]) -> str:
+    """A table of cells that are HTML already; a head says its column's class."""
+    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in heads)
+    body = "\n".join(
+        "<tr>"
+        + "".join(
+            f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(cells, heads, strict=True)
+        )
+        + "</tr>"
+        for cells in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def lines(texts: Iterable[str]) -> str:
+    """Texts one under the other in a cell."""
+    return "<br>".join(escape(text) for text in texts)
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things.
+
+    >>> count(1, "stage"), count(3, "stage")
+    ('1 stage', '3 stages')
+    """
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

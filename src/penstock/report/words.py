@@ -1,0 +1,57 @@
+"""Figures as people read them: seconds, bytes, shares, runs of names."""
+
+from collections.abc import Sequence
+
+__all__ = ["layers_text", "percent_text", "seconds_text", "size_text"]
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration in the unit that suits it.
+
+    >>> seconds_text(0.01234), seconds_text(2.5), seconds_text(0)
+    ('12.3 ms', '2.50 s', '0 s')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{three_digits(seconds / scale)} {unit}"
+    return f"{three_digits(seconds / 1e-6)} µs" if seconds else "0 s"
+
+
+def size_text(size_bytes: float) -> str:
+    """A number of bytes in decimal units.
+
+    >>> size_text(999), size_text(16e9), size_text(18_240_000)
+    ('999 B', '16.0 GB', '18.2 MB')
+    """
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(size_bytes) >= scale:
+            return f"{three_digits(size_bytes / scale)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def percent_text(share: float) -> str:
+    """A share of one as per cent.
+
+    >>> percent_text(0.125), percent_text(-0.0312)
+    ('12.5 %', '-3.1 %')
+    """
+    return f"{share * 100:.1f} %"
+
+
+def layers_text(names: Sequence[str]) -> str:
+    """A run of layers by the names of its first and last.
+
+    >>> layers_text(["embed"]), layers_text(["embed", "block.0", "block.1"])
+    ('embed', 'embed ... block.1')
+    """
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+
+
+def three_digits(value: float) -> str:
+    """A number with three significant digits and no exponent.
+
+    >>> three_digits(1.5), three_digits(12.34), three_digits(123.4), three_digits(1234.5)
+    ('1.50', '12.3', '123', '1234')
+    """
+    size = abs(value)
+    return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
