@@ -1,0 +1,247 @@
+"""BatchNorm over a stage's replicas: the statistics of the whole micro-batch, whatever the cut.
+
+Mean and variance of a micro-batch whose rows lie on several ranks, and the backward through them,
+so that results are those of one device that runs the same micro-batches (the idea of synchronised
+batch normalisation; combining the parts: Chan, Golub and LeVeque, 1979).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
+
+BATCH_NORM_OPERATORS = (
+    functional.batch_norm,
+    torch.batch_norm,
+    torch.ops.aten.batch_norm.default,
+)
+
+
+class SynchronisedBatchNorm(TorchFunctionMode):
+    """While active, batch normalisation in training takes its statistics over a whole group.
+
+    ``counting`` false: this rank's rows are borrowed; it takes part and counts nothing.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, replica: int, replicas: int) -> None:
+        super().__init__()
+        self._group = group
+        self._replica = replica
+        self._replicas = replicas
+        self._counting = True
+
+    def counting(self, rows: int) -> "SynchronisedBatchNorm":
+        """The mode for a forward on ``rows`` rows of this rank's own."""
+        self._counting = rows > 0
+        return self
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Replace the batch normalisations, let everything else pass."""
+        if func in BATCH_NORM_OPERATORS:
+            if func is functional.batch_norm:
+                call = functional_call(*args, **(kwargs or {}))
+            else:
+                call = operator_call(*args, **(kwargs or {}))
+            if call.training:
+                return self._normalised(call)
+        return func(*args, **(kwargs or {}))
+
+    def _normalised(self, call: "BatchNormCall") -> torch.Tensor:
+        x = call.x
+        count = x.numel() // x.shape[1] if self._counting else 0
+        with torch.no_grad():
+            mean, variance, total = self._statistics(x, count)
+            update_running(call, mean, variance, total)
+        result = Normalise.apply(x, call.weight, call.bias, mean, variance, total, count, call, self)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def _statistics(
+        self, x: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Mean, biased variance and number of values of each channel over all replicas."""
+        channels = x.shape[1]
+        table = x.new_zeros(self._replicas, 2 * channels + 1, dtype=statistics_type(x.dtype))
+        if count:
+            variance, mean = torch.var_mean(
+                x.to(table.dtype), dim=other_dims(x), correction=0
+            )
+            table[self._replica] = torch.cat([mean, variance, table.new_full((1,), count)])
+        self.sum_over_replicas(table)
+        counts = table[:, -1:]
+        total = counts.sum()
+        means, variances = table[:, :channels], table[:, channels:-1]
+        mean = (counts * means).sum(0) / total
+        variance = (counts * (variances + (means - mean).square())).sum(0) / total
+        return mean, variance, float(total)
+
+    def sum_over_replicas(self, table: torch.Tensor) -> None:
+        """Add up ``table`` in place; all replicas get the same bits."""
+        dist.all_reduce(table, group=self._group)
+
+
+class BatchNormCall:
+    """The arguments of one batch normalisation."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> None:
+        self.x = x
+        self.running_mean, self.running_var = running_mean, running_var
+        self.weight, self.bias = weight, bias
+        self.training, self.momentum, self.eps = training, momentum, eps
+
+
+def functional_call(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> BatchNormCall:
+    """The arguments of `torch.nn.functional.batch_norm`."""
+    return BatchNormCall(
+        input, running_mean, running_var, weight, bias, training, momentum, eps
+    )
+
+
+def operator_call(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = False,
+) -> BatchNormCall:
+    """The arguments of ``aten.batch_norm``, which have another order."""
+    return BatchNormCall(
+        input, running_mean, running_var, weight, bias, training, momentum, eps
+    )
+
+
+class Normalise(torch.autograd.Function):
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` where mean and variance depend on x.
+
+    With n values in a channel over all replicas, x^ the normalised values and g the incoming
+    gradient times weight:
+
+        dx = (g - sum(g) / n - x^ sum(g x^) / n) / sqrt(variance + eps)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        total: float,
+        count: int,
+        call: BatchNormCall,
+        mode: SynchronisedBatchNorm,
+    ) -> torch.Tensor:
+        """Normalise this rank's rows."""
+        scale = (variance + call.eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.total, ctx.count, ctx.mode = total, count, mode
+        y = (x.to(mean.dtype) - along_channels(mean, x)) * along_channels(scale, x)
+        if weight is not None:
+            y = y * along_channels(weight.to(y.dtype), x)
+        if bias is not None:
+            y = y + along_channels(bias.to(y.dtype), x)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Sum over the replicas what the statistics pass back."""
+        x, weight, mean, scale = ctx.saved_tensors
+        gradient = gradients[0].to(mean.dtype)
+        normalised = (x.to(mean.dtype) - along_channels(mean, x)) * along_channels(scale, x)
+        dims = other_dims(x)
+        bias_gradient = gradient.sum(dims)
+        weight_gradient = (gradient * normalised).sum(dims)
+        sums = torch.stack([bias_gradient, weight_gradient])
+        ctx.mode.sum_over_replicas(sums)
+        factor = scale if weight is None else scale * weight.to(scale.dtype)
+        if ctx.count:
+            means = sums / ctx.total
+            inner = gradient - along_channels(means[0], x) - normalised * along_channels(means[1], x)
+            x_gradient = (inner * along_channels(factor, x)).to(x.dtype)
+        else:
+            x_gradient = torch.zeros_like(x)
+        parameter_gradients = (
+            (None, None)
+            if weight is None
+            else (weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype))
+        )
+        return (x_gradient, *parameter_gradients, None, None, None, None, None, None)
+
+
+def update_running(
+    call: BatchNormCall, mean: torch.Tensor, variance: torch.Tensor, total: float
+) -> None:
+    """Move the running statistics as torch does, with the unbiased variance."""
+    if call.running_mean is not None:
+        new = mean.to(call.running_mean.dtype)
+        written(call.running_mean).mul_(1 - call.momentum).add_(new, alpha=call.momentum)
+    if call.running_var is not None:
+        new = (variance * (total / max(total - 1, 1))).to(call.running_var.dtype)
+        written(call.running_var).mul_(1 - call.momentum).add_(new, alpha=call.momentum)
+
+
+def written(buffer: torch.Tensor) -> torch.Tensor:
+    """``buffer`` for writing as torch's kernel writes it: unseen by autograd's version check."""
+    return buffer.detach()
+
+
+def other_dims(x: torch.Tensor) -> list[int]:
+    """All dimensions but the channels."""
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One value a channel, shaped to act on ``x``."""
+    return values.view(1, -1, *([1] * (x.dim() - 2)))
+
+
+def statistics_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of mean and variance: at least float32."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
+
+
+def uses_batch_norm(module: torch.nn.Module) -> bool:
+    """Whether a stage module contains batch normalisation, as a module or as an operator."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            return True
+        if isinstance(part, torch.fx.GraphModule) and any(
+            node.target in BATCH_NORM_OPERATORS for node in part.graph.nodes
+        ):
+            return True
+    return False

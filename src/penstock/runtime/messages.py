@@ -1,0 +1,215 @@
+"""Which tensors travel between which ranks, in which order: derived, never negotiated.
+
+Both ends of a message compute its parts from the plan, the schedule and the captured tensors, so
+nothing but data is ever sent: no shapes, no sizes, no handshakes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+import torch
+
+from penstock.capture.layer_graph import LayerGraph, TensorSpec
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.plan.row_split import row_overlaps, row_ranges
+from penstock.runtime.micro_batches import BatchCut
+from penstock.schedule.action import Action
+from penstock.schedule.schedule import PipelineShape, Schedule
+
+__all__ = ["Boundary", "Message", "Part", "RankMessages", "boundaries_of", "messages_of_rank"]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The tensors that stage ``producer`` sends to stage ``consumer``, in a fixed order."""
+
+    producer: int
+    consumer: int
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one tensor in a message.
+
+    ``source_rows`` and ``target_rows`` are its rows in the sender's and the receiver's tensor along
+    ``dim`` (the whole tensor where ``dim`` is -1). ``shape`` is that of the part;
+    ``fills_target`` says that it is all that the receiver's tensor consists of.
+    """
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    dim: int
+    source_rows: range
+    target_rows: range
+    target_shape: tuple[int, ...]
+    dtype: torch.dtype = field(init=False)
+    bytes: int = field(init=False)
+    fills_target: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Fields, not properties: they are read for every message.
+        object.__setattr__(self, "dtype", self.spec.dtype)
+        object.__setattr__(self, "bytes", prod(self.shape) * self.spec.dtype.itemsize)
+        object.__setattr__(self, "fills_target", self.shape == self.target_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one rank sends another for one micro-batch: activations ("F") or gradients ("B")."""
+
+    kind: Literal["F", "B"]
+    micro_batch: int
+    sender: int
+    receiver: int
+    sender_stage: int
+    receiver_stage: int
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro_batch} from stage {self.sender_stage} (rank {self.sender})"
+
+
+@dataclass(frozen=True)
+class RankMessages:
+    """All that one rank sends and receives in one iteration.
+
+    ``outgoing`` and ``incoming`` are by the rank's own action; ``streams[peer]`` are the messages
+    from one peer in the order in which it sends them.
+    """
+
+    outgoing: dict[Action, tuple[Message, ...]]
+    incoming: dict[Action, tuple[Message, ...]]
+    streams: dict[int, tuple[Message, ...]]
+
+
+def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[Boundary, ...]:
+    """What crosses from stage to stage; each tensor goes once to every stage that reads it.
+
+    Raises:
+        BadInput: a tensor computed from all samples would have to cross between replicas.
+    """
+    crossing: dict[tuple[int, int], list[TensorSpec]] = {}
+    for spec, producer_layer, consumer_layers in graph.crossings:
+        producer = plan.stage_of_layer(producer_layer)
+        consumers = sorted({plan.stage_of_layer(layer) for layer in consumer_layers} - {producer})
+        for consumer in consumers:
+            ends = (producer, consumer)
+            replicas = [plan.stages[stage].replicas for stage in ends]
+            if spec.reduced and max(replicas) > 1:
+                raise BadInput(
+                    f"tensor '{spec.name}' is computed from all samples of a micro-batch and "
+                    f"crosses from stage {producer} ({replicas[0]} replicas) to stage {consumer} "
+                    f"({replicas[1]} replicas), which see only their rows; give both stages one "
+                    f"device or cut the model elsewhere"
+                )
+            crossing.setdefault(ends, []).append(spec)
+    return tuple(Boundary(*ends, tuple(tensors)) for ends, tensors in sorted(crossing.items()))
+
+
+def messages_of_rank(
+    rank: int,
+    plan: Plan,
+    boundaries: Sequence[Boundary],
+    schedule: Schedule,
+    shape: PipelineShape,
+    cut: BatchCut,
+) -> RankMessages:
+    """The messages that ``rank`` takes part in when ``schedule`` runs on the batch cut as ``cut``."""
+    outgoing: dict[Action, list[Message]] = {}
+    incoming: dict[Action, list[Message]] = {}
+    arrivals: dict[int, dict[Action, list[Message]]] = {}
+    backward_kind = {
+        (a.stage, a.micro_batch): a.kind for order in schedule.orders for a in order if a.kind in "BI"
+    }
+
+    def action_of(message: Message, stage: int) -> Action:
+        kind = backward_kind[stage, message.micro_batch] if message.kind == "B" else "F"
+        return Action(kind, stage, message.micro_batch)
+
+    for micro_batch in range(len(cut.micro_batches)):
+        for boundary in boundaries:
+            for message in messages_across(boundary, plan, cut, micro_batch):
+                if message.kind == "B" and not backward_kind:
+                    continue
+                source = action_of(message, message.sender_stage)
+                if message.sender == rank:
+                    outgoing.setdefault(source, []).append(message)
+                elif message.receiver == rank:
+                    target = action_of(message, message.receiver_stage)
+                    incoming.setdefault(target, []).append(message)
+                    by_source = arrivals.setdefault(message.sender, {})
+                    by_source.setdefault(source, []).append(message)
+    streams: dict[int, tuple[Message, ...]] = {}
+    for peer, by_source in arrivals.items():
+        group = shape.group_of(next(iter(by_source)).stage)
+        streams[peer] = tuple(m for a in schedule.of(group) for m in by_source.get(a, ()))
+    return RankMessages(
+        {action: tuple(messages) for action, messages in outgoing.items()},
+        {action: tuple(messages) for action, messages in incoming.items()},
+        streams,
+    )
+
+
+def messages_across(
+    boundary: Boundary, plan: Plan, cut: BatchCut, micro_batch: int
+) -> Iterator[Message]:
+    """Both directions between two stages: rows that overlap there, their gradients back.
+
+    A tensor without samples in it goes from one sender to each receiver, and the gradient the
+    same way back, so that its sum over the replicas counts everything once.
+    """
+    stages = (boundary.producer, boundary.consumer)
+    senders, receivers = (plan.stages[stage].devices for stage in stages)
+    have, need = (cut.slices[micro_batch][stage] for stage in stages)
+    overlap = {(o.sender, o.receiver): o.rows for o in row_overlaps(have, need)}
+    active = [i for i, rows in enumerate(have) if rows]
+    shared = {(active[j % len(active)], j) for j, rows in enumerate(need) if rows}
+    for i, j in sorted(overlap.keys() | shared):
+        parts: list[Part] = []
+        for spec in boundary.tensors:
+            if spec.batch_dim < 0:
+                if (i, j) in shared:
+                    everything = range(0)
+                    parts.append(Part(spec, spec.shape, -1, everything, everything, spec.shape))
+            elif (i, j) in overlap:
+                parts.append(row_part(spec, overlap[i, j], have, need, i, j))
+        ends = (senders[i], receivers[j])
+        if parts:
+            yield Message("F", micro_batch, *ends, *stages, tuple(parts))
+        gradients = tuple(turned(part, have[i]) for part in parts if part.spec.requires_grad)
+        if gradients:
+            yield Message("B", micro_batch, *reversed(ends), *reversed(stages), gradients)
+
+
+def row_part(
+    spec: TensorSpec, rows: range, have: Sequence[int], need: Sequence[int], i: int, j: int
+) -> Part:
+    """The rows that replica ``i`` of the producer has and replica ``j`` of the consumer needs."""
+
+    def local(holder: range) -> range:
+        factor = spec.rows_per_sample
+        return range((rows.start - holder.start) * factor, (rows.stop - holder.start) * factor)
+
+    return Part(
+        spec,
+        spec.shape_for(len(rows)),
+        spec.batch_dim,
+        local(row_ranges(have)[i]),
+        local(row_ranges(need)[j]),
+        spec.shape_for(need[j]),
+    )
+
+
+def turned(part: Part, producer_rows: int) -> Part:
+    """The same rows on the way back, as a gradient."""
+    shape = part.spec.shape_for(producer_rows)
+    return Part(part.spec, part.shape, part.dim, part.target_rows, part.source_rows, shape)

@@ -1,0 +1,91 @@
+"""How a batch is cut into micro-batches, and each micro-batch over the replicas of every stage."""
+
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.plan.row_split import row_ranges, split_rows
+from penstock.schedule.action import Action
+from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.validate import validate
+
+__all__ = ["BatchCut", "cut_batch", "forward_schedule", "schedule_of"]
+
+
+@dataclass(frozen=True)
+class BatchCut:
+    """The rows of a batch, cut twice.
+
+    ``micro_batches[m]`` are the rows of micro-batch ``m`` in the batch; ``slices[m][stage]`` says
+    how many of them each replica of the stage computes (0: it has nothing to do).
+    """
+
+    micro_batches: tuple[range, ...]
+    slices: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def rows(self, micro_batch: int, stage: int, replica: int) -> range:
+        """The rows, in the batch, that one replica computes of one micro-batch."""
+        start = self.micro_batches[micro_batch].start
+        own = row_ranges(self.slices[micro_batch][stage])[replica]
+        return range(start + own.start, start + own.stop)
+
+
+def cut_batch(plan: Plan, rows: int) -> BatchCut:
+    """Cut ``rows`` samples as planned, or as evenly as possible where the batch is another size.
+
+    >>> from penstock.plan.plan import Stage
+    >>> plan = Plan((Stage(range(1), (0, 1), (1, 1)),), 4, 2, "gpipe")
+    >>> [list(rows) for rows in cut_batch(plan, 7).micro_batches]
+    [[0, 1], [2, 3], [4, 5], [6]]
+    >>> cut_batch(plan, 7).slices[3]
+    ((1, 0),)
+    """
+    if rows == plan.global_batch:
+        counts = (plan.micro_batch_size,) * plan.micro_batches
+    else:
+        counts = split_rows(rows, (1,) * min(plan.micro_batches, rows))
+    bounds = accumulate(counts, initial=0)
+    return BatchCut(
+        tuple(range(lo, hi) for lo, hi in pairwise(bounds)),
+        tuple(
+            tuple(
+                stage.slices
+                if count == plan.micro_batch_size
+                else split_rows(count, stage.slices)
+                for stage in plan.stages
+            )
+            for count in counts
+        ),
+    )
+
+
+def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape]:
+    """The plan's schedule for ``micro_batches`` micro-batches, proven to end, and its shape.
+
+    Raises:
+        BadInput: the plan names no known schedule, or one that cannot be played.
+    """
+    if plan.schedule not in SCHEDULES:
+        raise BadInput(
+            f"the plan names the schedule '{plan.schedule}'; known are {', '.join(SCHEDULES)}"
+        )
+    shape = replace(plan.shape(), micro_batches=micro_batches)
+    schedule = SCHEDULES[plan.schedule](shape)
+    validate(schedule, shape)
+    return schedule, shape
+
+
+def forward_schedule(shape: PipelineShape) -> Schedule:
+    """Forwards only, in order, for an evaluation.
+
+    >>> print(forward_schedule(PipelineShape(stages=2, micro_batches=3)))
+    stage 0   F0 F1 F2
+    stage 1   F0 F1 F2
+    """
+    orders: list[list[Action]] = [[] for _ in range(shape.groups)]
+    for micro_batch in range(shape.micro_batches):
+        for stage in range(shape.stages):
+            orders[shape.group_of(stage)].append(Action("F", stage, micro_batch))
+    return Schedule(tuple(tuple(order) for order in orders))

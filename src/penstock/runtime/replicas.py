@@ -1,0 +1,205 @@
+"""Gradients in flat buckets, summed over the ranks that hold the same parameters."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.errors import RunFailed, Stalled
+from penstock.plan.plan import Plan
+from penstock.runtime.clock import Clock
+from penstock.runtime.world import World
+
+__all__ = ["GradientBuckets", "holders_of_parameters", "make_groups"]
+
+BUCKET_BYTES = 25 << 20
+
+
+def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """For each parameter, by its first name, the ranks that hold it: replicas and tied stages."""
+    holders: dict[str, tuple[int, ...]] = {}
+    for use in graph.parameter_uses:
+        stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
+        holders[use.name] = tuple(device for stage in stages for device in plan.stages[stage].devices)
+    return holders
+
+
+def make_groups(
+    world: World, holder_sets: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """One process group for each distinct set of several ranks that this rank is in.
+
+    All ranks create all groups, in the order of the sets, so that none waits for another.
+    """
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for ranks in sorted({ranks for ranks in holder_sets if len(ranks) > 1}):
+        group = world.new_group(ranks)
+        if group is not None and world.rank in ranks:
+            groups[ranks] = group
+    return groups
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Parameters of one element type with the same holders; their gradients lie in ``flat``."""
+
+    holders: tuple[int, ...]
+    parameters: list[nn.Parameter]
+    flat: torch.Tensor
+    missing: int = 0
+    work: dist.Work | None = None
+    started_s: float = 0.0
+
+
+class GradientBuckets:
+    """The gradients of this rank's parameters.
+
+    Parameters are taken in reverse, as the backward produces their gradients, and cut into
+    buckets of ``BUCKET_BYTES``. During the last backward of an iteration each bucket's all-reduce
+    starts as soon as its gradients are complete, in the fixed order of the buckets, while the
+    pipeline drains. Sums, not means: the loss seeds carry the weights.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        stage: int,
+        parameters: Mapping[str, nn.Parameter],
+        holders: Mapping[str, tuple[int, ...]],
+        groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+        clock: Clock,
+    ) -> None:
+        self._world = world
+        self._stage = stage
+        self._groups = groups
+        self._clock = clock
+        self.buckets: list[Bucket] = []
+        for ranks in sorted({holders[name] for name in parameters}):
+            own = [p for name, p in parameters.items() if holders[name] == ranks]
+            for part in bucket_parts(own[::-1]):
+                self.buckets.append(make_bucket(ranks, part))
+        self._shared = [bucket for bucket in self.buckets if bucket.holders in groups]
+        self._launched = 0
+
+    def zero(self) -> None:
+        """Start an iteration: all gradients zero."""
+        self._launched = 0
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+            bucket.work = None
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Around the last backward: start each bucket's all-reduce when its gradients are in."""
+        handles = []
+        for bucket in self._shared:
+            bucket.missing = len(bucket.parameters)
+
+            def arrived(_: torch.Tensor, bucket: Bucket = bucket) -> None:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._launch_complete()
+
+            for parameter in bucket.parameters:
+                handles.append(parameter.register_post_accumulate_grad_hook(arrived))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def finish(self) -> None:
+        """Start what has not been started, and wait for all sums.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder vanished.
+        """
+        for bucket in self._shared:
+            bucket.missing = 0
+        self._launch_complete()
+        for bucket in self._shared:
+            self._wait(bucket)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        if factor != 1.0:
+            for bucket in self.buckets:
+                bucket.flat.mul_(factor)
+
+    def square_sum(self) -> float:
+        """The sum of squares of the gradients that this rank counts: it is their first holder."""
+        norms = [
+            torch.linalg.vector_norm(bucket.flat, dtype=wide(bucket.flat.dtype))
+            for bucket in self.buckets
+            if bucket.holders[0] == self._world.rank
+        ]
+        if not norms:
+            return 0.0
+        return float(torch.stack([norm.double() for norm in norms]).square().sum())
+
+    def _launch_complete(self) -> None:
+        while self._launched < len(self._shared) and not self._shared[self._launched].missing:
+            bucket = self._shared[self._launched]
+            self._launched += 1
+            bucket.started_s = self._clock.now()
+            bucket.work = dist.all_reduce(
+                bucket.flat, group=self._groups[bucket.holders], async_op=True
+            )
+
+    def _wait(self, bucket: Bucket) -> None:
+        if bucket.work is None:
+            return
+        try:
+            if self._world.backend == "nccl":
+                bucket.work.wait()
+            else:
+                bucket.work.wait(timedelta(seconds=self._world.timeout_s))
+        except RuntimeError as cause:
+            ranks = ", ".join(str(rank) for rank in bucket.holders if rank != self._world.rank)
+            what = f"the gradient sum of stage {self._stage} with rank {ranks}"
+            if "imed out" in str(cause) or "imeout" in str(cause):
+                limit = f"{self._world.timeout_s:g} s"
+                raise Stalled(f"rank {self._world.rank} waited {limit} for {what}") from cause
+            raise RunFailed(f"rank {self._world.rank} lost {what}") from cause
+        end_s = self._clock.now()
+        self._clock.add(
+            "REDUCE", self._stage, -1, bucket.started_s, end_s, -1, bucket.flat.nbytes
+        )
+
+
+def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Runs of parameters of one element type, each about ``BUCKET_BYTES``."""
+    for dtype in sorted({p.dtype for p in parameters}, key=str):
+        part: list[nn.Parameter] = []
+        size = 0
+        for parameter in (p for p in parameters if p.dtype == dtype):
+            if part and size + parameter.nbytes > BUCKET_BYTES:
+                yield part
+                part, size = [], 0
+            part.append(parameter)
+            size += parameter.nbytes
+        if part:
+            yield part
+
+
+def make_bucket(holders: tuple[int, ...], parameters: list[nn.Parameter]) -> Bucket:
+    """Flat memory for the gradients of ``parameters``, which become views into it."""
+    total = sum(parameter.numel() for parameter in parameters)
+    flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
+    start = 0
+    for parameter in parameters:
+        stop = start + parameter.numel()
+        parameter.grad = flat[start:stop].view(parameter.shape)
+        start = stop
+    return Bucket(holders, parameters, flat)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to add up many numbers of ``dtype`` in."""
+    return dtype if dtype.itemsize >= 4 else torch.float32

@@ -1,0 +1,279 @@
+"""Memory that the ranks of one host share, and the bells by which they wake one another.
+
+Every rank owns one anonymous segment (``memfd``) and one pipe; its peers open both through
+``/proc/<pid>/fd``. Nothing has a name in a file system, so nothing is left behind, however a
+process ends. A segment starts with words that only its owner writes (see `Word`), followed by one
+ring for each rank that sends to the owner.
+"""
+
+import mmap
+import os
+import platform
+import select
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from penstock.errors import RunFailed, Stalled
+from penstock.runtime.world import World
+
+__all__ = ["HEADER_BYTES", "RingSize", "Segment", "Segments", "Word", "join_segments", "supported"]
+
+HEADER_BYTES = 4096
+BANK_WORDS = 64
+CACHE_LINE_BYTES = 64
+SLICE_MS = 5
+"""A sleeper looks around this often, so that a wake-up lost to a race costs no more than this."""
+
+
+class Word(IntEnum):
+    """Places of the owner's words at the start of its segment, one cache line each."""
+
+    ASLEEP = 0  # 1 waits for messages, 2 for messages or for room to send
+    ABORTED = 8
+    CLOSED = 16
+    POSITION = 24  # the action it is at, coded
+    BANKS = 64  # two banks of values for `exchange`
+
+
+@dataclass(frozen=True, slots=True)
+class RingSize:
+    """Slots of a ring and the bytes of each."""
+
+    slots: int
+    slot_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """With its two counters, each on its own cache line."""
+        return 2 * CACHE_LINE_BYTES + self.slots * self.slot_bytes
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a peer needs to open a segment."""
+
+    pid: int
+    memory: int
+    bell: int
+    size_bytes: int
+    rings: dict[int, tuple[int, RingSize]]
+
+
+@dataclass
+class Segment:
+    """One rank's segment as this process sees it.
+
+    ``rings[sender]`` is where the ring of a sender starts, and its size.
+    """
+
+    memory: mmap.mmap
+    rings: Mapping[int, tuple[int, RingSize]]
+    bell: int
+    process: int = -1
+    words: memoryview = field(init=False)
+    numbers: memoryview = field(init=False)
+
+    def __post_init__(self) -> None:
+        header = memoryview(self.memory)[:HEADER_BYTES]
+        self.words = header.cast("Q")
+        self.numbers = header.cast("d")
+
+    def ring_bell(self) -> None:
+        """Wake the owner; a full pipe means that it has been woken already."""
+        with suppress(BlockingIOError, BrokenPipeError):
+            os.write(self.bell, b"!")
+
+
+class Segments:
+    """All ranks' segments, and the waiting in them."""
+
+    def __init__(
+        self, rank: int, segments: dict[int, Segment], ear: int, timeout_s: float, spin_s: float
+    ) -> None:
+        self.rank = rank
+        self.own = segments[rank]
+        self.peers = {peer: segment for peer, segment in segments.items() if peer != rank}
+        self.all = segments
+        self._ear = ear
+        self._timeout_s = timeout_s
+        self._spin_s = spin_s
+        self._exchanges = 0
+        self._poll = select.poll()
+        self._poll.register(ear, select.POLLIN)
+        self._rank_of_process = {s.process: peer for peer, s in self.peers.items()}
+        for process in self._rank_of_process:
+            self._poll.register(process, select.POLLIN)
+
+    def wait(
+        self,
+        ready: Callable[[], bool],
+        what: Callable[[], str],
+        advance: Callable[[], bool] | None = None,
+        progress: Callable[[], object] | None = None,
+    ) -> None:
+        """Return once ``ready()``; spin a moment, then sleep.
+
+        ``advance`` moves this rank's own waiting messages on and says whether some are left. The
+        time limit starts again whenever ``progress()`` has changed.
+
+        Raises:
+            Stalled: not ready within the time limit; ``what()`` says what was waited for.
+            RunFailed: a peer failed or vanished meanwhile.
+        """
+        start = time.perf_counter()
+        while True:
+            for _ in range(30):
+                if ready():
+                    return
+            if advance is not None:
+                advance()
+            os.sched_yield()
+            if time.perf_counter() - start > self._spin_s:
+                break
+        seen = progress() if progress is not None else None
+        while not self._slept_until(ready, advance):
+            self._check_peers(ready, what)
+            if progress is not None and progress() != seen:
+                seen, start = progress(), time.perf_counter()
+            if time.perf_counter() - start > self._timeout_s:
+                raise Stalled(f"rank {self.rank} waited {self._timeout_s:g} s for {what()}")
+
+    def _slept_until(
+        self, ready: Callable[[], bool], advance: Callable[[], bool] | None
+    ) -> bool:
+        left = advance() if advance is not None else False
+        self.own.words[Word.ASLEEP] = 2 if left else 1
+        if not ready():
+            for handle, _ in self._poll.poll(SLICE_MS):
+                if handle == self._ear:
+                    os.read(self._ear, 4096)
+        self.own.words[Word.ASLEEP] = 0
+        return ready()
+
+    def _check_peers(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
+        for peer, segment in self.peers.items():
+            if segment.words[Word.ABORTED]:
+                raise PeerFailed(peer, f"rank {peer} failed while rank {self.rank} waited")
+        for handle, _ in self._poll.poll(0):
+            peer = self._rank_of_process.get(handle)
+            if peer is None:
+                continue
+            if self.peers[peer].words[Word.CLOSED]:
+                self._poll.unregister(handle)
+            # What it sent before it ended is still there.
+            elif not ready():
+                raise PeerVanished(
+                    peer, f"rank {peer} ended while rank {self.rank} waited for {what()}"
+                )
+
+    def exchange(self, values: list[float], what: str) -> list[list[float]]:
+        """The values of all ranks, by rank; every rank calls with equally many.
+
+        Two banks suffice: a rank that writes values n + 2 has seen everybody's n + 1, which they
+        wrote after reading all n.
+        """
+        self._exchanges += 1
+        number = self._exchanges
+        base = Word.BANKS + (number % 2) * BANK_WORDS
+        own = self.own
+        for place, value in enumerate(values, base + 1):
+            own.numbers[place] = value
+        own.words[base] = number
+        for segment in self.peers.values():
+            if segment.words[Word.ASLEEP]:
+                segment.ring_bell()
+        for peer, segment in self.peers.items():
+            words = segment.words
+
+            def ready(words: memoryview = words) -> bool:
+                return words[base] == number
+
+            self.wait(ready, lambda peer=peer: f"{what} of rank {peer}", None, self.positions)
+        stop = base + 1 + len(values)
+        return [
+            list(self.all[rank].numbers[base + 1 : stop]) for rank in range(len(self.all))
+        ]
+
+    def positions(self) -> tuple[int, ...]:
+        """Where every peer is, as it last said."""
+        return tuple(segment.words[Word.POSITION] for segment in self.peers.values())
+
+    def abort(self) -> None:
+        """Tell every peer that this rank cannot go on."""
+        self.own.words[Word.ABORTED] = 1
+        for segment in self.peers.values():
+            segment.ring_bell()
+
+    def close(self) -> None:
+        """Leave in peace."""
+        self.own.words[Word.CLOSED] = 1
+        for segment in self.peers.values():
+            os.close(segment.bell)
+            os.close(segment.process)
+        os.close(self.own.bell)
+        os.close(self._ear)
+
+
+class PeerFailed(RunFailed):
+    """Rank ``peer`` raised; its note says what."""
+
+    def __init__(self, peer: int, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer
+
+
+class PeerVanished(PeerFailed):
+    """Rank ``peer``'s process ended without a word."""
+
+
+def supported() -> bool:
+    """Whether this system can share memory as is done here.
+
+    The rings rely on stores becoming visible in program order, which x86-64 promises.
+    """
+    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+
+
+def join_segments(
+    world: World, rings_in: Mapping[int, RingSize], *, spin_s: float
+) -> Segments | None:
+    """Create this rank's segment and open the others'; ``None`` on all ranks where one cannot."""
+    size = HEADER_BYTES
+    rings: dict[int, tuple[int, RingSize]] = {}
+    for sender, ring in rings_in.items():
+        rings[sender] = (size, ring)
+        size += -(-ring.bytes // HEADER_BYTES) * HEADER_BYTES
+    memory = os.memfd_create("penstock")
+    os.ftruncate(memory, size)
+    ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    invitations = world.gather(Invitation(os.getpid(), memory, bell, size, rings))
+    segments: dict[int, Segment] = {}
+    failure = ""
+    try:
+        for rank, invitation in enumerate(invitations):
+            if rank == world.rank:
+                segments[rank] = Segment(mmap.mmap(memory, size), rings, bell)
+            else:
+                segments[rank] = accept(invitation)
+    except OSError as cause:
+        failure = str(cause)
+    failures = world.gather(failure)
+    os.close(memory)
+    if any(failures):
+        return None
+    return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
+
+
+def accept(invitation: Invitation) -> Segment:
+    """Open a peer's segment, its bell, and a handle that tells when its process ends."""
+    place = f"/proc/{invitation.pid}/fd"
+    memory = os.open(f"{place}/{invitation.memory}", os.O_RDWR)
+    try:
+        view = mmap.mmap(memory, invitation.size_bytes)
+    finally:
+        os.close(memory)
+    bell = os.open(f"{place}/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK)
+    return Segment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))

@@ -1,0 +1,290 @@
+"""Forward, backward, its two halves and recompute of one stage on this rank's rows."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from penstock.capture.layer_graph import StageProgram
+from penstock.runtime.recompute import ForwardState, forward_state, replayed
+
+__all__ = ["LossTerm", "ModuleRunner", "StageRunner", "StageWork", "Tensors"]
+
+Tensors: TypeAlias = Sequence[torch.Tensor | None]
+"""Boundary tensors or their gradients, in the order of the stage; ``None``: a gradient of zero."""
+
+
+class StageRunner(Protocol):
+    """What the action loop asks of a stage; a rehearsal answers with sleeps.
+
+    ``forward`` takes the received tensors and returns those to send; the backwards take the
+    gradients of what was sent and return the gradients of what was received.
+    """
+
+    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
+        """Run the stage; keep what the backward needs."""
+        ...
+
+    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the whole backward; accumulate the gradients of the parameters."""
+        ...
+
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the half of the backward that earlier stages wait for."""
+        ...
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Run the other half: accumulate the gradients of the parameters; nothing to send."""
+        ...
+
+    def recompute(self, micro_batch: int) -> Tensors:
+        """Run the forward again from the stage's inputs; nothing to send."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """The work of one iteration: the leaves of this rank's rows by micro-batch, and what recurs.
+
+    ``rows[m]`` may be 0. ``recomputed`` are the micro-batches whose forward keeps only its inputs.
+    ``last_backward`` is the last micro-batch that completes the parameters' gradients (-1: none).
+    """
+
+    leaves: tuple[tuple[torch.Tensor, ...], ...]
+    rows: tuple[int, ...]
+    recomputed: frozenset[int] = frozenset()
+    last_backward: int = -1
+    training: bool = True
+
+
+@dataclass(slots=True)
+class LossTerm:
+    """The mean loss of one slice and the number of terms it is the mean of."""
+
+    loss: torch.Tensor
+    weight: torch.Tensor
+
+
+@dataclass(slots=True)
+class Kept:
+    """What one micro-batch keeps between its forward and its backward.
+
+    ``roots[i]`` is where the gradient of sent tensor ``i`` enters the graph (``None``: it has
+    none). The sent tensors themselves are not kept: autograd saves those it needs. ``borrowed``
+    says that the row is not this replica's and counts nothing.
+    """
+
+    inputs: list[torch.Tensor]
+    roots: list[GradientEdge | None]
+    seed: torch.Tensor | None = None
+    before: ForwardState | None = None
+    pending: list[tuple[GradientEdge, torch.Tensor]] | None = None
+    borrowed: bool = False
+
+
+class ModuleRunner:
+    """A stage of a captured model, run by autograd.
+
+    ``synchronised`` says that the stage computes statistics together with its other replicas, so
+    that a replica without rows must take part too: it runs one borrowed row that counts nothing.
+    ``around_forward`` is entered around every forward with this replica's number of rows.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        device: torch.device,
+        *,
+        autocast: torch.dtype | None = None,
+        synchronised: bool = False,
+        around_forward: Callable[[int], AbstractContextManager[object]] | None = None,
+        around_last_backward: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.program = program
+        self.loss_terms: list[LossTerm] = []
+        self._module: nn.Module = program.module
+        self._device = device
+        self._autocast = autocast
+        self._synchronised = synchronised
+        self._around_forward = around_forward
+        self._around_last_backward = around_last_backward
+        self._plain = autocast is None and around_forward is None
+        self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
+        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
+        self._kept: dict[int, Kept] = {}
+        self._work = StageWork((), ())
+
+    def begin(self, work: StageWork) -> None:
+        """Forget the last iteration and take the rows of the next."""
+        self._work = work
+        self._kept.clear()
+        self.loss_terms = []
+
+    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
+        """Run the stage on this rank's rows of ``micro_batch``."""
+        work = self._work
+        borrowed = work.rows[micro_batch] == 0
+        if borrowed:
+            if not (self._synchronised and work.training):
+                return ()
+            received = [
+                torch.zeros(spec.shape_for(1), dtype=spec.dtype, device=self._device)
+                for spec in self.program.received
+            ]
+        inputs = [tensor for tensor in received if tensor is not None]
+        if not work.training:
+            with torch.no_grad():
+                return self._call(micro_batch, inputs, Kept(inputs, []))
+        if micro_batch in work.recomputed:
+            kept = Kept(inputs, [], before=forward_state(self._device), borrowed=borrowed)
+            with torch.no_grad():
+                sent = self._call(micro_batch, inputs, kept)
+        else:
+            kept = Kept(inputs, [], borrowed=borrowed)
+            sent = self._call(micro_batch, inputs, kept)
+        self._kept[micro_batch] = kept
+        return sent
+
+    def recompute(self, micro_batch: int) -> Tensors:
+        """Run the forward again as it was: same random numbers, no second update of buffers."""
+        kept = self._kept.get(micro_batch)
+        if kept is not None and kept.before is not None:
+            terms = len(self.loss_terms)
+            with replayed(self._module, kept.before):
+                self._call(micro_batch, kept.inputs, kept)
+            del self.loss_terms[terms:]
+            kept.before = None
+        return ()
+
+    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the whole backward of ``micro_batch``."""
+        kept = self._kept.pop(micro_batch, None)
+        if kept is None:
+            self._finish_backward(micro_batch, [], [])
+            return ()
+        self._finish_backward(micro_batch, *self._seeds(kept, gradients))
+        return self._input_gradients(kept, [tensor.grad for tensor in kept.inputs])
+
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the backward towards the stage's inputs only; the graph stays for the other half."""
+        kept = self._kept.get(micro_batch)
+        if kept is None:
+            return ()
+        roots, seeds = self._seeds(kept, gradients)
+        kept.pending = list(zip(roots, seeds, strict=True))
+        found: list[torch.Tensor | None] = [None] * len(kept.inputs)
+        wanted = [kept.inputs[i] for i in self._grad_inputs]
+        if roots and wanted:
+            results = torch.autograd.grad(
+                roots, wanted, seeds, retain_graph=True, allow_unused=True
+            )
+            for i, gradient in zip(self._grad_inputs, results, strict=True):
+                found[i] = gradient
+        return self._input_gradients(kept, found)
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Run the backward towards the parameters; frees the graph."""
+        kept = self._kept.pop(micro_batch, None)
+        pending = kept.pending or [] if kept is not None and self._parameters else []
+        roots = [root for root, _ in pending]
+        self._finish_backward(micro_batch, roots, [seed for _, seed in pending], split=True)
+        return ()
+
+    def _call(self, micro_batch: int, inputs: list[torch.Tensor], kept: Kept) -> Tensors:
+        """Run the module; note in ``kept`` where gradients will enter."""
+        recording = torch.is_grad_enabled()
+        if recording:
+            for i in self._grad_inputs:
+                inputs[i].requires_grad_()
+        leaves = self._work.leaves[micro_batch]
+        if self._plain:
+            outputs = self._module(*leaves, *inputs)
+        else:
+            with self._surroundings(self._work.rows[micro_batch]):
+                outputs = self._module(*leaves, *inputs)
+        sent: list[torch.Tensor] = []
+        for spec, output in zip(self.program.sent, outputs, strict=False):
+            sent.append(output if output.dtype == spec.dtype else output.to(spec.dtype))
+        if recording:
+            kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in sent]
+        if self.program.is_last:
+            self._take_loss(micro_batch, outputs[len(sent)], outputs[len(sent) + 1], kept)
+        return sent
+
+    def _take_loss(
+        self, micro_batch: int, loss: torch.Tensor, weight: torch.Tensor, kept: Kept
+    ) -> None:
+        """Note the loss, and seed its backward with the number of terms in it."""
+        if self._work.rows[micro_batch]:
+            self.loss_terms.append(LossTerm(loss.detach(), weight))
+        else:
+            weight = torch.zeros_like(weight)
+        if loss.requires_grad:
+            kept.roots.append(get_gradient_edge(loss))
+            kept.seed = weight.to(loss.dtype)
+
+    def _surroundings(self, rows: int) -> AbstractContextManager[object]:
+        around = self._around_forward(rows) if self._around_forward else nullcontext()
+        if self._autocast is None:
+            return around
+        return _Both(around, torch.autocast(self._device.type, self._autocast))
+
+    def _seeds(
+        self, kept: Kept, gradients: Tensors
+    ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+        """Where the backward starts, and with which gradients."""
+        roots: list[GradientEdge] = []
+        seeds: list[torch.Tensor] = []
+        if kept.borrowed:
+            gradients = [
+                torch.zeros(spec.shape_for(1), dtype=spec.dtype, device=self._device)
+                for spec in self.program.sent
+            ]
+        given: Tensors = gradients if kept.seed is None else [*gradients, kept.seed]
+        for root, gradient in zip(kept.roots, given, strict=False):
+            if root is not None and gradient is not None:
+                roots.append(root)
+                seeds.append(gradient)
+        return roots, seeds
+
+    def _finish_backward(
+        self,
+        micro_batch: int,
+        roots: list[GradientEdge],
+        seeds: list[torch.Tensor],
+        split: bool = False,
+    ) -> None:
+        """Accumulate gradients; the last time with the all-reduce of the buckets on its heels."""
+        around = nullcontext()
+        if micro_batch == self._work.last_backward:
+            around = self._around_last_backward()
+        with around:
+            if roots and split:
+                torch.autograd.backward(roots, seeds, inputs=self._parameters)
+            elif roots:
+                torch.autograd.backward(roots, seeds)
+
+    def _input_gradients(self, kept: Kept, gradients: Tensors) -> Tensors:
+        """The gradients of the received tensors; those without any stay ``None``."""
+        return [gradients[i] if i in self._grad_inputs else None for i in range(len(kept.inputs))]
+
+
+class _Both:
+    """Two context managers as one, cheaper than an exit stack."""
+
+    def __init__(
+        self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+    ) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *reason: object) -> None:
+        self._inner.__exit__(*reason)  # type: ignore[arg-type]
+        self._outer.__exit__(*reason)  # type: ignore[arg-type]
