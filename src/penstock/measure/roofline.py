@@ -94,7 +94,8 @@ class OperatorSeconds(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not is_view(func):
+        computes = any(torch.is_tensor(leaf) for leaf in tree_leaves(result))
+        if computes and not is_view(func):
             tensors = [
                 leaf for leaf in tree_leaves((args, kwargs, result)) if torch.is_tensor(leaf)
             ]
@@ -196,7 +197,8 @@ def estimate(
     estimates: list[Estimate] = []
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         held = [t for p in programs for t in (*p.module.parameters(), *p.module.buffers())]
-        shapes = [fake.from_tensor(leaf) for leaf in leaves]
+        home = held[0].device if held else torch.device("cpu")
+        shapes = [fake.from_tensor(leaf.to(home)) for leaf in leaves]
         storages = SavedStorages([*(fake.from_tensor(tensor) for tensor in held), *shapes])
 
         def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
