@@ -45,20 +45,19 @@ class Entry(BaseModel):
     @classmethod
     def refuse_unknown_keys(cls, data: object) -> object:
         """Raise for the first key that is no field."""
-        if isinstance(data, Mapping):
-            for key in cast("Mapping[str, object]", data):
-                if key not in cls.model_fields:
-                    raise PydanticCustomError("unknown_key", unknown_key(key, cls))  # pyright: ignore[reportArgumentType]
+        keys = cast("Mapping[str, object]", data) if isinstance(data, Mapping) else ()
+        for key in keys:
+            if key not in cls.model_fields:
+                raise PydanticCustomError("unknown_key", "{problem}", unknown_key(key, cls))
         return data
 
 
-def unknown_key(key: str, entry: type[Entry]) -> str:
-    """What is wrong with a key, and which one may have been meant (no braces: pydantic formats)."""
+def unknown_key(key: str, entry: type[Entry]) -> dict[str, str]:
+    """What is wrong with a key, and which one may have been meant."""
     known = list(entry.model_fields)
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(known)}"
-    safe_key = key.replace("{", "(").replace("}", ")")
-    return f"unknown key '{safe_key}'; {hint}"
+    return {"problem": f"unknown key '{key}'; {hint}"}
 
 
 def read_text(path: str | Path, thing: str) -> str:

@@ -180,7 +180,7 @@ def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]
 
 
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
-    """Seconds of an iteration by the recurrence of `penstock.plan.dynamic_program`.
+    """Seconds of an iteration by the recurrence of `penstock.plan.chain_table`.
 
     An estimate, not a bound: it lets no all-reduce overlap the drain of the stages before it, and
     knows no waiting of uneven stages for one another.

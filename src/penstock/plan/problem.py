@@ -24,7 +24,8 @@ class PlanningProblem:
     ``max_stages`` bounds the depth (0: no bound).
 
     Raises:
-        BadInput: a batch below 1 or a micro-batch size that does not divide it.
+        BadInput: a batch below 1, a micro-batch size that does not divide it, more stages than
+            layers, no schedule, or a negative figure.
     """
 
     profile: ModelProfile
@@ -49,6 +50,19 @@ class PlanningProblem:
                     f"micro-batch size {size} does not divide the global batch "
                     f"{self.global_batch}; use one of {divisors[:12]}"
                 )
+        layers = len(self.profile.layers)
+        if not 0 <= self.max_stages <= layers:
+            raise BadInput(
+                f"max_stages is {self.max_stages} and profile '{self.profile.name}' has {layers} "
+                f"layers, which are never cut; ask for 1 to {layers} stages, or 0 for no bound"
+            )
+        if not self.schedules:
+            raise BadInput("no schedule is allowed; name at least one, such as '1f1b'")
+        if not 0 <= self.optimizer_bytes_per_parameter_byte < float("inf"):
+            raise BadInput(
+                f"optimizer_bytes_per_parameter_byte is "
+                f"{self.optimizer_bytes_per_parameter_byte}; it must be finite and >= 0 (2 for Adam)"
+            )
 
 
 Score: TypeAlias = Callable[[Plan], float]

@@ -1,0 +1,50 @@
+"""The whole model on every device, each computing its share of the rows."""
+
+from collections.abc import Iterator
+
+from penstock.plan.candidate import Candidate
+from penstock.plan.choice import best_candidate
+from penstock.plan.cost import estimate_s, rows_by_speed
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem, Score
+
+__all__ = ["data_parallel", "one_stage_candidates"]
+
+
+def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
+    """One stage on the best number of devices, rows in proportion to their speeds.
+
+    Micro-batches accumulate their gradients, which are reduced once, at the end. The devices are
+    the fastest, in the cluster's order; fewer than all where the all-reduce costs more than the
+    last devices bring, or where a micro-batch has fewer rows than there are devices.
+
+    Raises:
+        Infeasible: no device count fits; the message says what would.
+    """
+    devices = range(1, len(problem.cluster.devices) + 1)
+    candidates = [
+        candidate for count in devices for candidate in one_stage_candidates(problem, count)
+    ]
+    return best_candidate(problem, candidates, score, planner="data-parallel")
+
+
+def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candidate]:
+    """One stage on the ``count`` fastest devices, by micro-batch size, schedule and recompute."""
+    speeds = [device.speed for device in problem.cluster.devices]
+    fastest = sorted(range(len(speeds)), key=lambda device: (-speeds[device], device))
+    devices = tuple(sorted(fastest[:count]))
+    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
+    for micro_batch_size in problem.micro_batch_sizes:
+        if micro_batch_size < count:
+            continue
+        slices = rows_by_speed(problem.cluster, devices, micro_batch_size)
+        for schedule in problem.schedules:
+            for recompute in choices:
+                layers = range(len(problem.profile.layers))
+                plan = Plan(
+                    stages=(Stage(layers, devices, slices, recompute),),
+                    micro_batches=problem.global_batch // micro_batch_size,
+                    micro_batch_size=micro_batch_size,
+                    schedule=schedule,
+                )
+                yield Candidate(plan, estimate_s(problem, plan))
