@@ -13,10 +13,7 @@ __all__ = ["capture_failed"]
 
 _OURS = Path(__file__).parents[1]
 _LIBRARIES = (Path(torch.__file__).parent, _OURS)
-_WAY_OUT = (
-    "rewrite the line with tensor operations (torch.where), or keep the module whole and write the "
-    "model as penstock.Chain([...])"
-)
+_CHAIN = "write the model as penstock.Chain([...]), whose modules are not traced"
 
 
 def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
@@ -30,14 +27,22 @@ def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
         return CaptureFailed(
             f"{model_name} cannot be captured: its code fixes the number of samples{value}{at}, "
             "but slices of a batch have other sizes; take the size from the input "
-            "(x.shape[0], -1), or write the model as penstock.Chain([...])"
+            "(x.shape[0], -1), "
+            f"or {_CHAIN}"
         )
     if _data_dependent(error):
         return CaptureFailed(
-            f"{model_name} cannot be captured: its control flow depends on values{at}; {_WAY_OUT}"
+            f"{model_name} cannot be captured: its control flow depends on values{at}; "
+            f"rewrite the line with tensor operations such as torch.where, or {_CHAIN}"
+        )
+    if isinstance(error, TypeError) and "forward()" in text:
+        return CaptureFailed(
+            f"{model_name} does not accept the example batch: {text}; make the batch fit forward's "
+            "arguments, and pass loss=... if its last entry is the target"
         )
     return CaptureFailed(
-        f"{model_name} cannot be captured{at}: {type(error).__name__}: {text}; {_WAY_OUT}"
+        f"{model_name} cannot be captured{at}: {type(error).__name__}: {text.rstrip('.')}; "
+        f"check that the model runs on the example batch; if it does, {_CHAIN}"
     )
 
 

@@ -7,7 +7,7 @@ between two neighbours must be a tensor or a tuple of tensors.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ class Chain(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(modules, Mapping):
-            named = dict(modules)
+            named = dict(cast(Mapping[str, nn.Module], modules))
         else:
             named = {str(index): module for index, module in enumerate(modules)}
         for name, module in named.items():

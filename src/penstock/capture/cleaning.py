@@ -62,9 +62,7 @@ def in_autocast(
         return body(*inputs)
 
 
-def clean(
-    exported: fx.GraphModule, names: Mapping[str, str]
-) -> CleanGraph:
+def clean(exported: fx.GraphModule, names: Mapping[str, str]) -> CleanGraph:
     """``exported``, with ``names`` from its attributes to the first names of the user's model."""
     graph = exported.graph
     leaves = tuple(node for node in graph.nodes if node.op == "placeholder")
@@ -190,9 +188,7 @@ def _seen_through_views(node: fx.Node, base: fx.Node, order: Mapping[fx.Node, in
             inputs = other.all_input_nodes
             if inputs and inputs[0] in same and order[other] < order[node]:
                 same.add(other)
-    return any(
-        order.get(user, -1) > order[node] for other in same - {base} for user in other.users
-    )
+    return any(order.get(user, -1) > order[node] for other in same - {base} for user in other.users)
 
 
 def _follow_device(graph: fx.Graph, device: fx.Node) -> None:

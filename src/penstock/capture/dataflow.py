@@ -21,6 +21,7 @@ from penstock.capture.operators import (
     is_view,
     shares_storage,
     tensor_value,
+    traced_bytes,
     written_inputs,
 )
 
@@ -50,8 +51,9 @@ class Dataflow:
     sampled: frozenset[fx.Node]
 
     def inputs(self, node: fx.Node) -> Iterable[fx.Node]:
-        """What ``node`` reads, and the writes that must come before."""
-        return (*node.all_input_nodes, *self.after.get(node, ()))
+        """What ``node`` reads, and the duplicated writes that must come before."""
+        writes = (w for w in self.after.get(node, ()) if w not in self.position)
+        return (*node.all_input_nodes, *writes)
 
 
 def find_dataflow(clean: CleanGraph) -> Dataflow:
@@ -71,7 +73,9 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
     needs: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in nodes:
         found: set[fx.Node] = set()
-        for source in (*node.all_input_nodes, *after.get(node, ())):
+        # Writers that are work share a layer with what they write to, and are done by then.
+        writes = (w for w in after.get(node, ()) if w not in position)
+        for source in (*node.all_input_nodes, *writes):
             if source in position or source.op in ("get_attr", "placeholder"):
                 found.add(source)
             else:
@@ -125,9 +129,9 @@ def _anchored(
     bound: set[fx.Node] = set()
     for node in nodes:
         inputs = (*node.all_input_nodes, *after.get(node, ()))
-        if node.op == "get_attr" or any(source in bound for source in inputs):
-            bound.add(node)
-        elif node.op == "call_function" and (is_random(node) or is_heavy(node)):
+        held = _is_parameter(node) or (node.op == "get_attr" and str(node.target) in updated)
+        reads = held or any(source in bound for source in inputs)
+        if reads or (node.op == "call_function" and (is_random(node) or is_heavy(node))):
             bound.add(node)
     for own, (members, writers) in storages.items():
         if (own.op == "get_attr" and str(own.target) in updated) or bound & set(writers):
@@ -174,7 +178,7 @@ def _reads_written(
 
 def _shrinks(node: fx.Node) -> bool:
     value, source = tensor_value(node), tensor_value(node.all_input_nodes[0])
-    return value is None or source is None or _bytes(value) < _bytes(source)
+    return value is None or source is None or traced_bytes(value) < traced_bytes(source)
 
 
 def _spreads(node: fx.Node, free: Collection[fx.Node]) -> bool:
@@ -183,19 +187,8 @@ def _spreads(node: fx.Node, free: Collection[fx.Node]) -> bool:
     if value is None or not is_pointwise(node) or is_random(node):
         return False
     sent = [tensor_value(source) for source in node.all_input_nodes if source not in free]
-    total = sum(_bytes(tensor) for tensor in sent if tensor is not None)
-    return None not in sent and total * SPREAD_FACTOR <= _bytes(value)
-
-
-def _bytes(tensor: object) -> int:
-    """Bytes for the traced number of samples."""
-    from torch import Tensor
-
-    assert isinstance(tensor, Tensor)
-    count = 1
-    for size in tensor.shape:
-        count *= size if isinstance(size, int) else size.node.hint
-    return count * tensor.element_size()
+    total = sum(traced_bytes(tensor) for tensor in sent if tensor is not None)
+    return None not in sent and total * SPREAD_FACTOR <= traced_bytes(value)
 
 
 def _together(

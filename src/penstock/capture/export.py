@@ -1,7 +1,12 @@
 """Tracing with ``torch.export``: one symbolic number of samples, training mode, nothing changed."""
 
+import contextlib
+import io
+import logging
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -38,7 +43,12 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
     rows = Dim("rows", min=LEAST_TRACED_ROWS)
     shapes = (tuple({0: rows} for _ in example),)
     try:
-        with _training(module), _without_cache(module), torch.random.fork_rng(devices=[]):
+        with (
+            _training(module),
+            _without_cache(module),
+            _without_logs(),
+            torch.random.fork_rng(devices=[]),
+        ):
             exported = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
             traced = exported.module()
     except PenstockError:
@@ -54,7 +64,23 @@ def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:
     return torch.cat([leaf] * repeats) if repeats > 1 else leaf
 
 
-@contextmanager
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """No pages of traces on standard error: what went wrong is told by one exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), warnings.catch_warnings():
+            # Recurrent modules keep a list of their own parameters; torch calls it an attribute.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
 def _training(module: LossModule) -> Iterator[None]:
     """Training mode, unless the user trains the model with parts of it in evaluation mode."""
     flags = {part: part.training for part in module.modules()}
@@ -67,14 +93,11 @@ def _training(module: LossModule) -> Iterator[None]:
             part.training = flag
 
 
-@contextmanager
+@contextlib.contextmanager
 def _without_cache(module: nn.Module) -> Iterator[None]:
     """Hugging Face models without key-value caches, which would be outputs of the model."""
-    configs = {
-        id(config): config
-        for part in module.modules()
-        if hasattr(config := getattr(part, "config", None), "use_cache")
-    }
+    found: list[Any] = [getattr(part, "config", None) for part in module.modules()]
+    configs = {id(config): config for config in found if hasattr(config, "use_cache")}
     before = {key: config.use_cache for key, config in configs.items()}
     for config in configs.values():
         config.use_cache = False

@@ -20,7 +20,9 @@ from penstock.errors import BadInput
 __all__ = ["add_weight"]
 
 _MEAN, _SUM = 1, 2
-_SAME_TERMS = frozenset("to _to_copy alias clone contiguous view reshape squeeze float".split())
+_SAME_TERMS = frozenset(
+    ["_to_copy", "alias", "clone", "contiguous", "float", "reshape", "squeeze", "to", "view"]
+)
 _TARGET_LOSSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"])
 
 
@@ -93,7 +95,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _valid_targets(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The divisor of a mean over targets; the schema is (scores, target, weight, reduction, ...)."""
+    """The divisor of a mean over targets."""
     arguments = _arguments(node)
     values = (
         arguments["self"],

@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import fx, nn
 
 from penstock.capture.cleaning import WRAPPED_LOSS, WRAPPED_MODEL
 from penstock.capture.dataflow import Dataflow
-from penstock.capture.operators import is_heavy, is_loss, packet_name, tensor_value
+from penstock.capture.operators import is_heavy, is_loss, packet_name, tensor_value, traced_bytes
 from penstock.capture.tensor_specs import TensorFacts
 
 __all__ = ["Layers", "UnitOf", "find_layers", "unit_function"]
@@ -157,7 +156,7 @@ def _cut_costs(flow: Dataflow, facts: TensorFacts) -> dict[int, int]:
             blocked[made + 1] += 1
             blocked[used + 1] -= 1 if used + 1 <= count else 0
             continue
-        cost = _bytes(value) + (0 if facts.can_be_recut(node) else _COST_OF_UNORDERED_ROWS)
+        cost = traced_bytes(value) + (0 if facts.can_be_recut(node) else _COST_OF_UNORDERED_ROWS)
         change[made + 1] += cost
         change[used + 1] -= cost
     for lo, hi in flow.together:
@@ -181,13 +180,6 @@ def _last_uses(flow: Dataflow) -> dict[fx.Node, int]:
     for source in flow.needs[output]:
         last[source] = len(flow.work) - 1
     return last
-
-
-def _bytes(value: torch.Tensor) -> int:
-    count = value.element_size()
-    for size in value.shape:
-        count *= size if isinstance(size, int) else size.node.hint
-    return count
 
 
 def _level(flow: Dataflow, cut: int) -> int:

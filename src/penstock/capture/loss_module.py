@@ -108,8 +108,9 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
             "pass loss=..., or put the labels into the batch so that the model computes it"
         )
     if loss.dim() > 0:
+        shape = ", ".join(str(n) if isinstance(n, int) else "samples" for n in loss.shape)
         raise BadInput(
-            f"{name} gave a loss of shape {tuple(loss.shape)}, but a scalar is needed; "
+            f"{name} gave a loss of shape ({shape}), but a scalar is needed; "
             "pass loss=..., or take the mean"
         )
     return loss

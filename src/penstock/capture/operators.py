@@ -16,17 +16,25 @@ __all__ = [
     "is_random",
     "is_view",
     "packet_name",
+    "shares_storage",
     "tensor_value",
+    "traced_bytes",
     "written_inputs",
 ]
 
 _HEAVY = frozenset(
-    "addmm baddbmm bilinear bmm einsum embedding embedding_bag gru lstm linear matmul mm rnn_relu "
-    "rnn_tanh scaled_dot_product_attention tensordot".split()
+    [
+        *("addmm", "baddbmm", "bilinear", "bmm", "einsum", "linear", "matmul", "mm", "tensordot"),
+        *("embedding", "embedding_bag", "scaled_dot_product_attention"),
+        *("gru", "lstm", "rnn_relu", "rnn_tanh"),
+    ]
 )
 _SHAPE_OPERATORS = frozenset(
-    "_unsafe_view alias contiguous expand expand_as flatten movedim permute reshape squeeze t "
-    "transpose unflatten unsqueeze view view_as".split()
+    [
+        *("_unsafe_view", "alias", "contiguous", "expand", "expand_as", "flatten", "movedim"),
+        *("permute", "reshape", "squeeze", "t", "transpose", "unflatten", "unsqueeze"),
+        *("view", "view_as"),
+    ]
 )
 _UPDATES_STATISTICS = frozenset(["batch_norm", "instance_norm"])
 
@@ -42,6 +50,15 @@ def tensor_value(node: fx.Node) -> torch.Tensor | None:
     """The symbolic tensor that the node produced while tracing, if it is one tensor."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
+
+
+def traced_bytes(tensor: torch.Tensor) -> int:
+    """The bytes of a symbolic tensor for the traced number of samples."""
+    count = tensor.element_size()
+    for size in tensor.shape:
+        # A size that depends on values has no traced number; 1 stands in.
+        count *= size if isinstance(size, int) else (size.node.hint or 1)
+    return count
 
 
 def is_assertion(node: fx.Node) -> bool:
@@ -72,7 +89,11 @@ def is_heavy(node: fx.Node) -> bool:
 def is_loss(node: fx.Node) -> bool:
     """Whether the node is a loss, or the logarithm of a softmax that one begins with."""
     name = packet_name(node)
-    return "loss" in name or name in ("log_softmax", "logsumexp", "binary_cross_entropy_with_logits")
+    return "loss" in name or name in (
+        "log_softmax",
+        "logsumexp",
+        "binary_cross_entropy_with_logits",
+    )
 
 
 def is_pointwise(node: fx.Node) -> bool:

@@ -12,24 +12,28 @@ from penstock.errors import CaptureFailed
 
 __all__ = ["rows_factor", "size_nodes", "unified"]
 
+_ROWS = sympy.Symbol("rows", positive=True, integer=True)
+
 
 def rows_factor(size: Any) -> int | None:
     """``k`` where a symbolic size is ``k`` times the number of samples, else None."""
     expression = unified(size)
-    symbols = list(expression.free_symbols)
-    if len(symbols) != 1:
+    if expression.free_symbols != {_ROWS}:
         return None
-    factor = sympy.cancel(expression / symbols[0])
+    factor = sympy.cancel(expression / _ROWS)
     return int(factor) if factor.is_Integer and factor > 0 else None
 
 
 def unified(size: Any) -> sympy.Expr:
-    """The formula of a size, with one symbol for the samples of every tensor of the batch."""
+    """The formula of a size, with one symbol for the samples of every tensor of the batch.
+
+    Sizes that depend on values (the number of nonzero entries) keep their own symbols.
+    """
     if not isinstance(size, torch.SymInt):
         return sympy.Integer(int(size))
     expression = size.node.expr
-    rows = sympy.Symbol("rows", positive=True, integer=True)
-    return expression.xreplace({symbol: rows for symbol in expression.free_symbols})
+    of_batch = {symbol for symbol in expression.free_symbols if symbol.name.startswith("s")}
+    return expression.xreplace(dict.fromkeys(of_batch, _ROWS))
 
 
 def size_nodes(graph: fx.Graph, leaves: Sequence[fx.Node], rows: fx.Node) -> None:
@@ -43,8 +47,11 @@ def size_nodes(graph: fx.Graph, leaves: Sequence[fx.Node], rows: fx.Node) -> Non
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, torch.SymInt) or node is rows:
             continue
+        expression = unified(value)
+        if not expression.free_symbols <= {_ROWS}:
+            continue
         with graph.inserting_before(node):
-            replacement = _emit(graph, unified(value), rows)
+            replacement = _emit(graph, expression, rows)
         if isinstance(replacement, fx.Node):
             replacement.meta.setdefault("val", value)
             node.replace_all_uses_with(replacement)

@@ -105,11 +105,13 @@ def _holder(attributes: Mapping[str, Any]) -> nn.Module:
                 owner.register_buffer(last, tensor, persistent=persistent)
             case nn.Module():
                 owner.add_module(last, value)
+            case _:
+                raise AssertionError(f"{name} is a {type(value).__name__}")
     return root
 
 
 def _share(module: fx.GraphModule, holder: nn.Module) -> None:
-    """Put the tree of ``holder`` into ``module``, which made buffers persistent and left out some."""
+    """Put the tree of ``holder`` into ``module``, whose own has all buffers persistent."""
     for name, child in holder.named_children():
         module.add_module(name, child)
     for name, tensor in holder._parameters.items():

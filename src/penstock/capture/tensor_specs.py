@@ -1,4 +1,4 @@
-"""What is known of each tensor of a captured graph: where its samples are, whether it has a gradient.
+"""What is known of each tensor of a captured graph: its samples, and whether it has a gradient.
 
 The samples' dimension comes from the symbolic shape. Where samples and another dimension were
 flattened together, their order decides whether rows can be cut between replicas:
@@ -16,13 +16,23 @@ from torch import fx
 
 from penstock.capture.cleaning import CleanGraph, in_autocast
 from penstock.capture.layer_graph import TensorSpec
-from penstock.capture.operators import is_view, packet_name, tensor_value
+from penstock.capture.operators import (
+    is_view,
+    packet_name,
+    shares_storage,
+    tensor_value,
+    written_inputs,
+)
 from penstock.capture.sizes import rows_factor, unified
 
 __all__ = ["TensorFacts", "find_facts"]
 
-_NO_GRADIENT = frozenset("detach zeros_like ones_like full_like empty_like rand_like".split())
-_REORDERS_ROWS = frozenset("cat stack repeat tile flip roll sort index_select gather".split())
+_NO_GRADIENT = frozenset(
+    ["detach", "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like"]
+)
+_REORDERS_ROWS = frozenset(
+    ["cat", "flip", "gather", "index_select", "repeat", "roll", "sort", "stack", "tile"]
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ def find_facts(clean: CleanGraph, sampled: Collection[fx.Node]) -> TensorFacts:
             samples[node] = found
         if _has_gradient(node, with_gradient):
             with_gradient.add(node)
+            with_gradient |= _written_storage(node)
     return TensorFacts(samples, frozenset(with_gradient), sampled)
 
 
@@ -126,18 +137,30 @@ def _ordered(
 
 
 def _acts_on(node: fx.Node, dim: int, dims: int) -> bool:
-    """Whether an operator that moves rows moves them along ``dim`` (assumed if it cannot be read)."""
+    """Whether an operator that moves rows does so along ``dim`` (assumed if unreadable)."""
     name = packet_name(node)
     if name in ("repeat", "tile"):
         counts = node.args[1] if len(node.args) > 1 else ()
         counts = counts if isinstance(counts, list | tuple) else ()
-        return len(counts) != dims or counts[dim] != 1
+        return len(counts) != dims or bool(counts[dim] != 1)
     candidates = node.args[1:] if name not in ("flip", "roll") else node.args[-1:]
     numbers = [a for c in candidates for a in (c if isinstance(c, list | tuple) else (c,))]
     along = [a % dims for a in numbers if isinstance(a, int)]
     if name in ("cat", "stack") and len(node.args) == 1:
         along = [int(node.kwargs.get("dim", 0)) % dims]  # pyright: ignore[reportArgumentType]
     return dim in along or not along
+
+
+def _written_storage(node: fx.Node) -> set[fx.Node]:
+    """The nodes whose storage the node writes to: they have a gradient from then on."""
+    found: set[fx.Node] = set()
+    for source in written_inputs(node):
+        while source.op == "call_function":
+            found.add(source)
+            if not shares_storage(source) or not source.all_input_nodes:
+                break
+            source = source.all_input_nodes[0]
+    return found
 
 
 def _has_gradient(node: fx.Node, known: Collection[fx.Node]) -> bool:
@@ -151,6 +174,12 @@ def _has_gradient(node: fx.Node, known: Collection[fx.Node]) -> bool:
         return False
     if name == "wrap_with_set_grad_enabled" and node.args[0] is False:
         return False
+    origin = node.all_input_nodes[0] if node.all_input_nodes else node
+    if name == "getitem" and packet_name(origin) == "broadcast_tensors":
+        # Its results are its inputs, one by one.
+        inputs, index = origin.args[0], node.args[1]
+        assert isinstance(inputs, list | tuple) and isinstance(index, int)
+        return inputs[index] in known
     tensors = value if isinstance(value, list | tuple) else (value,)
     differentiable = any(
         isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) for t in tensors

@@ -1,0 +1,197 @@
+"""Real values for the tensors of one stage of a model that was built on the meta device.
+
+Every tensor is initialised alone, from a seed made of the run's seed and its name, by the methods
+that would have initialised it anyway. So its values depend neither on the cuts of the plan nor on
+the rank, and no rank ever holds more than its own stage.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import StageProgram
+from penstock.errors import BadInput
+
+__all__ = ["materialise"]
+
+
+def materialise(
+    program: StageProgram, *, device: torch.device | str, seed: int, model: nn.Module
+) -> None:
+    """Put the stage's parameters and buffers on ``device``; give values to those on meta.
+
+    Values come from ``reset_parameters`` of the module that owns the tensor and of the modules
+    around it, then from ``_init_weights`` of the model (the convention of Hugging Face and others).
+    Tensors that have values keep them and are moved. ``model`` is as before afterwards, except for
+    chains, whose stages hold the very modules of the model.
+
+    Raises:
+        BadInput: nothing initialises a tensor that is on meta.
+    """
+    stage, home = program.module, torch.device(device)
+    made: dict[int, torch.Tensor] = {}
+    with torch.random.fork_rng(devices=[]), _all_on_meta(model):
+        for name, tensor in _tensors(stage):
+            if tensor.is_meta and id(tensor) not in made:
+                made[id(tensor)] = _initialised(model, name, tensor, seed).to(home)
+    for name, tensor in _tensors(stage):
+        if id(tensor) in made:
+            _put(stage, name, tensor, made[id(tensor)])
+    stage.to(home)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    named = list(module.named_parameters(remove_duplicate=False))
+    return [*named, *module.named_buffers(remove_duplicate=False)]
+
+
+@contextmanager
+def _all_on_meta(model: nn.Module) -> Iterator[None]:
+    """``model`` without its real tensors for a while, so that initialisers cannot touch them."""
+    holders = [holder for part in model.modules() for holder in (part._parameters, part._buffers)]
+    before = [dict(holder) for holder in holders]
+    try:
+        for holder in holders:
+            for name, tensor in holder.items():
+                if tensor is not None and not tensor.is_meta:
+                    blank = torch.empty_like(tensor, device="meta")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    holder[name] = nn.Parameter(blank, False) if is_parameter else blank  # pyright: ignore[reportArgumentType]
+        yield
+    finally:
+        for holder, kept in zip(holders, before, strict=True):
+            holder.update(kept)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def _put(stage: nn.Module, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
+    path, _, last = name.rpartition(".")
+    owner = stage.get_submodule(path)
+    if isinstance(before, nn.Parameter):
+        owner._parameters[last] = nn.Parameter(value, requires_grad=before.requires_grad)
+        # Tied names must go on sharing one parameter.
+        shared = [n for n, t in _tensors(stage) if t is before]
+        for other in shared:
+            other_path, _, other_last = other.rpartition(".")
+            stage.get_submodule(other_path)._parameters[other_last] = owner._parameters[last]
+    else:
+        owner._buffers[last] = value
+
+
+def _initialised(model: nn.Module, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
+    """A real tensor on the CPU with the initial values of the model's tensor ``name``.
+
+    Raises:
+        BadInput: the model's methods leave it as it was.
+    """
+    path, _, last = name.rpartition(".")
+    try:
+        owner = model.get_submodule(path)
+    except AttributeError:
+        owner = None
+    if owner is None or name.startswith("_constants."):
+        raise BadInput(
+            f"tensor {name!r} was made outside of the model's parameters and buffers on the meta "
+            "device, so its values are lost; register it as a buffer, or build the model on the CPU"
+        )
+    results = [_run_initialisers(model, name, like, seed, blank) for blank in _blanks(like)]
+    if not _is_set(results):
+        value = _from_constructor(owner, last, like)
+        if value is None:
+            raise BadInput(
+                f"{name!r} of {type(owner).__name__} is on the meta device and nothing initialises "
+                "it; set it in reset_parameters() of that class (or in _init_weights(module) of "
+                "the model), or build the model on the CPU"
+            )
+        return value
+    return results[0]
+
+
+def _blanks(like: torch.Tensor) -> list[float]:
+    """Fillings before initialisation, by which to see what was left alone."""
+    return [float("nan")] if like.is_floating_point() or like.is_complex() else [0, 1]
+
+
+def _is_set(results: list[torch.Tensor]) -> bool:
+    if len(results) == 1:
+        return not bool(torch.isnan(results[0]).any())
+    return torch.equal(*results)
+
+
+def _run_initialisers(
+    model: nn.Module, name: str, like: torch.Tensor, seed: int, blank: float
+) -> torch.Tensor:
+    """The tensor after all initialisers ran with it alone real, everything else on meta."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    value = torch.full(like.shape, blank, dtype=like.dtype, device="cpu")
+    with _in_place_of(model, name, value) as placed, torch.no_grad():
+        for initialise in _initialisers(model, name):
+            initialise()
+        return placed().detach()
+
+
+@contextmanager
+def _in_place_of(
+    model: nn.Module, name: str, value: torch.Tensor
+) -> Iterator[Callable[[], torch.Tensor]]:
+    """``model`` with ``value`` as its tensor ``name`` for a while; gives what is there."""
+    path, _, last = name.rpartition(".")
+    owner = model.get_submodule(path)
+    is_parameter = last in owner._parameters
+    before = owner._parameters[last] if is_parameter else owner._buffers[last]
+    try:
+        if is_parameter:
+            owner._parameters[last] = nn.Parameter(value, requires_grad=False)
+        else:
+            owner._buffers[last] = value
+        yield lambda: owner.get_parameter(last) if is_parameter else owner.get_buffer(last)
+    finally:
+        if is_parameter:
+            owner._parameters[last] = before  # pyright: ignore[reportArgumentType]
+        else:
+            owner._buffers[last] = before
+
+
+def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]:
+    """What initialises a tensor, in order: the owner's methods, then those of modules around it."""
+    parts = name.split(".")[:-1]
+    around = [model.get_submodule(".".join(parts[:k])) for k in range(len(parts), -1, -1)]
+    for module in around:
+        for method in ("reset_parameters", "_reset_parameters"):
+            if callable(reset := getattr(module, method, None)):
+                yield reset
+                break
+    for index, module in enumerate(around):
+        model_around = next((m for m in around[index:] if _has_init_weights(m)), None)
+        if model_around is not None:
+            yield _bound(model_around, module)
+
+
+def _has_init_weights(module: nn.Module) -> bool:
+    method = getattr(module, "_init_weights", None)
+    if not callable(method):
+        return False
+    return len(inspect.signature(method).parameters) == 1
+
+
+def _bound(model: nn.Module, module: nn.Module) -> Callable[[], object]:
+    return lambda: model._init_weights(module)  # pyright: ignore[reportCallIssue]
+
+
+def _from_constructor(owner: nn.Module, last: str, like: torch.Tensor) -> torch.Tensor | None:
+    """The buffer of a fresh module where ``owner``'s class is built from its ``config`` alone."""
+    config = getattr(owner, "config", None)
+    if config is None or last in owner._parameters:
+        return None
+    parameters = inspect.signature(type(owner)).parameters
+    required = [p.name for p in parameters.values() if p.default is p.empty]
+    if required != ["config"]:
+        return None
+    fresh = type(owner)(config=config)
+    found = dict(fresh.named_buffers(recurse=False)).get(last)
+    same = found is not None and found.shape == like.shape and found.dtype == like.dtype
+    return found if same else None
