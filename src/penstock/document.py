@@ -37,7 +37,10 @@ EntryType = TypeVar("EntryType", bound="Entry")
 
 
 class Entry(BaseModel):
-    """A table of a document: keys that it does not know are refused, with the nearest it knows."""
+    """A table of a document: keys that it does not know are refused, with the nearest it knows.
+
+    A subclass for someone else's format may set ``extra`` to ``ignore``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -45,11 +48,15 @@ class Entry(BaseModel):
     @classmethod
     def refuse_unknown_keys(cls, data: object) -> object:
         """Raise for the first key that is no field."""
-        keys = cast("Mapping[str, object]", data) if isinstance(data, Mapping) else ()
-        for key in keys:
+        for key in keys_of(data) if cls.model_config.get("extra") == "forbid" else ():
             if key not in cls.model_fields:
                 raise PydanticCustomError("unknown_key", "{problem}", unknown_key(key, cls))
         return data
+
+
+def keys_of(data: object) -> list[str]:
+    """The keys of a table, none of anything else."""
+    return list(cast("Mapping[str, object]", data)) if isinstance(data, Mapping) else []
 
 
 def unknown_key(key: str, entry: type[Entry]) -> dict[str, str]:

@@ -61,7 +61,7 @@ class PlanningProblem:
         if not 0 <= self.optimizer_bytes_per_parameter_byte < float("inf"):
             raise BadInput(
                 f"optimizer_bytes_per_parameter_byte is "
-                f"{self.optimizer_bytes_per_parameter_byte}; it must be finite and >= 0 (2 for Adam)"
+                f"{self.optimizer_bytes_per_parameter_byte}; it must be finite and >= 0"
             )
 
 

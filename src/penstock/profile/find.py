@@ -1,0 +1,46 @@
+"""A profile in any of the formats that Penstock reads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from penstock.document import parse_json, read_text
+from penstock.errors import BadInput
+from penstock.profile.json_file import profile_from_json
+from penstock.profile.model_profile import ModelProfile
+from penstock.profile.pipedream_text import parse_pipedream
+from penstock.profile.piper_json import piper_from_json
+
+__all__ = ["read_any_profile"]
+
+
+def read_any_profile(path: str | Path, profile_batch: int | None = None) -> ModelProfile:
+    """The profile at ``path``: Penstock's JSON, a PipeDream graph text or Piper's JSON.
+
+    ``profile_batch`` is the batch that was profiled; only PipeDream's text needs it, which does
+    not say.
+
+    Raises:
+        BadInput: no such file, none of the formats, or the profiled batch is missing or not needed.
+    """
+    text = read_text(path, "profile")
+    is_json = str(path).endswith(".json") or text.lstrip().startswith("{")
+    if not is_json and " -- " not in text:
+        raise BadInput(
+            f"profile '{path}' is neither JSON nor a PipeDream graph text; make one with "
+            f"'penstock profile'"
+        )
+    if not is_json:
+        if profile_batch is None:
+            raise BadInput(
+                f"profile '{path}' is a PipeDream text, which does not say for which batch its "
+                f"times are; add --profile-batch, the batch that was profiled"
+            )
+        return parse_pipedream(text, path, profile_batch)
+    if profile_batch is not None:
+        raise BadInput(
+            f"profile '{path}' says itself which batch was profiled; leave out --profile-batch"
+        )
+    data = parse_json(text, path, "profile")
+    is_piper = isinstance(data, Mapping) and "nodes" in cast("Mapping[str, object]", data)
+    return piper_from_json(data, path) if is_piper else profile_from_json(data, path)

@@ -1,0 +1,162 @@
+"""Profiles in the graph text of PipeDream (SOSP 2019), which DAPPLE's planner reads too.
+
+    node2 -- Conv2d -- forward_compute_time=3.4, backward_compute_time=6.8,
+             activation_size=384000000.0, parameter_size=6835.0
+            node1 -- node2
+
+Times are milliseconds and sizes bytes for one batch of the profiled size.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.document import read_text
+from penstock.errors import BadInput
+from penstock.profile.antichain_order import chain_order
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+
+__all__ = ["parse_pipedream", "read_pipedream"]
+
+FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node line, in seconds and bytes for the profiled batch."""
+
+    name: str
+    description: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: float
+    parameter_bytes: float
+
+
+def read_pipedream(path: str | Path, profile_batch: int) -> ModelProfile:
+    """The chain in a PipeDream graph text, profiled with ``profile_batch`` samples.
+
+    Raises:
+        BadInput: no such file, or a line that is neither node nor edge; names file and line.
+    """
+    return parse_pipedream(read_text(path, "profile"), path, profile_batch)
+
+
+def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelProfile:
+    """The chain in a PipeDream graph text; ``path`` is for names and messages.
+
+    Nodes are put in a topological order that finishes a branch before the next. Input nodes (those
+    that nothing precedes) lose their times, which are the loading of data, as PipeDream's planner
+    does; the source says so. The profile has one batch size, so costs are proportional to it. The
+    backward is not split in the file; it is divided evenly into its two halves. A layer keeps its
+    own output for the backward.
+
+    Raises:
+        BadInput: a line that is neither node nor edge, or a cycle; names file and line.
+    """
+    if profile_batch < 1:
+        raise BadInput(f"profile '{path}': the profiled batch is {profile_batch}; give one >= 1")
+    nodes: dict[str, Node] = {}
+    consumers: dict[str, list[str]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        if line[0].isspace():
+            producer, consumer = edge_of(line, f"profile '{path}', line {number}")
+            consumers.setdefault(producer, []).append(consumer)
+        else:
+            node = node_of(line, f"profile '{path}', line {number}")
+            nodes[node.name] = node
+    check_ends(nodes, consumers, path)
+    edges = {name: tuple(dict.fromkeys(ends)) for name, ends in consumers.items()}
+    order = chain_order(nodes, edges, f"profile '{path}'")
+    has_producer = {consumer for ends in edges.values() for consumer in ends}
+    inputs = [name for name in order if name not in has_producer]
+    index = {name: i for i, name in enumerate(order)}
+    return ModelProfile(
+        name=Path(path).stem,
+        layers=tuple(layer_of(nodes[n], profile_batch, is_input=n in inputs) for n in order),
+        edges=tuple(
+            edge_between(nodes[name], index[name], index[consumer], profile_batch, name in inputs)
+            for name in order
+            for consumer in edges.get(name, ())
+        ),
+        batch_size=profile_batch,
+        source=f"PipeDream text {Path(path).name}; {dropped_text(nodes[name] for name in inputs)}",
+    )
+
+
+def node_of(line: str, where: str) -> Node:
+    """The node of a line without leading space."""
+    parts = [part.strip() for part in line.split(" -- ")]
+    figures = parts[2] if len(parts) >= 3 else ""
+    values: dict[str, float] = {}
+    for figure in FIGURES:
+        match = re.search(rf"{figure}=(\[[^\]]*\]|[^,\s]+)", figures)
+        if not match:
+            raise BadInput(
+                f"{where}: '{line.strip()[:60]}' has no {figure}; a node is written "
+                f"'node1 -- name -- {', '.join(f'{f}=1.0' for f in FIGURES)}'"
+            )
+        values[figure] = sum_of(match.group(1), f"{where}: {figure}")
+    forward, backward, activation, parameters = (values[figure] for figure in FIGURES)
+    return Node(parts[0], parts[1], forward / 1000, backward / 1000, activation, parameters)
+
+
+def sum_of(text: str, where: str) -> float:
+    """A number, or the sum of a list ``[a; b]``."""
+    try:
+        return sum(float(part) for part in text.strip("[]").split(";"))
+    except ValueError:
+        raise BadInput(f"{where} is '{text}'; write a number or a list [a; b]") from None
+
+
+def edge_of(line: str, where: str) -> tuple[str, str]:
+    """The two ends of an indented line."""
+    ends = [end.strip() for end in line.split(" -- ")]
+    if len(ends) != 2 or not all(ends):
+        raise BadInput(f"{where}: '{line.strip()[:60]}' is no edge; write 'node1 -- node2'")
+    return ends[0], ends[1]
+
+
+def check_ends(nodes: dict[str, Node], consumers: dict[str, list[str]], path: str | Path) -> None:
+    """Raise unless there are nodes and every end of an edge is one."""
+    if not nodes:
+        raise BadInput(
+            f"profile '{path}' has no node lines; a PipeDream text has one 'node1 -- name -- ...' "
+            f"for each operator"
+        )
+    for producer, ends in consumers.items():
+        for name in (producer, *ends):
+            if name not in nodes:
+                raise BadInput(f"profile '{path}': an edge names '{name}', which has no node line")
+
+
+def layer_of(node: Node, batch: int, *, is_input: bool) -> LayerCost:
+    """The layer of a node."""
+    forward_s, half_s = (0.0, 0.0) if is_input else (node.forward_s, node.backward_s / 2)
+    return LayerCost(
+        name=f"{node.name} {node.description}",
+        forward_s=Affine(0.0, forward_s / batch),
+        backward_input_s=Affine(0.0, half_s / batch),
+        backward_weight_s=Affine(0.0, half_s / batch),
+        parameter_bytes=round(node.parameter_bytes),
+        saved_bytes=Affine(0.0, 0.0 if is_input else node.activation_bytes / batch),
+    )
+
+
+def edge_between(node: Node, producer: int, consumer: int, batch: int, is_input: bool) -> Edge:
+    """The output of a node as read by another; nothing flows back to an input."""
+    size = Affine(0.0, node.activation_bytes / batch)
+    return Edge(producer, consumer, node.name, size, Affine() if is_input else size)
+
+
+def dropped_text(inputs: Iterable[Node]) -> str:
+    """Which times of input nodes were left out."""
+    dropped = [
+        f"{node.name} ({1000 * (node.forward_s + node.backward_s):g} ms)"
+        for node in inputs
+        if node.forward_s + node.backward_s > 0
+    ]
+    return f"times of input nodes left out: {', '.join(dropped) or 'none'}"
