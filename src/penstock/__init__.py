@@ -1,1 +1,112 @@
-"""Planned pipeline-parallel training for PyTorch."""
+"""Planned pipeline-parallel training for PyTorch.
+
+Everything here is imported when it is first used, so that ``import penstock`` is fast and what
+needs no torch does not load it. Packages have nouns for names (`penstock.plan`), functions verbs
+(`plan_pipeline`), so that no name is both.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.capture.chain import Chain
+    from penstock.capture.trace import capture_model
+    from penstock.cluster.cluster import Cluster, Device, Host, Link
+    from penstock.cluster.presets import find_cluster
+    from penstock.cluster.toml_file import read_cluster, write_cluster
+    from penstock.errors import (
+        BadInput,
+        CaptureFailed,
+        Infeasible,
+        LossNotFinite,
+        PenstockError,
+        RunFailed,
+        Stalled,
+    )
+    from penstock.measure.layer_times import measure_profile
+    from penstock.plan.json_file import read_plan, write_plan
+    from penstock.plan.plan import Plan, Stage
+    from penstock.plan.problem import PlanningProblem
+    from penstock.planning.answers import plan_pipeline
+    from penstock.profile.json_file import read_profile, write_profile
+    from penstock.profile.model_profile import ModelProfile
+    from penstock.report.page import write_report
+    from penstock.runtime.launch import launch_workers
+    from penstock.runtime.pipeline import Pipeline
+    from penstock.simulate.simulation import simulate_plan
+
+__all__ = [
+    "BadInput",
+    "CaptureFailed",
+    "Chain",
+    "Cluster",
+    "Device",
+    "Host",
+    "Infeasible",
+    "Link",
+    "LossNotFinite",
+    "ModelProfile",
+    "PenstockError",
+    "Pipeline",
+    "Plan",
+    "PlanningProblem",
+    "RunFailed",
+    "Stage",
+    "Stalled",
+    "capture_model",
+    "find_cluster",
+    "launch_workers",
+    "measure_profile",
+    "plan_pipeline",
+    "read_cluster",
+    "read_plan",
+    "read_profile",
+    "simulate_plan",
+    "write_cluster",
+    "write_plan",
+    "write_profile",
+    "write_report",
+]
+
+PLACES = {
+    "penstock.capture.chain": ("Chain",),
+    "penstock.capture.trace": ("capture_model",),
+    "penstock.cluster.cluster": ("Cluster", "Device", "Host", "Link"),
+    "penstock.cluster.presets": ("find_cluster",),
+    "penstock.cluster.toml_file": ("read_cluster", "write_cluster"),
+    "penstock.errors": (
+        "BadInput",
+        "CaptureFailed",
+        "Infeasible",
+        "LossNotFinite",
+        "PenstockError",
+        "RunFailed",
+        "Stalled",
+    ),
+    "penstock.measure.layer_times": ("measure_profile",),
+    "penstock.plan.json_file": ("read_plan", "write_plan"),
+    "penstock.plan.plan": ("Plan", "Stage"),
+    "penstock.plan.problem": ("PlanningProblem",),
+    "penstock.planning.answers": ("plan_pipeline",),
+    "penstock.profile.json_file": ("read_profile", "write_profile"),
+    "penstock.profile.model_profile": ("ModelProfile",),
+    "penstock.report.page": ("write_report",),
+    "penstock.runtime.launch": ("launch_workers",),
+    "penstock.runtime.pipeline": ("Pipeline",),
+    "penstock.simulate.simulation": ("simulate_plan",),
+}
+"""The module of each exported name; a test holds it equal to the imports above."""
+
+MODULE_OF = {name: module for module, names in PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in MODULE_OF:
+        raise AttributeError(f"module 'penstock' has no attribute '{name}'")
+    value = getattr(import_module(MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

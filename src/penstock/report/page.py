@@ -17,15 +17,17 @@ __all__ = ["page_html", "write_report"]
 SCRIPTS = ("drawing.js", "timelines.js", "charts.js")
 
 
-def write_report(directory: str | Path) -> Path:
+def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
     """Write ``report.html`` and ``trace.json`` into a run directory; the path of the page.
+
+    ``out`` is another place for the page.
 
     Raises:
         BadInput: the directory does not hold a whole run, or cannot be written to.
     """
     record = read_run(directory)
     write_trace((record.predicted, record.measured), record.directory / "trace.json")
-    page = record.directory / "report.html"
+    page = Path(out) if out else record.directory / "report.html"
     write_text(page, page_html(record))
     return page
 

@@ -10,7 +10,7 @@ from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.words import layers_text, percent_text, seconds_text, size_text
 
-__all__ = ["ComparisonRow", "comparison_table", "plan_table"]
+__all__ = ["ComparisonRow", "comparison_table", "plan_table", "profile_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,30 @@ class ComparisonRow:
     refusal: str = ""
 
 
+def profile_table(profile: ModelProfile) -> Table:
+    """One row for each layer: its costs for the largest batch that was measured."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer", justify="right")
+    table.add_column("name")
+    for head in ("forward", "backward", "parameters", "saved"):
+        table.add_column(head, justify="right")
+    samples = profile.batch_size
+    for index, layer in enumerate(profile.layers):
+        table.add_row(
+            str(index),
+            layer.name.replace("[", r"\["),
+            seconds_text(layer.forward_s.at(samples)),
+            seconds_text(layer.backward_s.at(samples)),
+            size_text(layer.parameter_bytes),
+            size_text(layer.saved_bytes.at(samples)),
+        )
+    return table
+
+
 def plan_table(
     plan: Plan, profile: ModelProfile, cluster: Cluster, peak_memory_bytes: Sequence[float]
 ) -> Table:
-    """One row for each stage; ``peak_memory_bytes`` is in the order of the plan's devices."""
-    peaks = dict(zip(plan.devices, peak_memory_bytes, strict=True))
+    """One row for each stage; ``peak_memory_bytes`` has an entry for each device of the cluster."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("stage", "layers", "devices", "rows", "recompute"):
         table.add_column(head)
@@ -49,7 +68,7 @@ def plan_table(
             listed(stage.slices),
             "yes" if stage.recompute else "no",
             size_text(profile.parameter_bytes(stage.layers)),
-            size_text(max(peaks[device] for device in stage.devices)),
+            size_text(max(peak_memory_bytes[device] for device in stage.devices)),
             size_text(min(cluster.devices[device].memory_bytes for device in stage.devices)),
         )
     return table

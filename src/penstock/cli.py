@@ -1,0 +1,55 @@
+"""The command line: its commands, and how they end.
+
+Exit codes: 0 done, 2 wrong usage or bad input, 3 no feasible plan, 4 run failed, 130 interrupted.
+Commands import what they need when they run, so that planning never loads torch.
+"""
+
+import sys
+
+import typer
+from click.exceptions import Abort, ClickException
+
+from penstock.command_line import job_commands, planning_commands
+from penstock.command_line.terminal import print_error, silence_output
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="penstock",
+    help="Planned pipeline-parallel training for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("profile")(job_commands.profile)
+app.command("plan")(planning_commands.plan)
+app.command("simulate")(planning_commands.simulate)
+app.command("compare")(planning_commands.compare)
+app.command("train")(job_commands.train)
+app.command("report")(job_commands.report)
+app.command("list")(job_commands.catalogue)
+
+
+def main() -> None:
+    """Run the command that the arguments name, and exit with its code."""
+    sys.exit(run())
+
+
+def run() -> int:
+    """Run the command; every way it can end is one exit code and at most one line of error."""
+    try:
+        code: object = app(standalone_mode=False)
+        sys.stdout.flush()
+    except ClickException as wrong_usage:
+        wrong_usage.show()
+        return 2
+    except BrokenPipeError:
+        silence_output()
+        return 0
+    except Abort:
+        return print_error(KeyboardInterrupt())
+    except (Exception, KeyboardInterrupt) as error:
+        return print_error(error)
+    return code if isinstance(code, int) else 0

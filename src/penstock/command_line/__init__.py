@@ -1,0 +1,1 @@
+"""The commands of ``penstock``, their options, and what they print."""

@@ -1,0 +1,128 @@
+"""``penstock profile``, ``train``, ``verify``, ``report``, ``list``: jobs and their runs."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from penstock.command_line.options import AsJson, Device, JobName, Out, Quiet, Workers
+from penstock.command_line.terminal import Terminal
+
+__all__ = ["catalogue", "profile", "report", "train"]
+
+
+def profile(
+    job: JobName,
+    device: Device = "cpu",
+    estimate: Annotated[
+        str, Option(metavar="KIND", help="Estimate for this hardware instead of measuring.")
+    ] = "",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Capture the model of JOB and cost it layer by layer."""
+    from penstock.jobs.job_file import find_job
+    from penstock.jobs.profile_job import profile_job
+    from penstock.profile.json_file import write_profile
+    from penstock.report.tables import profile_table
+
+    terminal = Terminal(as_json, quiet)
+    terminal.note(f"costing the layers of '{job}'")
+    costed = profile_job(find_job(job), device=device, estimate_for=estimate)
+    if out:
+        write_profile(costed, out)
+    samples, whole = costed.batch_size, range(len(costed.layers))
+    values = {
+        "layers": len(costed.layers),
+        "forward_s": costed.forward_s(whole, samples),
+        "backward_s": costed.backward_s(whole, samples),
+        "parameter_bytes": costed.parameter_bytes(whole),
+        "batch_size": samples,
+    }
+    terminal.show(values, profile_table(costed))
+    terminal.note(f"wrote {out}" if out else "not saved; add -o profile.json")
+
+
+def train(
+    job: JobName = "gpt-text",
+    workers: Workers = 4,
+    steps: Annotated[
+        int, Option(min=0, metavar="K", help="Optimizer steps (0: as many as the job says).")
+    ] = 0,
+    plan: Annotated[str, Option(metavar="PLAN", help="A plan.json (default: make one).")] = "",
+    planner: Annotated[str, Option(help="Who makes the plan.")] = "search",
+    device: Device = "cpu",
+    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train JOB on local workers; -o is the run directory."""
+    from penstock.jobs.job_file import find_job
+    from penstock.jobs.train import TrainRequest, train_job
+
+    terminal = Terminal(as_json, quiet)
+    request = TrainRequest(
+        workers=workers,
+        steps=steps,
+        plan=Path(plan) if plan else None,
+        planner=planner,
+        resume=resume,
+        out=Path(out) if out else None,
+        device=device,
+        shown=not quiet,
+    )
+    result = train_job(find_job(job), request, log=terminal.note)
+    values = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in asdict(result).items()
+        if key != "run_directory"
+    }
+    error = result.predicted_s / result.measured_s - 1
+    terminal.show(
+        values,
+        f"{result.steps} steps, loss {result.loss:.3f}, {result.samples_per_s:.1f} samples/s",
+        f"iteration {1000 * result.measured_s:.1f} ms, predicted "
+        f"{1000 * result.predicted_s:.1f} ms ({100 * error:+.1f} %)",
+        f"checkpoint {result.checkpoint}",
+        f"report     {result.report}",
+    )
+
+
+def report(
+    run_directory: Annotated[
+        str, Argument(metavar="RUN_DIR", help="A directory that 'penstock train' wrote.")
+    ],
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Build the page of a run again; -o writes it elsewhere."""
+    from penstock.report.page import write_report
+
+    terminal = Terminal(as_json, quiet)
+    page = write_report(run_directory, out or None)
+    terminal.show({"report": str(page)}, str(page))
+
+
+def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Built-in jobs, models, clusters, planners and schedules."""
+    from penstock.cluster.presets import CLUSTERS
+    from penstock.jobs.registry import JOBS
+    from penstock.plan.registry import PLANNERS
+    from penstock.schedule.registry import SCHEDULES
+
+    terminal = Terminal(as_json, quiet)
+    values: dict[str, list[str]] = {
+        "jobs": list(JOBS),
+        "models": [],
+        "clusters": list(CLUSTERS),
+        "planners": list(PLANNERS),
+        "schedules": list(SCHEDULES),
+    }
+    terminal.save(values, out)
+    terminal.show(
+        values, *(f"{key:<10} {', '.join(names) or '-'}" for key, names in values.items())
+    )

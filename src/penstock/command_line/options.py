@@ -1,0 +1,51 @@
+"""Arguments and options that several commands share."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from typer import Argument, Option
+
+__all__ = [
+    "AsJson",
+    "Batch",
+    "ClusterName",
+    "Device",
+    "JobName",
+    "MicroBatch",
+    "Out",
+    "PlanPath",
+    "ProfileBatch",
+    "ProfilePath",
+    "Quiet",
+    "Recompute",
+    "Workers",
+]
+
+AsJson: TypeAlias = Annotated[
+    bool, Option("--json", help="Print one JSON object and nothing else (SI units).")
+]
+Quiet: TypeAlias = Annotated[bool, Option("--quiet", help="No progress and no notes.")]
+Out: TypeAlias = Annotated[
+    str, Option("-o", "--out", metavar="PATH", help="Where to write the result.")
+]
+JobName: TypeAlias = Annotated[
+    str, Argument(metavar="JOB", help="A built-in job ('penstock list') or a TOML file.")
+]
+ProfilePath: TypeAlias = Annotated[
+    str, Argument(metavar="PROFILE", help="Our JSON, PipeDream text (.txt) or Piper JSON.")
+]
+PlanPath: TypeAlias = Annotated[str, Argument(metavar="PLAN", help="A plan.json.")]
+ProfileBatch: TypeAlias = Annotated[
+    int, Option(min=0, metavar="B", help="Samples that a PipeDream text was profiled with.")
+]
+ClusterName: TypeAlias = Annotated[
+    str, Option(metavar="C", help="A preset ('penstock list') or a TOML file.")
+]
+Batch: TypeAlias = Annotated[int, Option(metavar="N", help="Samples of one iteration.")]
+MicroBatch: TypeAlias = Annotated[
+    int, Option(min=0, metavar="b", help="Samples of a micro-batch (0: the best divisor of N).")
+]
+Recompute: TypeAlias = Annotated[
+    Literal["auto", "on", "off"], Option(help="Compute activations again to save memory.")
+]
+Device: TypeAlias = Annotated[Literal["cpu", "cuda"], Option(help="Where the layers run.")]
+Workers: TypeAlias = Annotated[int, Option(min=1, metavar="N", help="Worker processes.")]

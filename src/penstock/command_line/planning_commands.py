@@ -1,0 +1,234 @@
+"""``penstock plan``, ``simulate`` and ``compare``: what needs no torch and no running job."""
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from penstock.command_line.options import (
+    AsJson,
+    Batch,
+    ClusterName,
+    MicroBatch,
+    Out,
+    PlanPath,
+    ProfileBatch,
+    ProfilePath,
+    Quiet,
+    Recompute,
+)
+from penstock.command_line.terminal import Terminal
+
+if TYPE_CHECKING:
+    from penstock.cluster.cluster import Cluster
+    from penstock.planning.assessment import PlannedPipeline
+    from penstock.planning.comparison import Comparison
+    from penstock.profile.model_profile import ModelProfile
+    from penstock.report.tables import ComparisonRow
+
+__all__ = ["compare", "plan", "simulate"]
+
+
+def plan(
+    profile: ProfilePath,
+    cluster: ClusterName,
+    batch: Batch,
+    profile_batch: ProfileBatch = 0,
+    micro_batch: MicroBatch = 0,
+    planner: Annotated[str, Option(help="A planner of 'penstock list'.")] = "search",
+    schedule: Annotated[str, Option(help="A schedule of 'penstock list', or auto.")] = "auto",
+    recompute: Recompute = "auto",
+    time_limit: Annotated[
+        float, Option(min=0, metavar="S", help="Seconds to try further plans (0: no limit).")
+    ] = 0.0,
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a plan for PROFILE on a cluster."""
+    from penstock.planning.answers import find_plan, score_within
+    from penstock.planning.assessment import assess_plan, baselines_of
+    from penstock.planning.plan_files import PlanInputs, write_planned
+    from penstock.planning.questions import planning_problem
+    from penstock.simulate.score import make_score
+
+    terminal = Terminal(as_json, quiet)
+    inputs = PlanInputs(profile, cluster, profile_batch)
+    costs, machines = inputs.read_profile(), inputs.read_cluster()
+    problem = planning_problem(
+        costs,
+        machines,
+        batch,
+        micro_batch_size=micro_batch,
+        schedule=schedule,
+        recompute=recompute,
+    )
+    start_s, score = perf_counter(), make_score(problem)
+    searched = score_within(score, time_limit, perf_counter) if time_limit else score
+    found = find_plan(problem, planner, searched)
+    planning_s = perf_counter() - start_s
+    planned = assess_plan(found, problem, baselines_of(problem, score))
+    if out:
+        write_planned(planned, out, inputs, planning_s)
+    show_planned(terminal, planned, costs, machines, planned.to_json(planning_s))
+    terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def simulate(
+    plan: PlanPath,
+    profile: Annotated[
+        str, Option(metavar="P", help="Its profile, where not recorded or beside the plan.")
+    ] = "",
+    cluster: Annotated[
+        str, Option(metavar="C", help="Its cluster, where not recorded or beside the plan.")
+    ] = "",
+    profile_batch: ProfileBatch = 0,
+    timeline: Annotated[bool, Option("--timeline", help="Add the timeline to the JSON.")] = False,
+    trace: Annotated[str, Option(metavar="PATH", help="Write a trace for ui.perfetto.dev.")] = "",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Play one iteration of PLAN; -o writes its timeline."""
+    from penstock.plan.json_file import read_plan
+    from penstock.planning.assessment import assess_plan, baselines_of
+    from penstock.planning.plan_files import PlanInputs, inputs_of_plan
+    from penstock.planning.questions import problem_of_plan
+    from penstock.report.perfetto import write_trace
+    from penstock.simulate.score import make_score
+    from penstock.timeline.json_file import timeline_to_json, write_timeline
+
+    terminal = Terminal(as_json, quiet)
+    given = read_plan(plan)
+    inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
+    costs, machines = inputs.read_profile(), inputs.read_cluster()
+    problem = problem_of_plan(given, costs, machines)
+    start_s = perf_counter()
+    planned = assess_plan(given, problem, baselines_of(problem, make_score(problem)))
+    values: dict[str, object] = {**planned.to_json(perf_counter() - start_s)}
+    played = planned.prediction.timeline
+    if out:
+        write_timeline(played, out)
+    if trace:
+        write_trace([played], trace)
+    if timeline:
+        values |= {"timeline": timeline_to_json(played)}
+    show_planned(terminal, planned, costs, machines, values)
+    for place in filter(None, (out, trace)):
+        terminal.note(f"wrote {place}")
+
+
+def compare(
+    profile: ProfilePath,
+    cluster: ClusterName,
+    batch: Batch,
+    profile_batch: ProfileBatch = 0,
+    micro_batch: MicroBatch = 0,
+    planners: Annotated[str, Option(metavar="a,b", help="Planners (default: all).")] = "",
+    schedules: Annotated[str, Option(metavar="x,y", help="Schedules (default: all).")] = "",
+    recompute: Recompute = "auto",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try all planners with all schedules; -o writes the JSON."""
+    from penstock.plan.registry import PLANNERS
+    from penstock.planning.comparison import compare_plans, require_a_plan
+    from penstock.planning.plan_files import PlanInputs
+    from penstock.planning.questions import planning_problem
+    from penstock.report.tables import comparison_table
+    from penstock.schedule.registry import SCHEDULES
+
+    terminal = Terminal(as_json, quiet)
+    inputs = PlanInputs(profile, cluster, profile_batch)
+    problem = planning_problem(
+        inputs.read_profile(),
+        inputs.read_cluster(),
+        batch,
+        micro_batch_size=micro_batch,
+        recompute=recompute,
+    )
+    asked = names_in(planners) or list(PLANNERS)
+    orders = names_in(schedules) or list(SCHEDULES)
+    comparisons: list[Comparison] = []
+    for comparison in compare_plans(problem, asked, orders, perf_counter):
+        terminal.note(f"{comparison.planner}, {comparison.schedule}: {comparison.planning_s:.2f} s")
+        comparisons.append(comparison)
+    require_a_plan(comparisons)
+    values: dict[str, object] = {"rows": [comparison.to_json() for comparison in comparisons]}
+    terminal.save(values, out)
+    terminal.show(values, comparison_table([row_of(comparison) for comparison in comparisons]))
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a list with commas.
+
+    >>> names_in("search, data-parallel"), names_in("")
+    (['search', 'data-parallel'], [])
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def row_of(comparison: "Comparison") -> "ComparisonRow":
+    """A comparison as a row of the table."""
+    from penstock.errors import Infeasible
+    from penstock.report.tables import ComparisonRow
+
+    outcome = comparison.outcome
+    if isinstance(outcome, Infeasible):
+        return ComparisonRow(comparison.planner, comparison.schedule, refusal=str(outcome))
+    return ComparisonRow(
+        planner=comparison.planner,
+        schedule=comparison.schedule,
+        stages=" : ".join(f"{len(stage.layers)}x{stage.replicas}" for stage in outcome.plan.stages),
+        iteration_s=outcome.prediction.iteration_s,
+        gap=outcome.gap,
+        bubble=outcome.prediction.bubble,
+        peak_memory_bytes=max(outcome.prediction.peak_memory_bytes),
+        speedup_over_one_device=outcome.speedup_over_one_device,
+    )
+
+
+def show_planned(
+    terminal: Terminal,
+    planned: "PlannedPipeline",
+    profile: "ModelProfile",
+    cluster: "Cluster",
+    values: Mapping[str, object],
+) -> None:
+    """Print a plan with its prediction; a note where it does not fit in memory."""
+    from penstock.report.tables import plan_table
+
+    prediction = planned.prediction
+    table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
+    terminal.show(values, *headline(planned), table)
+    if prediction.too_full:
+        devices = ", ".join(map(str, prediction.too_full))
+        terminal.note(
+            f"the plan does not fit in the memory of device {devices}; recompute or replan"
+        )
+
+
+def headline(planned: "PlannedPipeline") -> list[str]:
+    """A plan in two lines."""
+    from math import isfinite
+
+    from penstock.report.words import percent_text, seconds_text
+
+    plan, prediction = planned.plan, planned.prediction
+    parts = [
+        f"iteration {seconds_text(prediction.iteration_s)}",
+        f"{percent_text(planned.gap)} above the bound",
+        f"bubble {percent_text(prediction.bubble)}",
+        f"{planned.speedup_over_one_device:.2f}x one device",
+    ]
+    if isfinite(planned.speedup_over_data_parallel):
+        parts.append(f"{planned.speedup_over_data_parallel:.2f}x data parallelism")
+    else:
+        parts.append("data parallelism does not fit")
+    return [
+        f"{plan.planner}, {plan.schedule}: {plan.micro_batches} micro-batches of "
+        f"{plan.micro_batch_size} samples",
+        ", ".join(parts),
+    ]

@@ -1,0 +1,84 @@
+"""What a command prints: results on standard output, notes on standard error, errors in a line."""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import PenstockError, RunFailed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["Terminal", "print_error", "silence_output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """How to answer: as one JSON object or for people; with notes or without."""
+
+    as_json: bool
+    quiet: bool
+
+    def note(self, text: str) -> None:
+        """Say on standard error what goes on."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def show(self, values: Mapping[str, object], *parts: "RenderableType") -> None:
+        """Print the result: ``values`` as JSON, or ``parts`` for people."""
+        if self.as_json:
+            print(json.dumps(values), flush=True)
+            return
+        from rich.console import Console
+
+        # Beyond a terminal, tables are as wide as they need to be.
+        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+        for part in parts:
+            console.print(part)
+
+    def save(self, values: Mapping[str, object], path: str) -> None:
+        """Write ``values`` as JSON to ``path``; nothing where it is empty."""
+        if path:
+            from penstock.document import write_text
+
+            write_text(path, json.dumps(values, indent=2) + "\n")
+            self.note(f"wrote {path}")
+
+
+def print_error(error: BaseException) -> int:
+    """Say in one line what went wrong; the exit code for it.
+
+    The traceback of an error that is not one of Penstock's own is saved to a file.
+    """
+    match error:
+        case PenstockError():
+            message, code = " ".join(str(error).split()), error.exit_code
+        case KeyboardInterrupt():
+            message, code = "interrupted", 130
+        case _:
+            place = save_traceback(error)
+            kind = type(error).__name__
+            message = f"{kind}: {' '.join(str(error).split())}; the traceback is in {place}"
+            code = RunFailed.exit_code
+    prefix = "penstock: " if code == 130 else "penstock: error: "
+    print(f"{prefix}{message}", file=sys.stderr, flush=True)
+    return code
+
+
+def save_traceback(error: BaseException) -> Path:
+    """Write the traceback of ``error`` to a new temporary file."""
+    handle, name = tempfile.mkstemp(prefix="penstock-error-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.writelines(traceback.format_exception(error))
+    return Path(name)
+
+
+def silence_output() -> None:
+    """Let nothing be written to standard output any more, because its reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,75 @@
+"""A planner's answer: a plan, found within a time limit where one is given."""
+
+from collections.abc import Callable
+from math import inf
+
+from penstock.cluster.cluster import Cluster
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
+from penstock.plan.registry import PLANNERS
+from penstock.planning.questions import named, planning_problem
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.score import make_score
+
+__all__ = ["find_plan", "plan_pipeline", "score_within"]
+
+
+def plan_pipeline(
+    profile: ModelProfile,
+    cluster: Cluster,
+    batch: int,
+    *,
+    planner: str = "search",
+    micro_batch_size: int = 0,
+    schedule: str = "auto",
+    recompute: RecomputeChoice = "auto",
+    optimizer_bytes_per_parameter_byte: float = 2.0,
+) -> Plan:
+    """The best plan that a planner finds for training ``profile`` on ``cluster``.
+
+    ``batch`` is the number of samples of an iteration, ``micro_batch_size`` 0 tries every divisor
+    of it, ``schedule`` "auto" every schedule. ``optimizer_bytes_per_parameter_byte`` is the state
+    of the optimizer, 2 for Adam.
+
+    Raises:
+        BadInput: an unknown planner or schedule, or sizes that do not go together.
+        Infeasible: nothing fits; the message says what would.
+    """
+    problem = planning_problem(
+        profile,
+        cluster,
+        batch,
+        micro_batch_size=micro_batch_size,
+        schedule=schedule,
+        recompute=recompute,
+        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+    )
+    return find_plan(problem, planner, make_score(problem))
+
+
+def find_plan(problem: PlanningProblem, planner: str, score: Score) -> Plan:
+    """What the planner of that name answers.
+
+    Raises:
+        BadInput: no planner has the name.
+        Infeasible: nothing fits; the message says what would.
+    """
+    return named(PLANNERS, planner, "planner")(problem, score)
+
+
+def score_within(score: Score, limit_s: float, clock: Callable[[], float]) -> Score:
+    """``score`` until ``limit_s`` have passed, then no further plan is better than the best.
+
+    At least one plan that fits is scored, however long that takes.
+    """
+    start_s, found = clock(), False
+
+    def limited(plan: Plan) -> float:
+        nonlocal found
+        if found and clock() - start_s > limit_s:
+            return inf
+        seconds = score(plan)
+        found = found or seconds < inf
+        return seconds
+
+    return limited

@@ -1,0 +1,120 @@
+"""What a plan promises: the simulator's prediction beside a proven bound and simpler ways."""
+
+from dataclasses import dataclass
+from math import inf
+
+from penstock.document import Json
+from penstock.errors import Infeasible
+from penstock.plan.bounds import gap, lower_bound_s
+from penstock.plan.json_file import plan_to_json
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.planning.answers import find_plan
+from penstock.simulate.simulation import Prediction, simulate_plan
+
+__all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Seconds of an iteration without a pipeline; infinite where memory does not allow it.
+
+    One device is counted as if its memory were enough, because it is the yardstick.
+    """
+
+    one_device_s: float
+    data_parallel_s: float
+
+
+@dataclass(frozen=True)
+class PlannedPipeline:
+    """A plan with what the simulator promises of it."""
+
+    plan: Plan
+    prediction: Prediction
+    lower_bound_s: float
+    baselines: Baselines
+
+    @property
+    def gap(self) -> float:
+        """By how much the plan is slower than the proven bound, as a part of the bound."""
+        return gap(self.prediction.iteration_s, self.lower_bound_s)
+
+    @property
+    def speedup_over_one_device(self) -> float:
+        """How many times faster than one device of enough memory."""
+        return self.baselines.one_device_s / self.prediction.iteration_s
+
+    @property
+    def speedup_over_data_parallel(self) -> float:
+        """How many times faster than the best data parallelism; infinite where that cannot run."""
+        return self.baselines.data_parallel_s / self.prediction.iteration_s
+
+    def to_json(self, planning_s: float) -> dict[str, Json]:
+        """The keys that the command line promises; what is infinite becomes null."""
+        stages = plan_to_json(self.plan)["stages"]
+        return {
+            "planner": self.plan.planner,
+            "schedule": self.plan.schedule,
+            "micro_batches": self.plan.micro_batches,
+            "micro_batch_size": self.plan.micro_batch_size,
+            "stages": stages,
+            "iteration_s": self.prediction.iteration_s,
+            "lower_bound_s": self.lower_bound_s,
+            "gap": finite(self.gap),
+            "bubble": self.prediction.bubble,
+            "peak_memory_bytes": list(self.prediction.peak_memory_bytes),
+            "planning_s": planning_s,
+            "speedup_over_one_device": finite(self.speedup_over_one_device),
+            "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
+        }
+
+
+def finite(value: float) -> float | None:
+    """``value``, or none where it is infinite, which JSON cannot say."""
+    return value if value < inf else None
+
+
+def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
+    """What the same problem takes on one device and with data parallelism alone."""
+    return Baselines(
+        one_device_s=one_device_s(problem, score),
+        data_parallel_s=baseline_s(problem, "data-parallel", score),
+    )
+
+
+def baseline_s(problem: PlanningProblem, planner: str, score: Score) -> float:
+    """The score of a planner's plan; infinite where it finds none."""
+    try:
+        return score(find_plan(problem, planner, score))
+    except Infeasible:
+        return inf
+
+
+def one_device_s(problem: PlanningProblem, score: Score) -> float:
+    """Seconds on the fastest device; where its memory is too small, as if it were not."""
+    seconds = baseline_s(problem, "single-device", score)
+    if seconds < inf:
+        return seconds
+    speeds = [device.speed for device in problem.cluster.devices]
+    size = max(problem.micro_batch_sizes)
+    layers = range(len(problem.profile.layers))
+    whole = Plan(
+        stages=(Stage(layers, (speeds.index(max(speeds)),), (size,)),),
+        micro_batches=problem.global_batch // size,
+        micro_batch_size=size,
+        schedule=problem.schedules[0],
+        planner="single-device",
+    )
+    return simulate_plan(whole, problem.profile, problem.cluster).iteration_s
+
+
+def assess_plan(plan: Plan, problem: PlanningProblem, baselines: Baselines) -> PlannedPipeline:
+    """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
+    prediction = simulate_plan(
+        plan,
+        problem.profile,
+        problem.cluster,
+        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
+    )
+    return PlannedPipeline(plan, prediction, lower_bound_s(problem), baselines)

@@ -1,0 +1,132 @@
+"""A plan on disk with what was predicted of it, and where its profile and cluster are.
+
+    plan.json             the plan, to be read and edited by hand
+    plan.predicted.json   the figures of ``penstock plan --json`` and what the plan was made for
+
+The prediction stands beside the plan, because a plan may be written by hand.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.presets import CLUSTERS, find_cluster
+from penstock.document import Json, json_text, parse_json, read_text, write_text
+from penstock.errors import BadInput
+from penstock.plan.json_file import write_plan
+from penstock.planning.assessment import PlannedPipeline
+from penstock.profile.find import read_any_profile
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["PlanInputs", "inputs_of_plan", "prediction_path", "write_planned"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What a plan was made from, as given on the command line; empty where it was not given."""
+
+    profile: str = ""
+    cluster: str = ""
+    profile_batch: int = 0
+
+    def read_profile(self) -> ModelProfile:
+        """The profile.
+
+        Raises:
+            BadInput: the file is missing or no profile.
+        """
+        return read_any_profile(self.profile, self.profile_batch or None)
+
+    def read_cluster(self) -> Cluster:
+        """The cluster.
+
+        Raises:
+            BadInput: neither a preset nor a cluster file.
+        """
+        return find_cluster(self.cluster)
+
+
+class Origin(BaseModel):
+    """The part of a prediction file that says what the plan was made for."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: Literal["penstock-prediction"]
+    profile: str = ""
+    cluster: str = ""
+    profile_batch: int = 0
+
+
+def prediction_path(plan_path: str | Path) -> Path:
+    """Where the prediction of a plan stands.
+
+    >>> prediction_path("runs/plan.json").as_posix()
+    'runs/plan.predicted.json'
+    """
+    path = Path(plan_path)
+    return path.with_name(f"{path.stem}.predicted.json")
+
+
+def write_planned(
+    planned: PlannedPipeline, path: str | Path, inputs: PlanInputs, planning_s: float
+) -> None:
+    """Write a plan, and beside it what was predicted.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    write_plan(planned.plan, path)
+    is_preset = inputs.cluster in CLUSTERS
+    document: dict[str, Json] = {
+        "format": "penstock-prediction",
+        "schema_version": 1,
+        "profile": str(Path(inputs.profile).resolve()),
+        "profile_batch": inputs.profile_batch,
+        "cluster": inputs.cluster if is_preset else str(Path(inputs.cluster).resolve()),
+        **planned.to_json(planning_s),
+    }
+    write_text(prediction_path(path), json_text(document))
+
+
+def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
+    """What to simulate a plan with: as given, else as recorded, else the files of its run.
+
+    Raises:
+        BadInput: no profile or no cluster is given, recorded or beside the plan.
+    """
+    recorded = recorded_inputs(plan_path)
+    beside = Path(plan_path).parent
+    profile = given.profile or recorded.profile or existing(beside / "profile.json")
+    cluster = given.cluster or recorded.cluster or existing(beside / "cluster.toml")
+    for thing, found in (("profile", profile), ("cluster", cluster)):
+        if not found:
+            raise BadInput(
+                f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
+                f"beside it; name one with --{thing}"
+            )
+    return PlanInputs(profile, cluster, given.profile_batch or recorded.profile_batch)
+
+
+def recorded_inputs(plan_path: str | Path) -> PlanInputs:
+    """What the prediction beside a plan says; nothing where there is none."""
+    path = prediction_path(plan_path)
+    if not path.is_file():
+        return PlanInputs()
+    try:
+        origin = Origin.model_validate(
+            parse_json(read_text(path, "prediction"), path, "prediction")
+        )
+    except ValueError as cause:
+        raise BadInput(
+            f"prediction '{path}' is none that 'penstock plan' wrote; delete it and name profile "
+            f"and cluster with --profile and --cluster"
+        ) from cause
+    return PlanInputs(origin.profile, origin.cluster, origin.profile_batch)
+
+
+def existing(path: Path) -> str:
+    """The path as text where there is such a file, else nothing."""
+    return str(path) if path.is_file() else ""

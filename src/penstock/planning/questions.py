@@ -1,0 +1,83 @@
+"""What is asked of a planner, from names and sizes as people give them."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, RecomputeChoice
+from penstock.profile.model_profile import ModelProfile
+from penstock.schedule.registry import SCHEDULES
+from penstock.simulate.simulation import check_plan_fits_inputs
+
+__all__ = ["named", "planning_problem", "problem_of_plan"]
+
+Value = TypeVar("Value")
+
+
+def named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
+    """The member of a registry by name.
+
+    >>> named({"1f1b": 1, "gpipe": 2}, "gpipe", "schedule")
+    2
+
+    Raises:
+        BadInput: there is none; says which was probably meant.
+    """
+    if name in registry:
+        return registry[name]
+    near = get_close_matches(name.lower(), registry, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "use one of those"
+    raise BadInput(f"{thing} '{name}' is unknown; there are {', '.join(registry)}; {hint}")
+
+
+def planning_problem(
+    profile: ModelProfile,
+    cluster: Cluster,
+    batch: int,
+    *,
+    micro_batch_size: int = 0,
+    schedule: str = "auto",
+    recompute: RecomputeChoice = "auto",
+    optimizer_bytes_per_parameter_byte: float = 2.0,
+) -> PlanningProblem:
+    """The question for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
+
+    Raises:
+        BadInput: an unknown schedule, or sizes that do not go together.
+    """
+    schedules = PlanningProblem.schedules
+    if schedule != "auto":
+        named(SCHEDULES, schedule, "schedule")
+        schedules = (schedule,)
+    sizes = (micro_batch_size,) if micro_batch_size else divisors(batch)
+    return PlanningProblem(
+        profile=profile,
+        cluster=cluster,
+        global_batch=batch,
+        micro_batch_sizes=sizes,
+        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        recompute=recompute,
+        schedules=schedules,
+    )
+
+
+def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
+    """The question that ``plan`` answers, with every micro-batch size and schedule allowed.
+
+    Raises:
+        BadInput: the plan does not fit to the profile or the cluster.
+    """
+    check_plan_fits_inputs(plan, profile, cluster)
+    return planning_problem(profile, cluster, plan.global_batch)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, largest first.
+
+    >>> divisors(12)
+    (12, 6, 4, 3, 2, 1)
+    """
+    return tuple(n for n in range(number, 0, -1) if number % n == 0)
