@@ -16,9 +16,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
 from penstock.errors import BadInput
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "read_state", "save_checkpoint"]
+__all__ = [
+    "latest_checkpoint",
+    "load_checkpoint",
+    "read_state",
+    "save_checkpoint",
+    "stored_tensors",
+]
 
 STATE_FILE = "state.json"
 SCHEMA = 1
@@ -43,7 +51,8 @@ def save_checkpoint(
     """
     final = directory / f"step-{step:08d}"
     partial = directory / f".step-{step:08d}.partial"
-    first = dist.get_rank(group) == 0
+    first = not dist.is_initialized() or dist.get_rank(group) == 0
+    problem = ""
     if first:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -51,11 +60,14 @@ def save_checkpoint(
                 shutil.rmtree(left_over)
             partial.mkdir()
         except OSError as cause:
-            raise BadInput(
-                f"checkpoint directory '{directory}' cannot be written ({cause}); name another"
-            ) from cause
-    dist.barrier(group)
-    dcp.save(dict(tensors), checkpoint_id=partial, process_group=group)
+            problem = f"checkpoint directory '{directory}' cannot be written ({cause}); name another"
+    raise_on_all(problem, group)
+    dcp.save(
+        dict(tensors),
+        checkpoint_id=partial,
+        process_group=group,
+        no_dist=not dist.is_initialized(),
+    )
     if first:
         text = json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1)
         (partial / STATE_FILE).write_text(text)
@@ -66,7 +78,7 @@ def save_checkpoint(
         synchronise(directory)
         for outdated in checkpoints_in(directory)[:-keep]:
             shutil.rmtree(outdated)
-    dist.barrier(group)
+    raise_on_all("", group)
     return final
 
 
@@ -80,22 +92,59 @@ def load_checkpoint(
     Raises:
         BadInput: not a checkpoint, or a tensor is missing or of another shape.
     """
-    state = read_state(path)
+    problem, state = "", {}
+    try:
+        state = read_state(path)
+        problem = first_mismatch(path, tensors)
+    except BadInput as cause:
+        problem = str(cause)
+    raise_on_all(problem, group)
+    dcp.load(
+        dict(tensors),
+        checkpoint_id=path,
+        process_group=group,
+        no_dist=not dist.is_initialized(),
+    )
+    return state
+
+
+def stored_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of every tensor in a checkpoint, by name."""
     stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    return {
+        name: (tuple(entry.size), entry.properties.dtype)
+        for name, entry in stored.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def first_mismatch(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """What prevents loading ``tensors``; empty if nothing does."""
+    stored = stored_tensors(path)
     for name, tensor in tensors.items():
-        size = getattr(stored.get(name), "size", None)
-        if size is None:
-            raise BadInput(
+        if name not in stored:
+            return (
                 f"checkpoint '{path}' has no tensor '{name}'; it was written by another model or "
                 f"another optimizer; start without it"
             )
-        if tuple(size) != tuple(tensor.shape):
-            raise BadInput(
-                f"tensor '{name}' has shape {tuple(size)} in checkpoint '{path}' and "
+        size, _ = stored[name]
+        if size != tuple(tensor.shape):
+            return (
+                f"tensor '{name}' has shape {size} in checkpoint '{path}' and "
                 f"{tuple(tensor.shape)} in the model; build the model as it was when saved"
             )
-    dcp.load(dict(tensors), checkpoint_id=path, process_group=group)
-    return state
+    return ""
+
+
+def raise_on_all(problem: str, group: dist.ProcessGroup | None) -> None:
+    """Raise `BadInput` on every rank if one has a problem, so that none waits for another."""
+    problems: list[Any] = [problem]
+    if dist.is_initialized():
+        problems = [None] * dist.get_world_size(group)
+        dist.all_gather_object(problems, problem, group=group)
+    for text in problems:
+        if text:
+            raise BadInput(text)
 
 
 def read_state(path: Path) -> dict[str, Any]:

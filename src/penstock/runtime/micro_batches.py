@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from penstock.errors import BadInput
+from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.row_split import row_ranges, split_rows
 from penstock.schedule.action import Action
-from penstock.schedule.registry import SCHEDULES
 from penstock.schedule.schedule import PipelineShape, Schedule
-from penstock.schedule.validate import validate
 
 __all__ = ["BatchCut", "cut_batch", "forward_schedule", "schedule_of"]
 
@@ -67,14 +65,8 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
     Raises:
         BadInput: the plan names no known schedule, or one that cannot be played.
     """
-    if plan.schedule not in SCHEDULES:
-        raise BadInput(
-            f"the plan names the schedule '{plan.schedule}'; known are {', '.join(SCHEDULES)}"
-        )
-    shape = replace(plan.shape(), micro_batches=micro_batches)
-    schedule = SCHEDULES[plan.schedule](shape)
-    validate(schedule, shape)
-    return schedule, shape
+    resized = replace(plan, micro_batches=micro_batches)
+    return order_of(resized), resized.shape()
 
 
 def forward_schedule(shape: PipelineShape) -> Schedule:

@@ -83,7 +83,7 @@ class GradientBuckets:
             own = [p for name, p in parameters.items() if holders[name] == ranks]
             for part in bucket_parts(own[::-1]):
                 self.buckets.append(make_bucket(ranks, part))
-        self._shared = [bucket for bucket in self.buckets if bucket.holders in groups]
+        self.shared = [bucket for bucket in self.buckets if bucket.holders in groups]
         self._launched = 0
 
     def zero(self) -> None:
@@ -97,7 +97,7 @@ class GradientBuckets:
     def launching(self) -> Iterator[None]:
         """Around the last backward: start each bucket's all-reduce when its gradients are in."""
         handles = []
-        for bucket in self._shared:
+        for bucket in self.shared:
             bucket.missing = len(bucket.parameters)
 
             def arrived(_: torch.Tensor, bucket: Bucket = bucket) -> None:
@@ -120,10 +120,10 @@ class GradientBuckets:
             Stalled: a holder did not take part in time.
             RunFailed: a holder vanished.
         """
-        for bucket in self._shared:
+        for bucket in self.shared:
             bucket.missing = 0
         self._launch_complete()
-        for bucket in self._shared:
+        for bucket in self.shared:
             self._wait(bucket)
 
     def scale(self, factor: float) -> None:
@@ -144,8 +144,8 @@ class GradientBuckets:
         return float(torch.stack([norm.double() for norm in norms]).square().sum())
 
     def _launch_complete(self) -> None:
-        while self._launched < len(self._shared) and not self._shared[self._launched].missing:
-            bucket = self._shared[self._launched]
+        while self._launched < len(self.shared) and not self.shared[self._launched].missing:
+            bucket = self.shared[self._launched]
             self._launched += 1
             bucket.started_s = self._clock.now()
             bucket.work = dist.all_reduce(

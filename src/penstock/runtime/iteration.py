@@ -1,0 +1,98 @@
+"""All that is fixed for a batch of a certain size: order, cut and messages, made once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from penstock.plan.plan import Plan
+from penstock.runtime.messages import Boundary, RankMessages, messages_of_rank
+from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
+from penstock.runtime.stage_runner import StageWork
+from penstock.schedule.action import Action
+
+__all__ = ["Iteration", "Place", "place_of", "prepare_iteration"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank holds: replica ``replica`` of stage ``stage``."""
+
+    stage: int
+    replica: int
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One rank's work on a batch of a certain number of rows.
+
+    ``order`` are its actions; ``rows[m]`` the rows of the batch that it computes of micro-batch
+    ``m``. ``recomputed`` are the micro-batches whose forward runs again; ``last_backward`` is the
+    last one that its order completes.
+    """
+
+    cut: BatchCut
+    order: tuple[Action, ...]
+    messages: RankMessages
+    rows: tuple[range, ...]
+    recomputed: frozenset[int]
+    last_backward: int
+    training: bool
+
+    def work(
+        self, leaves: Sequence[torch.Tensor], batch_inputs: Sequence[int], device: torch.device
+    ) -> StageWork:
+        """The rows of the batch's leaves that the stage reads.
+
+        A replica without rows gets the micro-batch's first, in case it must take part anyway.
+        """
+        wanted = [leaves[index].to(device) for index in batch_inputs]
+        bounds = [
+            (rows.start, rows.stop) if rows else (whole.start, whole.start + 1)
+            for rows, whole in zip(self.rows, self.cut.micro_batches, strict=True)
+        ]
+        return StageWork(
+            tuple(tuple(leaf[lo:hi] for leaf in wanted) for lo, hi in bounds),
+            tuple(len(rows) for rows in self.rows),
+            self.recomputed,
+            self.last_backward,
+            self.training,
+        )
+
+
+def place_of(plan: Plan, rank: int) -> Place | None:
+    """Where ``rank`` stands in the plan; ``None`` if the plan does not use it."""
+    for index, stage in enumerate(plan.stages):
+        if rank in stage.devices:
+            return Place(index, stage.devices.index(rank))
+    return None
+
+
+def prepare_iteration(
+    plan: Plan, boundaries: Sequence[Boundary], rank: int, rows: int, training: bool
+) -> Iteration:
+    """The work of ``rank`` on a batch of ``rows`` samples.
+
+    Raises:
+        BadInput: the plan's schedule is unknown or cannot be played.
+    """
+    cut = cut_batch(plan, rows)
+    schedule, shape = schedule_of(plan, len(cut.micro_batches))
+    if not training:
+        shape = replace(shape, recompute=())
+        schedule = forward_schedule(shape)
+    messages = messages_of_rank(rank, plan, boundaries, schedule, shape, cut)
+    place = place_of(plan, rank)
+    if place is None:
+        return Iteration(cut, (), messages, (), frozenset(), -1, training)
+    order = schedule.of(shape.group_of(place.stage))
+    ends = [action.micro_batch for action in order if action.kind in "BW"]
+    return Iteration(
+        cut,
+        order,
+        messages,
+        tuple(cut.rows(m, place.stage, place.replica) for m in range(len(cut.micro_batches))),
+        frozenset(action.micro_batch for action in order if action.kind == "R"),
+        ends[-1] if ends else -1,
+        training,
+    )

@@ -1,0 +1,121 @@
+"""What a step tells its caller, and the few numbers of all ranks that it is made from."""
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+from penstock.errors import BadInput, LossNotFinite
+
+__all__ = ["RankTotals", "StepMetrics", "Totals", "clip_factor"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One training step, equal on every rank.
+
+    ``loss`` is the mean over all terms of the batch, before the step. ``gradient_norm`` is the
+    global norm before clipping. ``bubble`` is the share of the devices' time without compute,
+    up to the end of the pipeline's drain. ``seconds`` is the slowest rank's time up to there plus
+    the slowest optimizer step of the step before.
+    """
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    samples: int
+    seconds: float
+    bubble: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput of this step."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankTotals:
+    """One rank's numbers at the end of an iteration.
+
+    ``loss_sum`` is the sum of weight times loss over its slices, ``square_sum`` that of its
+    gradients before division by the weight. ``fingerprint`` tells batches apart.
+    """
+
+    loss_sum: float
+    weight: float
+    square_sum: float
+    busy_s: float
+    elapsed_s: float
+    optimizer_s: float
+    rows: float
+    fingerprint: float
+
+    def values(self) -> list[float]:
+        """In the order of the fields."""
+        return [getattr(self, name) for name in self.__slots__]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The numbers of all ranks put together."""
+
+    loss: float
+    weight: float
+    gradient_norm: float
+    seconds: float
+    bubble: float
+
+    @classmethod
+    def of(cls, table: list[list[float]], devices: int) -> "Totals":
+        """From the `RankTotals.values` of every rank; ``devices`` are at work.
+
+        Raises:
+            BadInput: the ranks were given different batches.
+        """
+        ranks = [RankTotals(*row) for row in table]
+        check_same_batch(ranks)
+        weight = sum(rank.weight for rank in ranks)
+        loss = sum(rank.loss_sum for rank in ranks) / weight if weight else float("nan")
+        square_sum = sum(rank.square_sum for rank in ranks)
+        norm = sqrt(square_sum) / weight if weight and square_sum >= 0 else float("nan")
+        elapsed = max(rank.elapsed_s for rank in ranks)
+        busy = sum(rank.busy_s for rank in ranks)
+        bubble = 1 - busy / (devices * elapsed) if elapsed > 0 else 0.0
+        return cls(
+            loss, weight, norm, elapsed + max(rank.optimizer_s for rank in ranks), bubble
+        )
+
+    def check_finite(self, step: int, learning_rate: float) -> None:
+        """Raise `LossNotFinite` unless loss and gradients are numbers."""
+        if self.weight == 0:
+            raise LossNotFinite(
+                f"no target of the batch of step {step} counts in the loss (all are ignored), so "
+                f"its mean is undefined; skip such batches"
+            )
+        what = "loss" if not isfinite(self.loss) else "gradient norm"
+        value = self.loss if what == "loss" else self.gradient_norm
+        if not isfinite(value):
+            raise LossNotFinite(
+                f"{what} is {value} at step {step} (learning rate {learning_rate:g}), no optimizer "
+                f"step was taken; lower the learning rate, clip the gradients or check the data"
+            )
+
+
+def check_same_batch(ranks: list[RankTotals]) -> None:
+    """Raise `BadInput` where two ranks were given different batches."""
+    first = ranks[0]
+    for rank, other in enumerate(ranks):
+        # NaN compares unequal to itself, yet is the same.
+        same = repr(other.fingerprint) == repr(first.fingerprint)
+        if other.rows != first.rows or not same:
+            raise BadInput(
+                f"rank {rank} was given another batch than rank 0 ({other.rows:.0f} and "
+                f"{first.rows:.0f} samples); every rank must iterate the same loader in the same "
+                f"order: use no DistributedSampler, and seed the shuffling"
+            )
+
+
+def clip_factor(norm: float, clip_norm: float | None) -> float:
+    """What to multiply gradients of global norm ``norm`` with, as `clip_grad_norm_` does."""
+    if clip_norm is None:
+        return 1.0
+    return min(1.0, clip_norm / (norm + 1e-6))

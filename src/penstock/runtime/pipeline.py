@@ -1,0 +1,337 @@
+"""`Pipeline`: a model that trains over several processes, as a user's own script holds it."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from penstock.capture.evaluation import set_training
+from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.runtime.channels import TransportChoice
+from penstock.runtime.checkpoint import (
+    STATE_FILE,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    stored_tensors,
+)
+from penstock.runtime.clock import gather_timeline
+from penstock.runtime.metrics import StepMetrics, clip_factor
+from penstock.runtime.recompute import random_state, restore_random_state
+from penstock.runtime.stage_building import build_stage, check_plan_fits, graph_of
+from penstock.runtime.training_state import (
+    Group,
+    group_settings,
+    optimizer_entries,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from penstock.runtime.verify import VerifyResult, verify
+from penstock.runtime.worker import Worker
+from penstock.runtime.world import join_world
+from penstock.timeline.timeline import Timeline
+
+__all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics"]
+
+MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
+MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
+
+
+class Pipeline:
+    """A model, cut and replicated as a plan says, in training.
+
+    Every rank makes the same `Pipeline` and gives it the same batches; each computes its rows of
+    its stage. The gradient is that of the mean loss over the whole batch, as on one device.
+
+        pipe = Pipeline(model, plan, batch, loss=loss, optimizer=lambda p: AdamW(p, lr=1e-3))
+        for batch in loader:
+            metrics = pipe.step(batch)
+        pipe.close()
+
+    ``batch`` is an example of what the loader yields; later ones may differ in the number of
+    samples only. Without ``optimizer`` a step computes gradients and leaves the weights alone.
+    ``autocast`` is ``torch.bfloat16`` or none. Processes are joined as torchrun describes them;
+    without torchrun the pipeline runs in this one.
+
+    Raises:
+        BadInput: plan, model, batch and number of processes do not fit together.
+        CaptureFailed: the model cannot be traced.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | LayerGraph,
+        plan: Plan,
+        batch: Batch,
+        *,
+        loss: LossFunction | None = None,
+        optimizer: MakeOptimizer | None = None,
+        learning_rate_schedule: MakeSchedule | None = None,
+        clip_norm: float | None = None,
+        autocast: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        timeout_s: float = 120.0,
+        granularity: Literal["block", "module", "operator"] = "module",
+        transport: TransportChoice = "auto",
+    ) -> None:
+        check_settings(clip_norm, autocast, timeout_s)
+        self._graph = graph_of(model, batch, loss, granularity)
+        self._world = join_world(device, timeout_s)
+        check_plan_fits(plan, self._graph, self._world)
+        self._graph.batch_leaves(batch)
+        program = build_stage(self._graph, plan, self._world, model, seed)
+        self._worker = Worker(
+            self._graph,
+            plan,
+            self._world,
+            autocast=autocast,
+            transport=transport,
+            program=program,
+        )
+        self._worker.share_first_values()
+        self._clip_norm = clip_norm
+        self._steps = 0
+        self._names = {p: name for name, p in self._worker.named_parameters() if p.requires_grad}
+        # A stage without parameters must follow the learning-rate schedule all the same.
+        own = list(self._names) or [nn.Parameter(torch.zeros(0, device=self._world.device))]
+        self._optimizer = optimizer(own) if optimizer is not None else None
+        self._schedule = None
+        if learning_rate_schedule is not None and self._optimizer is not None:
+            self._schedule = learning_rate_schedule(self._optimizer)
+        self._optimizer_s = 0.0
+
+    @property
+    def plan(self) -> Plan:
+        """What this pipeline follows."""
+        return self._worker.plan
+
+    @property
+    def rank(self) -> int:
+        """This process's number; records are best written by rank 0."""
+        return self._world.rank
+
+    @property
+    def steps(self) -> int:
+        """Training steps taken, those before a loaded checkpoint included."""
+        return self._steps
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters that this rank trains."""
+        return list(self._names)
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The parameters that this rank holds, by their first names in the model."""
+        return self._worker.named_parameters()
+
+    def samples_in(self, batch: Batch) -> int:
+        """The number of samples of ``batch``."""
+        return self._graph.batch_leaves(batch)[0].shape[0]
+
+    def step(self, batch: Batch) -> StepMetrics:
+        """Train on one batch: forward, backward, clipping, optimizer, learning-rate schedule.
+
+        Raises:
+            BadInput: the batch is not like the example, or not the same on all ranks; nothing was
+                changed.
+            LossNotFinite: loss or gradients are NaN or infinite; no optimizer step was taken.
+            RunFailed: a rank failed; the message names it; the pipeline cannot be used any more.
+        """
+        leaves = self._graph.batch_leaves(batch)
+        worker = self._worker
+        totals = worker.run(leaves, training=True)
+        reduced = time.perf_counter()
+        rate = self._learning_rate()
+        totals.check_finite(self._steps + 1, rate)
+        factor = clip_factor(totals.gradient_norm, self._clip_norm) / totals.weight
+        if worker.buckets is not None:
+            worker.buckets.scale(factor)
+            self._step_optimizer()
+        if self._schedule is not None:
+            self._schedule.step()
+        self._steps += 1
+        worker.optimizer_s = time.perf_counter() - reduced
+        return StepMetrics(
+            self._steps,
+            totals.loss,
+            totals.gradient_norm,
+            rate,
+            leaves[0].shape[0],
+            totals.seconds,
+            totals.bubble,
+        )
+
+    def evaluate(self, batch: Batch) -> float:
+        """The mean loss on one batch in evaluation mode; changes nothing.
+
+        Raises:
+            BadInput: as in `step`.
+            RunFailed: as in `step`.
+        """
+        leaves = self._graph.batch_leaves(batch)
+        worker = self._worker
+        module = worker.program.module if worker.program is not None else None
+        if module is not None:
+            set_training(module, False)
+        try:
+            return worker.run(leaves, training=False).loss
+        finally:
+            if module is not None:
+                set_training(module, True)
+
+    def verify(self, batch: Batch) -> VerifyResult:
+        """Compare loss, gradients and buffers on ``batch`` with one device; changes nothing."""
+        return verify(self._worker, self._graph.batch_leaves(batch))
+
+    def timeline(self) -> Timeline:
+        """What every rank did in the latest iteration; every rank must ask."""
+        return gather_timeline(self._world, self._worker.clock, "measured")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank holds: tensors by the model's names, and ``state`` for the rest."""
+        return {**self._tensors(), "state": self._state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave on this rank under the same plan."""
+        tensors = {name: value for name, value in state_dict.items() if name != "state"}
+        own = self._worker.named_tensors()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(tensors[f"model.{name}"])
+        self._restore(tensors, state_dict["state"])
+
+    def model_state_dict(self) -> dict[str, torch.Tensor]:
+        """All weights and buffers under all their names on rank 0, empty elsewhere; all must ask."""
+        parts = self._world.gather_to_first(
+            {name: tensor.detach().cpu() for name, tensor in self._worker.owned_tensors().items()}
+        )
+        whole = {name: tensor for part in parts for name, tensor in part.items()}
+        tied = {other: whole[name] for other, name in self._graph.tied_names.items() if whole}
+        return whole | tied
+
+    def save(self, directory: Path | str, *, extra: Any = None, keep: int = 2) -> Path:
+        """Write ``directory/step-<steps>`` atomically and keep the newest ``keep``; all must ask.
+
+        ``extra`` is kept with it (JSON; read it back with `read_state`).
+
+        Raises:
+            BadInput: the directory cannot be written.
+        """
+        owned = self._worker.owned_tensors()
+        tensors = {
+            name: tensor
+            for name, tensor in self._tensors().items()
+            if name.startswith("random.") or self._worker.owns(name.partition(".")[2])
+        }
+        assert all(f"model.{name}" in tensors for name in owned)
+        states = self._world.gather(self._state())
+        merged = dict(states[0])
+        merged["groups"] = [group for state in states for group in state["groups"]]
+        merged["entries"] = {
+            name: entry for state in states for name, entry in state["entries"].items()
+        }
+        return save_checkpoint(
+            Path(directory),
+            self._steps,
+            tensors,
+            {**merged, "extra": extra},
+            keep=keep,
+            group=self._world.control,
+        )
+
+    def load(self, directory: Path | str) -> int:
+        """Continue from a checkpoint, or from the newest of a directory; any plan may have made it.
+
+        Returns the number of steps taken before. All ranks must ask.
+
+        Raises:
+            BadInput: there is no whole checkpoint, or it is of another model.
+        """
+        path = Path(directory)
+        if not (path / STATE_FILE).is_file():
+            path = latest_checkpoint(path)
+        tensors = {f"model.{n}": t.detach() for n, t in self._worker.named_tensors().items()}
+        wanted = tuple(f"optimizer.{name}." for name in self._names.values())
+        random = f"random.{self._world.rank}"
+        for name, (shape, dtype) in stored_tensors(path).items():
+            if name in (random, f"{random}.device") or (wanted and name.startswith(wanted)):
+                tensors[name] = torch.empty(shape, dtype=dtype)
+        state = load_checkpoint(path, tensors, group=self._world.control)
+        self._restore(tensors, state)
+        return self._steps
+
+    def close(self) -> None:
+        """Leave the other ranks; also destroys the default process group where it was made here."""
+        self._worker.close()
+        if self._world.owns_default_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def _learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"]) if self._optimizer is not None else 0.0
+
+    def _step_optimizer(self) -> None:
+        place = self._worker.place
+        if self._optimizer is None or place is None:
+            return
+        with self._worker.clock.span("STEP", place.stage):
+            self._optimizer.step()
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        tensors = {f"model.{n}": t.detach() for n, t in self._worker.named_tensors().items()}
+        if self._optimizer is not None:
+            tensors |= optimizer_tensors(self._optimizer, self._names)
+        cpu, own = random_state(self._world.device)
+        tensors[f"random.{self._world.rank}"] = cpu
+        if own is not None:
+            tensors[f"random.{self._world.rank}.device"] = own
+        return tensors
+
+    def _state(self) -> dict[str, Any]:
+        groups = group_settings(self._optimizer, self._names) if self._optimizer else []
+        return {
+            "steps": self._steps,
+            "groups": [asdict(group) for group in groups],
+            "entries": optimizer_entries(self._optimizer, self._names) if self._optimizer else {},
+            "schedule": self._schedule.state_dict() if self._schedule is not None else None,
+        }
+
+    def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        if self._optimizer is not None:
+            groups = [Group(**group) for group in state["groups"]]
+            restore_optimizer(self._optimizer, self._names, tensors, state["entries"], groups)
+        if self._schedule is not None and state["schedule"] is not None:
+            self._schedule.load_state_dict(state["schedule"])
+        self._steps = state["steps"]
+        random = f"random.{self._world.rank}"
+        if random in tensors:
+            device = tensors.get(f"{random}.device")
+            restore_random_state(self._world.device, tensors[random], device)
+
+
+def check_settings(
+    clip_norm: float | None, autocast: torch.dtype | None, timeout_s: float
+) -> None:
+    """Raise `BadInput` for a setting that cannot be right."""
+    if clip_norm is not None and not clip_norm > 0:
+        raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
+    if autocast not in (None, torch.bfloat16):
+        raise BadInput(
+            f"autocast is {autocast}; use torch.bfloat16 (float16 needs loss scaling) or None"
+        )
+    if not timeout_s > 0:
+        raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")

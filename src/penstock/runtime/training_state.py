@@ -1,0 +1,109 @@
+"""What a rank must remember of its training, by the model's own names, so that any plan can read it.
+
+Tensors: ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>``, ``random.<rank>``. The
+rest is JSON: the settings of the optimizer's groups with the parameters they hold for, the
+learning-rate schedule, the number of steps.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+__all__ = [
+    "Group",
+    "group_settings",
+    "optimizer_entries",
+    "optimizer_tensors",
+    "restore_optimizer",
+]
+
+
+@dataclass
+class Group:
+    """Settings of one group of an optimizer, and the names of parameters that they hold for."""
+
+    settings: dict[str, Any]
+    names: list[str] = field(default_factory=list)
+
+
+def optimizer_tensors(
+    optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+) -> dict[str, torch.Tensor]:
+    """The optimizer's tensors by the names of their parameters."""
+    return {
+        f"optimizer.{names[parameter]}.{key}": value
+        for parameter, state in optimizer.state.items()
+        if parameter in names
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def optimizer_entries(
+    optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+) -> dict[str, dict[str, Any]]:
+    """What the optimizer remembers of each parameter besides tensors."""
+    entries = {
+        names[parameter]: {
+            key: value for key, value in state.items() if not isinstance(value, torch.Tensor)
+        }
+        for parameter, state in optimizer.state.items()
+        if parameter in names
+    }
+    return {name: entry for name, entry in entries.items() if entry}
+
+
+def group_settings(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> list[Group]:
+    """The settings of every group, such as the learning rate, with the parameters' names."""
+    return [
+        Group(
+            {key: plain(value) for key, value in group.items() if key != "params"},
+            [names[parameter] for parameter in group["params"] if parameter in names],
+        )
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_optimizer(
+    optimizer: Optimizer,
+    names: Mapping[nn.Parameter, str],
+    tensors: Mapping[str, torch.Tensor],
+    entries: Mapping[str, Mapping[str, Any]],
+    groups: Iterable[Group],
+) -> None:
+    """Give the optimizer what was saved of its parameters, wherever they were then."""
+    known = list(groups)
+    settings_of = {name: group.settings for group in known for name in group.names}
+    state_dict = optimizer.state_dict()
+    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Any]] = {}
+    for index, parameter in enumerate(ordered):
+        name = names.get(parameter, "")
+        prefix = f"optimizer.{name}."
+        found = {
+            key.removeprefix(prefix): value
+            for key, value in tensors.items()
+            if name and key.startswith(prefix) and "." not in key.removeprefix(prefix)
+        }
+        if found or name in entries:
+            state[index] = {**found, **entries.get(name, {})}
+    for described, actual in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+        first = next((names[p] for p in actual["params"] if p in names), "")
+        settings = settings_of.get(first) or (known[0].settings if known else {})
+        described.update({key: sequence_as_tuple(value) for key, value in settings.items()})
+    state_dict["state"] = state
+    optimizer.load_state_dict(state_dict)
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON can hold it."""
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def sequence_as_tuple(value: Any) -> Any:
+    """JSON turns tuples such as Adam's betas into lists; turn them back."""
+    return tuple(value) if isinstance(value, list) else value

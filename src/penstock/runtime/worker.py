@@ -1,0 +1,287 @@
+"""One rank's share of a plan: its stage, its channels, its gradients."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.errors import RunFailed
+from penstock.plan.plan import Plan
+from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
+from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
+from penstock.runtime.clock import StepClock
+from penstock.runtime.execute import execute
+from penstock.runtime.iteration import Iteration, Place, place_of, prepare_iteration
+from penstock.runtime.messages import Message, boundaries_of
+from penstock.runtime.metrics import RankTotals, Totals
+from penstock.runtime.replicas import GradientBuckets, holders_of_parameters, make_groups
+from penstock.runtime.shared_segment import PeerFailed
+from penstock.runtime.stage_runner import ModuleRunner
+from penstock.runtime.watchdog import AbortNote
+from penstock.runtime.world import World
+
+__all__ = ["Worker"]
+
+INSTANCES = count()
+"""Pipelines are made in the same order on every rank, so their numbers agree."""
+
+FINGERPRINT_VALUES = 256
+
+
+class Worker:
+    """Runs one rank's part of iterations; knows nothing of optimizers.
+
+    ``stage`` and the parts that belong to it are ``None`` on a rank that the plan does not use;
+    such a rank takes part in exchanges only.
+
+    Raises:
+        BadInput: plan, model and number of processes do not fit together.
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        plan: Plan,
+        world: World,
+        *,
+        autocast: torch.dtype | None = None,
+        transport: TransportChoice = "auto",
+        program: StageProgram | None = None,
+    ) -> None:
+        self.graph, self.plan, self.world = graph, plan, world
+        self.place: Place | None = place_of(plan, world.rank)
+        self.boundaries = boundaries_of(graph, plan)
+        self.clock = StepClock()
+        self.holders = holders_of_parameters(graph, plan)
+        self.program = program
+        self.autocast_dtype = autocast
+        self.optimizer_s = 0.0
+        self._iterations: dict[tuple[int, bool], Iteration] = {}
+        self._failed = ""
+        self._note = AbortNote(next(INSTANCES), alone=world.size == 1)
+        stage_devices = [stage.devices for stage in plan.stages]
+        self.groups = make_groups(world, [*self.holders.values(), *stage_devices])
+        self._norm_groups = make_groups(world, stage_devices)
+        self.transport = open_transport(world, transport, self._messages_by_rank())
+        self.runner: ModuleRunner | None = None
+        self.buckets: GradientBuckets | None = None
+        if program is not None and self.place is not None:
+            self._take_stage(program, self.place)
+
+    def _take_stage(self, program: StageProgram, place: Place) -> None:
+        world, plan = self.world, self.plan
+        self.buckets = GradientBuckets(
+            world,
+            place.stage,
+            {name: p for name, p in self.named_parameters() if p.requires_grad},
+            self.holders,
+            self.groups,
+            self.clock,
+        )
+        devices = plan.stages[place.stage].devices
+        norm = None
+        if devices in self._norm_groups and uses_batch_norm(program.module):
+            group = self._norm_groups[devices]
+            norm = SynchronisedBatchNorm(group, place.replica, len(devices))
+        self.runner = ModuleRunner(
+            program,
+            world.device,
+            autocast=self.autocast_dtype,
+            synchronised=norm is not None,
+            around_forward=norm.counting if norm is not None else None,
+            around_last_backward=self.buckets.launching if self.buckets.shared else nullcontext,
+        )
+        self.channels: PipelineChannels | None = None
+        if self.transport is not None:
+            places = {place.stage: Places(program.received, program.sent)}
+            self.channels = PipelineChannels(world.rank, self.transport, places, self.clock)
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """This stage's parameters by their first names in the model."""
+        if self.program is None:
+            return []
+        tied = self.graph.tied_names
+        return [(tied.get(name, name), p) for name, p in self.program.module.named_parameters()]
+
+    def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """This stage's buffers by their first names in the model."""
+        if self.program is None:
+            return []
+        tied = self.graph.tied_names
+        return [(tied.get(name, name), b) for name, b in self.program.module.named_buffers()]
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """This stage's parameters and buffers that belong to the model, by name."""
+        named = [*self.named_parameters(), *self.named_buffers()]
+        return {name: tensor for name, tensor in named if name in self.holders}
+
+    def owned_tensors(self) -> dict[str, torch.Tensor]:
+        """Those of `named_tensors` that this rank stands for: it is the first of their holders."""
+        rank = self.world.rank
+        return {n: t for n, t in self.named_tensors().items() if self.holders[n][0] == rank}
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank stands for the tensor ``name``, or for a state ``<name>.<key>``."""
+        holders = self.holders.get(name) or self.holders.get(name.rpartition(".")[0])
+        return holders is not None and holders[0] == self.world.rank
+
+    def share_first_values(self) -> None:
+        """Make all copies of a tensor equal to that of its first holder.
+
+        Scripts that do not seed would otherwise train replicas that drift apart in silence.
+        """
+        for name, tensor in sorted(self.named_tensors().items()):
+            group = self.groups.get(self.holders[name])
+            if group is not None:
+                value = tensor.detach().contiguous()
+                plain = value.view(torch.uint8) if value.dtype == torch.bool else value
+                dist.broadcast(plain, group=group, group_src=0)
+                with torch.no_grad():
+                    tensor.copy_(value)
+
+    def run(
+        self,
+        leaves: Sequence[torch.Tensor],
+        *,
+        training: bool,
+        within: AbstractContextManager[object] | None = None,
+    ) -> Totals:
+        """One iteration over a batch: all forwards, and in training all backwards.
+
+        Afterwards gradients are summed over all ranks that hold them, but not yet divided by the
+        weight. ``within`` is entered around the actions.
+
+        Raises:
+            BadInput: the ranks were given different batches.
+            RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
+        """
+        iteration = self.iteration(leaves[0].shape[0], training)
+        self.clock.restart()
+        with self.guarded():
+            if self.runner is not None and self.program is not None:
+                work = iteration.work(leaves, self.program.batch_inputs, self.world.device)
+                self.runner.begin(work)
+                if training and self.buckets is not None:
+                    self.buckets.zero()
+                with within or nullcontext():
+                    self._play(iteration)
+                if training and self.buckets is not None:
+                    self.buckets.finish()
+            table = self.exchange(self._totals(leaves, training), "the end of the iteration")
+        return Totals.of(table, len(self.plan.devices))
+
+    def _play(self, iteration: Iteration) -> None:
+        assert self.runner is not None and self.place is not None
+        stages = {self.place.stage: self.runner}
+        if self.channels is None:
+            execute(iteration.order, stages, NoChannels(), self.clock)
+        else:
+            self.channels.begin(iteration.messages)
+            execute(iteration.order, stages, self.channels, self.clock)
+
+    def exchange(self, values: list[float], what: str) -> list[list[float]]:
+        """A few numbers of every rank, by rank."""
+        return [values] if self.transport is None else self.transport.exchange(values, what)
+
+    def iteration(self, rows: int, training: bool) -> Iteration:
+        """The prepared work for a batch of ``rows`` samples."""
+        key = (rows, training)
+        if key not in self._iterations:
+            self._iterations[key] = prepare_iteration(
+                self.plan, self.boundaries, self.world.rank, rows, training
+            )
+        return self._iterations[key]
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Whatever goes wrong within ends all ranks, each with the message of the first failure."""
+        if self._failed:
+            raise RunFailed(f"this pipeline has failed before ({self._failed}); build a new one")
+        try:
+            yield
+        except PeerFailed as failure:
+            text = self._note.read() or str(failure)
+            self._give_up(text)
+            raise RunFailed(f"rank {self.world.rank} stopped: {text}") from failure
+        except BaseException as failure:
+            text = str(failure).partition("\n")[0] or type(failure).__name__
+            who = f"rank {self.world.rank}"
+            self._give_up(text if who in text else f"{who}: {text}")
+            raise
+
+    def close(self) -> None:
+        """Leave the other ranks in peace."""
+        if self.transport is not None and not self._failed:
+            self.transport.close()
+        self._failed = self._failed or "it was closed"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The precision of a forward."""
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, self.autocast_dtype)
+
+    def _give_up(self, text: str) -> None:
+        self._failed = text
+        self._note.write(text)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _totals(self, leaves: Sequence[torch.Tensor], training: bool) -> list[float]:
+        terms = self.runner.loss_terms if self.runner is not None else []
+        loss_sum = weight = 0.0
+        if terms:
+            losses = torch.stack([term.loss for term in terms]).double()
+            weights = torch.stack([term.weight for term in terms]).to(losses)
+            weight = float(weights.sum())
+            loss_sum = float(torch.where(weights > 0, losses * weights, 0.0).sum())
+        square_sum = self.buckets.square_sum() if training and self.buckets is not None else 0.0
+        elapsed = self.clock.now() - self.clock.start_s
+        return RankTotals(
+            loss_sum,
+            weight,
+            square_sum,
+            self.clock.busy_s,
+            elapsed,
+            self.optimizer_s,
+            float(leaves[0].shape[0]),
+            sum(fingerprint(leaf) for leaf in leaves),
+        ).values()
+
+    def _messages_by_rank(self) -> list[list[Message]]:
+        """What every rank sends in a full iteration, to size and open the ways."""
+        by_rank: list[list[Message]] = []
+        for rank in range(self.world.size):
+            iteration = prepare_iteration(
+                self.plan, self.boundaries, rank, self.plan.global_batch, training=True
+            )
+            by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
+        return by_rank
+
+
+class NoChannels:
+    """The channels of a single stage on a single rank: nothing to send or receive."""
+
+    device = 0
+
+    def receive(self, action: object) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def send(self, action: object, result: object) -> None:
+        """Nothing."""
+
+    def drain(self) -> None:
+        """Nothing."""
+
+
+def fingerprint(leaf: torch.Tensor) -> float:
+    """A number that tells batches apart, from the first values of a leaf."""
+    values = leaf.reshape(-1)[:FINGERPRINT_VALUES]
+    return float(values.double().sum())
+
+
