@@ -251,6 +251,7 @@ class Play:
     def end_transfer(self, index: int) -> None:
         """Free the lane's resources, start what waited for them, deliver."""
         lane = self.lanes[index]
+        done = lane.current  # the lane may start its next item below
         for resource in lane.resources:
             self.busy[resource] = False
         neighbours = {other for resource in lane.resources for other in self.lanes_of[resource]}
@@ -263,7 +264,7 @@ class Play:
             if not startable:
                 break
             self.start_transfer(min(startable)[-1])
-        self.arrive(index, lane.current)
+        self.arrive(index, done)
 
     def arrive(self, index: int, item: int) -> None:
         """Deliver a message, or the sum of a bucket."""
