@@ -7,17 +7,15 @@ Commands import what they need when they run, so that planning never loads torch
 import sys
 
 import typer
-from click.exceptions import Abort, ClickException
 
 from penstock.command_line import job_commands, planning_commands
-from penstock.command_line.terminal import print_error, silence_output
+from penstock.command_line.terminal import INTERRUPTED, print_error, silence_output
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="penstock",
     help="Planned pipeline-parallel training for PyTorch.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -40,16 +38,15 @@ def main() -> None:
 def run() -> int:
     """Run the command; every way it can end is one exit code and at most one line of error."""
     try:
-        code: object = app(standalone_mode=False)
+        code: object = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
-    except ClickException as wrong_usage:
-        wrong_usage.show()
-        return 2
-    except BrokenPipeError:
+    except SystemExit as ended:  # typer's answer when the reader of a pipe has gone
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
         silence_output()
         return 0
-    except Abort:
-        return print_error(KeyboardInterrupt())
     except (Exception, KeyboardInterrupt) as error:
         return print_error(error)
+    if code == INTERRUPTED:
+        return print_error(KeyboardInterrupt())
     return code if isinstance(code, int) else 0

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError, RunFailed
+from typer import TyperException
+
+from penstock.errors import BadInput, PenstockError, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Terminal", "print_error", "silence_output"]
+__all__ = ["INTERRUPTED", "Terminal", "print_error", "silence_output"]
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +63,27 @@ def print_error(error: BaseException) -> int:
     """
     match error:
         case PenstockError():
-            message, code = " ".join(str(error).split()), error.exit_code
+            message, code = one_line(error), error.exit_code
+        case TyperException():
+            command = getattr(getattr(error, "ctx", None), "command_path", "penstock")
+            problem = " ".join(error.format_message().split()).rstrip(".")
+            message = f"{problem}; see '{command} --help'"
+            code = BadInput.exit_code
         case KeyboardInterrupt():
-            message, code = "interrupted", 130
+            message, code = "interrupted", INTERRUPTED
         case _:
             place = save_traceback(error)
             kind = type(error).__name__
-            message = f"{kind}: {' '.join(str(error).split())}; the traceback is in {place}"
+            message = f"{kind}: {one_line(error)}; the traceback is in {place}"
             code = RunFailed.exit_code
-    prefix = "penstock: " if code == 130 else "penstock: error: "
+    prefix = "penstock: " if code == INTERRUPTED else "penstock: error: "
     print(f"{prefix}{message}", file=sys.stderr, flush=True)
     return code
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error without line breaks."""
+    return " ".join(str(error).split())
 
 
 def save_traceback(error: BaseException) -> Path:
