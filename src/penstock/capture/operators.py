@@ -33,7 +33,7 @@ _SHAPE_OPERATORS = frozenset(
     [
         *("_unsafe_view", "alias", "contiguous", "expand", "expand_as", "flatten", "movedim"),
         *("permute", "reshape", "squeeze", "t", "transpose", "unflatten", "unsqueeze"),
-        *("view", "view_as"),
+        *("mT", "moveaxis", "numpy_T", "ravel", "swapaxes", "swapdims", "view", "view_as"),
     ]
 )
 _UPDATES_STATISTICS = frozenset(["batch_norm", "instance_norm"])

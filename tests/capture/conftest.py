@@ -1,0 +1,264 @@
+"""Stages run one after another as a pipeline would, and small real models to run them on."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph, StageProgram
+
+# Sums in another order than the unsplit model's: gradients of received tensors are added up.
+RELATIVE_TOLERANCE = 1e-9
+SEQUENCE = 6
+VOCABULARY = 40
+
+
+@dataclass
+class Run:
+    """What a sequential run of all stages gave."""
+
+    loss: torch.Tensor
+    weight: torch.Tensor
+    programs: list[StageProgram]
+
+
+def split(graph: LayerGraph, cuts: Sequence[int]) -> list[StageProgram]:
+    """The stages of ``graph`` between ``cuts``."""
+    ends = [0, *cuts, len(graph.layer_names)]
+    return [graph.stage(range(lo, hi)) for lo, hi in pairwise(ends)]
+
+
+def run_programs(
+    graph: LayerGraph, programs: list[StageProgram], batch: Any, *, backward: bool = True
+) -> Run:
+    """Forward and backward of every stage, with nothing but the named tensors between them.
+
+    Checks on the way that every tensor is as its spec says.
+    """
+    leaves = graph.batch_leaves(batch)
+    rows = leaves[0].shape[0]
+    values: dict[str, torch.Tensor] = {}
+    ran: list[tuple[StageProgram, list[torch.Tensor], tuple[torch.Tensor, ...]]] = []
+    for program in programs:
+        received = []
+        for spec in program.received:
+            tensor = values[spec.name]
+            assert tuple(tensor.shape) == spec.shape_for(rows), spec
+            assert tensor.dtype == spec.dtype, spec
+            assert tensor.requires_grad == (spec.requires_grad and backward), spec
+            received.append(tensor.detach().requires_grad_(spec.requires_grad))
+        inputs = [leaves[index] for index in program.batch_inputs]
+        sent = program.module(*inputs, *received)
+        if not program.is_last:
+            names = [spec.name for spec in program.sent]
+            values |= dict(zip(names, sent, strict=True))
+        ran.append((program, received, sent))
+    loss, weight = ran[-1][2][:2]
+    if backward:
+        loss.backward()
+        _backward(ran)
+    return Run(loss, weight, programs)
+
+
+def _backward(ran: list[tuple[StageProgram, list[torch.Tensor], tuple[torch.Tensor, ...]]]) -> None:
+    gradients: dict[str, torch.Tensor] = {}
+    for program, received, sent in reversed(ran):
+        if not program.is_last:
+            pairs = [
+                (tensor, gradients[spec.name])
+                for spec, tensor in zip(program.sent, sent, strict=True)
+                if spec.requires_grad
+            ]
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        for spec, tensor in zip(program.received, received, strict=True):
+            if spec.requires_grad:
+                assert tensor.grad is not None, spec
+                before = gradients.get(spec.name)
+                gradients[spec.name] = tensor.grad if before is None else before + tensor.grad
+
+
+def call(model: nn.Module, batch: Any, loss: Any = None) -> torch.Tensor:
+    """The loss of the unsplit model."""
+    if loss is None:
+        return model(**batch).loss
+    if isinstance(batch, dict):
+        return loss(model(batch["x"]), batch)
+    return loss(model(*batch[:-1]), batch[-1])
+
+
+def resize(batch: Any, rows: int) -> Any:
+    """A batch of ``rows`` samples from one of fewer or more."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        repeats = -(-rows // tensor.shape[0])
+        return torch.cat([tensor] * repeats)[:rows]
+
+    if isinstance(batch, dict):
+        return {key: one(tensor) for key, tensor in batch.items()}
+    return tuple(one(tensor) for tensor in batch)
+
+
+def assert_composition_equals_model(
+    graph: LayerGraph,
+    model: nn.Module,
+    batch: Any,
+    cuts: Sequence[int],
+    *,
+    loss: Any = None,
+    rows: int,
+) -> None:
+    """Loss, every gradient and every buffer of the stages, against the model left whole.
+
+    ``model`` is as before afterwards.
+    """
+    batch = resize(batch, rows)
+    whole = copy.deepcopy(model)
+    expected = call(whole, batch, loss)
+    expected.backward()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.zero_grad()
+    found = run_programs(graph, split(graph, cuts), batch)
+    torch.testing.assert_close(found.loss, expected, rtol=RELATIVE_TOLERANCE, atol=0)
+    for (name, one), other in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None and other.grad is not None:
+            difference = (one.grad - other.grad).norm()
+            # The floor is for gradients that are zero but for rounding (biases before a norm).
+            assert difference <= RELATIVE_TOLERANCE * other.grad.norm() + 1e-14, name
+    for (name, one), other in zip(model.named_buffers(), whole.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=RELATIVE_TOLERANCE, atol=0, msg=name)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    model.zero_grad()
+
+
+def _tokens() -> dict[str, torch.Tensor]:
+    tokens = torch.randint(2, VOCABULARY, (3, SEQUENCE))
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _mask() -> torch.Tensor:
+    return torch.tensor([[1] * 6, [1] * 5 + [0], [1] * 4 + [0] * 2])
+
+
+_DECODER = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+}
+
+
+def gpt2(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    config = transformers.GPT2Config(
+        n_layer=2,
+        n_embd=16,
+        n_head=2,
+        vocab_size=VOCABULARY,
+        n_positions=16,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    return transformers.GPT2LMHeadModel(config), _tokens()
+
+
+def llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_DECODER)), _tokens()
+
+
+def qwen2_tied() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    config = transformers.Qwen2Config(**_DECODER, tie_word_embeddings=True)
+    return transformers.Qwen2ForCausalLM(config), _tokens() | {"attention_mask": _mask()}
+
+
+def bert(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    config = transformers.BertConfig(
+        num_hidden_layers=2,
+        hidden_size=16,
+        intermediate_size=32,
+        num_attention_heads=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    batch = _tokens() | {"attention_mask": _mask()}
+    # Row r has r + 1 masked words, so that rows have unequal numbers of terms.
+    unmasked = torch.arange(SEQUENCE) > torch.arange(3)[:, None]
+    batch["labels"] = batch["labels"].masked_fill(unmasked, -100)
+    return transformers.BertForMaskedLM(config), batch
+
+
+def t5() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    config = transformers.T5Config(
+        num_layers=2,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_heads=2,
+        vocab_size=VOCABULARY,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    batch = _tokens() | {"attention_mask": _mask()}
+    return transformers.T5ForConditionalGeneration(config), batch
+
+
+def resnet() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 1], num_labels=5, layer_type="basic"
+    )
+    batch = {"pixel_values": torch.randn(3, 3, 16, 16), "labels": torch.tensor([0, 3, 4])}
+    return transformers.ResNetForImageClassification(config), batch
+
+
+MODELS: dict[str, Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "qwen2_tied": qwen2_tied,
+    "bert": bert,
+    "t5": t5,
+    "resnet": resnet,
+}
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """The functions of this file, for tests that cannot import it."""
+
+    models: dict[str, Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]]
+    split: Callable[..., list[StageProgram]]
+    run_programs: Callable[..., Run]
+    resize: Callable[..., Any]
+    assert_composition_equals_model: Callable[..., None]
+
+
+@pytest.fixture
+def pipeline() -> Helpers:
+    """Helpers that run stages one after another."""
+    return Helpers(MODELS, split, run_programs, resize, assert_composition_equals_model)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``model_name`` runs over the small Hugging Face models."""
+    if "model_name" in metafunc.fixturenames:
+        metafunc.parametrize("model_name", list(MODELS))

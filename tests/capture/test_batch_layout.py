@@ -1,0 +1,58 @@
+"""Batches: what is accepted, and what every later batch is held to."""
+
+from collections import UserDict
+
+import pytest
+import torch
+
+from penstock.capture.batch_layout import layout_of
+from penstock.errors import BadInput
+
+
+def _batch(rows=3, words=6):
+    return {"x": torch.zeros(rows, words, dtype=torch.long), "y": (torch.zeros(rows), None)}
+
+
+def test_leaves_come_in_a_fixed_order_whatever_the_order_of_keys():
+    layout = layout_of(_batch())
+    batch = _batch(5)
+    turned = {"y": batch["y"], "x": batch["x"]}
+    assert [t.dtype for t in layout.flatten(turned)] == [torch.long, torch.float32]
+    assert [leaf.name for leaf in layout.leaves] == ["batch['x']", "batch['y'][0]"]
+
+
+def test_mappings_such_as_tokeniser_output_are_dicts():
+    layout = layout_of(UserDict({"x": torch.zeros(2, 3)}))
+    assert layout.rebuild({0: torch.ones(1)}) == {"x": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (_batch(words=7), r"batch\['x'\] .*dimension 1 is 7, but was 6 .*capture again"),
+        ({"x": torch.zeros(3, 6), "y": _batch()["y"]}, r"batch\['x'\].*float32.*int64"),
+        ({"x": _batch()["x"]}, r"dict of \['x'\].*\['x', 'y'\]"),
+        ({**_batch(), "y": (torch.zeros(3), 1)}, r"batch\['y'\]\[1\] is 1, but was None"),
+        ({**_batch(), "y": (torch.zeros(2), None)}, r"unequal numbers of samples"),
+        (_batch(rows=0), "0 samples"),
+        ([torch.zeros(3)], "a list"),
+        ({**_batch(), "x": torch.zeros(3, 6, 1, dtype=torch.long)}, "2 dimensions"),
+    ],
+)
+def test_a_batch_unlike_the_example_is_refused(batch, words):
+    with pytest.raises(BadInput, match=words):
+        layout_of(_batch()).flatten(batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({}, "no tensors"),
+        ((torch.zeros(2), torch.tensor(1.0)), r"batch\[1\] is a 0-dimensional"),
+        ((torch.zeros(2), object()), r"batch\[1\] is a object"),
+        ((torch.zeros(2), torch.zeros(3)), "unequal"),
+    ],
+)
+def test_an_example_that_cannot_be_a_batch_is_refused(batch, words):
+    with pytest.raises(BadInput, match=words):
+        layout_of(batch)

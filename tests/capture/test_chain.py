@@ -1,0 +1,126 @@
+"""Chains: any code inside the modules, no tracing."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.chain import Chain
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput, CaptureFailed
+
+
+class Gate(nn.Module):
+    """Control flow that cannot be traced; two tensors out."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, values):
+        hidden = self.linear(values)
+        if hidden.sum() > 0:
+            hidden = hidden * 2
+        return hidden, values
+
+
+class Join(nn.Module):
+    def forward(self, hidden, values):
+        return hidden + values
+
+
+def _chain():
+    modules = [nn.Linear(4, 8), nn.BatchNorm1d(8), Gate(), Join(), nn.Linear(8, 3)]
+    return Chain(modules, nn.CrossEntropyLoss(ignore_index=2))
+
+
+BATCH = (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2]))
+
+
+def test_stages_together_equal_the_chain(pipeline):
+    chain, batch = _chain().double(), (BATCH[0].double(), BATCH[1])
+    graph = capture_model(chain, batch)
+    assert graph.layer_names == ("0", "1", "2", "3", "4", "loss")
+    for cuts, rows in (([], 3), ([3], 5), ([1, 2, 3, 4, 5], 2)):
+        pipeline.assert_composition_equals_model(
+            graph, chain, batch, cuts, loss=chain.loss, rows=rows
+        )
+
+
+def test_a_chain_weighs_slices_by_valid_targets(pipeline):
+    graph = capture_model(_chain(), BATCH)
+    run = pipeline.run_programs(graph, pipeline.split(graph, [2]), BATCH)
+    assert run.weight.item() == 2
+
+
+def test_a_loss_in_the_last_module_needs_no_loss_function(pipeline):
+    class Head(nn.Module):
+        def forward(self, values):
+            return values.square().mean()
+
+    chain = Chain([nn.Linear(4, 4), Head()])
+    graph = capture_model(chain, BATCH[0])
+    assert graph.layer_names == ("0", "1")
+    run = pipeline.run_programs(graph, pipeline.split(graph, [1]), BATCH[0])
+    torch.testing.assert_close(run.loss, chain(BATCH[0]))
+    assert run.weight.item() == 3
+
+
+def test_a_module_used_twice_is_one_parameter_with_two_layers():
+    shared = nn.Linear(4, 4)
+    graph = capture_model(Chain([shared, nn.Tanh(), shared], functional.mse_loss), (BATCH[0],) * 2)
+    uses = {use.name: use.layers for use in graph.parameter_uses}
+    assert uses == {"0.weight": (0, 2), "0.bias": (0, 2)}
+    assert graph.tied_names == {"2.weight": "0.weight", "2.bias": "0.bias"}
+
+
+def test_a_batch_norm_used_twice_cannot_be_cut_apart():
+    norm = nn.BatchNorm1d(4)
+    graph = capture_model(Chain([norm, norm], functional.mse_loss), (BATCH[0],) * 2)
+    graph.stage(range(0, 2))
+    with pytest.raises(CaptureFailed, match="keep them in one stage"):
+        graph.stage(range(0, 1))
+
+
+def test_capture_leaves_statistics_and_random_state_alone():
+    chain = _chain()
+    before, random_state = chain.state_dict(), torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    capture_model(chain, BATCH)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for name, tensor in chain.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_rows_per_sample_are_found_by_running_at_two_sizes():
+    class Flatten(nn.Module):
+        def forward(self, values):
+            return values.reshape(-1, 2)
+
+    class Unflatten(nn.Module):
+        def forward(self, values):
+            return values.reshape(-1, 4)
+
+    chain = Chain([Flatten(), nn.Linear(2, 2), Unflatten()], functional.mse_loss)
+    graph = capture_model(chain, (BATCH[0],) * 2)
+    spec = graph.crossings[0][0]
+    assert (spec.shape, spec.batch_dim, spec.rows_per_sample) == ((6, 2), 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Chain([]), "no modules"),
+        (lambda: Chain([nn.Linear(2, 2), torch.relu]), "must be an nn.Module"),  # type: ignore
+        (lambda: Chain({"loss": nn.Linear(2, 2)}), "rename"),
+        (
+            lambda: capture_model(Chain([nn.Linear(4, 4), nn.LSTM(4, 4), Join()]), BATCH[0]),
+            "tensor or a tuple of tensors",
+        ),
+        (lambda: capture_model(_chain(), BATCH, loss=functional.mse_loss), "only one"),
+        (lambda: capture_model(_chain(), BATCH).stage(range(2, 9)), "change the plan's cuts"),
+    ],
+)
+def test_what_a_chain_cannot_be_is_said(make, words):
+    with pytest.raises(BadInput, match=words):
+        make()

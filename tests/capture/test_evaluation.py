@@ -1,0 +1,67 @@
+"""Evaluation mode of stages."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.chain import Chain
+from penstock.capture.evaluation import set_training
+from penstock.capture.trace import capture_model
+
+DROPOUT = 0.5
+
+
+def _run(pipeline, graph, programs, batch, training):
+    for program in programs:
+        set_training(program.module, training)
+    with torch.no_grad():
+        return pipeline.run_programs(graph, programs, batch, backward=False).loss
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "resnet"])
+def test_evaluation_equals_the_model_in_evaluation_mode(pipeline, name):
+    options = {} if name == "resnet" else {"dropout": DROPOUT}
+    model, batch = pipeline.models[name](**options)
+    graph = capture_model(model, batch)
+    programs = pipeline.split(graph, [2, 4])
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    found = _run(pipeline, graph, programs, batch, training=False)
+    torch.testing.assert_close(found, model.eval()(**batch).loss.detach())
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[key]), "evaluation must not update statistics"
+
+
+def test_switching_back_trains_again_as_captured(pipeline):
+    model, batch = pipeline.models["resnet"]()
+    graph = capture_model(model, batch)
+    programs = pipeline.split(graph, [3])
+    _run(pipeline, graph, programs, batch, training=False)
+    model.train()
+    buffers = {key: tensor.clone() for key, tensor in model.named_buffers()}
+    found = _run(pipeline, graph, programs, batch, training=True)
+    assert any(not torch.equal(t, buffers[key]) for key, t in model.named_buffers())
+    torch.testing.assert_close(found, model(**batch).loss.detach())
+
+
+def test_a_norm_that_was_frozen_at_capture_stays_frozen():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[1].eval()
+    batch = (torch.randn(3, 4), torch.tensor([0, 1, 1]))
+    program = capture_model(model, batch, loss=functional.cross_entropy).stage(range(0, 3))
+    for training in (True, False, True):
+        set_training(program.module, training)
+        program.module(*batch)
+        assert model[1].num_batches_tracked.item() == 0
+
+
+def test_a_chain_is_switched_by_its_modules_own_flags():
+    chain = Chain([nn.Linear(4, 8), nn.Dropout(DROPOUT), nn.BatchNorm1d(8)], functional.mse_loss)
+    frozen = chain.get_submodule("2").eval()
+    batch = (torch.randn(3, 4), torch.randn(3, 8))
+    module = capture_model(chain, batch).stage(range(0, 4)).module
+    set_training(module, False)
+    assert not chain.get_submodule("1").training
+    set_training(module, True)
+    assert chain.get_submodule("1").training
+    assert not frozen.training

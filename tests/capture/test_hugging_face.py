@@ -1,0 +1,146 @@
+"""Hugging Face models, untouched: the stages together are the model."""
+
+import pytest
+import torch
+
+from penstock.capture.trace import capture_model
+
+
+def _double(batch):
+    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+
+
+def test_stages_together_equal_the_model(pipeline, model_name):
+    model, batch = pipeline.models[model_name]()
+    model, batch = model.double(), _double(batch)
+    graph = capture_model(model, batch)
+    layers = len(graph.layer_names)
+    cut_lists = [[], [layers // 2], list(range(1, layers)), [2, 4]]
+    for cuts, rows in zip(cut_lists, (3, 2, 1, 7), strict=True):
+        pipeline.assert_composition_equals_model(graph, model, batch, cuts, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "granularity"), [("llama", "block"), ("gpt2", "operator"), ("resnet", "operator")]
+)
+def test_stages_together_equal_the_model_at_every_granularity(pipeline, name, granularity):
+    model, batch = pipeline.models[name]()
+    model, batch = model.double(), _double(batch)
+    graph = capture_model(model, batch, granularity=granularity)
+    cuts = list(range(1, len(graph.layer_names)))
+    pipeline.assert_composition_equals_model(graph, model, batch, cuts, rows=5)
+
+
+def test_a_model_captured_with_one_row_runs_with_more(pipeline):
+    model, batch = pipeline.models["gpt2"]()
+    model = model.double()
+    graph = capture_model(model, pipeline.resize(batch, 1))
+    assert graph.batch_size == 1
+    assert graph.crossings[0][0].shape[0] == 1
+    pipeline.assert_composition_equals_model(graph, model, batch, [2, 4], rows=3)
+
+
+def test_a_transformer_can_be_cut_inside_a_block_and_before_the_loss(pipeline):
+    model, batch = pipeline.models["gpt2"]()
+    graph = capture_model(model, batch)
+    assert graph.layer_names == (
+        "transformer.wte",
+        "transformer.h.0.attn",
+        "transformer.h.0.mlp",
+        "transformer.h.1.attn",
+        "transformer.h.1.mlp",
+        "lm_head",
+        "loss",
+    )
+    for _, producer, consumers in graph.crossings:
+        assert consumers == (producer + 1,), "one tensor between neighbours, the residual stream"
+
+
+def test_blocks_are_the_layers_at_granularity_block(pipeline):
+    model, batch = pipeline.models["llama"]()
+    graph = capture_model(model, batch, granularity="block")
+    assert graph.layer_names == (
+        "model.embed_tokens",
+        "model.layers.0",
+        "model.layers.1",
+        "lm_head",
+        "loss",
+    )
+
+
+def test_tied_parameters_are_named_and_placed_on_every_layer_that_reads_them(pipeline):
+    model, batch = pipeline.models["t5"]()
+    graph = capture_model(model, batch)
+    assert graph.tied_names == {
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+        "lm_head.weight": "shared.weight",
+    }
+    use = next(use for use in graph.parameter_uses if use.name == "shared.weight")
+    names = [graph.layer_names[layer] for layer in use.layers]
+    assert names == ["encoder.embed_tokens", "decoder.embed_tokens", "lm_head"]
+
+
+@pytest.mark.parametrize("name", ["qwen2_tied", "t5"])
+def test_stages_hold_the_very_parameters_of_the_model(pipeline, name):
+    model, batch = pipeline.models[name]()
+    graph = capture_model(model, batch)
+    own = dict(model.named_parameters())
+    held = {}
+    for program in pipeline.split(graph, [2, 5]):
+        for name, parameter in program.module.named_parameters():
+            assert parameter is own[name]
+            held[name] = parameter
+    assert held.keys() == own.keys()
+
+
+def test_an_encoder_output_skips_to_every_decoder_layer(pipeline):
+    model, batch = pipeline.models["t5"]()
+    graph = capture_model(model, batch)
+    readers = {
+        graph.layer_names[producer]: [graph.layer_names[c] for c in consumers]
+        for spec, producer, consumers in graph.crossings
+        if spec.batch_dim == 0
+    }
+    assert readers["encoder.block.1.layer.1.DenseReluDense"] == [
+        "decoder.block.0.layer.1.EncDecAttention",
+        "decoder.block.1.layer.1.EncDecAttention",
+    ]
+
+
+def test_a_position_bias_crosses_without_samples_and_masks_do_not_cross(pipeline):
+    model, batch = pipeline.models["t5"]()
+    graph = capture_model(model, batch)
+    without_samples = [spec for spec, _, _ in graph.crossings if spec.batch_dim < 0]
+    assert [spec.shape for spec in without_samples] == [(6, 6, 2), (6, 6, 2)]
+    assert all(spec.requires_grad and not spec.reduced for spec in without_samples)
+    assert all(spec.requires_grad for spec, _, _ in graph.crossings)
+
+
+def test_the_weight_is_the_number_of_valid_targets(pipeline):
+    model, batch = pipeline.models["bert"]()
+    graph = capture_model(model, batch)
+    run = pipeline.run_programs(graph, pipeline.split(graph, [3]), batch)
+    assert run.weight.item() == 1 + 2 + 3
+    whole = model(**batch).loss
+    losses = []
+    for row in range(3):
+        part = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        losses.append(pipeline.run_programs(graph, pipeline.split(graph, []), part))
+    mean = sum(r.loss * r.weight for r in losses) / sum(r.weight for r in losses)
+    torch.testing.assert_close(mean, whole)
+
+
+@pytest.mark.parametrize("name", ["t5", "resnet"])
+def test_capture_changes_nothing_of_the_model(pipeline, name):
+    model, batch = pipeline.models[name]()
+    model.eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    capture_model(model, batch)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert not any(module.training for module in model.modules())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    if hasattr(model.config, "use_cache"):
+        assert model.config.use_cache

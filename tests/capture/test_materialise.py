@@ -1,0 +1,111 @@
+"""Models on the meta device: every rank gives values to its own stage only."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.chain import Chain
+from penstock.capture.materialise import materialise
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput
+
+
+def _values(graph, cuts, pipeline, model, seed=3):
+    programs = pipeline.split(graph, cuts)
+    found = {}
+    for program in programs:
+        materialise(program, device="cpu", seed=seed, model=model)
+        tensors = [*program.module.named_parameters(), *program.module.named_buffers()]
+        for name, tensor in tensors:
+            assert not tensor.is_meta
+            if name in found:
+                assert torch.equal(found[name], tensor), "tied, and equal on every stage"
+            found[name] = tensor.detach().clone()
+    return programs, found
+
+
+def test_values_depend_on_names_and_not_on_cuts(pipeline, model_name):
+    with torch.device("meta"):
+        model, _ = pipeline.models[model_name]()
+    real, batch = pipeline.models[model_name]()
+    graph = capture_model(model, batch)
+    _, whole = _values(graph, [], pipeline, model)
+    programs, parts = _values(graph, [2, 4], pipeline, model)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    real.load_state_dict({name: whole[name] for name in real.state_dict() if name in whole}, False)
+    found = pipeline.run_programs(graph, programs, batch).loss
+    torch.testing.assert_close(found, real(**batch).loss)
+
+
+def test_values_are_drawn_as_the_model_itself_would(pipeline):
+    with torch.device("meta"):
+        model, _ = pipeline.models["llama"]()
+    real, batch = pipeline.models["llama"]()
+    graph = capture_model(model, batch)
+    _, found = _values(graph, [], pipeline, model)
+    for name, buffer in real.named_buffers():
+        if name in found:
+            torch.testing.assert_close(found[name], buffer)
+    for name, parameter in real.named_parameters():
+        # 256 values and more: the standard deviation of a sample is within a fifth.
+        if parameter.numel() >= 256:
+            assert found[name].std().item() == pytest.approx(parameter.std().item(), rel=0.2)
+
+
+def test_another_seed_gives_other_values(pipeline):
+    with torch.device("meta"):
+        model, _ = pipeline.models["gpt2"]()
+    _, batch = pipeline.models["gpt2"]()
+    graph = capture_model(model, batch)
+    one = _values(graph, [], pipeline, model, seed=1)[1]
+    other = _values(graph, [], pipeline, model, seed=2)[1]
+    assert not torch.equal(one["transformer.wte.weight"], other["transformer.wte.weight"])
+
+
+def test_a_chain_on_meta_is_captured_and_given_values(pipeline):
+    def build():
+        norm = nn.BatchNorm1d(8)
+        return Chain([nn.Linear(4, 8), norm, nn.Linear(8, 3)], functional.cross_entropy)
+
+    with torch.device("meta"):
+        chain = build()
+    batch = (torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    graph = capture_model(chain, batch)
+    assert graph.crossings[0][0].shape == (3, 8)
+    programs, _ = _values(graph, [2], pipeline, chain)
+    assert torch.isfinite(pipeline.run_programs(graph, programs, batch).loss)
+
+
+def test_tensors_with_values_keep_them_and_stay_the_models_own(pipeline):
+    model, batch = pipeline.models["gpt2"]()
+    program = capture_model(model, batch).stage(range(0, 3))
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    materialise(program, device="cpu", seed=0, model=model)
+    own = dict(model.named_parameters())
+    for name, parameter in program.module.named_parameters():
+        assert parameter is own[name]
+        assert torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize("as_buffer", [False, True])
+def test_a_tensor_that_only_the_constructor_sets_is_refused(as_buffer):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if as_buffer:
+                self.register_buffer("scale", torch.arange(4) * 2)
+            else:
+                self.scale = nn.Parameter(torch.rand(4))
+
+        def forward(self, values):
+            return values * self.scale
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), Scale())
+    batch = (torch.randn(3, 4), torch.randn(3, 4))
+    program = capture_model(model, batch, loss=functional.mse_loss).stage(range(0, 2))
+    with pytest.raises(BadInput, match=r"'1\.scale' of Scale .*reset_parameters"):
+        materialise(program, device="cpu", seed=0, model=model)
