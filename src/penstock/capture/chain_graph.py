@@ -180,10 +180,11 @@ class _ChainStage(nn.Module):
         """The tensors sent on, or the loss and its weight."""
         leaves = dict(zip(self._inputs, tensors, strict=False))
         received = tensors[len(self._inputs) :]
+        if not self._is_last:
+            value = self._run(leaves, received)
+            return value if isinstance(value, tuple) else (value,)
         with LossWatch() as watch:
             value = self._run(leaves, received)
-        if not self._is_last:
-            return value if isinstance(value, tuple) else (value,)
         loss = loss_in_result(value, "the loss function" if self._has_loss else "the last module")
         rows = next(iter(leaves.values())).shape[0]
         return loss, watch.weight(loss, rows)
