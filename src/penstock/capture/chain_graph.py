@@ -1,14 +1,20 @@
 """The layer graph of a :class:`Chain`: shapes are found by running it, stages are slices of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from penstock.capture.batch_layout import BatchLayout, layout_of
+from penstock.capture.batch_layout import layout_of
 from penstock.capture.chain import Chain, call_next
+from penstock.capture.chain_shapes import (
+    Untouched,
+    chain_outputs,
+    on_device_of,
+    output_specs,
+)
 from penstock.capture.layer_graph import (
     Batch,
     LossFunction,
@@ -21,18 +27,6 @@ from penstock.capture.loss_weight import LossWatch
 from penstock.errors import BadInput, CaptureFailed
 
 __all__ = ["ChainGraph", "chain_graph"]
-
-
-@dataclass(frozen=True)
-class _Output:
-    """What one module returned: its tensors, and whether they came as a tuple."""
-
-    tensors: tuple[torch.Tensor, ...]
-    is_tuple: bool
-
-    @property
-    def value(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        return self.tensors if self.is_tuple else self.tensors[0]
 
 
 @dataclass(frozen=True)
@@ -220,111 +214,17 @@ def chain_graph(chain: Chain, batch: Batch, *, loss: LossFunction | None = None)
     layout = layout_of(batch)
     first = chain.get_submodule(chain.layer_names[0])
     call = BatchCall.of(layout, first.forward, has_loss=loss is not None)
-    leaves = _on_device_of(chain, layout.flatten(batch))
-    graph = ChainGraph(chain, call, loss, (), (), frozenset())
-    with _Untouched(chain, loss) as untouched:
-        outputs = _outputs(graph, leaves)
+    leaves = on_device_of(chain, layout.flatten(batch))
+    longer = [torch.cat([leaf, leaf[:1]]) for leaf in leaves]
+    layers = len(chain.layer_names) + (loss is not None)
+    with Untouched(chain, loss) as untouched:
+        outputs = chain_outputs(chain, call, leaves, layers)
         updated = frozenset(untouched.changed())
-        grown = _outputs(graph, [torch.cat([leaf, leaf[:1]]) for leaf in leaves])
+        grown = chain_outputs(chain, call, longer, layers)
     between = tuple(
-        _specs(name, layout, small, large)
+        output_specs(name, layout, small, large)
         for name, small, large in zip(chain.layer_names, outputs, grown, strict=False)
     )
     spreads = tuple(output.is_tuple for output in outputs)
-    hops = len(graph.layer_names) - 1
+    hops = layers - 1
     return ChainGraph(chain, call, loss, between[:hops], spreads[:hops], updated)
-
-
-def _on_device_of(chain: Chain, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    home = next((tensor.device for tensor in chain.parameters()), torch.device("cpu"))
-    return [leaf.to(home) for leaf in leaves]
-
-
-def _outputs(graph: ChainGraph, leaves: Sequence[torch.Tensor]) -> list[_Output]:
-    """What each module returns, every one on detached inputs so that no graph is kept."""
-    by_index = dict(enumerate(leaves))
-    outputs: list[_Output] = []
-    for name in graph.chain.layer_names:
-        module = graph.chain.get_submodule(name)
-        with torch.enable_grad():
-            if outputs:
-                value = call_next(module, outputs[-1].value)
-            else:
-                value = graph.call.call(module, by_index)
-        is_last = len(outputs) == len(graph.layer_names) - 1
-        outputs.append(_Output((), False) if is_last else _detached(name, value))
-    return outputs
-
-
-def _detached(name: str, value: Any) -> _Output:
-    tensors = value if isinstance(value, tuple) else (value,)
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise BadInput(
-                f"module {name!r} of the chain returned {type(value).__name__} with a "
-                f"{type(tensor).__name__} in it, but only a tensor or a tuple of tensors can pass "
-                "to the next module; return those"
-            )
-    kept = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors)
-    return _Output(kept, isinstance(value, tuple))
-
-
-def _specs(
-    name: str, layout: BatchLayout, small: _Output, large: _Output
-) -> tuple[TensorSpec, ...]:
-    """Specs of a module's outputs from runs with ``n`` and with ``n + 1`` samples."""
-    return tuple(
-        _spec(name if len(small.tensors) == 1 else f"{name}[{i}]", layout.batch_size, one, other)
-        for i, (one, other) in enumerate(zip(small.tensors, large.tensors, strict=True))
-    )
-
-
-def _spec(name: str, samples: int, one: torch.Tensor, other: torch.Tensor) -> TensorSpec:
-    shape = tuple(one.shape)
-    unlike = [d for d, (a, b) in enumerate(zip(shape, other.shape, strict=True)) if a != b]
-    if not unlike:
-        # Whether values depend on the samples is unknown without a trace, so it is assumed.
-        return TensorSpec(name, shape, one.dtype, -1, 1, one.requires_grad, reduced=True)
-    dim = unlike[0]
-    rows = other.shape[dim] - shape[dim]
-    if len(unlike) > 1 or shape[dim] != rows * samples:
-        raise BadInput(
-            f"the output of module {name!r} has shape {shape} for {samples} samples and "
-            f"{tuple(other.shape)} for {samples + 1}, but one dimension must be a multiple of the "
-            "samples and the others fixed; reshape it, or join the module with the next one"
-        )
-    return TensorSpec(name, shape, one.dtype, dim, rows, one.requires_grad)
-
-
-class _Untouched:
-    """Buffers and random state of a chain and its loss, put back on leaving."""
-
-    def __init__(self, chain: Chain, loss: LossFunction | None) -> None:
-        self._buffers = dict(chain.named_buffers())
-        if isinstance(loss, nn.Module):
-            self._buffers |= dict(loss.named_buffers(prefix="loss"))
-        self._values = {name: tensor.clone() for name, tensor in self._buffers.items()}
-        self._versions = {name: tensor._version for name, tensor in self._buffers.items()}
-        devices = {p.device for p in chain.parameters() if p.device.type == "cuda"}
-        self._random = torch.random.fork_rng(devices=list(devices))
-
-    def changed(self) -> list[str]:
-        """The buffers written to since the start."""
-        return [name for name in self._buffers if self._was_written(name)]
-
-    def _was_written(self, name: str) -> bool:
-        # Batch normalisation writes its statistics without counting up their version.
-        buffer = self._buffers[name]
-        if buffer._version != self._versions[name]:
-            return True
-        return not buffer.is_meta and not torch.equal(buffer, self._values[name])
-
-    def __enter__(self) -> "_Untouched":
-        self._random.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._random.__exit__(*error)
-        with torch.no_grad():
-            for name in self.changed():
-                self._buffers[name].copy_(self._values[name])

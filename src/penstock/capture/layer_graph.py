@@ -24,7 +24,9 @@ class TensorSpec:
     ``rows_per_sample`` rows for every sample (more than one where batch and sequence were
     flattened together, sample after sample). ``batch_dim`` is -1 for a tensor without samples in
     it, equal for all replicas (position bias, masks); ``reduced`` is true where such a tensor was
-    nevertheless computed *from* samples (a mean over the batch), so that replicas disagree on it.
+    nevertheless computed *from* samples (a mean over the batch), so that replicas disagree on it;
+    also for a tensor with a ``batch_dim`` whose rows are not sample after sample (words before
+    samples, flattened together). Rows of a ``reduced`` tensor cannot be cut between replicas.
     """
 
     name: str

@@ -75,6 +75,11 @@ def _tensors(model: nn.Module, loss: LossFunction | None) -> ModelTensors:
     persistent: dict[str, bool] = {}
     roots = [("", model)]
     if isinstance(loss, nn.Module):
+        if isinstance(getattr(model, "loss", None), nn.Module):
+            raise BadInput(
+                f'{type(model).__name__} has a module named "loss" and a loss module was given, '
+                "so their parameters would share names; rename the model's, or pass a function"
+            )
         roots.append(("loss", loss))
     for prefix, root in roots:
         for name, parameter in root.named_parameters(prefix, remove_duplicate=False):
