@@ -14,8 +14,8 @@ from penstock.simulate.workload import Bucket, Reduction, Segment
 
 __all__ = ["BUCKET_BYTES", "GradientCut", "gradient_cuts", "reductions_of", "segments_of"]
 
-BUCKET_BYTES = 25e6
-"""Gradients are reduced in buckets of at most this size, as in DistributedDataParallel."""
+BUCKET_BYTES = 25 << 20
+"""Gradients are reduced in buckets of about this size, as in DistributedDataParallel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ def replica_shares(plan: Plan, profile: ModelProfile) -> list[Share]:
     return shares
 
 
-def gradient_cuts(stage: Stage, sizes: dict[int, int]) -> list[tuple[int, float]]:
+def gradient_cuts(stage: Stage, sizes: dict[int, int]) -> list[tuple[int, int]]:
     """(layer, bytes) wherever, going backwards, another bucket of gradients is full.
 
-    >>> gradient_cuts(Stage(range(4), (0, 1), (1, 1)), {0: 0, 1: 20e6, 2: 20e6, 3: 10e6})
-    [(2, 30000000.0), (1, 20000000.0)]
+    >>> gradient_cuts(Stage(range(4), (0, 1), (1, 1)), {0: 0, 1: 9 << 20, 2: 20 << 20, 3: 10 << 20})
+    [(2, 31457280), (1, 9437184)]
     """
-    cuts: list[tuple[int, float]] = []
-    waiting_bytes = 0.0
+    cuts: list[tuple[int, int]] = []
+    waiting_bytes = 0
     lowest = stage.layers.start
     for layer in reversed(stage.layers):
         if sizes[layer]:
@@ -103,7 +103,7 @@ def gradient_cuts(stage: Stage, sizes: dict[int, int]) -> list[tuple[int, float]
             lowest = layer
         if waiting_bytes >= BUCKET_BYTES:
             cuts.append((layer, waiting_bytes))
-            waiting_bytes = 0.0
+            waiting_bytes = 0
     if waiting_bytes:
         cuts.append((lowest, waiting_bytes))
     return cuts

@@ -4,8 +4,8 @@
            + saved bytes of its slice, for every micro-batch in flight     F (or R) to B (or W)
            + workspace of its largest layer                                while it computes
 
-A stage that recomputes keeps only its inputs from F on, and all the rest from R on; where the
-backward follows its forward directly there is no R and everything is kept at once. The peak
+A stage that recomputes keeps only its inputs from F to B, and all the rest from R to B; where
+the backward follows its forward directly there is no R and everything is kept at once. The peak
 depends on the order of work alone, not on its times. Buffers of messages on their way are not
 counted.
 """
@@ -32,23 +32,21 @@ class Held:
     saved: int = 0
     inputs: int = 0
 
-    def after_start(self, action: Action, keeps_inputs_only: bool) -> "Held":
+    def after_start(self, action: Action, recomputed: bool) -> "Held":
         """What is held while ``action`` runs: room is taken when it starts."""
         match action.kind:
-            case "F" if keeps_inputs_only:
+            case "F" if recomputed:
                 return Held(self.saved, self.inputs + 1)
-            case "F":
+            case "F" | "R":
                 return Held(self.saved + 1, self.inputs)
-            case "R":
-                return Held(self.saved + 1, self.inputs - 1)
             case "B" | "I" | "W":
                 return self
 
-    def after_end(self, action: Action) -> "Held":
+    def after_end(self, action: Action, recomputed: bool) -> "Held":
         """What is held once ``action`` has ended: a backward, or its second half, frees."""
         match action.kind:
             case "B" | "W":
-                return Held(self.saved - 1, self.inputs)
+                return Held(self.saved - 1, self.inputs - int(recomputed))
             case "F" | "R" | "I":
                 return self
 
@@ -67,11 +65,9 @@ class StageMemory:
         return self.fixed_bytes + held.saved * self.saved_bytes + held.inputs * self.input_bytes
 
 
-def inputs_only(order: Sequence[Action]) -> frozenset[Action]:
-    """The forwards of an order whose micro-batch is recomputed later."""
-    return frozenset(
-        Action("F", action.stage, action.micro_batch) for action in order if action.kind == "R"
-    )
+def recomputed_work(order: Sequence[Action]) -> frozenset[tuple[int, int]]:
+    """Stage and micro-batch of every recompute in an order."""
+    return frozenset((action.stage, action.micro_batch) for action in order if action.kind == "R")
 
 
 def held_while(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Held, ...], ...]:
@@ -81,12 +77,13 @@ def held_while(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Held, ..
     """
     found: list[set[Held]] = [set() for _ in range(shape.stages)]
     for order in schedule.orders:
-        recomputed = inputs_only(order)
+        recomputed = recomputed_work(order)
         held = [Held()] * shape.stages
         for action in order:
-            now = held[action.stage].after_start(action, action in recomputed)
+            again = (action.stage, action.micro_batch) in recomputed
+            now = held[action.stage].after_start(action, again)
             found[action.stage].add(now)
-            held[action.stage] = now.after_end(action)
+            held[action.stage] = now.after_end(action, again)
     return tuple(tuple(sorted(stage)) for stage in found)
 
 
@@ -172,13 +169,14 @@ def device_samples(
     spans: Sequence[Span],
 ) -> list[MemorySample]:
     """The samples of one device, in order of time; of several at one time the last one holds."""
-    recomputed = inputs_only(order)
+    recomputed = recomputed_work(order)
     held = Held()
     levels: list[tuple[float, float]] = [(0.0, memory.at(held))]
     for action, (start_s, end_s) in zip(order, spans, strict=True):
-        held = held.after_start(action, action in recomputed)
+        again = (action.stage, action.micro_batch) in recomputed
+        held = held.after_start(action, again)
         levels.append((start_s, memory.at(held) + memory.workspace_bytes))
-        held = held.after_end(action)
+        held = held.after_end(action, again)
         levels.append((end_s, memory.at(held)))
     samples: list[MemorySample] = []
     for time_s, level_bytes in levels:
