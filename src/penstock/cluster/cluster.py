@@ -89,7 +89,7 @@ class Cluster:
         if link := self.special_links.get((source, target)):
             return link.bytes_per_s
         sender, receiver = self.hosts[self.host_index[source]], self.hosts[self.host_index[target]]
-        if sender is receiver:
+        if self.host_index[source] == self.host_index[target]:
             return sender.link_bytes_per_s
         return min(sender.port_bytes_per_s, receiver.port_bytes_per_s)
 
@@ -98,7 +98,7 @@ class Cluster:
         if link := self.special_links.get((source, target)):
             return link.latency_s
         sender, receiver = self.hosts[self.host_index[source]], self.hosts[self.host_index[target]]
-        if sender is receiver:
+        if self.host_index[source] == self.host_index[target]:
             return sender.link_latency_s
         return max(sender.port_latency_s, receiver.port_latency_s)
 

@@ -1,6 +1,7 @@
 """Quantities with units as people write them in cluster files."""
 
 import re
+from decimal import Decimal, InvalidOperation
 from typing import Literal, TypeAlias
 
 __all__ = ["Dimension", "parse_quantity"]
@@ -38,6 +39,7 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     if unit not in units:
         raise ValueError(f"unknown unit '{unit}'; use one of {', '.join(units)}")
     try:
-        return float(figure) * units[unit]
-    except ValueError:
+        # Decimal, so that 5 us are exactly the float 5e-6.
+        return float(Decimal(figure) * Decimal(str(units[unit])))
+    except InvalidOperation:
         raise ValueError(f"'{figure}' is not a number") from None

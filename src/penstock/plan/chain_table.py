@@ -59,6 +59,8 @@ def fill(source: CostSource, order: tuple[int, ...], schedule: str) -> "Table":
     depths = np.array([0, *(depth(k, micro_batches) for k in range(1, most_stages + 1))])
     shape = (most_stages + 1, layers, len(order), len(order) + 1)
     value, choice = np.full(shape, inf), np.full(shape, -1, dtype=np.int64)
+    # One more position: behind the last device nothing fits.
+    least = np.full((most_stages + 1, layers + 1, len(order) + 1), inf)
     extend = compiled_extend()
     for position in reversed(range(len(order))):
         widest = min(len(order) - position, source.micro_batch_size)
@@ -68,6 +70,7 @@ def fill(source: CostSource, order: tuple[int, ...], schedule: str) -> "Table":
             moved = transfers_to_next(source, window, order[position + replicas :])
             extend(
                 value,
+                least,
                 choice,
                 costs.forward_s,
                 costs.busy_s,

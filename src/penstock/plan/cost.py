@@ -147,17 +147,17 @@ def device_memory_bytes(
     """Peak bytes of a device that holds ``layers`` and computes ``rows`` rows of a micro-batch.
 
     parameters + gradients + optimizer state + buffers + workspace of the hungriest layer
-      + in flight * saved                                 (all kept)
-      + in flight * stage inputs + saved                  (recompute)
+      + in flight * saved                                     (all kept, or only one in flight)
+      + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
     """
     profile = problem.profile
     state = profile.parameter_bytes(layers) * (2 + problem.optimizer_bytes_per_parameter_byte)
     buffers = sum(profile.layers[i].buffer_bytes for i in layers)
     workspace = max(profile.layers[i].workspace_bytes.at(rows) for i in layers)
     saved = profile.saved_bytes(layers, rows)
-    if recompute:
+    if recompute and in_flight > 1:
         inputs = sum(edge.bytes.at(rows) for edge in profile.incoming(layers))
-        return state + buffers + workspace + in_flight * inputs + saved
+        return state + buffers + workspace + (in_flight - 1) * inputs + max(saved, inputs)
     return state + buffers + workspace + in_flight * saved
 
 

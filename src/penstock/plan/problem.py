@@ -50,6 +50,7 @@ class PlanningProblem:
                     f"micro-batch size {size} does not divide the global batch "
                     f"{self.global_batch}; use one of {divisors[:12]}"
                 )
+        check_costs_at(self.profile, max(self.micro_batch_sizes))
         layers = len(self.profile.layers)
         if not 0 <= self.max_stages <= layers:
             raise BadInput(
@@ -63,6 +64,19 @@ class PlanningProblem:
                 f"optimizer_bytes_per_parameter_byte is "
                 f"{self.optimizer_bytes_per_parameter_byte}; it must be finite and >= 0"
             )
+
+
+def check_costs_at(profile: ModelProfile, samples: int) -> None:
+    """Raise for a cost that is negative when carried on to ``samples`` samples."""
+    for index, layer in enumerate(profile.layers):
+        for cost in (layer.forward_s, layer.backward_s, layer.saved_bytes, layer.workspace_bytes):
+            if cost.at(samples) < 0:
+                raise BadInput(
+                    f"profile '{profile.name}', layer {index} ('{layer.name}'): a cost of "
+                    f"{samples} samples comes out at {cost.at(samples)}; it was measured at up to "
+                    f"{profile.batch_size} samples only, so use smaller micro-batches or profile "
+                    f"larger batches"
+                )
 
 
 Score: TypeAlias = Callable[[Plan], float]

@@ -21,6 +21,7 @@ Integers = NDArray[np.int64]
 
 def extend(
     value: Floats,
+    least: Floats,
     choice: Integers,
     forward_s: Floats,
     busy_s: Floats,
@@ -36,9 +37,10 @@ def extend(
 ) -> None:
     """Fill ``value[k, lo, position, replicas]`` for all ``k`` and ``lo``.
 
-    Windows that start after ``position`` must be filled already. ``busier_s[replicas', cut]`` and
-    ``round_trip_s`` are transfers to the next window, ``depths[k]`` the micro-batches in flight
-    of a stage with ``k`` stages from it to the end. ``choice`` records end and next replicas.
+    ``least[k, lo, position]`` becomes the least of them over the replicas. Windows that start
+    after ``position`` must be filled already. ``busier_s[replicas', cut]`` and ``round_trip_s``
+    are transfers to the next window, ``depths[k]`` the micro-batches in flight of a stage with
+    ``k`` stages from it to the end. ``choice`` records end and next replicas.
     """
     most_stages, layers, positions, widths = value.shape
     behind = position + replicas
@@ -51,16 +53,18 @@ def extend(
             best_choice = -1
             for hi in range(max(lo + 1, first_end), last_end + 1):
                 busy = busy_s[lo, hi]
+                if micro_batches * busy + tail_s[lo, hi] >= best:
+                    # Both grow with hi, so no longer stage is better.
+                    break
                 if depth > kept_depth[lo, hi]:
                     if depth > recompute_depth[lo, hi]:
                         continue
                     if depth > 1:
                         busy += forward_s[lo, hi]
                 own = micro_batches * busy + tail_s[lo, hi]
-                if own >= best:
-                    continue
-                if k == 1:
+                if k == 1 and own < best:
                     best, best_choice = own, hi * widths
+                if k == 1 or own >= best or busy + least[k - 1, hi, behind] >= best:
                     continue
                 for next_replicas in range(1, positions - behind + 1):
                     whole = max(
@@ -74,6 +78,7 @@ def extend(
                         best, best_choice = whole, hi * widths + next_replicas
             value[k, lo, position, replicas] = best
             choice[k, lo, position, replicas] = best_choice
+            least[k, lo, position] = min(best, least[k, lo, position])
 
 
 @cache

@@ -1,10 +1,14 @@
-"""The default planner: all planners' candidates, judged by the simulator."""
+"""The default planner: the best of what the others make, judged by the simulator."""
 
-from penstock.plan.choice import best_candidate
-from penstock.plan.data_parallel import one_stage_candidates
-from penstock.plan.dynamic_program import pipeline_candidates
+from dataclasses import replace
+
+from penstock.errors import Infeasible
+from penstock.plan.data_parallel import data_parallel
+from penstock.plan.dynamic_program import dynamic_program
+from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.single_device import single_device
 
 __all__ = ["search"]
 
@@ -12,12 +16,19 @@ __all__ = ["search"]
 def search(problem: PlanningProblem, score: Score) -> Plan:
     """The best of the dynamic program's plans, data parallelism and one device.
 
-    So its plan is never worse than any of them under the same score.
+    So its plan is never worse than any of them under the same score; of equal ones it takes that
+    on the fewest devices.
 
     Raises:
         Infeasible: no plan fits; the message says what would.
     """
-    candidates = list(pipeline_candidates(problem))
-    for count in range(1, len(problem.cluster.devices) + 1):
-        candidates += one_stage_candidates(problem, count)
-    return best_candidate(problem, candidates, score, planner="search")
+    plans: list[Plan] = []
+    for planner in (dynamic_program, data_parallel, single_device):
+        try:
+            plans.append(planner(problem, score))
+        except Infeasible:
+            continue
+    if not plans:
+        raise infeasible(problem, "search")
+    best = min(plans, key=lambda plan: (score(plan), len(plan.devices)))
+    return replace(best, planner="search")

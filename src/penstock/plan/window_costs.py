@@ -102,14 +102,16 @@ class CostSource:
         if rows not in self.workspaces:
             self.workspaces[rows] = workspace_table(self.problem.profile, rows)
         saved = self.tables.saved_bytes.at(rows)
-        once = self.tables.held_bytes + self.workspaces[rows] + (saved if recompute else 0.0)
+        held = self.tables.held_bytes + self.workspaces[rows]
         each = self.tables.input_bytes.at(rows) if recompute else saved
+        once = held + np.maximum(saved - each, 0.0)
         most = float(self.problem.global_batch // self.micro_batch_size)
         with np.errstate(divide="ignore", invalid="ignore"):
             depth = np.floor((memory_bytes - once) / each)
-        depth = np.where(each > 0, depth, most)
-        depth = np.where(once + each <= memory_bytes, np.clip(depth, 1.0, most), 0.0)
-        return depth - (once + depth * each > memory_bytes)
+        depth = np.clip(np.where(each > 0, depth, most), 0.0, most)
+        depth -= once + depth * each > memory_bytes
+        # A single micro-batch in flight keeps everything: its inputs are not held on their own.
+        return np.where(held + saved <= memory_bytes, np.maximum(depth, 1.0), 0.0)
 
     def transfers(self, sender: Window, receiver: Window) -> TransferCosts:
         """Seconds between two windows for every cut of the chain."""

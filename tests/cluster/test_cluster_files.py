@@ -1,0 +1,113 @@
+"""Cluster files, presets, and what is said of wrong ones."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_strategies import clusters
+
+from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.cluster.presets import CLUSTERS, find_cluster, local_cluster
+from penstock.cluster.quantities import parse_quantity
+from penstock.cluster.toml_file import cluster_from_toml, read_cluster, write_cluster
+from penstock.errors import BadInput
+
+TWO_HOSTS = """
+name = "two hosts"
+
+[[hosts]]
+name = "a"
+count = 2
+link_bandwidth = "130 GB/s"
+link_latency = "5 us"
+port_bandwidth = "25 Gb/s"
+port_latency = 30e-6
+
+[[hosts.devices]]
+kind = "V100-16GB"
+memory = "16 GB"
+count = 8
+"""
+
+
+def test_units_are_read_as_people_write_them():
+    cluster = cluster_from_toml(TWO_HOSTS, "c.toml")
+    assert [host.name for host in cluster.hosts] == ["a0", "a1"]
+    assert cluster.devices == (Device("V100-16GB", 16e9),) * 16
+    assert cluster.bandwidth(0, 8) == 25e9 / 8
+    assert cluster.latency(0, 1) == 5e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("16 GiB", "memory", 16 * 2**30),
+        ("1.5kB", "memory", 1500),
+        ("10 Gb/s", "bandwidth", 1.25e9),
+        ("2e3 MB/s", "bandwidth", 2e9),
+        ("3 ms", "time", 3e-3),
+        ("7 µs", "time", 7e-6),
+    ],
+)
+def test_quantities(text: str, dimension: str, value: float):
+    assert parse_quantity(text, dimension) == pytest.approx(value)  # type: ignore[arg-type]
+
+
+@settings(max_examples=50, deadline=None)
+@given(clusters(), st.text(max_size=5))
+def test_every_cluster_survives_a_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, name: str
+):
+    path = tmp_path_factory.mktemp("clusters") / "c.toml"
+    last = len(cluster.devices) - 1
+    named = Cluster(name, cluster.hosts, (Link(0, last, 2.5, 0.125),))
+    write_cluster(named, path)
+    assert read_cluster(path) == named
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_preset_survives_a_round_trip(name: str, tmp_path: Path):
+    write_cluster(find_cluster(name), tmp_path / "c.toml")
+    assert find_cluster(tmp_path / "c.toml") == CLUSTERS[name]()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("port_bandwidth", "port_bandwith", ["hosts[0]", "did you mean 'port_bandwidth'"]),
+        ("memory", "vram", ["hosts[0].devices[0]", "vram", "kind, memory, speed, count"]),
+        ("16 GB", "16 XB", ["hosts[0].devices[0].memory", "16 XB", "GiB"]),
+        ("25 Gb/s", "25 Gb", ["hosts[0].port_bandwidth", "25 Gb", "Gb/s"]),
+        ("25 Gb/s", "0 Gb/s", ["'a0'", "port_bytes_per_s", "0.0", "> 0"]),
+        ('"130 GB/s"', "[]", ["hosts[0].link_bandwidth", "[]", "number"]),
+        ("count = 8", "count = 0", ["hosts[0].devices[0].count", "0", "1"]),
+        ('memory = "16 GB"', "", ["hosts[0].devices[0].memory", "missing"]),
+        ('"two hosts"', '"two', ["not valid TOML", "line 2"]),
+        ('"16 GB"', "-1.0", ["memory -1.0", "> 0"]),
+    ],
+)
+def test_a_wrong_cluster_is_answered_with_place_value_and_remedy(
+    old: str, new: str, words: list[str]
+):
+    assert old in TWO_HOSTS
+    with pytest.raises(BadInput) as caught:
+        cluster_from_toml(TWO_HOSTS.replace(old, new), "folder/c.toml")
+    message = str(caught.value)
+    assert all(word in message for word in ["folder/c.toml", *words]), message
+    assert "\n" not in message
+
+
+def test_an_unknown_cluster_is_answered_with_the_presets():
+    with pytest.raises(BadInput, match=r"'dapple-z' .*dapple-a, dapple-b, dapple-c"):
+        find_cluster("dapple-z")
+
+
+def test_local_workers_share_cores_and_memory():
+    cluster = local_cluster(4, cores=2, memory_bytes=8e9)
+    assert cluster.hosts == (
+        Host("localhost", (Device("cpu", 2e9),) * 4, 2e9, 0.0, 1e-4, 0.0, full_speed_devices=2),
+    )
+    assert local_cluster(2, cores=4, memory_bytes=8e9).hosts[0].full_speed_devices == 0
+    with pytest.raises(BadInput, match="0 local workers"):
+        local_cluster(0, cores=2, memory_bytes=8e9)

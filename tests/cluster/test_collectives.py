@@ -1,0 +1,71 @@
+"""Seconds of all-reduce and of re-cut rows."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_strategies import clusters
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.collectives import all_reduce_s, row_messages, split_concat_s
+from penstock.plan.row_split import row_overlaps
+
+DEVICE = Device("d", 1e9)
+
+
+def two_hosts(devices: int) -> Cluster:
+    host = Host("h", (DEVICE,) * devices, 100.0, port_bytes_per_s=10.0, port_latency_s=1.0)
+    return Cluster("two", (host, host))
+
+
+def test_a_ring_moves_twice_the_bytes_but_one_share():
+    cluster = Cluster("one", (Host("h", (DEVICE,) * 4, 100.0, link_latency_s=2.0),))
+    assert all_reduce_s(cluster, range(4), 400.0) == pytest.approx(2 * 3 / 4 * 4 + 2 * 3 * 2)
+
+
+def test_one_device_and_no_bytes_take_no_time():
+    assert all_reduce_s(two_hosts(2), [3], 400.0) == 0.0
+    assert all_reduce_s(two_hosts(2), [0, 3], 0.0) == 0.0
+
+
+def test_replicas_on_one_host_reduce_there_before_the_network():
+    cluster = two_hosts(4)
+    ring_s = 2 * 7 / 8 * 40 + 2 * 7 * 1
+    hierarchical_s = 2 * 4 + (2 * 1 / 2 * 40 + 2 * 1)
+    assert hierarchical_s < ring_s
+    assert all_reduce_s(cluster, range(8), 400.0) == pytest.approx(hierarchical_s)
+
+
+def test_the_order_of_the_devices_does_not_matter():
+    cluster = two_hosts(2)
+    assert all_reduce_s(cluster, [0, 2, 1, 3], 9.0) == all_reduce_s(cluster, [3, 2, 1, 0], 9.0)
+
+
+def test_the_busiest_sender_receiver_or_port_decides():
+    cluster = two_hosts(2)
+    # Inside a host: sender 0 sends all four rows, to itself and to device 1.
+    assert split_concat_s(cluster, [0], [4], [0, 1], [2, 2], lambda n: 100.0 * n) == 2.0
+    # Across: both messages share the port of the first host, 10 bytes a second and latency 1.
+    assert split_concat_s(cluster, [0, 1], [1, 1], [2, 3], [1, 1], lambda n: 10.0 * n) == 4.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(clusters(), st.data())
+def test_messages_are_the_row_overlaps_of_different_devices(cluster: Cluster, data: st.DataObject):
+    devices = range(len(cluster.devices))
+    rows = 6
+    senders = data.draw(st.permutations(devices))[: data.draw(st.integers(1, len(devices)))]
+    receivers = data.draw(st.permutations(devices))[: data.draw(st.integers(1, len(devices)))]
+
+    def cut(count: int) -> list[int]:
+        first = data.draw(st.lists(st.integers(0, 2), min_size=count - 1, max_size=count - 1))
+        return [*first, rows - sum(first)]
+
+    have, need = cut(len(senders)), cut(len(receivers))
+    expected = {
+        (senders[o.sender], receivers[o.receiver], len(o.rows))
+        for o in row_overlaps(have, need)
+        if senders[o.sender] != receivers[o.receiver]
+    }
+    found = [(m.source, m.target, m.rows) for m in row_messages(senders, have, receivers, need)]
+    assert set(found) == expected
+    assert len(found) == len(expected)
