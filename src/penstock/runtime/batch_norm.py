@@ -63,20 +63,17 @@ class SynchronisedBatchNorm(TorchFunctionMode):
         with torch.no_grad():
             mean, variance, total = self._statistics(x, count)
             update_running(call, mean, variance, total)
-        result = Normalise.apply(x, call.weight, call.bias, mean, variance, total, count, call, self)
+        arguments = (mean, variance, total, count, call.eps, self)
+        result = Normalise.apply(x, call.weight, call.bias, *arguments)
         assert isinstance(result, torch.Tensor)
         return result
 
-    def _statistics(
-        self, x: torch.Tensor, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def _statistics(self, x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Mean, biased variance and number of values of each channel over all replicas."""
         channels = x.shape[1]
         table = x.new_zeros(self._replicas, 2 * channels + 1, dtype=statistics_type(x.dtype))
         if count:
-            variance, mean = torch.var_mean(
-                x.to(table.dtype), dim=other_dims(x), correction=0
-            )
+            variance, mean = torch.var_mean(x.to(table.dtype), dim=other_dims(x), correction=0)
             table[self._replica] = torch.cat([mean, variance, table.new_full((1,), count)])
         self.sum_over_replicas(table)
         counts = table[:, -1:]
@@ -122,9 +119,7 @@ def functional_call(
     eps: float = 1e-5,
 ) -> BatchNormCall:
     """The arguments of `torch.nn.functional.batch_norm`."""
-    return BatchNormCall(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+    return BatchNormCall(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 def operator_call(
@@ -139,9 +134,7 @@ def operator_call(
     cudnn_enabled: bool = False,
 ) -> BatchNormCall:
     """The arguments of ``aten.batch_norm``, which have another order."""
-    return BatchNormCall(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+    return BatchNormCall(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 class Normalise(torch.autograd.Function):
@@ -163,11 +156,11 @@ class Normalise(torch.autograd.Function):
         variance: torch.Tensor,
         total: float,
         count: int,
-        call: BatchNormCall,
+        eps: float,
         mode: SynchronisedBatchNorm,
     ) -> torch.Tensor:
         """Normalise this rank's rows."""
-        scale = (variance + call.eps).rsqrt()
+        scale = (variance + eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.total, ctx.count, ctx.mode = total, count, mode
         y = (x.to(mean.dtype) - along_channels(mean, x)) * along_channels(scale, x)
@@ -191,7 +184,8 @@ class Normalise(torch.autograd.Function):
         factor = scale if weight is None else scale * weight.to(scale.dtype)
         if ctx.count:
             means = sums / ctx.total
-            inner = gradient - along_channels(means[0], x) - normalised * along_channels(means[1], x)
+            inner = gradient - along_channels(means[0], x)
+            inner = inner - normalised * along_channels(means[1], x)
             x_gradient = (inner * along_channels(factor, x)).to(x.dtype)
         else:
             x_gradient = torch.zeros_like(x)
@@ -217,7 +211,7 @@ def update_running(
 
 def written(buffer: torch.Tensor) -> torch.Tensor:
     """``buffer`` for writing as torch's kernel writes it: unseen by autograd's version check."""
-    return buffer.detach()
+    return buffer.data
 
 
 def other_dims(x: torch.Tensor) -> list[int]:

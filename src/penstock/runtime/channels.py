@@ -27,7 +27,7 @@ __all__ = ["Channels", "PipelineChannels", "Places", "TransportChoice", "open_tr
 
 TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups"]
 
-SPIN_S = 500e-6
+SPIN_S = 100e-6
 SHORT_SPIN_S = 20e-6
 
 
@@ -140,9 +140,7 @@ class PipelineChannels:
     ) -> None:
         stage = message.sender_stage if kind == "SEND" else message.receiver_stage
         end_s = self._clock.now()
-        self._clock.add(
-            kind, stage, message.micro_batch, start_s, end_s, peer, message.bytes
-        )
+        self._clock.add(kind, stage, message.micro_batch, start_s, end_s, peer, message.bytes)
 
 
 def rows_of(tensor: torch.Tensor | None, part: Part) -> torch.Tensor:

@@ -8,15 +8,18 @@ under another name first and renamed when complete, so a directory of that name 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.errors import BadInput
 
@@ -60,14 +63,17 @@ def save_checkpoint(
                 shutil.rmtree(left_over)
             partial.mkdir()
         except OSError as cause:
-            problem = f"checkpoint directory '{directory}' cannot be written ({cause}); name another"
+            problem = (
+                f"checkpoint directory '{directory}' cannot be written ({cause}); name another"
+            )
     raise_on_all(problem, group)
-    dcp.save(
-        dict(tensors),
-        checkpoint_id=partial,
-        process_group=group,
-        no_dist=not dist.is_initialized(),
-    )
+    with alone_without_warning():
+        save(
+            dict(tensors),
+            checkpoint_id=partial,
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
     if first:
         text = json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1)
         (partial / STATE_FILE).write_text(text)
@@ -99,18 +105,27 @@ def load_checkpoint(
     except BadInput as cause:
         problem = str(cause)
     raise_on_all(problem, group)
-    dcp.load(
-        dict(tensors),
-        checkpoint_id=path,
-        process_group=group,
-        no_dist=not dist.is_initialized(),
-    )
+    with alone_without_warning():
+        load(
+            dict(tensors),
+            checkpoint_id=path,
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
     return state
+
+
+@contextmanager
+def alone_without_warning() -> Iterator[None]:
+    """Without the warning that there is only one process, which is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and type of every tensor in a checkpoint, by name."""
-    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    stored = FileSystemReader(path).read_metadata().state_dict_metadata
     return {
         name: (tuple(entry.size), entry.properties.dtype)
         for name, entry in stored.items()

@@ -1,9 +1,8 @@
 """What happened when on this rank, and the same on all ranks as one timeline."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from penstock.runtime.world import World
@@ -100,9 +99,7 @@ def gather_timeline(world: World, clock: StepClock, title: str) -> Timeline:
     """
     gathered = world.gather((clock.start_s, clock.records))
     offsets = clock_offsets(world, clock.now)
-    start = min(
-        start_s + offset for (start_s, _), offset in zip(gathered, offsets, strict=True)
-    )
+    start = min(start_s + offset for (start_s, _), offset in zip(gathered, offsets, strict=True))
     events = [
         Event(
             rank,

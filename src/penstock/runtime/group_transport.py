@@ -60,7 +60,7 @@ class GroupTransport:
             self._post(peer)
 
     def at(self, action: Action) -> None:
-        """Peers on other hosts cannot look; the number of actions scales the bound of `exchange`."""
+        """Count the actions: their number scales the bound of `exchange`."""
         self._actions += 1
 
     def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
@@ -69,7 +69,7 @@ class GroupTransport:
             self._sending.popleft()
         buffer = packed(message, tensors)
         group = self._groups[message.sender, message.receiver]
-        work = dist.isend(buffer, group=group, group_dst=1)
+        work = dist.isend(buffer, message.receiver, group=group)
         self._sending.append((message, buffer, work))
 
     def await_message(self, message: Message) -> None:
@@ -93,17 +93,15 @@ class GroupTransport:
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """A few numbers of every rank; ranks with little to do wait here for the busiest."""
         own = torch.tensor(values, dtype=torch.float64)
-        table = torch.empty(self._world.size, len(values), dtype=torch.float64)
+        rows = [torch.empty_like(own) for _ in range(self._world.size)]
         bound_s = self._world.timeout_s * self._actions
         try:
-            work = dist.all_gather_into_tensor(
-                table.view(-1), own, group=self._sums, async_op=True
-            )
+            work = dist.all_gather(rows, own, group=self._sums, async_op=True)
             assert work is not None
             work.wait(timedelta(seconds=bound_s))
         except RuntimeError as cause:
             raise self._failure(cause, f"{what} of all ranks", -1) from cause
-        return table.tolist()
+        return [row.tolist() for row in rows]
 
     def abort(self) -> None:
         """Close the connections; peers' operations end with an error."""
@@ -127,7 +125,7 @@ class GroupTransport:
             ahead += message.bytes
             buffer = empty_buffer(message, self._world.device)
             group = self._groups[message.sender, message.receiver]
-            posted.append(Posted(message, buffer, dist.irecv(buffer, group=group, group_src=0)))
+            posted.append(Posted(message, buffer, dist.irecv(buffer, message.sender, group=group)))
 
     def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
         if work is None:

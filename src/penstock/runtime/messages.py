@@ -16,7 +16,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.row_split import row_overlaps, row_ranges
 from penstock.runtime.micro_batches import BatchCut
-from penstock.schedule.action import Action
+from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.schedule import PipelineShape, Schedule
 
 __all__ = ["Boundary", "Message", "Part", "RankMessages", "boundaries_of", "messages_of_rank"]
@@ -123,17 +123,21 @@ def messages_of_rank(
     shape: PipelineShape,
     cut: BatchCut,
 ) -> RankMessages:
-    """The messages that ``rank`` takes part in when ``schedule`` runs on the batch cut as ``cut``."""
+    """The messages that ``rank`` sends and receives when ``schedule`` runs on a batch so cut."""
     outgoing: dict[Action, list[Message]] = {}
     incoming: dict[Action, list[Message]] = {}
     arrivals: dict[int, dict[Action, list[Message]]] = {}
-    backward_kind = {
-        (a.stage, a.micro_batch): a.kind for order in schedule.orders for a in order if a.kind in "BI"
+    backward_kind: dict[tuple[int, int], ActionKind] = {
+        (action.stage, action.micro_batch): action.kind
+        for order in schedule.orders
+        for action in order
+        if action.kind in "BI"
     }
 
     def action_of(message: Message, stage: int) -> Action:
-        kind = backward_kind[stage, message.micro_batch] if message.kind == "B" else "F"
-        return Action(kind, stage, message.micro_batch)
+        if message.kind == "F":
+            return Action("F", stage, message.micro_batch)
+        return Action(backward_kind[stage, message.micro_batch], stage, message.micro_batch)
 
     for micro_batch in range(len(cut.micro_batches)):
         for boundary in boundaries:
@@ -187,7 +191,17 @@ def messages_across(
             yield Message("F", micro_batch, *ends, *stages, tuple(parts))
         gradients = tuple(turned(part, have[i]) for part in parts if part.spec.requires_grad)
         if gradients:
-            yield Message("B", micro_batch, *reversed(ends), *reversed(stages), gradients)
+            yield backward_message(micro_batch, ends, stages, gradients)
+
+
+def backward_message(
+    micro_batch: int,
+    ends: tuple[int, int],
+    stages: tuple[int, int],
+    gradients: tuple[Part, ...],
+) -> Message:
+    """The gradients of what went from the first of two ranks to the second."""
+    return Message("B", micro_batch, ends[1], ends[0], stages[1], stages[0], gradients)
 
 
 def row_part(

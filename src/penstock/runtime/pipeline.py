@@ -101,9 +101,12 @@ class Pipeline:
         self._worker.share_first_values()
         self._clip_norm = clip_norm
         self._steps = 0
-        self._names = {p: name for name, p in self._worker.named_parameters() if p.requires_grad}
+        self._names: dict[torch.Tensor, str] = {
+            p: name for name, p in self._worker.named_parameters() if p.requires_grad
+        }
         # A stage without parameters must follow the learning-rate schedule all the same.
-        own = list(self._names) or [nn.Parameter(torch.zeros(0, device=self._world.device))]
+        own = list(self.parameters())
+        own = own or [nn.Parameter(torch.zeros(0, device=self._world.device))]
         self._optimizer = optimizer(own) if optimizer is not None else None
         self._schedule = None
         if learning_rate_schedule is not None and self._optimizer is not None:
@@ -127,7 +130,7 @@ class Pipeline:
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that this rank trains."""
-        return list(self._names)
+        return [p for _, p in self._worker.named_parameters() if p.requires_grad]
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their first names in the model."""
@@ -210,7 +213,7 @@ class Pipeline:
         self._restore(tensors, state_dict["state"])
 
     def model_state_dict(self) -> dict[str, torch.Tensor]:
-        """All weights and buffers under all their names on rank 0, empty elsewhere; all must ask."""
+        """All weights and buffers by all their names, on rank 0; empty elsewhere; all must ask."""
         parts = self._world.gather_to_first(
             {name: tensor.detach().cpu() for name, tensor in self._worker.owned_tensors().items()}
         )
@@ -323,9 +326,7 @@ class Pipeline:
             restore_random_state(self._world.device, tensors[random], device)
 
 
-def check_settings(
-    clip_norm: float | None, autocast: torch.dtype | None, timeout_s: float
-) -> None:
+def check_settings(clip_norm: float | None, autocast: torch.dtype | None, timeout_s: float) -> None:
     """Raise `BadInput` for a setting that cannot be right."""
     if clip_norm is not None and not clip_norm > 0:
         raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")

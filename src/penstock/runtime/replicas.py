@@ -25,7 +25,9 @@ def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int,
     holders: dict[str, tuple[int, ...]] = {}
     for use in graph.parameter_uses:
         stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
-        holders[use.name] = tuple(device for stage in stages for device in plan.stages[stage].devices)
+        holders[use.name] = tuple(
+            device for stage in stages for device in plan.stages[stage].devices
+        )
     return holders
 
 
@@ -168,9 +170,7 @@ class GradientBuckets:
                 raise Stalled(f"rank {self._world.rank} waited {limit} for {what}") from cause
             raise RunFailed(f"rank {self._world.rank} lost {what}") from cause
         end_s = self._clock.now()
-        self._clock.add(
-            "REDUCE", self._stage, -1, bucket.started_s, end_s, -1, bucket.flat.nbytes
-        )
+        self._clock.add("REDUCE", self._stage, -1, bucket.started_s, end_s, -1, bucket.flat.nbytes)
 
 
 def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

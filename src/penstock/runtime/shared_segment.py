@@ -74,7 +74,7 @@ class Segment:
     bell: int
     process: int = -1
     words: memoryview = field(init=False)
-    numbers: memoryview = field(init=False)
+    numbers: "memoryview[float]" = field(init=False)  # pyright: ignore[reportInvalidTypeArguments]
 
     def __post_init__(self) -> None:
         header = memoryview(self.memory)[:HEADER_BYTES]
@@ -82,7 +82,11 @@ class Segment:
         self.numbers = header.cast("d")
 
     def ring_bell(self) -> None:
-        """Wake the owner; a full pipe means that it has been woken already."""
+        """Wake the owner; a full pipe means that it has been woken already.
+
+        Its word is cleared first, so that it is woken once and not by every message until it runs.
+        """
+        self.words[Word.ASLEEP] = 0
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self.bell, b"!")
 
@@ -130,7 +134,6 @@ class Segments:
                     return
             if advance is not None:
                 advance()
-            os.sched_yield()
             if time.perf_counter() - start > self._spin_s:
                 break
         seen = progress() if progress is not None else None
@@ -141,9 +144,7 @@ class Segments:
             if time.perf_counter() - start > self._timeout_s:
                 raise Stalled(f"rank {self.rank} waited {self._timeout_s:g} s for {what()}")
 
-    def _slept_until(
-        self, ready: Callable[[], bool], advance: Callable[[], bool] | None
-    ) -> bool:
+    def _slept_until(self, ready: Callable[[], bool], advance: Callable[[], bool] | None) -> bool:
         left = advance() if advance is not None else False
         self.own.words[Word.ASLEEP] = 2 if left else 1
         if not ready():
@@ -193,9 +194,7 @@ class Segments:
 
             self.wait(ready, lambda peer=peer: f"{what} of rank {peer}", None, self.positions)
         stop = base + 1 + len(values)
-        return [
-            list(self.all[rank].numbers[base + 1 : stop]) for rank in range(len(self.all))
-        ]
+        return [list(self.all[rank].numbers[base + 1 : stop]) for rank in range(len(self.all))]
 
     def positions(self) -> tuple[int, ...]:
         """Where every peer is, as it last said."""

@@ -1,4 +1,4 @@
-"""What a rank must remember of its training, by the model's own names, so that any plan can read it.
+"""What a rank must remember of its training, by the model's own names: any plan can read it.
 
 Tensors: ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>``, ``random.<rank>``. The
 rest is JSON: the settings of the optimizer's groups with the parameters they hold for, the
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 __all__ = [
@@ -31,7 +30,7 @@ class Group:
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+    optimizer: Optimizer, names: Mapping[torch.Tensor, str]
 ) -> dict[str, torch.Tensor]:
     """The optimizer's tensors by the names of their parameters."""
     return {
@@ -44,7 +43,7 @@ def optimizer_tensors(
 
 
 def optimizer_entries(
-    optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+    optimizer: Optimizer, names: Mapping[torch.Tensor, str]
 ) -> dict[str, dict[str, Any]]:
     """What the optimizer remembers of each parameter besides tensors."""
     entries = {
@@ -57,7 +56,7 @@ def optimizer_entries(
     return {name: entry for name, entry in entries.items() if entry}
 
 
-def group_settings(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> list[Group]:
+def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[Group]:
     """The settings of every group, such as the learning rate, with the parameters' names."""
     return [
         Group(
@@ -70,7 +69,7 @@ def group_settings(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> l
 
 def restore_optimizer(
     optimizer: Optimizer,
-    names: Mapping[nn.Parameter, str],
+    names: Mapping[torch.Tensor, str],
     tensors: Mapping[str, torch.Tensor],
     entries: Mapping[str, Mapping[str, Any]],
     groups: Iterable[Group],

@@ -1,20 +1,19 @@
 """Whether the pipeline computes what one device computes: loss, every gradient, every buffer."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.recompute import random_state, restore_random_state
+from penstock.runtime.without_dropout import WithoutDropout
 from penstock.runtime.worker import Worker
 
-__all__ = ["Difference", "VerifyResult", "WithoutDropout", "verify"]
+__all__ = ["Difference", "VerifyResult", "verify"]
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference, relative to the largest value of the tensor, by the type of computation.
@@ -85,56 +84,6 @@ class Values:
     buffers: dict[str, torch.Tensor]
 
 
-class WithoutDropout(TorchFunctionMode):
-    """While active, dropout passes everything: random masks cannot agree across another cut."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Set the probability of every dropout to zero, let everything else pass."""
-        named = dict(kwargs or {})
-        if func in DROPOUTS:
-            # The probability is the first number after the tensor, whatever its name.
-            args = (args[0], 0.0, *args[2:]) if len(args) > 1 else args
-            if "p" in named:
-                named["p"] = 0.0
-            if len(args) == 1 and "p" not in named:
-                named["p"] = 0.0
-        elif func in ATTENTIONS:
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            if "dropout_p" in named:
-                named["dropout_p"] = 0.0
-        return func(*args, **named)
-
-
-DROPOUTS = frozenset(
-    [
-        functional.dropout,
-        functional.dropout1d,
-        functional.dropout2d,
-        functional.dropout3d,
-        functional.alpha_dropout,
-        functional.feature_alpha_dropout,
-        torch.dropout,
-        torch.feature_dropout,
-        torch.ops.aten.dropout.default,
-        torch.ops.aten.native_dropout.default,
-        torch.ops.aten.feature_dropout.default,
-        torch.ops.aten.alpha_dropout.default,
-    ]
-)
-ATTENTIONS = frozenset(
-    [
-        functional.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention.default,
-    ]
-)
-
-
 def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
     """Run a batch through the pipeline and on one device, without dropout, and compare.
 
@@ -169,7 +118,8 @@ def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
         restore_random_state(world.device, *states)
     result = None
     if world.rank == 0:
-        found = Values(totals.loss, merged([part[0] for part in parts]), merged([part[1] for part in parts]))
+        our_gradients, our_buffers = zip(*parts, strict=True)
+        found = Values(totals.loss, merged(our_gradients), merged(our_buffers))
         reference = one_device(worker, merged(gathered), leaves)
         restore_random_state(world.device, *states)
         result = compare(worker, found, reference)
@@ -258,9 +208,7 @@ def compare(worker: Worker, found: Values, reference: Values) -> VerifyResult:
         largest = max(largest, difference.relative)
         if first is None and not difference.relative <= tolerance:
             first = difference
-    return VerifyResult(
-        found.loss, reference.loss, len(pairs) - 1, largest, tolerance, first
-    )
+    return VerifyResult(found.loss, reference.loss, len(pairs) - 1, largest, tolerance, first)
 
 
 def difference_of(

@@ -3,7 +3,6 @@
 import time
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 __all__ = ["AbortNote"]
@@ -21,7 +20,7 @@ class AbortNote:
 
     def __init__(self, instance: int, alone: bool) -> None:
         self._key = f"penstock/{instance}/abort"
-        self._store: dist.Store | None = None
+        self._store: distributed_c10d.Store | None = None
         if not alone:
             self._store = distributed_c10d._get_default_store()
 

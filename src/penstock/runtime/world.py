@@ -115,7 +115,9 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         torch.cuda.set_device(chosen)
     control = None
     if not alone:
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=CONTROL_TIMEOUT_S))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CONTROL_TIMEOUT_S))
+        assert isinstance(group, dist.ProcessGroup)  # this rank is in the group of all ranks
+        control = group
     here = World(rank, size, chosen, (), (), control, owns_default_group, timeout_s)
     places = here.gather((host_identity(), str(chosen)))
     hosts, devices = zip(*places, strict=True)
