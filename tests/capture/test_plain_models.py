@@ -85,6 +85,20 @@ class MixedUses(nn.Module):
         return (hidden @ self.layers[0].weight.t()).mean(1)
 
 
+class Repeated(nn.Module):
+    """The same modules called three times, one of which counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, values):
+        for _ in range(3):
+            values = self.norm(self.layers(values))
+        return values
+
+
 class WordCopies(nn.Module):
     """Code that writes into its input."""
 
@@ -111,6 +125,7 @@ MODELS = {
         functional.mse_loss,
     ),
     "time_major": lambda: (TimeMajor(), _words(), functional.cross_entropy),
+    "repeated": lambda: (Repeated(), (torch.randn(3, 4), torch.randn(3, 4)), functional.mse_loss),
     "mixed_uses": lambda: (MixedUses(), (torch.randn(3, 8), torch.randn(3)), functional.mse_loss),
 }
 

@@ -177,8 +177,6 @@ def _seen_through_views(node: fx.Node, base: fx.Node, order: Mapping[fx.Node, in
     same: set[fx.Node] = {base}
     root = base
     while root.op == "call_function" and shares_storage(root) and root.all_input_nodes:
-        if functional_twin(root) is not None:
-            break
         root = root.all_input_nodes[0]
         same.add(root)
     if root.op == "get_attr":
