@@ -1,5 +1,6 @@
 """The compiled engine is the plain engine, to rounding; and the plain engine keeps its rules."""
 
+from itertools import pairwise
 from math import isclose
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_no_engine_port_or_compute_stream_does_two_things_at_once(case: Case) ->
         ]
     for resource, used in occupied.items():
         used.sort()
-        for (_, end_s), (start_s, _) in zip(used, used[1:], strict=False):
+        for (_, end_s), (start_s, _) in pairwise(used):
             assert start_s >= end_s - ABSOLUTE_S, resource
 
 
@@ -93,7 +94,7 @@ def share_s(
         {start_s, end_s, *(t for span in computing for t in span if start_s < t < end_s)}
     )
     done_s = 0.0
-    for lo, hi in zip(times, times[1:], strict=False):
+    for lo, hi in pairwise(times):
         middle = (lo + hi) / 2
         running = sum(start < middle < end for start, end in computing)
         done_s += (hi - lo) * min(1.0, slots / max(1, running))
