@@ -111,3 +111,11 @@ def test_local_workers_share_cores_and_memory():
     assert local_cluster(2, cores=4, memory_bytes=8e9).hosts[0].full_speed_devices == 0
     with pytest.raises(BadInput, match="0 local workers"):
         local_cluster(0, cores=2, memory_bytes=8e9)
+
+
+def test_the_example_of_the_guide_is_a_cluster():
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "clusters.md"
+    example = guide.read_text().split("```toml\n")[1].split("```")[0]
+    cluster = cluster_from_toml(example, guide)
+    assert len(cluster.devices) == 16
+    assert cluster.bandwidth(0, 8) == 12.5e9
