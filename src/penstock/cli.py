@@ -26,6 +26,7 @@ app.command("plan")(planning_commands.plan)
 app.command("simulate")(planning_commands.simulate)
 app.command("compare")(planning_commands.compare)
 app.command("train")(job_commands.train)
+app.command("verify")(job_commands.verify)
 app.command("report")(job_commands.report)
 app.command("list")(job_commands.catalogue)
 

@@ -8,8 +8,9 @@ from typer import Argument, Option
 
 from penstock.command_line.options import AsJson, Device, JobName, Out, Quiet, Workers
 from penstock.command_line.terminal import Terminal
+from penstock.errors import RunFailed
 
-__all__ = ["catalogue", "profile", "report", "train"]
+__all__ = ["catalogue", "profile", "report", "train", "verify"]
 
 
 def profile(
@@ -89,6 +90,30 @@ def train(
         f"checkpoint {result.checkpoint}",
         f"report     {result.report}",
     )
+
+
+def verify(
+    job: JobName,
+    workers: Workers = 4,
+    plan: Annotated[str, Option(metavar="PLAN", help="A plan.json (default: make one).")] = "",
+    device: Device = "cpu",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare loss, gradients and buffers of JOB's pipeline with one device; -o writes the JSON."""
+    from penstock.jobs.job_file import find_job
+    from penstock.jobs.verify_job import verify_job
+
+    terminal = Terminal(as_json, quiet)
+    terminal.note(f"comparing '{job}' on {workers} workers with one device")
+    place = Path(plan) if plan else None
+    result = verify_job(find_job(job), workers=workers, plan=place, device=device)
+    values = {"equal": result.equal, **asdict(result)}
+    terminal.save(values, out)
+    terminal.show(values, str(result))
+    if not result.equal:
+        raise RunFailed(f"the pipeline of '{job}' differs from one device: {result}")
 
 
 def report(

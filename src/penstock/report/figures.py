@@ -15,7 +15,7 @@ def page_figures(record: RunRecord) -> dict[str, Json]:
         "timelines": [
             timeline_figure("predicted", "Predicted", "simulated before the run", record.predicted),
             timeline_figure(
-                "measured", "Measured", "the last step that was timed", record.measured
+                "measured", "Measured", "a step that took about the median time", record.measured
             ),
         ],
         "devices": [

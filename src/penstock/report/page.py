@@ -44,6 +44,8 @@ def page_html(record: RunRecord) -> str:
         plan_table=sections.plan_table(record),
         time_table=sections.time_table(record),
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
+        memory_legend=sections.memory_legend(record),
+        loss_legend=sections.loss_legend(record),
         memory_figures=sections.memory_figures(record),
         loss_note=f"{record.summary.steps} steps of {record.plan.global_batch} samples",
         footer=(

@@ -15,7 +15,17 @@ from penstock.timeline.metrics import (
 )
 from penstock.timeline.timeline import EventKind, Timeline
 
-__all__ = ["facts", "legend", "memory_figures", "plan_note", "plan_table", "tiles", "time_table"]
+__all__ = [
+    "facts",
+    "legend",
+    "loss_legend",
+    "memory_figures",
+    "memory_legend",
+    "plan_note",
+    "plan_table",
+    "tiles",
+    "time_table",
+]
 
 CLOSE_ENOUGH = 0.15
 """A prediction within this part of the measurement is shown as a good one."""
@@ -59,7 +69,7 @@ def tiles(record: RunRecord) -> str:
     return "\n".join(
         [
             tile("Predicted iteration", seconds_text(summary.predicted_s), "by the simulator"),
-            tile("Measured iteration", seconds_text(summary.measured_s), "typical of the run"),
+            tile("Measured iteration", seconds_text(summary.measured_s), "median of the steps"),
             tile(
                 "Prediction error",
                 percent_text(abs(error)),
@@ -182,6 +192,30 @@ def split_cell(timeline: Timeline, device: int) -> str:
     )
     figures = " · ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
     return f'<div class="split">{bars}</div><span class="quiet">{figures}</span>'
+
+
+def memory_legend(record: RunRecord) -> str:
+    """What the lines of the memory figures mean."""
+    known = [("predicted over the iteration", "--F", ""), ("limit, where it is near", "--I", "")]
+    if record.measured_peaks:
+        known.insert(1, ("measured peak", "--ink", "dashed"))
+    return strokes(known)
+
+
+def loss_legend(record: RunRecord) -> str:
+    """What the lines of the loss figure mean."""
+    known = [("training", "--F", "")]
+    if record.evaluations:
+        known.append(("held-out data", "--B", ""))
+    return strokes(known)
+
+
+def strokes(known: list[tuple[str, str, str]]) -> str:
+    """Legend entries from name, colour and style."""
+    return "\n".join(
+        f'<li><span class="swatch stroke {style}" style="color:var({colour})"></span>{name}</li>'
+        for name, colour, style in known
+    )
 
 
 def memory_figures(record: RunRecord) -> str:
