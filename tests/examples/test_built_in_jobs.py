@@ -51,7 +51,7 @@ def test_a_batch_depends_on_seed_and_step_only(name: str) -> None:
 def test_targets_are_the_following_bytes_of_real_text() -> None:
     tokens, following = find_job("gpt-text").example_batch()
     assert torch.equal(tokens[:, 1:], following[:, :-1])
-    assert tokens.shape == (16, gpt_text.SEQUENCE)
+    assert tokens.shape == (32, gpt_text.SEQUENCE)
     text = bytes(gpt_text.text("train").tolist()).decode(errors="ignore")
     assert "statement" in text
     assert len(gpt_text.text("held-out")) > 5 * gpt_text.SEQUENCE

@@ -97,7 +97,7 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         ),
         (
             'base = "gpt-text"\nmicro_batch_sizes = [5]\n',
-            ["micro-batch size 5", "batch size 16", "[1, 2, 4, 8, 16]"],
+            ["micro-batch size 5", "batch size 32", "[1, 2, 4, 8, 16, 32]"],
         ),
         ('model = "job_under_test:build"\n', ["key 'data' is missing", "module:function"]),
         (OWN.replace(":build", ""), ["model is 'job_under_test'", "module:function"]),

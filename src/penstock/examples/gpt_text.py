@@ -13,10 +13,10 @@ from penstock.jobs.job import Job, OptimizerSettings, Split
 __all__ = ["Gpt", "build_model", "job", "next_byte_loss", "windows"]
 
 VOCABULARY = 256
-WIDTH = 128
+WIDTH = 192
 HEADS = 4
-BLOCKS = 6
-SEQUENCE = 128
+BLOCKS = 4
+SEQUENCE = 64
 
 
 class Attention(nn.Module):
@@ -140,10 +140,10 @@ def job() -> Job:
         build_model=build_model,
         data=windows,
         loss=next_byte_loss,
-        batch_size=16,
+        batch_size=32,
         micro_batch_sizes=(8, 4, 2, 1),
-        steps=320,
+        steps=300,
         optimizer=OptimizerSettings(learning_rate=3e-3, weight_decay=0.01, warm_up_steps=20),
-        evaluate_every=80,
-        checkpoint_every=80,
+        evaluate_every=100,
+        checkpoint_every=100,
     )

@@ -78,7 +78,7 @@ class Job:
     evaluate_every: int = 50
     evaluation_batches: int = 2
     checkpoint_every: int = 100
-    autocast: Literal["off", "bfloat16", "float16"] = "off"
+    autocast: Literal["off", "bfloat16"] = "off"
     granularity: Literal["block", "module", "operator"] = "module"
 
     def __post_init__(self) -> None:
@@ -103,13 +103,7 @@ class Job:
 
     def autocast_dtype(self) -> torch.dtype | None:
         """The type that matrix products are computed in, or none for that of the parameters."""
-        match self.autocast:
-            case "off":
-                return None
-            case "bfloat16":
-                return torch.bfloat16
-            case "float16":
-                return torch.float16
+        return None if self.autocast == "off" else torch.bfloat16
 
     def micro_batch_choices(self) -> tuple[int, ...]:
         """The micro-batch sizes a planner may use, largest first."""

@@ -66,7 +66,7 @@ class JobEntry(Entry):
     evaluate_every: int | None = None
     evaluation_batches: int | None = None
     checkpoint_every: int | None = None
-    autocast: Literal["off", "bfloat16", "float16"] | None = None
+    autocast: Literal["off", "bfloat16"] | None = None
     granularity: Literal["block", "module", "operator"] | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
 

@@ -1,0 +1,117 @@
+"""Predicted against measured iteration time of the built-in jobs under several plans.
+
+Each job is measured once (layers, links), each plan is simulated from that, then trained for some
+steps with real workers. Run it from the repository: python benchmarks/prediction/predict_and_run.py
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from penstock.cluster.toml_file import write_cluster
+from penstock.jobs.job import Job
+from penstock.jobs.job_file import find_job
+from penstock.jobs.profile_job import CostedJob, cost_job
+from penstock.jobs.train import TrainRequest, problem_of, train_job
+from penstock.plan.json_file import write_plan
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.registry import PLANNERS
+from penstock.plan.row_split import split_rows
+from penstock.profile.json_file import write_profile
+from penstock.simulate.score import make_score
+
+HERE = Path(__file__).parent
+WORKERS = 4
+
+
+def balanced(job: Job, costs: CostedJob, replicas: tuple[int, ...], schedule: str) -> Plan:
+    """Stages with the given replicas, cut so that work per replica is as even as possible."""
+    profile = costs.profile
+    rows = max(job.micro_batch_choices())
+    forward, backward = profile.prefix_sums(rows)
+    work = [f + b for f, b in zip(forward, backward, strict=True)]
+    cuts = [0]
+    for done in range(1, len(replicas)):
+        target = work[-1] * sum(replicas[:done]) / sum(replicas)
+        left = range(cuts[-1] + 1, len(profile.layers) - (len(replicas) - done) + 1)
+        cuts.append(min(left, key=lambda cut: abs(work[cut] - target)))
+    cuts.append(len(profile.layers))
+    stages, device = [], 0
+    for index, count in enumerate(replicas):
+        devices = tuple(range(device, device + count))
+        stages.append(
+            Stage(range(cuts[index], cuts[index + 1]), devices, split_rows(rows, (1,) * count))
+        )
+        device += count
+    return Plan(tuple(stages), job.batch_size // rows, rows, schedule)
+
+
+def plans_of(job: Job, costs: CostedJob) -> dict[str, Plan]:
+    """The planner's choice, and plans by hand that differ from it as much as they can."""
+    problem = problem_of(job, costs.profile, costs.cluster)
+    plans = {"search": PLANNERS["search"](problem, make_score(problem))}
+    for replicas in ((1, 1), (1, 1, 1, 1), (2, 2), (3, 1), (2, 1, 1), (4,)):
+        plans["+".join(map(str, replicas)) + " 1f1b"] = balanced(job, costs, replicas, "1f1b")
+    plans["1+1+1+1 gpipe"] = balanced(job, costs, (1, 1, 1, 1), "gpipe")
+    return plans
+
+
+def run(job: Job, costs: CostedJob, plan: Plan, steps: int) -> dict[str, float]:
+    """Predict and train; the two iteration times and the error of the prediction."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        out.mkdir()
+        write_profile(costs.profile, out / "profile.json")
+        write_cluster(costs.cluster, out / "cluster.toml")
+        write_plan(plan, Path(folder) / "plan.json")
+        request = TrainRequest(
+            workers=WORKERS, plan=Path(folder) / "plan.json", out=out, shown=False
+        )
+        result = train_job(replace(job, steps=steps, evaluate_every=0, checkpoint_every=0), request)
+        shutil.rmtree(out)
+    return {
+        "predicted_s": result.predicted_s,
+        "measured_s": result.measured_s,
+        "error": result.predicted_s / result.measured_s - 1,
+    }
+
+
+def main() -> None:
+    """Run every job under every plan and write the results beside this file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--jobs", nargs="+", default=["gpt-text", "digits"])
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    arguments = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    for name in arguments.jobs:
+        job = find_job(name)
+        costs = cost_job(job, workers=WORKERS)
+        for label, plan in plans_of(job, costs).items():
+            figures = run(job, costs, plan, arguments.steps)
+            stages = [[s.layers.start, s.layers.stop, s.replicas] for s in plan.stages]
+            rows.append({"job": name, "plan": label, "stages": stages, **figures})
+            print(
+                f"{name:9} {label:14} predicted {figures['predicted_s'] * 1e3:7.1f} ms  measured "
+                f"{figures['measured_s'] * 1e3:7.1f} ms  error {figures['error']:+.1%}",
+                flush=True,
+            )
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+        "workers": WORKERS,
+        "steps": arguments.steps,
+    }
+    arguments.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What a training run shows while it runs: a live line on a terminal, plain lines elsewhere."""
+
+import sys
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from penstock.runtime.metrics import StepMetrics
+
+__all__ = ["NoDisplay", "TrainingDisplay", "display_for", "show_cursor"]
+
+PLAIN_LINES = 20
+"""How many lines a run prints where there is no terminal."""
+
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class TrainingDisplay(Protocol):
+    """Shows the state after each step."""
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Step number ``step`` was taken."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something else worth a line: an evaluation, a checkpoint."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+class NoDisplay:
+    """Shows nothing."""
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class LiveDisplay:
+    """A bar that is redrawn in place."""
+
+    def __init__(self, start: int, steps: int) -> None:
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("{task.fields[samples_per_s]:.0f} samples/s"),
+            TextColumn("bubble {task.fields[bubble]:.0%}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task(
+            "train", total=steps, completed=start, loss=float("nan"), samples_per_s=0.0, bubble=0.0
+        )
+        self._progress.start()
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Move the bar."""
+        self._progress.update(
+            self._task,
+            completed=step,
+            loss=metrics.loss,
+            samples_per_s=metrics.samples_per_s,
+            bubble=metrics.bubble,
+        )
+
+    def note(self, text: str) -> None:
+        """Print above the bar."""
+        self._progress.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        """Stop redrawing and show the cursor again."""
+        self._progress.stop()
+
+
+class PlainDisplay:
+    """A line every few steps, for logs."""
+
+    def __init__(self, start: int, steps: int, stream: TextIO) -> None:
+        self._every = max(1, (steps - start) // PLAIN_LINES)
+        self._steps = steps
+        self._stream = stream
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Print every so often, and the last step always."""
+        if step % self._every == 0 or step == self._steps:
+            self.note(
+                f"step {step}/{self._steps}  loss {metrics.loss:.4f}  "
+                f"{metrics.samples_per_s:.0f} samples/s  bubble {metrics.bubble:.0%}"
+            )
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+
+def display_for(start: int, steps: int, *, shown: bool) -> TrainingDisplay:
+    """The display that suits standard error; ``shown`` is false where there is to be none."""
+    if not shown:
+        return NoDisplay()
+    if sys.stderr.isatty():
+        return LiveDisplay(start, steps)
+    return PlainDisplay(start, steps, sys.stderr)
+
+
+def show_cursor() -> None:
+    """Show the cursor again that a worker's live display hid before it was stopped."""
+    if sys.stderr.isatty():
+        sys.stderr.write(SHOW_CURSOR)
+        sys.stderr.flush()

@@ -1,0 +1,58 @@
+"""What a run writes down while it runs: metrics.jsonl and TensorBoard's event files."""
+
+import json
+from typing import Any
+
+from penstock.jobs.run_directory import RunDirectory, rows_before, write_rows
+from penstock.runtime.metrics import StepMetrics
+
+__all__ = ["Records"]
+
+
+class Records:
+    """The records of rank 0; on other ranks nothing is written.
+
+    A resumed run first drops what was recorded after the checkpoint that it starts from.
+    """
+
+    def __init__(self, directory: RunDirectory, start: int, *, writes: bool) -> None:
+        self._writes = writes
+        if not writes:
+            return
+        write_rows(directory.metrics, rows_before(directory.metrics, start) if start else [])
+        # Importing TensorBoard takes a second, which only this rank need spend.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._file = directory.metrics.open("a", buffering=1)
+        self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Record a step."""
+        row = {
+            "step": step,
+            "loss": metrics.loss,
+            "samples_per_s": metrics.samples_per_s,
+            "iteration_s": metrics.seconds,
+            "bubble": metrics.bubble,
+            "gradient_norm": metrics.gradient_norm,
+            "learning_rate": metrics.learning_rate,
+        }
+        self._write(step, row)
+
+    def evaluation(self, step: int, loss: float) -> None:
+        """Record the loss on held-out data."""
+        self._write(step, {"step": step, "evaluation_loss": loss})
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        if self._writes:
+            self._file.close()
+            self._board.close()
+
+    def _write(self, step: int, row: dict[str, Any]) -> None:
+        if not self._writes:
+            return
+        self._file.write(f"{json.dumps(row)}\n")
+        for name, value in row.items():
+            if name != "step":
+                self._board.add_scalar(name, value, step)

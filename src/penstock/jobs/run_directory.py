@@ -1,0 +1,159 @@
+"""The files of a run: where they are, and how they are written."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.toml_file import read_cluster, write_cluster
+from penstock.document import json_text, parse_json, read_text, write_text
+from penstock.errors import BadInput
+from penstock.plan.json_file import read_plan, write_plan
+from penstock.plan.plan import Plan
+from penstock.profile.json_file import read_profile, write_profile
+from penstock.profile.model_profile import ModelProfile
+from penstock.timeline.json_file import write_timeline
+from penstock.timeline.timeline import Timeline
+
+__all__ = ["RunDirectory", "latest_run", "new_run", "rows_before", "write_rows"]
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of one run; every file is written whole or not at all."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are, one directory for each."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object for each step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files of TensorBoard."""
+        return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        """Tracebacks of workers that failed."""
+        return self.path / "workers"
+
+    @property
+    def is_costed(self) -> bool:
+        """Whether profile and cluster were measured before."""
+        return (self.path / "profile.json").exists() and (self.path / "cluster.toml").exists()
+
+    def write_costs(self, profile: ModelProfile, cluster: Cluster) -> None:
+        """Keep what was measured, so that resuming need not measure again."""
+        write_profile(profile, self.path / "profile.json")
+        write_cluster(cluster, self.path / "cluster.toml")
+
+    def read_costs(self) -> tuple[ModelProfile, Cluster]:
+        """What `write_costs` wrote."""
+        return read_profile(self.path / "profile.json"), read_cluster(self.path / "cluster.toml")
+
+    def write_plan(self, plan: Plan) -> None:
+        """Keep the plan."""
+        write_plan(plan, self.path / "plan.json")
+
+    def read_plan(self) -> Plan:
+        """What `write_plan` wrote."""
+        return read_plan(self.path / "plan.json")
+
+    def write_predicted(self, timeline: Timeline) -> None:
+        """Keep the simulated iteration."""
+        write_timeline(timeline, self.path / "predicted.json")
+
+    def write_measured(self, timeline: Timeline) -> None:
+        """Keep an iteration of the run."""
+        write_timeline(timeline, self.path / "measured.json")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Keep the run in figures."""
+        write_text(self.path / "summary.json", json_text(summary))
+
+    def read_summary(self) -> dict[str, Any]:
+        """What `write_summary` wrote; empty where a run did not get that far."""
+        path = self.path / "summary.json"
+        if not path.exists():
+            return {}
+        summary = parse_json(read_text(path, "summary"), path, "summary")
+        return summary if isinstance(summary, dict) else {}
+
+
+def new_run(job_name: str, out: str | Path | None) -> RunDirectory:
+    """An empty directory for a new run: ``out``, or one under ``runs`` named after job and time.
+
+    Raises:
+        BadInput: ``out`` holds a run already, is no directory, or cannot be made.
+    """
+    path = Path(out) if out else RUNS / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if (path / "metrics.jsonl").exists():
+        raise BadInput(
+            f"run directory '{path}' holds a run already; add --resume to continue it, or name "
+            f"another with --out"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"run directory '{path}' cannot be made ({error.strerror}); name another with --out"
+        ) from None
+    return RunDirectory(path)
+
+
+def latest_run(job_name: str, out: str | Path | None) -> RunDirectory:
+    """The run to continue: ``out``, or the newest under ``runs`` of that job.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if out:
+        if not (Path(out) / "plan.json").exists():
+            raise BadInput(
+                f"run directory '{out}' holds no run to resume; name one that 'penstock train' "
+                f"wrote, or leave out --resume"
+            )
+        return RunDirectory(Path(out))
+    pattern = f"{job_name}-[0-9]*-[0-9]*"
+    runs = sorted(path for path in RUNS.glob(pattern) if (path / "plan.json").exists())
+    if not runs:
+        raise BadInput(
+            f"there is no run of job '{job_name}' under '{RUNS}' to resume; name its directory "
+            f"with --out, or leave out --resume"
+        )
+    return RunDirectory(runs[-1])
+
+
+def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl`` up to ``step`` inclusive: those that a resumed run keeps.
+
+    A last line that was cut off by a crash is dropped.
+    """
+    rows: list[dict[str, Any]] = []
+    if not path.exists():
+        return rows
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if row["step"] <= step:
+            rows.append(row)
+    return rows
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write all rows of ``metrics.jsonl`` anew."""
+    write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))

@@ -1,0 +1,251 @@
+"""Train a job on this machine: cost it, plan it, predict it, run it, report it."""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput
+from penstock.jobs.job import Job
+from penstock.jobs.profile_job import cluster_for, cost_job
+from penstock.jobs.progress import show_cursor
+from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
+from penstock.jobs.worker import WorkerReport, WorkerTask, train_worker
+from penstock.plan.json_file import read_plan
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.registry import PLANNERS
+from penstock.profile.model_profile import ModelProfile
+from penstock.report.page import write_report
+from penstock.runtime.checkpoint import latest_checkpoint
+from penstock.runtime.launch import launch_workers
+from penstock.simulate.score import make_score
+from penstock.simulate.simulation import Prediction, simulate_plan
+
+__all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "train_job"]
+
+Log = Callable[[str], None]
+"""Where the driver says, in a line, what it does."""
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What ``penstock train`` was asked.
+
+    ``plan`` is a plan file (none: make one with ``planner``). ``out`` is the run directory (none:
+    a new one under ``runs``, or with ``resume`` the newest there). ``shown`` is false where
+    nothing is to be displayed.
+    """
+
+    workers: int = 4
+    steps: int = 0
+    plan: Path | None = None
+    planner: str = "search"
+    resume: bool = False
+    out: Path | None = None
+    device: str = "cpu"
+    shown: bool = True
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to; the keys of ``penstock train --json``."""
+
+    steps: int
+    loss: float
+    samples_per_s: float
+    predicted_s: float
+    measured_s: float
+    plan: Path
+    checkpoint: Path
+    report: Path
+    run_directory: Path
+
+
+def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> TrainResult:
+    """Train ``job`` and write its run directory; see `TrainRequest`.
+
+    Raises:
+        BadInput: the request or the job cannot be carried out.
+        Infeasible: no plan fits into the memory of the workers.
+        RunFailed: a worker failed, was killed, or the loss was not finite; the last checkpoint is
+            whole, and ``resume`` continues from it.
+        KeyboardInterrupt: Ctrl-C; likewise.
+    """
+    say = log or (lambda text: print(text, file=sys.stderr, flush=True) if request.shown else None)
+    if request.workers < 1:
+        raise BadInput(f"--workers is {request.workers}; at least 1 is needed")
+    job = replace(job, steps=request.steps) if request.steps else job
+    given = read_plan(request.plan) if request.plan else None
+    if given:
+        check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+    find = latest_run if request.resume else new_run
+    directory = find(job.name, request.out)
+    resume_from = latest_checkpoint(directory.checkpoints) if request.resume else None
+    profile, cluster = costs_of(job, request, directory, say)
+    plan = given or plan_for(job, request, directory, profile, cluster, say)
+    check_plan_fits(plan, job, request.workers, f"the plan of '{directory.path}'")
+    check_layers(plan, profile)
+    directory.write_plan(plan)
+    prediction = predict(job, plan, profile, cluster)
+    directory.write_predicted(prediction.timeline)
+    say(f"plan: {in_words(plan)}; predicted {1000 * prediction.iteration_s:.0f} ms a step")
+    task = WorkerTask(job, plan, directory.path, resume_from, request.device, request.shown)
+    reports = run_workers(task, request.workers, directory, say)
+    return finish(job, request, directory, plan, prediction, reports)
+
+
+def costs_of(
+    job: Job, request: TrainRequest, directory: RunDirectory, say: Log
+) -> tuple[ModelProfile, Cluster]:
+    """Profile and cluster: measured now, or by the run that is resumed."""
+    if directory.is_costed:
+        profile, cluster = directory.read_costs()
+        if len(cluster.devices) == request.workers:
+            return profile, cluster
+        if request.device == "cpu" and len(cluster.devices) > 1:
+            cluster = cluster_for(request.workers, cluster.hosts[0])
+            directory.write_costs(profile, cluster)
+            return profile, cluster
+    say(f"measuring the layers of '{job.name}' and the links between workers")
+    start_s = time.perf_counter()
+    costed = cost_job(job, workers=request.workers, device=request.device)
+    directory.write_costs(costed.profile, costed.cluster)
+    seconds = time.perf_counter() - start_s
+    say(f"measured {len(costed.profile.layers)} layers in {seconds:.1f} s")
+    return costed.profile, costed.cluster
+
+
+def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
+    """What a planner is asked for a job."""
+    return PlanningProblem(
+        profile=profile,
+        cluster=cluster,
+        global_batch=job.batch_size,
+        micro_batch_sizes=job.micro_batch_choices(),
+        optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
+    )
+
+
+def plan_for(
+    job: Job,
+    request: TrainRequest,
+    directory: RunDirectory,
+    profile: ModelProfile,
+    cluster: Cluster,
+    say: Log,
+) -> Plan:
+    """The plan of the run that is resumed where it fits the workers, else a new one."""
+    if request.resume:
+        before = directory.read_plan()
+        if max(before.devices) < request.workers and before.global_batch == job.batch_size:
+            return before
+        say("the run is planned anew, for other workers than before")
+    if request.planner not in PLANNERS:
+        raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
+    problem = problem_of(job, profile, cluster)
+    return PLANNERS[request.planner](problem, make_score(problem))
+
+
+def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
+    """Raise `BadInput` for a plan that these workers cannot follow with this job."""
+    if max(plan.devices) >= workers:
+        raise BadInput(
+            f"{name} uses device {max(plan.devices)}, but there are {workers} workers (devices 0 "
+            f"to {workers - 1}); start {max(plan.devices) + 1} with --workers, or plan for "
+            f"{workers}"
+        )
+    if plan.global_batch != job.batch_size:
+        raise BadInput(
+            f"{name} is for batches of {plan.global_batch} samples ({plan.micro_batches} "
+            f"micro-batches of {plan.micro_batch_size}), but job '{job.name}' has batches of "
+            f"{job.batch_size}; plan for those or set batch_size = {plan.global_batch} in the job"
+        )
+
+
+def check_layers(plan: Plan, profile: ModelProfile) -> None:
+    """Raise `BadInput` for a plan of another model."""
+    layers = plan.stages[-1].layers.stop
+    if layers != len(profile.layers):
+        raise BadInput(
+            f"the plan has {layers} layers, but '{profile.name}' has {len(profile.layers)}; plan "
+            f"this model anew"
+        )
+
+
+def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
+    """One simulated iteration of ``plan``."""
+    return simulate_plan(
+        plan,
+        profile,
+        cluster,
+        optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
+    )
+
+
+def run_workers(
+    task: WorkerTask, workers: int, directory: RunDirectory, say: Log
+) -> tuple[WorkerReport, ...]:
+    """Run the training; after a failure say where it can be taken up again."""
+    try:
+        return launch_workers(train_worker, (task,), workers=workers, log_directory=directory.logs)
+    except BaseException:
+        show_cursor()
+        with suppress(BadInput):
+            checkpoint = latest_checkpoint(directory.checkpoints)
+            say(f"the last checkpoint is {checkpoint}; --resume --out {directory.path} continues")
+        raise
+
+
+def finish(
+    job: Job,
+    request: TrainRequest,
+    directory: RunDirectory,
+    plan: Plan,
+    prediction: Prediction,
+    reports: tuple[WorkerReport, ...],
+) -> TrainResult:
+    """Write measurements, summary and report."""
+    first = reports[0]
+    directory.write_measured(first.timeline)
+    summary: dict[str, Any] = {
+        "name": directory.path.name,
+        "job": job.name,
+        "planner": plan.planner,
+        "schedule": plan.schedule,
+        "workers": request.workers,
+        "predicted_s": prediction.iteration_s,
+        "measured_s": first.measured_s,
+        "predicted_peak_memory_bytes": list(prediction.peak_memory_bytes),
+        "measured_peak_memory_bytes": [reports[d].peak_memory_bytes for d in plan.devices],
+        "steps": first.steps,
+        "loss": first.loss,
+        "samples_per_s": first.samples_per_s,
+    }
+    directory.write_summary(summary)
+    return TrainResult(
+        steps=first.steps,
+        loss=first.loss,
+        samples_per_s=first.samples_per_s,
+        predicted_s=prediction.iteration_s,
+        measured_s=first.measured_s,
+        plan=directory.path / "plan.json",
+        checkpoint=latest_checkpoint(directory.checkpoints),
+        report=write_report(directory.path),
+        run_directory=directory.path,
+    )
+
+
+def in_words(plan: Plan) -> str:
+    """A plan in a line: ``layers 0-9 on 3 workers, 10-11 on 1; 8 micro-batches of 2, 1f1b``."""
+    stages = ", ".join(
+        f"{stage.layers.start}-{stage.layers.stop - 1} on {stage.replicas}" for stage in plan.stages
+    )
+    return (
+        f"layers {stages} worker(s); {plan.micro_batches} micro-batches of "
+        f"{plan.micro_batch_size}, {plan.schedule}"
+    )

@@ -1,0 +1,182 @@
+"""What every worker of a training run does: the same loop over the same batches."""
+
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from penstock.errors import BadInput
+from penstock.jobs.job import Job
+from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
+from penstock.jobs.profile_job import build_and_capture
+from penstock.jobs.progress import display_for
+from penstock.jobs.records import Records
+from penstock.jobs.run_directory import RunDirectory
+from penstock.plan.plan import Plan
+from penstock.runtime.pipeline import Pipeline
+from penstock.timeline.timeline import Timeline
+
+__all__ = ["WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
+
+WARM_UP_STEPS = 3
+"""Steps at the start whose times do not count: caches fill and connections are made."""
+
+SAMPLED_TIMELINES = 20
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What the driver tells every worker; ``resume_from`` is a checkpoint's directory."""
+
+    job: Job
+    plan: Plan
+    directory: Path
+    resume_from: Path | None = None
+    device: str = "cpu"
+    shown: bool = True
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker hands back; ``timeline`` is that of a step that took about the median time."""
+
+    steps: int
+    loss: float
+    measured_s: float
+    samples_per_s: float
+    timeline: Timeline
+    peak_memory_bytes: float
+
+
+@dataclass
+class Measurements:
+    """Times of the steps so far, and some of their timelines."""
+
+    seconds: list[float] = field(default_factory=list)
+    timelines: list[tuple[float, Timeline]] = field(default_factory=list)
+
+    def add(self, seconds: float, timeline: Timeline | None) -> None:
+        """Note a step."""
+        self.seconds.append(seconds)
+        if timeline is not None:
+            self.timelines.append((seconds, timeline))
+
+    @property
+    def steady(self) -> list[float]:
+        """The steps' times without those of the warm-up, unless there are no others."""
+        return self.seconds[WARM_UP_STEPS:] or self.seconds
+
+    def typical(self) -> tuple[float, Timeline]:
+        """The median step time, and the timeline of the sampled step that is nearest to it."""
+        typical_s = median(self.steady)
+        nearest = min(self.timelines, key=lambda sample: abs(sample[0] - typical_s))
+        return typical_s, nearest[1]
+
+
+def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
+    """The job's pipeline on this rank, with the optimizer's settings and first weights."""
+    graph = build_and_capture(job)
+    return Pipeline(
+        graph,
+        plan,
+        job.example_batch(),
+        optimizer=optimizer_factory(job.optimizer),
+        learning_rate_schedule=learning_rate_schedule(job.optimizer, job.steps),
+        clip_norm=job.clip_norm or None,
+        autocast=job.autocast_dtype(),
+        device=device,
+        seed=job.seed,
+    )
+
+
+def train_worker(task: WorkerTask) -> WorkerReport:
+    """Train from the first step, or from a checkpoint, to the job's last step.
+
+    Raises:
+        LossNotFinite: the loss became NaN or infinite; the last checkpoint is intact.
+        RunFailed: a peer vanished or a stage failed.
+    """
+    job = task.job
+    with pipeline_of(job, task.plan, task.device) as pipe:
+        start = pipe.load(task.resume_from) if task.resume_from else 0
+        return train(pipe, task, start)
+
+
+def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
+    """The loop: step, record, show; now and then evaluate and write a checkpoint."""
+    job, first = task.job, pipe.rank == 0
+    directory = RunDirectory(task.directory)
+    measured = Measurements()
+    display = display_for(start, job.steps, shown=task.shown and first)
+    loss, step, samples = math.nan, start, job.batch_size
+    with closing(display), closing(Records(directory, start, writes=first)) as records:
+        for step, batch in enumerate(steps_of(job, start), start + 1):
+            metrics = pipe.step(batch)
+            loss, samples = metrics.loss, metrics.samples
+            sampled = is_sampled(step, start, job.steps)
+            measured.add(metrics.seconds, pipe.timeline() if sampled else None)
+            records.step(step, metrics)
+            display.step(step, metrics)
+            if job.evaluate_every and step % job.evaluate_every == 0:
+                evaluation_loss = evaluate(pipe, job)
+                records.evaluation(step, evaluation_loss)
+                display.note(f"step {step}: loss on held-out data {evaluation_loss:.4f}")
+            if job.checkpoint_every and step % job.checkpoint_every == 0:
+                pipe.save(directory.checkpoints)
+        if step == start:
+            raise BadInput(nothing_left(job, start))
+        if not (job.checkpoint_every and step % job.checkpoint_every == 0):
+            pipe.save(directory.checkpoints)
+        if not measured.timelines:
+            measured.timelines.append((measured.seconds[-1], pipe.timeline()))
+    typical_s, timeline = measured.typical()
+    return WorkerReport(
+        steps=step,
+        loss=loss,
+        measured_s=typical_s,
+        samples_per_s=samples / typical_s,
+        timeline=timeline,
+        peak_memory_bytes=peak_memory_bytes(task.device),
+    )
+
+
+def nothing_left(job: Job, start: int) -> str:
+    """What is wrong where there is no step to take."""
+    if start >= job.steps:
+        return (
+            f"the run has taken {start} steps already and is to take {job.steps}; raise them with "
+            f"--steps"
+        )
+    return f"the data of job '{job.name}' end after {start} steps; give data for {job.steps}"
+
+
+def steps_of(job: Job, start: int) -> Iterator[object]:
+    """The batches that are left of a run that has taken ``start`` steps."""
+    return islice(job.batches("train", start), job.steps - start)
+
+
+def is_sampled(step: int, start: int, steps: int) -> bool:
+    """Whether a step's timeline is gathered: some twenty in a run, the last, not the first ones."""
+    every = max(1, (steps - start) // SAMPLED_TIMELINES)
+    warm = step - start > WARM_UP_STEPS or steps - start <= WARM_UP_STEPS
+    return step == steps or (warm and step % every == 0)
+
+
+def evaluate(pipe: Pipeline, job: Job) -> float:
+    """The mean loss over the job's held-out batches, each weighted by its samples."""
+    total, samples = 0.0, 0
+    for batch in islice(job.batches("held-out"), job.evaluation_batches):
+        rows = pipe.samples_in(batch)
+        total += rows * pipe.evaluate(batch)
+        samples += rows
+    return total / samples if samples else math.nan
+
+
+def peak_memory_bytes(device: str) -> float:
+    """The most bytes that this worker's tensors took (CUDA; elsewhere it is not known: 0)."""
+    return float(torch.cuda.max_memory_allocated()) if device == "cuda" else 0.0

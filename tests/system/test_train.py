@@ -1,0 +1,298 @@
+"""`penstock train`, from a job file to a run directory, and everything that can go wrong in it."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from training_jobs import job_file
+
+from penstock.errors import BadInput, Infeasible, LossNotFinite
+from penstock.jobs import profile_job
+from penstock.jobs.job_file import find_job
+from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.plan.json_file import read_plan, write_plan
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.checkpoint import latest_checkpoint
+from penstock.timeline.json_file import read_timeline
+
+pytestmark = pytest.mark.timeout(180)
+
+TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
+REPLICAS = Plan((Stage(range(0, 3), (0, 1), (3, 1)), Stage(range(3, 4), (2,), (4,))), 4, 4, "gpipe")
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from penstock.errors import PenstockError
+from penstock.jobs.job_file import find_job
+from penstock.jobs.train import TrainRequest, train_job
+
+if __name__ == "__main__":
+    job, plan, out = map(Path, sys.argv[1:])
+    try:
+        train_job(find_job(job), TrainRequest(workers=3, plan=plan, out=out))
+    except PenstockError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with profile and cluster of the small job, measured once."""
+    folder = tmp_path_factory.mktemp("costs")
+    result = train(folder, Plan((Stage(range(0, 4), (0,), (4,)),), 4, 4, "gpipe"), workers=3)
+    return result.run_directory
+
+
+def train(
+    folder: Path,
+    plan: Plan | None,
+    costs: Path | None = None,
+    *,
+    workers: int = 2,
+    data: str = "regression",
+    out: str = "run",
+    resume: bool = False,
+    **settings: object,
+) -> TrainResult:
+    """Train the small job in ``folder`` with a given plan and known costs."""
+    if plan is not None:
+        write_plan(plan, folder / "given.json")
+    directory = folder / out
+    if costs is not None and not resume:
+        directory.mkdir()
+        shutil.copy(costs / "profile.json", directory)
+        shutil.copy(costs / "cluster.toml", directory)
+    request = TrainRequest(
+        workers=workers,
+        plan=folder / "given.json" if plan is not None else None,
+        out=directory,
+        resume=resume,
+        shown=False,
+    )
+    return train_job(find_job(job_file(folder, data, **settings)), request)
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The training loss of each step."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def test_a_run_plans_trains_and_leaves_a_whole_directory(tmp_path: Path) -> None:
+    result = train(tmp_path, None, workers=2)
+    run = result.run_directory
+    for name in ("plan.json", "profile.json", "cluster.toml", "predicted.json", "measured.json"):
+        assert (run / name).is_file()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == result.steps == 6
+    assert summary["workers"] == 2
+    assert summary["planner"] == "search"
+    assert 0 < summary["measured_s"] < 10
+    assert 0 < summary["predicted_s"] < 10
+    assert read_plan(result.plan).global_batch == 16
+    assert len(summary["measured_peak_memory_bytes"]) == len(read_plan(result.plan).devices)
+    assert any(event.kind == "F" for event in read_timeline(run / "measured.json").events)
+    assert result.report.read_text().startswith("<!")
+    assert list((run / "tensorboard").iterdir())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "evaluation_loss" in row] == [3, 6]
+    assert all(row["samples_per_s"] > 0 for row in rows if "loss" in row)
+    first, second = (row["evaluation_loss"] for row in rows if "evaluation_loss" in row)
+    assert second < first
+    assert result.checkpoint.name == "step-00000006"
+
+
+def test_resuming_under_another_plan_continues_the_loss_curve(tmp_path: Path, costs: Path) -> None:
+    whole = train(tmp_path, TWO_STAGES, costs, out="whole", steps=8)
+    train(tmp_path, TWO_STAGES, costs, out="parts", steps=4)
+    parts = train(tmp_path, REPLICAS, costs, out="parts", steps=8, workers=3, resume=True)
+    expected, found = losses(whole.run_directory), losses(parts.run_directory)
+    assert list(found) == list(range(1, 9))
+    for step, loss in expected.items():
+        assert found[step] == pytest.approx(loss, rel=1e-5)
+
+
+def test_data_that_end_early_end_the_training(tmp_path: Path, costs: Path) -> None:
+    result = train(tmp_path, TWO_STAGES, costs, data="count_batches", steps=100)
+    assert result.steps == 5
+    assert result.checkpoint.name == "step-00000005"
+
+
+def test_a_nan_loss_ends_the_run_and_keeps_the_checkpoint(tmp_path: Path, costs: Path) -> None:
+    with pytest.raises(LossNotFinite, match=r"nan at step 4 .* lower the learning rate"):
+        train(tmp_path, TWO_STAGES, costs, data="nan_after_three")
+    assert latest_checkpoint(tmp_path / "run" / "checkpoints").name == "step-00000002"
+    resumed = train(tmp_path, TWO_STAGES, costs, resume=True)
+    assert all(math.isfinite(loss) for loss in losses(resumed.run_directory).values())
+    assert resumed.steps == 6
+
+
+def test_a_batch_of_another_shape_is_refused_by_every_worker(tmp_path: Path, costs: Path) -> None:
+    with pytest.raises(BadInput, match=r"dimension 1 is 17, but was 16"):
+        train(tmp_path, TWO_STAGES, costs, data="wider_after_three")
+
+
+def test_a_plan_for_more_devices_than_workers_says_how_many(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"uses device 2, but there are 2 workers .*start 3"):
+        train(tmp_path, REPLICAS, workers=2)
+
+
+def test_a_plan_for_another_batch_says_which(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"batches of 16 samples .* has batches of 24"):
+        train(tmp_path, TWO_STAGES, batch_size=24)
+
+
+def test_a_plan_of_another_model_is_refused(tmp_path: Path, costs: Path) -> None:
+    plan = Plan((Stage(range(0, 9), (0,), (4,)),), 4, 4, "gpipe")
+    with pytest.raises(BadInput, match=r"9 layers, but .* has 4"):
+        train(tmp_path, plan, costs)
+
+
+def test_a_missing_plan_is_named(tmp_path: Path) -> None:
+    request = TrainRequest(plan=tmp_path / "no.json", out=tmp_path / "run", shown=False)
+    with pytest.raises(BadInput, match=r"no\.json' does not exist"):
+        train_job(find_job(job_file(tmp_path)), request)
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path, costs: Path) -> None:
+    request = TrainRequest(out=costs, shown=False)
+    with pytest.raises(BadInput, match="holds a run already; add --resume"):
+        train_job(find_job(job_file(tmp_path)), request)
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = find_job(job_file(tmp_path))
+    with pytest.raises(BadInput, match="no run of job 'small' under 'runs' to resume"):
+        train_job(job, TrainRequest(resume=True, shown=False))
+    with pytest.raises(BadInput, match="holds no run to resume"):
+        train_job(job, TrainRequest(resume=True, out=tmp_path / "nothing", shown=False))
+
+
+def test_a_model_too_big_for_the_memory_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_job, "usable_memory_bytes", lambda: 1000.0)
+    with pytest.raises(
+        Infeasible, match=r"no plan fits.*needs .* and cpu has 500 B; use devices with"
+    ):
+        train(tmp_path, None)
+
+
+@pytest.fixture
+def endless_run(tmp_path: Path, costs: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A training of three workers, in a process of its own, that has written a checkpoint."""
+    script, plan, run = tmp_path / "script.py", tmp_path / "plan.json", tmp_path / "run"
+    script.write_text(SCRIPT)
+    write_plan(REPLICAS, plan)
+    run.mkdir()
+    for name in ("profile.json", "cluster.toml"):
+        shutil.copy(costs / name, run)
+    job = job_file(tmp_path, steps=1_000_000, checkpoint_every=20, evaluate_every=0)
+    with (tmp_path / "stderr").open("wb") as stderr:
+        process = subprocess.Popen([sys.executable, script, job, plan, run], stderr=stderr)
+    try:
+        wait_until(lambda: any((run / "checkpoints").glob("step-*")), 90)
+        yield process, run
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
+    """Wait for a condition; fail the test after ``limit_s``."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {limit_s} s"
+        time.sleep(0.05)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid`` that are not zombies."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found += new
+    return found
+
+
+def workers_of(pid: int) -> list[int]:
+    """The descendants that run Python workers (not multiprocessing's resource tracker)."""
+    return [
+        child
+        for child in descendants(pid)
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def ends_within(process: subprocess.Popen[bytes], everyone: list[int], limit_s: float) -> int:
+    """The exit code, once the process and all its descendants have ended within ``limit_s``."""
+    deadline = time.monotonic() + limit_s
+    code = process.wait(limit_s)
+    for pid in everyone:
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline, f"process {pid} is an orphan"
+            time.sleep(0.05)
+    return code
+
+
+@pytest.mark.parametrize(
+    "victim", [1, pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_a_killed_worker_ends_the_run_with_one_message(
+    endless_run: tuple[subprocess.Popen[bytes], Path], victim: int
+) -> None:
+    process, run = endless_run
+    everyone = descendants(process.pid)
+    workers = workers_of(process.pid)
+    assert len(workers) == 3
+    os.kill(workers[victim], signal.SIGKILL)
+    assert ends_within(process, everyone, 15) == 4
+    message = (run.parent / "stderr").read_text()
+    errors = [line for line in message.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "was killed by SIGKILL" in errors[0]
+    assert "Traceback" not in message
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    assert f"the last checkpoint is {checkpoint}; --resume" in message
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_an_interrupted_run_stops_and_can_be_resumed(
+    endless_run: tuple[subprocess.Popen[bytes], Path],
+    costs: Path,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    process, run = endless_run
+    everyone = descendants(process.pid)
+    process.send_signal(number)
+    assert ends_within(process, everyone, 15) == code
+    step = int(latest_checkpoint(run / "checkpoints").name.removeprefix("step-"))
+    resumed = train(run.parent, None, workers=3, resume=True, steps=step + 2)
+    assert resumed.steps == step + 2
+    assert read_plan(resumed.plan) == REPLICAS
+    assert list(losses(run))[-2:] == [step + 1, step + 2]

@@ -1,0 +1,85 @@
+"""Models and data of the training tests, named by job files that `job_file` writes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+__all__ = [
+    "build",
+    "count_batches",
+    "job_file",
+    "nan_after_three",
+    "regression",
+    "wider_after_three",
+]
+
+WIDTH = 16
+
+
+def build() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)
+    )
+
+
+def regression(
+    split: str, seed: int, start_step: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The target is known from the inputs, so the loss falls."""
+    step = start_step
+    while True:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        x = torch.randn(batch_size, WIDTH, generator=generator)
+        yield x, torch.tanh(x[:, :4] + x[:, 4:8])
+        step += 1
+
+
+def count_batches(
+    split: str, seed: int, start_step: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Only five batches."""
+    for step in range(start_step, 5):
+        yield next(regression(split, seed, step, batch_size))
+
+
+def nan_after_three(
+    split: str, seed: int, start_step: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The fourth batch has a NaN in it."""
+    for step, (x, y) in enumerate(regression(split, seed, start_step, batch_size), start_step):
+        yield (x * float("nan"), y) if step == 3 else (x, y)
+
+
+def wider_after_three(
+    split: str, seed: int, start_step: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The fourth batch has one column more."""
+    for step, (x, y) in enumerate(regression(split, seed, start_step, batch_size), start_step):
+        yield (torch.cat([x, x[:, :1]], 1), y) if step == 3 else (x, y)
+
+
+def job_file(folder: Path, data: str = "regression", **settings: object) -> Path:
+    """A job file beside a copy of this module."""
+    (folder / "training_jobs.py").write_text(Path(__file__).read_text())
+    keys = {
+        "batch_size": 16,
+        "micro_batch_sizes": [4],
+        "steps": 6,
+        "checkpoint_every": 2,
+        "evaluate_every": 3,
+        **settings,
+    }
+    lines = [
+        'model = "training_jobs:build"',
+        f'data = "training_jobs:{data}"',
+        'loss = "torch.nn.functional:mse_loss"',
+        *(f"{key} = {value}" for key, value in keys.items()),
+        "[optimizer]",
+        'schedule = "constant"',
+        "learning_rate = 0.01",
+    ]
+    path = folder / "small.toml"
+    path.write_text("\n".join(lines))
+    return path
