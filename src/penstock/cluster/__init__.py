@@ -1,0 +1,1 @@
+"""Devices, hosts and links: what a plan runs on."""

@@ -1,0 +1,1 @@
+"""Plans, the problems they answer, and the planners."""

@@ -1,0 +1,1 @@
+"""A run for people: one page, a trace, tables."""

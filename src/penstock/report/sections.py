@@ -190,8 +190,10 @@ def split_cell(timeline: Timeline, device: int) -> str:
         f'<i style="width:{share * 100:.2f}%;background:var(--{name})"></i>'
         for name, share in shares.items()
     )
-    figures = " · ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
-    return f'<div class="split">{bars}</div><span class="quiet">{figures}</span>'
+    figures = " · ".join(
+        f"<span>{name} {percent_text(share)}</span>" for name, share in shares.items()
+    )
+    return f'<div class="split">{bars}</div><div class="quiet shares">{figures}</div>'
 
 
 def memory_legend(record: RunRecord) -> str:

@@ -1,0 +1,1 @@
+"""Training over processes: the pipeline and everything it stands on."""

@@ -1,0 +1,1 @@
+"""The order of work: actions, schedules, their proof."""

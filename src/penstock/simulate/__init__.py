@@ -1,0 +1,1 @@
+"""What a plan will do: events over resources, memory, time."""

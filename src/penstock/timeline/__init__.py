@@ -1,0 +1,1 @@
+"""What happened when, predicted or measured."""

@@ -1,0 +1,145 @@
+import ast
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+SOURCE = Path(penstock.__file__).parent
+ROOT = SOURCE.parent.parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+PURE = ("cluster", "profile", "schedule", "timeline", "plan", "simulate", "planning", "report")
+
+MOST_LINES_OF_A_FILE = 500
+MOST_LINES_OF_A_FUNCTION = 80
+NAMES_THAT_SAY_NOTHING = {"base", "common", "core", "helpers", "misc", "tools", "util", "utils"}
+
+
+def place_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_imports_point_down() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_pure_packages_import_without_torch() -> None:
+    names = [
+        module.name
+        for room in PURE
+        for module in pkgutil.walk_packages([str(SOURCE / room)], f"penstock.{room}.")
+    ]
+    assert len(names) > 30
+    program = (
+        "import sys, importlib\n"
+        "sys.modules['torch'] = None\n"
+        f"for name in {names!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_is_read_in_a_sitting_and_a_function_fits_on_a_screen() -> None:
+    too_long: list[str] = []
+    for path in MODULES:
+        if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES_OF_A_FILE:
+            too_long.append(place_of(path))
+        for function in functions_of(tree_of(path)):
+            lines = (function.end_lineno or function.lineno) - function.lineno + 1
+            if lines > MOST_LINES_OF_A_FUNCTION:
+                too_long.append(f"{place_of(path)}: {function.name}")
+    assert too_long == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [place_of(path) for path in MODULES if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_every_module_says_what_it_offers_in_order() -> None:
+    wrong: list[str] = []
+    for path in MODULES:
+        tree = tree_of(path)
+        if path.name == "__init__.py" and len(tree.body) <= 1:
+            continue
+        offered = [names_in(node) for node in tree.body if assigns_all(node)]
+        # As ruff sorts: constants, then classes, then the rest.
+        in_order = [
+            sorted(names, key=lambda n: (not n.isupper(), not n[:1].isupper(), n))
+            for names in offered
+        ]
+        if len(offered) != 1 or offered != in_order:
+            wrong.append(place_of(path))
+    assert wrong == []
+
+
+def assigns_all(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+
+
+def names_in(node: ast.stmt) -> list[str]:
+    assert isinstance(node, ast.Assign)
+    return ast.literal_eval(node.value)
+
+
+def test_everything_that_is_offered_is_documented() -> None:
+    silent: list[str] = []
+    for path in MODULES:
+        tree = tree_of(path)
+        offered = {name for node in tree.body if assigns_all(node) for name in names_in(node)}
+        silent += [
+            f"{place_of(path)}: {node.name}"
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and node.name in offered
+            and not ast.get_docstring(node)
+        ]
+    assert silent == []
+
+
+def test_modules_are_named_after_their_concepts() -> None:
+    assert [place_of(path) for path in MODULES if path.stem in NAMES_THAT_SAY_NOTHING] == []
+
+
+@pytest.mark.parametrize("room", PURE)
+def test_pure_packages_read_no_clock_no_environment_and_print_nothing(room: str) -> None:
+    for path in (SOURCE / room).rglob("*.py"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+                assert not names & {"time", "random", "logging"}, path
+            if isinstance(node, ast.ImportFrom):
+                assert node.module not in ("time", "random", "logging"), path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", path
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("environ", "getenv"), path
+
+
+def test_the_command_line_is_a_short_file() -> None:
+    assert len((SOURCE / "cli.py").read_text().splitlines()) < 300
+
+
+def test_the_packaged_page_is_complete() -> None:
+    kinds = {path.suffix for path in (SOURCE / "report" / "assets").iterdir()}
+    assert kinds == {".html", ".css", ".js"}
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
