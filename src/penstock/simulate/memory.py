@@ -4,8 +4,9 @@
            + saved bytes of its slice, for every micro-batch in flight     F (or R) to B (or W)
            + workspace of its largest layer                                while it computes
 
-A stage that recomputes keeps only its inputs from F to B, and all the rest from R to B; where
-the backward follows its forward directly there is no R and everything is kept at once. The peak
+A stage that recomputes keeps only its inputs from F to R, and everything (which holds the inputs)
+from R to B; where the backward follows its forward directly there is no R and everything is kept
+at once. The peak
 depends on the order of work alone, not on its times. Buffers of messages on their way are not
 counted.
 """
@@ -37,16 +38,18 @@ class Held:
         match action.kind:
             case "F" if recomputed:
                 return Held(self.saved, self.inputs + 1)
-            case "F" | "R":
+            case "F":
                 return Held(self.saved + 1, self.inputs)
+            case "R":
+                return Held(self.saved + 1, self.inputs - 1)
             case "B" | "I" | "W":
                 return self
 
-    def after_end(self, action: Action, recomputed: bool) -> "Held":
+    def after_end(self, action: Action) -> "Held":
         """What is held once ``action`` has ended: a backward, or its second half, frees."""
         match action.kind:
             case "B" | "W":
-                return Held(self.saved - 1, self.inputs - int(recomputed))
+                return Held(self.saved - 1, self.inputs)
             case "F" | "R" | "I":
                 return self
 
@@ -83,7 +86,7 @@ def held_while(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Held, ..
             again = (action.stage, action.micro_batch) in recomputed
             now = held[action.stage].after_start(action, again)
             found[action.stage].add(now)
-            held[action.stage] = now.after_end(action, again)
+            held[action.stage] = now.after_end(action)
     return tuple(tuple(sorted(stage)) for stage in found)
 
 
@@ -176,7 +179,7 @@ def device_samples(
         again = (action.stage, action.micro_batch) in recomputed
         held = held.after_start(action, again)
         levels.append((start_s, memory.at(held) + memory.workspace_bytes))
-        held = held.after_end(action, again)
+        held = held.after_end(action)
         levels.append((end_s, memory.at(held)))
     samples: list[MemorySample] = []
     for time_s, level_bytes in levels:

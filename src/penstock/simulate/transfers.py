@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
-from penstock.plan.row_split import row_overlaps
+from penstock.plan.row_split import RowOverlap, row_overlaps
 from penstock.profile.model_profile import Affine, Edge
 from penstock.simulate.workload import Direction, Message
 
@@ -36,7 +37,7 @@ def messages_of(plan: Plan, edges: Sequence[Edge], cluster: Cluster) -> tuple[Me
     devices = plan.devices
     loads: dict[tuple[int, Direction, int], Load] = defaultdict(Load)
     for s in range(len(plan.stages) - 1):
-        for overlap in row_overlaps(plan.stages[s].slices, plan.stages[s + 1].slices):
+        for overlap in overlaps(plan.stages[s].slices, plan.stages[s + 1].slices):
             i, j = starts[s] + overlap.sender, starts[s + 1] + overlap.receiver
             loads[i, "F", j] = Load()
             loads[j, "B", i] = Load()
@@ -60,6 +61,12 @@ def messages_of(plan: Plan, edges: Sequence[Edge], cluster: Cluster) -> tuple[Me
     )
 
 
+@lru_cache(maxsize=1024)
+def overlaps(senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[RowOverlap, ...]:
+    """`row_overlaps`, remembered: planners score many plans with the same few slices."""
+    return row_overlaps(senders, receivers)
+
+
 def edges_between_stages(plan: Plan, edges: Iterable[Edge]) -> list[tuple[Edge, int, int]]:
     """Each tensor that a stage reads from another, once, with producer and consumer stage."""
     stage_of = [s for s, stage in enumerate(plan.stages) for _ in stage.layers]
@@ -76,7 +83,7 @@ def pairs(plan: Plan, edge: Edge, producer: int, consumer: int) -> list[tuple[in
     senders, receivers = plan.stages[producer].slices, plan.stages[consumer].slices
     if edge.bytes.fixed > 0 and edge.bytes.per_sample == 0:
         return [(j % len(senders), j, 1) for j in range(len(receivers))]
-    return [(o.sender, o.receiver, len(o.rows)) for o in row_overlaps(senders, receivers)]
+    return [(o.sender, o.receiver, len(o.rows)) for o in overlaps(senders, receivers)]
 
 
 def add(
