@@ -105,16 +105,14 @@ class GroupTransport:
 
     def abort(self) -> None:
         """Close the connections; peers' operations end with an error."""
-        for group in self._groups.values():
-            abandon(group)
+        for group in (*self._groups.values(), self._sums):
+            if group is not None and group in self._world.groups:
+                self._world.groups.remove(group)
+                abandon(group)
         self._groups.clear()
-        if self._sums is not None:
-            abandon(self._sums)
-            self._sums = None
 
     def close(self) -> None:
-        """Drop the groups; destroying the default group, or the process, closes them."""
-        self._groups.clear()
+        """Nothing to do: the world destroys its groups."""
 
     def _post(self, peer: int) -> None:
         """Post receives from ``peer`` as far ahead as the limit allows, in the sender's order."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -275,8 +274,6 @@ class Pipeline:
     def close(self) -> None:
         """Leave the other ranks; also destroys the default process group where it was made here."""
         self._worker.close()
-        if self._world.owns_default_group and dist.is_initialized():
-            dist.destroy_process_group()
 
     def __enter__(self) -> "Pipeline":
         return self

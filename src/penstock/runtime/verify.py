@@ -82,6 +82,7 @@ class Values:
     loss: float
     gradients: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
+    loss_dtype: torch.dtype = torch.float64
 
 
 def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
@@ -135,11 +136,12 @@ def one_device(
     module = own_copy(program.module, graph.tied_names, tensors, device)
     cut = cut_batch(worker.plan, leaves[0].shape[0])
     inputs = [leaves[index].to(device) for index in program.batch_inputs]
-    loss_sum, weight_sum = 0.0, 0.0
+    loss_sum, weight_sum, loss_dtype = 0.0, 0.0, torch.float64
     with WithoutDropout():
         for rows in cut.micro_batches:
             with worker.autocast():
                 loss, weight = module(*(leaf[rows.start : rows.stop] for leaf in inputs))[:2]
+            loss_dtype = loss.dtype
             if loss.requires_grad:
                 loss.backward(weight.to(loss.dtype))
             if float(weight) > 0:
@@ -151,7 +153,7 @@ def one_device(
         if p.grad is not None
     }
     buffers = {graph.tied_names.get(name, name): b for name, b in module.named_buffers()}
-    return Values(loss_sum / weight_sum, on_cpu(gradients), on_cpu(buffers))
+    return Values(loss_sum / weight_sum, on_cpu(gradients), on_cpu(buffers), loss_dtype)
 
 
 def own_copy(
@@ -233,8 +235,9 @@ def difference_of(
 
 
 def tolerance_of(worker: Worker, reference: Values) -> float:
-    """By the coarsest type that takes part."""
+    """By the coarsest type that takes part: weights, boundary tensors, loss, autocast."""
     dtypes = {gradient.dtype for gradient in reference.gradients.values()}
+    dtypes |= {spec.dtype for spec, _, _ in worker.graph.crossings} | {reference.loss_dtype}
     if worker.autocast_dtype is not None:
         dtypes.add(worker.autocast_dtype)
     return max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=1e-9)

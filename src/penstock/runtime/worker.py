@@ -62,6 +62,7 @@ class Worker:
         self.optimizer_s = 0.0
         self._iterations: dict[tuple[int, bool], Iteration] = {}
         self._failed = ""
+        self._closed = False
         self._note = AbortNote(next(INSTANCES), alone=world.size == 1)
         stage_devices = [stage.devices for stage in plan.stages]
         self.groups = make_groups(world, [*self.holders.values(), *stage_devices])
@@ -139,7 +140,7 @@ class Worker:
             if group is not None:
                 value = tensor.detach().contiguous()
                 plain = value.view(torch.uint8) if value.dtype == torch.bool else value
-                dist.broadcast(plain, group=group, group_src=0)
+                dist.broadcast(plain, self.holders[name][0], group=group)
                 with torch.no_grad():
                     tensor.copy_(value)
 
@@ -215,9 +216,13 @@ class Worker:
 
     def close(self) -> None:
         """Leave the other ranks in peace."""
+        if self._closed:
+            return
+        self._closed = True
         if self.transport is not None and not self._failed:
             self.transport.close()
         self._failed = self._failed or "it was closed"
+        self.world.leave()
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of a forward."""
@@ -283,5 +288,3 @@ def fingerprint(leaf: torch.Tensor) -> float:
     """A number that tells batches apart, from the first values of a leaf."""
     values = leaf.reshape(-1)[:FINGERPRINT_VALUES]
     return float(values.double().sum())
-
-

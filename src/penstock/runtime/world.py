@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,8 @@ class World:
     """This process among the others.
 
     ``control`` joins all ranks over Gloo (``None``: this process is alone). ``hosts`` and
-    ``devices`` say for each rank where it runs; ``owns_default_group`` that it was made here.
+    ``devices`` say for each rank where it runs; ``owns_default_group`` that it was made here, as
+    were ``groups``.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class World:
     control: dist.ProcessGroup | None
     owns_default_group: bool
     timeout_s: float
+    groups: list[dist.ProcessGroup] = field(default_factory=list)
 
     @property
     def one_host(self) -> bool:
@@ -86,7 +88,18 @@ class World:
             backend=backend or self.backend,
             timeout=timedelta(seconds=self.timeout_s),
         )
-        return group if isinstance(group, dist.ProcessGroup) and len(ranks) > 1 else None
+        if not isinstance(group, dist.ProcessGroup):
+            return None
+        self.groups.append(group)
+        return group if len(ranks) > 1 else None
+
+    def leave(self) -> None:
+        """Destroy all groups that were made here; peers may still be at their last operation."""
+        for group in self.groups:
+            dist.destroy_process_group(group)
+        self.groups.clear()
+        if self.owns_default_group and dist.is_initialized():
+            dist.destroy_process_group()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -121,7 +134,10 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     here = World(rank, size, chosen, (), (), control, owns_default_group, timeout_s)
     places = here.gather((host_identity(), str(chosen)))
     hosts, devices = zip(*places, strict=True)
-    return World(rank, size, chosen, hosts, devices, control, owns_default_group, timeout_s)
+    joined = World(rank, size, chosen, hosts, devices, control, owns_default_group, timeout_s)
+    if control is not None:
+        joined.groups.append(control)
+    return joined
 
 
 def check_environment() -> None:

@@ -1,0 +1,338 @@
+"""What the worker processes of the runtime's tests run: pipelines against the model left whole.
+
+Every rank computes the reference itself, from the same seed, by plain autograd on the unsplit
+model, and compares the tensors that it holds.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+from torch.nn import functional
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from penstock.capture.chain import Chain
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.trace import capture_model
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.row_split import split_rows
+from penstock.runtime.pipeline import Pipeline
+
+# Sums over micro-batches and replicas in another order than the unsplit model's.
+RELATIVE_TOLERANCE = 1e-9
+# These models round parts of the forward to float32, whatever the type of their weights.
+SINGLE_PRECISION = 1e-5
+# Gradients that are zero but for rounding (biases before a norm, attention's key biases).
+NOISE = 1e-13
+MICRO_BATCHES, ROWS = 3, 4
+VOCABULARY, SEQUENCE = 40, 6
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, its loss where it does not compute one, a batch of any size, its granularity."""
+
+    model: nn.Module
+    batch: Callable[[int], Any]
+    loss: Callable[..., torch.Tensor] | None = None
+    per_micro_batch: bool = False
+    tolerance: float = RELATIVE_TOLERANCE
+
+    def whole_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """The loss of the unsplit model on a batch."""
+        if isinstance(batch, dict):
+            return model(**batch).loss
+        assert self.loss is not None
+        return self.loss(model(batch[0]), batch[1])
+
+
+def mlp() -> Subject:
+    loss = nn.MSELoss()
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(5)]
+    return Subject(
+        Chain(layers, loss=loss), lambda rows: (normal(rows, 6, 1), normal(rows, 6, 2)), loss
+    )
+
+
+def convolutions() -> Subject:
+    """A small net like that of the digits: convolutions with BatchNorm, then a dense part."""
+    loss = nn.CrossEntropyLoss()
+    layers = [
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()),
+        nn.Sequential(nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(54, 10),
+    ]
+
+    def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return normal(rows, 64, 1).view(rows, 1, 8, 8), integers(rows, 1, 10)[:, 0]
+
+    return Subject(Chain(layers, loss=loss), batch, loss, per_micro_batch=True)
+
+
+def gpt2() -> Subject:
+    config = transformers.GPT2Config(
+        n_layer=2,
+        n_embd=8,
+        n_head=2,
+        vocab_size=VOCABULARY,
+        n_positions=16,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+
+    def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = integers(rows, SEQUENCE, VOCABULARY)
+        # Rows have unequal numbers of targets, so a mean of means would be wrong.
+        ignored = torch.arange(SEQUENCE) > 1 + torch.arange(rows)[:, None] % 4
+        return tokens, tokens.masked_fill(ignored, -100)
+
+    return Subject(transformers.GPT2LMHeadModel(config), batch, next_token_loss)
+
+
+def next_token_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
+    """In float64 throughout; the model's own loss rounds the logits to float32."""
+    logits = output.logits[:, :-1]
+    return functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten())
+
+
+def layer_norm_in_float64(self: T5LayerNorm, hidden_states: torch.Tensor) -> torch.Tensor:
+    """T5's, without its rounding of the variance to float32, which depends on the loss's scale."""
+    variance = hidden_states.pow(2).mean(-1, keepdim=True)
+    return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
+
+
+def t5() -> Subject:
+    T5LayerNorm.forward = layer_norm_in_float64
+    config = transformers.T5Config(
+        num_layers=2,
+        d_model=8,
+        d_kv=4,
+        d_ff=16,
+        num_heads=2,
+        vocab_size=VOCABULARY,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    return Subject(transformers.T5ForConditionalGeneration(config), tokens)
+
+
+def resnet() -> Subject:
+    config = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[4, 8], depths=[2, 1], num_labels=5, layer_type="basic"
+    )
+
+    def batch(rows: int) -> dict[str, torch.Tensor]:
+        pixels = normal(rows, 3 * 16 * 16, 1).view(rows, 3, 16, 16)
+        return {"pixel_values": pixels, "labels": integers(rows, 1, 5)[:, 0]}
+
+    return Subject(transformers.ResNetForImageClassification(config), batch, per_micro_batch=True)
+
+
+DECODER = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 16,
+}
+
+
+def llama() -> Subject:
+    return Subject(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER)),
+        tokens,
+        tolerance=SINGLE_PRECISION,
+    )
+
+
+def qwen2_tied() -> Subject:
+    config = transformers.Qwen2Config(**DECODER, tie_word_embeddings=True)
+    return Subject(transformers.Qwen2ForCausalLM(config), tokens, tolerance=SINGLE_PRECISION)
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "mlp": mlp,
+    "convolutions": convolutions,
+    "gpt2": gpt2,
+    "t5": t5,
+    "resnet": resnet,
+    "llama": llama,
+    "qwen2_tied": qwen2_tied,
+}
+
+
+def tokens(rows: int) -> dict[str, torch.Tensor]:
+    found = integers(rows, SEQUENCE, VOCABULARY)
+    return {"input_ids": found, "labels": found.clone()}
+
+
+def normal(rows: int, columns: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+
+def integers(rows: int, columns: int, limit: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(2, limit, (rows, columns), generator=generator)
+
+
+def plan_of(
+    layers: int,
+    replicas: Sequence[int],
+    schedule: str = "1f1b",
+    *,
+    recompute: bool = False,
+    micro_batches: int = MICRO_BATCHES,
+    rows: int = ROWS,
+) -> Plan:
+    """Stages of about equally many layers; a stage of two replicas has slices 3 and 1."""
+    bounds = [round(layers * i / len(replicas)) for i in range(len(replicas) + 1)]
+    devices = iter(range(sum(replicas)))
+    return Plan(
+        tuple(
+            Stage(
+                range(lo, hi),
+                tuple(next(devices) for _ in range(count)),
+                split_rows(rows, (3, 1) if count == 2 else (1,) * count),
+                recompute,
+            )
+            for (lo, hi), count in zip(pairwise(bounds), replicas, strict=True)
+        ),
+        micro_batches,
+        rows,
+        schedule,
+    )
+
+
+def reference(subject: Subject, model: nn.Module, batch: Any, cut: Sequence[range]) -> torch.Tensor:
+    """Loss of the unsplit ``model`` on a batch; leaves gradients and buffers in it."""
+    if not subject.per_micro_batch:
+        loss = subject.whole_loss(model, batch)
+        loss.backward()
+        return loss.detach()
+    total = sum(len(rows) for rows in cut)
+    loss_sum = torch.zeros((), dtype=torch.float64)
+    for rows in cut:
+        loss = subject.whole_loss(model, sliced(batch, rows)) * (len(rows) / total)
+        loss.backward()
+        loss_sum += loss.detach()
+    return loss_sum
+
+
+def sliced(batch: Any, rows: range) -> Any:
+    if isinstance(batch, dict):
+        return {key: value[rows.start : rows.stop] for key, value in batch.items()}
+    return tuple(value[rows.start : rows.stop] for value in batch)
+
+
+def different(ours: torch.Tensor | None, theirs: torch.Tensor | None, tolerance: float) -> bool:
+    """Whether two gradients or buffers differ by more than rounding."""
+    if ours is None or theirs is None:
+        present = ours if ours is not None else theirs
+        return present is not None and bool(present.abs().max() > 0)
+    if not ours.is_floating_point():
+        return not torch.equal(ours, theirs)
+    ours, theirs = ours.double(), theirs.double()
+    gap = (ours - theirs).abs().max() if ours.numel() else torch.zeros(())
+    size = theirs.abs().max() if theirs.numel() else torch.zeros(())
+    return not bool(gap <= tolerance * size + NOISE * tolerance / RELATIVE_TOLERANCE)
+
+
+def differences(pipe: Pipeline, whole: nn.Module, tolerance: float) -> list[str]:
+    """Gradients and buffers of this rank that are not those of the model left whole."""
+    theirs = dict(whole.named_parameters(remove_duplicate=False))
+    buffers = dict(whole.named_buffers())
+    wrong = [
+        f"gradient of {name}"
+        for name, p in pipe.named_parameters()
+        if different(p.grad, theirs[name].grad, tolerance)
+    ]
+    held = pipe._worker.named_tensors()
+    return wrong + [
+        f"buffer {name}"
+        for name, tensor in held.items()
+        if name in buffers and different(tensor, buffers[name], tolerance)
+    ]
+
+
+def compare_one(
+    subject: Subject,
+    graph: LayerGraph,
+    plan: Plan,
+    transport: str = "auto",
+    sizes: Sequence[int] = (MICRO_BATCHES * ROWS, 7),
+) -> list[str]:
+    """What differs after a step on a full batch, and on the last one of 7 rows."""
+    wrong: list[str] = []
+    with Pipeline(
+        graph, plan, subject.batch(MICRO_BATCHES * ROWS), transport=transport, timeout_s=60
+    ) as pipe:
+        first = {n: t.detach().clone() for n, t in pipe._worker.named_tensors().items()}
+        for rows in sizes:
+            whole = copy.deepcopy(subject.model)
+            batch = subject.batch(rows)
+            cut = pipe._worker.iteration(rows, True).cut.micro_batches
+            expected = reference(subject, whole, batch, cut)
+            metrics = pipe.step(batch)
+            found = torch.tensor(metrics.loss, dtype=torch.float64)
+            if different(found, expected, subject.tolerance):
+                wrong.append(f"{rows} rows: loss {metrics.loss} instead of {float(expected)}")
+            if metrics.samples != rows:
+                wrong.append(f"{metrics.samples} samples instead of {rows}")
+            wrong += [
+                f"{rows} rows: {what}" for what in differences(pipe, whole, subject.tolerance)
+            ]
+            with torch.no_grad():
+                for name, tensor in pipe._worker.named_tensors().items():
+                    tensor.copy_(first[name])
+    return wrong
+
+
+def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any) -> Any:
+    """Every model with every schedule and replication: what differs, by case."""
+    join()
+    found: dict[str, list[str]] = {}
+    for name in names:
+        subject, graph = captured(name)
+        for schedule in options.get("schedules", ("gpipe", "1f1b")):
+            for replicas in replications:
+                plan = plan_of(
+                    len(graph.layer_names),
+                    replicas,
+                    schedule,
+                    recompute=options.get("recompute", False),
+                )
+                case = f"{name}, {schedule}, replicas {tuple(replicas)}"
+                found[case] = compare_one(subject, graph, plan, options.get("transport", "auto"))
+    return found
+
+
+def captured(name: str) -> tuple[Subject, LayerGraph]:
+    torch.manual_seed(0)
+    subject = SUBJECTS[name]()
+    subject.model.double().train()
+    return subject, capture_model(subject.model, subject.batch(3), loss=subject.loss)
+
+
+def join() -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def run_cases(
+    names: Sequence[str], replications: Sequence[Sequence[int]], options: dict[str, Any]
+) -> Any:
+    """`compare_all` as the launcher can call it."""
+    return compare_all(names, replications, **options)

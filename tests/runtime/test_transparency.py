@@ -1,0 +1,58 @@
+"""The theorem of the runtime: whatever the plan, the result is that of one device."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime.launch import launch_workers
+
+REPLICATIONS = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1), (1, 2), (3, 1), (2, 2))
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def assert_all_equal(
+    names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any
+) -> None:
+    """Nothing differs on any rank in any case; and the cases did run."""
+    from pipeline_cases import run_cases
+
+    workers = max(sum(replicas) for replicas in replications)
+    results = launch_workers(run_cases, (names, replications, options), workers=workers, threads=1)
+    schedules = len(options.get("schedules", ("gpipe", "1f1b")))
+    for rank, found in enumerate(results):
+        assert len(found) == len(names) * len(replications) * schedules
+        wrong = {case: what for case, what in found.items() if what}
+        assert not wrong, f"rank {rank}: {wrong}"
+
+
+def test_chains_equal_one_device_for_every_schedule_and_replication() -> None:
+    assert_all_equal(["mlp", "convolutions"], REPLICATIONS)
+
+
+def test_tied_weights_and_skip_tensors_equal_one_device() -> None:
+    assert_all_equal(["gpt2", "t5"], [(1, 1, 1, 1), (2, 1), (1, 3)], schedules=("1f1b",))
+
+
+def test_batch_norm_of_a_traced_net_equals_one_device() -> None:
+    assert_all_equal(["resnet"], [(2, 2), (1, 1)], schedules=("1f1b",))
+
+
+def test_recompute_changes_nothing() -> None:
+    assert_all_equal(["convolutions", "mlp"], [(2, 1), (1, 1, 1)], recompute=True)
+
+
+def test_process_groups_carry_what_shared_memory_does() -> None:
+    replications = [(2, 1), (1, 1, 1)]
+    assert_all_equal(["mlp", "convolutions"], replications, transport="process-groups")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "t5", "resnet", "llama", "qwen2_tied"])
+def test_models_equal_one_device_for_every_schedule_and_replication(name: str) -> None:
+    assert_all_equal([name], REPLICATIONS)
