@@ -30,8 +30,9 @@ def profile(
     from penstock.report.tables import profile_table
 
     terminal = Terminal(as_json, quiet)
+    found = find_job(job)
     terminal.note(f"costing the layers of '{job}'")
-    costed = profile_job(find_job(job), device=device, estimate_for=estimate)
+    costed = profile_job(found, device=device, estimate_for=estimate)
     if out:
         write_profile(costed, out)
     samples, whole = costed.batch_size, range(len(costed.layers))
@@ -106,9 +107,9 @@ def verify(
     from penstock.jobs.verify_job import verify_job
 
     terminal = Terminal(as_json, quiet)
+    found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with one device")
-    place = Path(plan) if plan else None
-    result = verify_job(find_job(job), workers=workers, plan=place, device=device)
+    result = verify_job(found, workers=workers, plan=place, device=device)
     values = {"equal": result.equal, **asdict(result)}
     terminal.save(values, out)
     terminal.show(values, str(result))

@@ -1,0 +1,187 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.toml_file import write_cluster
+from penstock.profile.json_file import write_profile
+from penstock.profile.model_profile import ModelProfile
+
+Penstock = Callable[..., Any]
+
+
+@pytest.fixture
+def profile(tmp_path: Path, small_profile: ModelProfile) -> Path:
+    path = tmp_path / "profile.json"
+    write_profile(small_profile, path)
+    return path
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, small_cluster: Cluster) -> Path:
+    path = tmp_path / "four.toml"
+    write_cluster(small_cluster, path)
+    return path
+
+
+def refused(answer: Any, code: int, *told: str) -> None:
+    """The command ended with one line that tells all of this, and nothing on standard output."""
+    assert answer.code == code, answer.errors
+    assert answer.output == ""
+    assert answer.errors.startswith("penstock: error: ")
+    assert answer.errors.count("\n") == 1
+    for words in told:
+        assert words in answer.errors
+
+
+def test_a_missing_file_is_named(penstock: Penstock, cluster: Path, tmp_path: Path) -> None:
+    answer = penstock("plan", tmp_path / "none.json", "--cluster", cluster, "--batch", 12)
+    refused(answer, 2, "none.json' does not exist", "check the path")
+    refused(penstock("simulate", tmp_path / "none.json"), 2, "plan", "does not exist")
+
+
+def test_a_misspelt_key_of_a_cluster_is_named_with_the_right_one(
+    penstock: Penstock, profile: Path, cluster: Path
+) -> None:
+    cluster.write_text(cluster.read_text().replace("link_bandwidth", "link_bandwith"))
+    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12)
+    refused(answer, 2, "four.toml", "link_bandwith", "did you mean 'link_bandwidth'?")
+
+
+def test_a_misspelt_key_of_a_job_is_named_with_the_right_one(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('base = "gpt-text"\nstep = 4\n')
+    refused(penstock("train", job), 2, "job.toml", "'step'", "did you mean 'steps'?")
+
+
+def test_malformed_toml_is_named_with_the_line(
+    penstock: Penstock, profile: Path, cluster: Path
+) -> None:
+    cluster.write_text("name = \n")
+    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12)
+    refused(answer, 2, "four.toml' is not valid TOML", "line 1")
+
+
+def test_malformed_json_is_named_with_the_line(
+    penstock: Penstock, profile: Path, cluster: Path
+) -> None:
+    profile.write_text('{\n  "format": \n}')
+    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12)
+    refused(answer, 2, "profile.json' is not valid JSON", "line 3")
+
+
+def test_a_micro_batch_that_does_not_divide_the_batch_is_refused_with_those_that_do(
+    penstock: Penstock, profile: Path, cluster: Path
+) -> None:
+    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12, "--micro-batch", 5)
+    refused(answer, 2, "micro-batch size 5", "12", "[1, 2, 3, 4, 6, 12]")
+
+
+@pytest.mark.parametrize("batch", [0, -3])
+def test_a_batch_below_one_is_refused(
+    penstock: Penstock, profile: Path, cluster: Path, batch: int
+) -> None:
+    refused(penstock("plan", profile, "--cluster", cluster, "--batch", batch), 2, str(batch))
+
+
+def test_a_plan_for_more_devices_than_the_cluster_has_is_refused(
+    penstock: Penstock, run_directory: Path, tmp_path: Path
+) -> None:
+    two = tmp_path / "two.toml"
+    text = (run_directory / "cluster.toml").read_text()
+    two.write_text(text.replace("count = 4", "count = 2"))
+    answer = penstock("simulate", run_directory / "plan.json", "--cluster", two)
+    refused(answer, 2, "device 3", "2 devices", "at least 4")
+
+
+def test_a_plan_of_another_model_is_refused(
+    penstock: Penstock, run_directory: Path, profile: Path
+) -> None:
+    plan = json.loads((run_directory / "plan.json").read_text())
+    plan["stages"][-1]["layers"] = [7, 12]
+    (run_directory / "plan.json").write_text(json.dumps(plan))
+    refused(penstock("simulate", run_directory / "plan.json"), 2, "[0, 12)", "8 layers")
+
+
+def test_a_model_too_big_for_the_memory_ends_with_3_and_a_remedy(
+    penstock: Penstock, profile: Path, cluster: Path
+) -> None:
+    cluster.write_text(cluster.read_text().replace("60000000.0", "3000000.0"))
+    for command in ("plan", "compare"):
+        answer = penstock(command, profile, "--cluster", cluster, "--batch", 12, "--quiet")
+        refused(answer, 3, "no plan fits", "on device", "use devices with")
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "meant"),
+    [("planner", "serch", "search"), ("schedule", "1F1B", "1f1b"), ("schedule", "gpip", "gpipe")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(
+    penstock: Penstock, profile: Path, cluster: Path, option: str, given: str, meant: str
+) -> None:
+    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12, f"--{option}", given)
+    refused(answer, 2, f"{option} '{given}' is unknown", f"did you mean '{meant}'?")
+    answer = penstock(
+        "compare", profile, "--cluster", cluster, "--batch", 12, f"--{option}s", given
+    )
+    refused(answer, 2, f"did you mean '{meant}'?")
+
+
+def test_an_unknown_cluster_or_job_is_refused_with_what_there_is(
+    penstock: Penstock, profile: Path
+) -> None:
+    answer = penstock("plan", profile, "--cluster", "dapple-z", "--batch", 12)
+    refused(answer, 2, "dapple-z", "dapple-a")
+    refused(penstock("profile", "gpt-txt"), 2, "gpt-txt", "did you mean 'gpt-text'?")
+
+
+def test_a_pipedream_text_without_its_batch_is_refused(
+    penstock: Penstock, tmp_path: Path, cluster: Path
+) -> None:
+    text = tmp_path / "graph.txt"
+    text.write_text("node1 -- a -- forward_compute_time=1.0, backward_compute_time=2.0, ")
+    answer = penstock("plan", text, "--cluster", cluster, "--batch", 12)
+    refused(answer, 2, "--profile-batch")
+
+
+def test_a_run_directory_that_is_none_is_refused(penstock: Penstock, tmp_path: Path) -> None:
+    refused(penstock("report", tmp_path / "none"), 2, "none' does not exist", "penstock train")
+    refused(penstock("report", tmp_path), 2, "has no plan.json", "penstock train")
+
+
+def test_a_plan_without_profile_or_cluster_is_refused_with_the_option_to_give(
+    penstock: Penstock, run_directory: Path
+) -> None:
+    (run_directory / "profile.json").unlink()
+    refused(penstock("simulate", run_directory / "plan.json"), 2, "--profile")
+
+
+def test_a_place_that_cannot_be_written_is_refused(
+    penstock: Penstock, profile: Path, cluster: Path, tmp_path: Path
+) -> None:
+    answer = penstock(
+        "plan", profile, "--cluster", cluster, "--batch", 12, "-o", tmp_path / "no" / "plan.json"
+    )
+    refused(answer, 2, "cannot write", "name another place")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan"], ["plan", "x", "--bach", "3"], ["pln"], ["plan", "x", "--batch", "many"], ["--jso"]],
+)
+def test_wrong_usage_ends_with_2_and_names_the_help(
+    penstock: Penstock, arguments: list[str]
+) -> None:
+    refused(penstock(*arguments), 2, "--help'")
+
+
+def test_a_damaged_prediction_is_refused_with_the_way_round_it(
+    penstock: Penstock, run_directory: Path
+) -> None:
+    (run_directory / "plan.predicted.json").write_text('{"format": "else"}')
+    refused(penstock("simulate", run_directory / "plan.json"), 2, "delete it", "--profile")

@@ -1,0 +1,250 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.toml_file import write_cluster
+from penstock.plan.json_file import read_plan
+from penstock.plan.registry import PLANNERS
+from penstock.profile.json_file import write_profile
+from penstock.profile.model_profile import ModelProfile
+from penstock.schedule.registry import SCHEDULES
+from penstock.timeline.json_file import read_timeline, timeline_from_json
+
+Penstock = Callable[..., Any]
+
+PLAN_KEYS = {
+    "planner",
+    "schedule",
+    "micro_batches",
+    "micro_batch_size",
+    "stages",
+    "iteration_s",
+    "lower_bound_s",
+    "gap",
+    "bubble",
+    "peak_memory_bytes",
+    "planning_s",
+    "speedup_over_one_device",
+    "speedup_over_data_parallel",
+}
+
+
+@pytest.fixture
+def problem(tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster) -> list[str]:
+    """The arguments that name a profile, a cluster and a batch."""
+    write_profile(small_profile, tmp_path / "profile.json")
+    write_cluster(small_cluster, tmp_path / "four.toml")
+    return [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/four.toml", "--batch", "12"]
+
+
+def test_plan_answers_with_exactly_the_promised_keys(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    answer = penstock("plan", *problem, "--json")
+    assert answer.code == 0
+    assert set(answer.values) == PLAN_KEYS
+    assert set(answer.values["stages"][0]) == {"layers", "devices", "slices", "recompute"}
+    assert answer.output.count("\n") == 1
+
+
+def test_the_plan_is_no_slower_than_one_device_or_data_parallelism_and_obeys_the_bound(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    values = penstock("plan", *problem, "--json").values
+    assert values["speedup_over_one_device"] >= 1
+    parallel = values["speedup_over_data_parallel"]
+    assert parallel is None or parallel >= 1
+    assert values["iteration_s"] >= values["lower_bound_s"] > 0
+    assert values["gap"] == pytest.approx(values["iteration_s"] / values["lower_bound_s"] - 1)
+    assert len(values["peak_memory_bytes"]) == 4
+
+
+def test_speedups_agree_with_the_baselines_planned_alone(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    values = penstock("plan", *problem, "--json").values
+    parallel = penstock("plan", *problem, "--planner", "data-parallel", "--json")
+    if parallel.code == 0:
+        ratio = parallel.values["iteration_s"] / values["iteration_s"]
+        assert values["speedup_over_data_parallel"] == pytest.approx(ratio)
+    else:
+        assert values["speedup_over_data_parallel"] is None
+
+
+def test_a_saved_plan_is_read_again_and_simulates_to_the_same_figures(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    planned = penstock("plan", *problem, "-o", path, "--json").values
+    assert read_plan(path).global_batch == 12
+    played = penstock("simulate", path, "--json").values
+    for key in PLAN_KEYS - {"planning_s"}:
+        assert played[key] == planned[key], key
+
+
+def test_the_prediction_stands_beside_the_plan(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    planned = penstock("plan", *problem, "-o", tmp_path / "plan.json", "--json").values
+    beside = json.loads((tmp_path / "plan.predicted.json").read_text())
+    assert beside["iteration_s"] == planned["iteration_s"]
+    assert beside["profile"] == problem[0]
+    assert "iteration_s" not in json.loads((tmp_path / "plan.json").read_text())
+
+
+def test_simulate_gives_the_timeline_on_request(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    path, out, trace = tmp_path / "plan.json", tmp_path / "t.json", tmp_path / "trace.json"
+    penstock("plan", *problem, "-o", path, "--quiet")
+    answer = penstock("simulate", path, "--timeline", "-o", out, "--trace", trace, "--json")
+    assert set(answer.values) == PLAN_KEYS | {"timeline"}
+    timeline = timeline_from_json(answer.values["timeline"])
+    assert timeline == read_timeline(out)
+    slices = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert len(slices) == len(timeline.events)
+
+
+def test_simulate_finds_profile_and_cluster_in_a_run_directory(
+    penstock: Penstock, run_directory: Path
+) -> None:
+    answer = penstock("simulate", run_directory / "plan.json", "--json")
+    summary = json.loads((run_directory / "summary.json").read_text())
+    assert answer.values["iteration_s"] == pytest.approx(summary["predicted_s"])
+
+
+def test_a_plan_that_does_not_fit_in_memory_is_simulated_with_a_warning(
+    penstock: Penstock, run_directory: Path
+) -> None:
+    path = run_directory / "cluster.toml"
+    path.write_text(path.read_text().replace("memory = 60000000.0", "memory = 1000000.0"))
+    answer = penstock("simulate", run_directory / "plan.json", "--json")
+    assert answer.code == 0 and "does not fit in the memory of device 0" in answer.errors
+
+
+def test_compare_has_a_row_for_every_planner_and_schedule(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    answer = penstock("compare", *problem, "-o", tmp_path / "rows.json", "--json")
+    rows = answer.values["rows"]
+    assert {(r["planner"], r["schedule"]) for r in rows} == {
+        (planner, schedule) for planner in PLANNERS for schedule in SCHEDULES
+    }
+    for row in rows:
+        assert set(row) == PLAN_KEYS or set(row) == {"planner", "schedule", "infeasible"}
+    assert json.loads((tmp_path / "rows.json").read_text()) == answer.values
+
+
+def test_in_a_comparison_search_is_never_behind(penstock: Penstock, problem: list[str]) -> None:
+    rows = penstock("compare", *problem, "--json").values["rows"]
+    for schedule in SCHEDULES:
+        times = {
+            r["planner"]: r["iteration_s"]
+            for r in rows
+            if r["schedule"] == schedule and "iteration_s" in r
+        }
+        assert times["search"] == min(times.values())
+
+
+def test_people_get_a_table_and_notes_go_to_standard_error(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    answer = penstock("plan", *problem)
+    assert "iteration" in answer.output and "embedding" in answer.output
+    assert "not saved" in answer.errors and "not saved" not in answer.output
+    assert penstock("plan", *problem, "--quiet").errors == ""
+
+
+def test_a_time_limit_still_gives_a_plan_that_fits(penstock: Penstock, problem: list[str]) -> None:
+    answer = penstock("plan", *problem, "--time-limit", "0.000001", "--json")
+    assert answer.code == 0 and answer.values["iteration_s"] > 0
+
+
+def test_list_names_everything_built_in(penstock: Penstock) -> None:
+    values = penstock("list", "--json").values
+    assert set(values) == {"jobs", "models", "clusters", "planners", "schedules"}
+    assert values["jobs"] == ["gpt-text", "digits"]
+    assert values["planners"] == list(PLANNERS) and values["schedules"] == list(SCHEDULES)
+    assert {"dapple-a", "dapple-b", "dapple-c"} <= set(values["clusters"])
+
+
+def test_report_builds_the_page_and_says_where(penstock: Penstock, run_directory: Path) -> None:
+    answer = penstock("report", run_directory, "--json")
+    assert answer.values == {"report": str(run_directory / "report.html")}
+    assert (run_directory / "report.html").stat().st_size > 10_000
+    elsewhere = run_directory.parent / "page.html"
+    penstock("report", run_directory, "-o", elsewhere)
+    assert elsewhere.exists()
+
+
+WITHOUT_TORCH = """
+import sys
+from penstock import cli
+sys.argv = ["penstock", *sys.argv[1:]]
+code = cli.run()
+loaded = {"torch", "transformers", "tensorboard"} & set(sys.modules)
+sys.exit(f"loaded {loaded}" if loaded else code)
+"""
+
+
+@pytest.mark.parametrize("command", ["--help", "plan", "list"])
+def test_help_list_and_plan_never_load_torch(command: str, problem: list[str]) -> None:
+    arguments = [command, *problem, "--quiet"] if command == "plan" else [command]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(problem: list[str]) -> None:
+    command = Path(sys.executable).with_name("penstock")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [command, "list", "--json"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_ends_with_130_and_one_line(
+    penstock: Penstock, problem: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("penstock.planning.answers.find_plan", interrupted)
+    answer = penstock("plan", *problem)
+    assert (answer.code, answer.errors) == (130, "penstock: interrupted\n")
+
+
+def test_an_unexpected_error_is_a_line_that_says_where_the_traceback_is(
+    penstock: Penstock, problem: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a\nb")
+
+    monkeypatch.setattr("penstock.planning.answers.find_plan", broken)
+    answer = penstock("plan", *problem)
+    assert answer.code == 4
+    assert answer.errors.startswith("penstock: error: ZeroDivisionError: a b; the traceback is in ")
+    assert answer.errors.count("\n") == 1
+    saved = Path(answer.errors.split()[-1])
+    assert "in broken" in saved.read_text()
+    saved.unlink()
