@@ -29,6 +29,7 @@ class _Output:
 
 
 def on_device_of(chain: Chain, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves where the chain's parameters are."""
     home = next((tensor.device for tensor in chain.parameters()), torch.device("cpu"))
     return [leaf.to(home) for leaf in leaves]
 
