@@ -13,11 +13,11 @@ from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.profile.model_profile import Affine, SharedParameter
 
-SLEEP_PER_SAMPLE_S = 0.002
+SLEEP_PER_SAMPLE_S = 0.004
 
 
 class Sleep(torch.autograd.Function):
-    """Forward of 2 ms a sample, backward of three times that."""
+    """Forward of 4 ms a sample, backward of three times that."""
 
     @staticmethod
     def forward(context: object, x: torch.Tensor) -> torch.Tensor:
@@ -56,9 +56,9 @@ def test_times_are_those_of_the_layers_and_grow_with_the_samples() -> None:
     profile = measure_profile(graph, example(), batch_sizes=(2, 8), repeats=3)
     slow = profile.layers[1]
     for samples in (2, 8):
-        assert slow.forward_s.at(samples) == pytest.approx(SLEEP_PER_SAMPLE_S * samples, rel=0.25)
+        assert slow.forward_s.at(samples) == pytest.approx(SLEEP_PER_SAMPLE_S * samples, rel=0.5)
         assert slow.backward_s.at(samples) == pytest.approx(
-            3 * SLEEP_PER_SAMPLE_S * samples, rel=0.25
+            3 * SLEEP_PER_SAMPLE_S * samples, rel=0.5
         )
     assert slow.backward_weight_s.at(8) == 0
     assert profile.batch_size == 8

@@ -19,7 +19,7 @@ from penstock.jobs.job import Job, OptimizerSettings, Split
 __all__ = ["DigitsNet", "build_model", "images", "job"]
 
 CHANNELS = 64
-CONVOLUTIONS = 6
+CONVOLUTIONS = 8
 HIDDEN = 2048
 CLASSES = 10
 SIDE = 8

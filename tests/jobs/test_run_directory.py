@@ -1,0 +1,47 @@
+"""Run directories are never overwritten, and a resumed run drops what came after its checkpoint."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import BadInput
+from penstock.jobs.run_directory import latest_run, new_run, rows_before, write_rows
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_new_run_is_named_after_job_and_time() -> None:
+    run = new_run("digits", None)
+    assert run.path.is_dir()
+    assert run.path.parent == Path("runs")
+    assert run.path.name.startswith("digits-2")
+
+
+def test_a_place_that_cannot_be_a_directory_is_refused() -> None:
+    Path("file").touch()
+    with pytest.raises(BadInput, match=r"'file' cannot be made .* name another with --out"):
+        new_run("digits", "file")
+
+
+def test_the_newest_run_of_the_job_is_resumed_and_no_other() -> None:
+    for name in ("digits-20260101-000000", "digits-20260102-000000", "digits-big-20270101-000000"):
+        (Path("runs") / name).mkdir(parents=True)
+        (Path("runs") / name / "plan.json").touch()
+    (Path("runs") / "digits-20260103-000000").mkdir()  # ended before it had a plan
+    assert latest_run("digits", None).path.name == "digits-20260102-000000"
+
+
+def test_rows_after_the_checkpoint_and_half_rows_are_dropped() -> None:
+    path = Path("metrics.jsonl")
+    write_rows(path, [{"step": step, "loss": 1.0} for step in (1, 2, 3)])
+    with path.open("a") as file:
+        file.write('{"step": 2, "evaluation_loss": 0.5}\n{"step": 1, "lo')
+    rows = rows_before(path, 2)
+    assert rows == [
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "loss": 1.0},
+        {"step": 2, "evaluation_loss": 0.5},
+    ]
