@@ -1,0 +1,69 @@
+"""Training over several ranks goes as on one device, and goes on from a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.launch import launch_workers
+
+TRAINED_STEPS = 20
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_tied_weights_clipping_and_schedule_follow_one_device_for_twenty_steps() -> None:
+    from training_cases import train_tied
+
+    for rank, wrong in enumerate(launch_workers(train_tied, (TRAINED_STEPS,), workers=4)):
+        assert not wrong, f"rank {rank}: {wrong}"
+
+
+def test_a_checkpoint_continues_the_loss_curve_under_another_plan(tmp_path: Path) -> None:
+    from training_cases import resume_elsewhere
+
+    for through, resumed in launch_workers(resume_elsewhere, (tmp_path,), workers=4):
+        assert resumed == pytest.approx(through, rel=1e-9)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_evaluation_and_verification_are_right_and_change_nothing() -> None:
+    from training_cases import evaluate_and_verify
+
+    for found in launch_workers(evaluate_and_verify, workers=3):
+        assert found["loss"] == pytest.approx(found["expected"], rel=1e-12)
+        assert found["equal"], found["text"]
+        assert 0 < found["largest"] < 1e-9
+        assert found["unchanged"]
+        assert found["start_s"] == pytest.approx(0, abs=1)
+        assert {(0, "B", 2), (1, "F", 0), (2, "RECV", 1), (1, "SEND", 0), (0, "REDUCE", -1)} <= set(
+            found["events"]
+        )
+
+
+def test_verification_names_the_first_wrong_gradient() -> None:
+    from training_cases import verify_with_a_wrong_gradient
+
+    for text in launch_workers(verify_with_a_wrong_gradient, workers=2):
+        assert text.startswith("gradient of '3.0.weight' on stage 1 is ")
+
+
+def test_bad_batches_are_refused_on_every_rank_and_training_goes_on() -> None:
+    from training_cases import bad_batches
+
+    for messages in launch_workers(bad_batches, workers=2):
+        not_finite, shape, different, after = messages
+        assert not_finite.startswith("LossNotFinite: loss is nan at step 1 (learning rate 0.02)")
+        assert shape.startswith("BadInput: ") and "5" in shape and "6" in shape
+        assert different.startswith("BadInput: rank 1 was given another batch than rank 0")
+        assert after == "weights kept: True, then step 1"
+
+
+def test_a_tied_qwen2_trains_in_bfloat16() -> None:
+    from training_cases import train_qwen2
+
+    first, second = launch_workers(train_qwen2, (15,), workers=2)
+    assert first == second
+    assert first[-1] < 0.7 * first[0]
