@@ -22,6 +22,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
+from penstock.runtime import shared_memory
 from penstock.runtime.pipeline import Pipeline
 
 # Sums over micro-batches and replicas in another order than the unsplit model's.
@@ -303,6 +304,8 @@ def compare_one(
 def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any) -> Any:
     """Every model with every schedule and replication: what differs, by case."""
     join()
+    shared_memory.SLOT_LIMIT_BYTES = options.get("slot_bytes", shared_memory.SLOT_LIMIT_BYTES)
+    shared_memory.RING_LIMIT_BYTES = options.get("ring_bytes", shared_memory.RING_LIMIT_BYTES)
     found: dict[str, list[str]] = {}
     for name in names:
         subject, graph = captured(name)

@@ -17,10 +17,11 @@ def run_ranks(
     ranks: int,
     directory: Path,
     limit_s: float,
+    hanging: int = -1,
 ) -> tuple[dict[int, Any], dict[int, int | None]]:
     """Results by rank, of those that returned one, and exit codes; what still runs is killed.
 
-    Exit code ``None``: it had not ended after ``limit_s``.
+    Exit code ``None``: it had not ended after ``limit_s``, or when all but rank ``hanging`` had.
     """
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
@@ -38,8 +39,9 @@ def run_ranks(
     if before is not None:
         os.environ["OMP_NUM_THREADS"] = before
     deadline = time.monotonic() + limit_s
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
+    for rank, process in enumerate(processes):
+        if rank != hanging:
+            process.join(max(0.0, deadline - time.monotonic()))
     codes = {rank: process.exitcode for rank, process in enumerate(processes)}
     for process in processes:
         process.kill()

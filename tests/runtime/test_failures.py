@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-TRANSPORTS = ("shared-memory", "process-groups")
+TRANSPORTS = ("shared-memory", pytest.param("process-groups", marks=pytest.mark.slow))
 END_S = 10.0
 START_S = 60.0
 
@@ -51,7 +51,7 @@ def test_a_hanging_rank_is_named_when_the_time_limit_is_over(
     from training_cases import fail_at_rank_one
 
     results, codes = run_ranks(
-        fail_at_rank_one, ("stall", transport, (1, 1, 1)), 3, tmp_path, limit_s=40.0
+        fail_at_rank_one, ("stall", transport, (1, 1, 1)), 3, tmp_path, START_S, hanging=1
     )
     assert codes[1] is None, "the hanging rank hangs"
     texts = [text for text, _ in results.values()]

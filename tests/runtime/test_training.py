@@ -1,6 +1,8 @@
 """Training over several ranks goes as on one device, and goes on from a checkpoint."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,27 +45,33 @@ def test_evaluation_and_verification_are_right_and_change_nothing() -> None:
         )
 
 
-def test_verification_names_the_first_wrong_gradient() -> None:
-    from training_cases import verify_with_a_wrong_gradient
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[tuple[dict[str, Any], ...]]:
+    """What `on_two_ranks` gave on each rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        from training_cases import on_two_ranks
 
-    for text in launch_workers(verify_with_a_wrong_gradient, workers=2):
-        assert text.startswith("gradient of '3.0.weight' on stage 1 is ")
+        yield launch_workers(on_two_ranks, workers=2)
 
 
-def test_bad_batches_are_refused_on_every_rank_and_training_goes_on() -> None:
-    from training_cases import bad_batches
+def test_verification_names_the_first_wrong_gradient(two_ranks: tuple[dict[str, Any], ...]) -> None:
+    for found in two_ranks:
+        assert found["wrong gradient"].startswith("gradient of '3.0.weight' on stage 1 is ")
 
-    for messages in launch_workers(bad_batches, workers=2):
-        not_finite, shape, different, after = messages
+
+def test_bad_batches_are_refused_on_every_rank_and_training_goes_on(
+    two_ranks: tuple[dict[str, Any], ...],
+) -> None:
+    for found in two_ranks:
+        not_finite, shape, different, after = found["bad batches"]
         assert not_finite.startswith("LossNotFinite: loss is nan at step 1 (learning rate 0.02)")
         assert shape.startswith("BadInput: ") and "5" in shape and "6" in shape
         assert different.startswith("BadInput: rank 1 was given another batch than rank 0")
         assert after == "weights kept: True, then step 1"
 
 
-def test_a_tied_qwen2_trains_in_bfloat16() -> None:
-    from training_cases import train_qwen2
-
-    first, second = launch_workers(train_qwen2, (15,), workers=2)
+def test_a_tied_qwen2_trains_in_bfloat16(two_ranks: tuple[dict[str, Any], ...]) -> None:
+    first, second = (found["qwen2"] for found in two_ranks)
     assert first == second
     assert first[-1] < 0.7 * first[0]

@@ -52,6 +52,10 @@ def test_process_groups_carry_what_shared_memory_does() -> None:
     assert_all_equal(["mlp", "convolutions"], replications, transport="process-groups")
 
 
+def test_messages_larger_than_slots_and_rings_arrive_whole() -> None:
+    assert_all_equal(["mlp", "convolutions"], [(2, 1), (1, 1, 1)], slot_bytes=64, ring_bytes=256)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "t5", "resnet", "llama", "qwen2_tied"])
 def test_models_equal_one_device_for_every_schedule_and_replication(name: str) -> None:

@@ -229,3 +229,12 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
 
 def raise_error() -> None:
     raise ValueError("shape mismatch in the user's code")
+
+
+def on_two_ranks() -> dict[str, Any]:
+    """Several cases in one pair of processes, whose start takes longer than they do."""
+    return {
+        "qwen2": train_qwen2(15),
+        "wrong gradient": verify_with_a_wrong_gradient(),
+        "bad batches": bad_batches(),
+    }

@@ -1,0 +1,79 @@
+"""Messages follow from plan, schedule and boundary tensors, equally at both ends."""
+
+import pytest
+import torch
+
+from penstock.capture.layer_graph import TensorSpec
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.messages import Boundary, messages_of_rank
+from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
+from penstock.schedule.action import Action
+
+HIDDEN = TensorSpec("hidden", (8, 5), torch.float32, 0, requires_grad=True)
+MASK = TensorSpec("mask", (3, 3), torch.bool, -1)
+
+
+def three_to_two() -> tuple[Plan, list[Boundary]]:
+    stages = (
+        Stage(range(1), (0, 1, 2), (3, 3, 2)),
+        Stage(range(1, 2), (3, 4), (4, 4)),
+    )
+    return Plan(stages, 2, 8, "1f1b"), [Boundary(0, 1, (HIDDEN, MASK))]
+
+
+def messages(rank: int, rows: int = 16):
+    plan, boundaries = three_to_two()
+    cut = cut_batch(plan, rows)
+    schedule, shape = schedule_of(plan, len(cut.micro_batches))
+    return messages_of_rank(rank, plan, boundaries, schedule, shape, cut)
+
+
+def test_rows_are_sent_to_exactly_those_who_need_them() -> None:
+    sent = {
+        (m.sender, m.receiver): [(p.spec.name, p.source_rows, p.target_rows) for p in m.parts]
+        for rank in (0, 1, 2)
+        for m in messages(rank).outgoing[Action("F", 0, 0)]
+    }
+    nothing = range(0)
+    assert sent == {
+        (0, 3): [("hidden", range(3), range(3)), ("mask", nothing, nothing)],
+        (1, 3): [("hidden", range(1), range(3, 4))],
+        (1, 4): [("hidden", range(1, 3), range(2)), ("mask", nothing, nothing)],
+        (2, 4): [("hidden", range(2), range(2, 4))],
+    }
+
+
+def test_gradients_go_back_the_way_the_tensors_came_and_masks_have_none() -> None:
+    (message,) = (m for m in messages(4).outgoing[Action("B", 1, 0)] if m.receiver == 2)
+    (part,) = message.parts
+    assert (part.spec.name, part.source_rows, part.target_rows) == ("hidden", range(2, 4), range(2))
+    assert part.fills_target
+
+
+@pytest.mark.parametrize("rows", [16, 7, 1])
+def test_what_is_sent_is_what_is_received_in_the_same_order(rows: int) -> None:
+    by_rank = {rank: messages(rank, rows) for rank in range(5)}
+    for receiver, own in by_rank.items():
+        for sender, stream in own.streams.items():
+            sent = [
+                m
+                for sent in by_rank[sender].outgoing.values()
+                for m in sent
+                if m.receiver == receiver
+            ]
+            assert sorted(map(str, sent)) == sorted(map(str, stream))
+            assert sum(m.bytes for m in sent) == sum(m.bytes for m in stream)
+            numbers = [m.micro_batch for m in stream]
+            assert numbers == sorted(numbers)
+
+
+def test_a_replica_without_rows_takes_no_part() -> None:
+    assert not messages(2, rows=1).outgoing and not messages(2, rows=1).incoming
+
+
+def test_an_evaluation_sends_no_gradients() -> None:
+    plan, boundaries = three_to_two()
+    shape = plan.shape()
+    cut = cut_batch(plan, 16)
+    own = messages_of_rank(3, plan, boundaries, forward_schedule(shape), shape, cut)
+    assert not own.outgoing and own.incoming
