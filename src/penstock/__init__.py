@@ -29,20 +29,23 @@ if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.answers import plan_pipeline
     from penstock.profile.json_file import read_profile, write_profile
-    from penstock.profile.model_profile import ModelProfile
+    from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
     from penstock.runtime.launch import launch_workers
     from penstock.runtime.pipeline import Pipeline
     from penstock.simulate.simulation import simulate_plan
 
 __all__ = [
+    "Affine",
     "BadInput",
     "CaptureFailed",
     "Chain",
     "Cluster",
     "Device",
+    "Edge",
     "Host",
     "Infeasible",
+    "LayerCost",
     "Link",
     "LossNotFinite",
     "ModelProfile",
@@ -89,7 +92,7 @@ PLACES = {
     "penstock.plan.problem": ("PlanningProblem",),
     "penstock.planning.answers": ("plan_pipeline",),
     "penstock.profile.json_file": ("read_profile", "write_profile"),
-    "penstock.profile.model_profile": ("ModelProfile",),
+    "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
     "penstock.report.page": ("write_report",),
     "penstock.runtime.launch": ("launch_workers",),
     "penstock.runtime.pipeline": ("Pipeline",),

@@ -1,12 +1,12 @@
 """Every exception that Penstock raises on purpose, each with the exit code of the command line.
 
-    PenstockError
-      + BadInput               2   what the user gave cannot be used
-        x CaptureFailed        2   the model cannot be traced; names the line and the way out
-      x Infeasible             3   no plan satisfies the limits
-      + RunFailed              4   a run started and could not go on
-        x LossNotFinite        4   the loss became NaN or infinite
-        x Stalled              4   a wait exceeded its bound; says who waited for whom
+PenstockError
+  + BadInput               2   what the user gave cannot be used
+    x CaptureFailed        2   the model cannot be traced; names the line and the way out
+  x Infeasible             3   no plan satisfies the limits
+  + RunFailed              4   a run started and could not go on
+    x LossNotFinite        4   the loss became NaN or infinite
+    x Stalled              4   a wait exceeded its bound; says who waited for whom
 """
 
 from typing import ClassVar

@@ -1,0 +1,121 @@
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+COMMANDS_S = 240
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; ``file`` is the name in its first line, where it is a file."""
+
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        match = re.match(r"# ([\w.-]+\.(?:py|toml))\n", self.text)
+        return match[1] if match else ""
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall(page.read_text(encoding="utf-8"))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def write_files(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if block.file:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
+
+
+def succeed(command: list[str], folder: Path) -> str:
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=COMMANDS_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+WITH_EXAMPLES = [
+    page
+    for page in PAGES
+    if any(block.language == "python" and not block.file for block in blocks_of(page))
+]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    write_files(page, tmp_path)
+    program = "\n\n".join(
+        block.text for block in blocks_of(page) if block.language == "python" and not block.file
+    )
+    (tmp_path / "examples_of_the_page.py").write_text(program, encoding="utf-8")
+    succeed([sys.executable, "examples_of_the_page.py"], tmp_path)
+
+
+def test_the_script_of_the_readme_runs_under_torchrun(tmp_path: Path) -> None:
+    readme = ROOT / "README.md"
+    write_files(readme, tmp_path)
+    (command,) = (
+        block.text.strip() for block in blocks_of(readme) if block.text.startswith("torchrun")
+    )
+    output = succeed(command.split(), tmp_path)
+    assert re.search(r"loss 0\.\d+", output)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guide_train_a_model_of_ones_own(tmp_path: Path) -> None:
+    page = DOCS / "guides" / "train-your-own-model.md"
+    write_files(page, tmp_path)
+    commands = [
+        line.removeprefix("$ ")
+        for block in blocks_of(page)
+        if block.language == "console"
+        for line in block.text.splitlines()
+        if line.startswith("$ ")
+    ]
+    assert len(commands) >= 3
+    for command in commands:
+        succeed(command.split(), tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken = [
+        target
+        for target in LINK.findall(text)
+        if not target.startswith(("https://", "http://", "#", "mailto:"))
+        and not (page.parent / target.partition("#")[0]).exists()
+    ]
+    assert broken == []
+
+
+def test_every_page_is_in_the_navigation_and_the_other_way_round() -> None:
+    listed = set(re.findall(r"([\w/-]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert listed == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
