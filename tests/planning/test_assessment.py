@@ -1,0 +1,72 @@
+import json
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import Infeasible
+from penstock.plan.plan import Plan
+from penstock.planning.answers import find_plan
+from penstock.planning.assessment import assess_plan, baselines_of
+from penstock.planning.comparison import compare_plans, require_a_plan
+from penstock.planning.questions import planning_problem, problem_of_plan
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.score import make_score
+from penstock.simulate.simulation import simulate_plan
+
+
+def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
+    host = cluster.hosts[0]
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in host.devices)
+    return Cluster(cluster.name, (replace(host, devices=devices),))
+
+
+def test_a_hand_written_plan_is_measured_against_the_same_yardsticks(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    problem = problem_of_plan(small_plan, small_profile, small_cluster)
+    score = make_score(problem)
+    planned = assess_plan(small_plan, problem, baselines_of(problem, score))
+    alone = find_plan(problem, "single-device", score)
+    alone_s = simulate_plan(alone, small_profile, small_cluster).iteration_s
+    assert planned.speedup_over_one_device == pytest.approx(
+        alone_s / planned.prediction.iteration_s
+    )
+    assert planned.gap >= 0
+
+
+def test_one_device_is_the_yardstick_even_where_its_memory_is_too_small(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    tight = with_memory(small_cluster, 20e6)
+    problem = planning_problem(small_profile, tight, 12)
+    baselines = baselines_of(problem, make_score(problem))
+    assert 0 < baselines.one_device_s < inf
+    assert baselines.data_parallel_s == inf
+
+
+def test_what_is_infinite_is_null_in_json(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    problem = planning_problem(small_profile, with_memory(small_cluster, 20e6), 12)
+    score = make_score(problem)
+    planned = assess_plan(
+        find_plan(problem, "search", score), problem, baselines_of(problem, score)
+    )
+    values = json.loads(json.dumps(planned.to_json(0.5), allow_nan=False))
+    assert values["speedup_over_data_parallel"] is None
+    assert values["planning_s"] == 0.5
+
+
+def test_a_comparison_gives_reasons_where_a_planner_finds_nothing(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    problem = planning_problem(small_profile, with_memory(small_cluster, 20e6), 12)
+    found = list(compare_plans(problem, ["search", "single-device"], ["1f1b"], lambda: 0.0))
+    search, single = (comparison.to_json() for comparison in found)
+    assert "iteration_s" in search
+    assert set(single) == {"planner", "schedule", "infeasible"}
+    require_a_plan(found)
+    with pytest.raises(Infeasible, match="finds no plan that fits"):
+        require_a_plan(found[1:])
