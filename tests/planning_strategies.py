@@ -15,6 +15,8 @@ from penstock.profile.model_profile import (
 # Whole numbers and halves: sums are exact, so a limit is met or missed alike in any order of work.
 figures = st.integers(0, 8).map(lambda n: n / 2)
 positive_figures = st.integers(1, 8).map(lambda n: n / 2)
+# Links so slow that transfers count, or so fast that only computing does.
+rates = positive_figures | st.just(1e12)
 
 
 def affine(scale: float = 1.0) -> st.SearchStrategy[Affine]:
@@ -70,8 +72,8 @@ def clusters(draw: st.DrawFn, max_devices: int = 3, memory: bool = True) -> Clus
         Host(
             name=f"host{i}",
             devices=tuple(draw(devices) for _ in range(count)),
-            link_bytes_per_s=draw(positive_figures),
-            port_bytes_per_s=draw(positive_figures),
+            link_bytes_per_s=draw(rates),
+            port_bytes_per_s=draw(rates),
             link_latency_s=draw(figures),
             port_latency_s=draw(figures),
             full_speed_devices=draw(st.integers(0, 2)),

@@ -1,0 +1,43 @@
+"""The tables of all runs of layers against the profile's own sums."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_strategies import profiles
+
+from penstock.cluster.presets import local_cluster
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import run_tables, workspace_table
+from penstock.profile.model_profile import ModelProfile
+
+
+@given(profiles(max_layers=6), st.integers(1, 8))
+def test_every_entry_is_the_profiles_sum_over_that_run(profile: ModelProfile, rows: int):
+    problem = PlanningProblem(profile, local_cluster(1, 1, 1e9), 8, (8,))
+    tables = run_tables(problem)
+    workspaces = workspace_table(profile, rows)
+    for lo, hi in combinations(range(len(profile.layers) + 1), 2):
+        run = range(lo, hi)
+        inputs = sum(edge.bytes.at(rows) for edge in profile.incoming(run))
+        buffers = sum(profile.layers[i].buffer_bytes for i in run)
+        expected = {
+            "forward": profile.forward_s(run, rows),
+            "backward": profile.backward_s(run, rows),
+            "saved": profile.saved_bytes(run, rows),
+            "inputs": inputs,
+            "parameters": profile.parameter_bytes(run),
+            "held": 4 * profile.parameter_bytes(run) + buffers,
+            "workspace": max(profile.layers[i].workspace_bytes.at(rows) for i in run),
+        }
+        found = {
+            "forward": tables.forward_s.at(rows)[lo, hi],
+            "backward": tables.backward_s.at(rows)[lo, hi],
+            "saved": tables.saved_bytes.at(rows)[lo, hi],
+            "inputs": tables.input_bytes.at(rows)[lo, hi],
+            "parameters": tables.parameter_bytes[lo, hi],
+            "held": tables.held_bytes[lo, hi],
+            "workspace": workspaces[lo, hi],
+        }
+        assert found == pytest.approx(expected)
