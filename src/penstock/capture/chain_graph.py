@@ -1,6 +1,7 @@
 """The layer graph of a :class:`Chain`: shapes are found by running it, stages are slices of it."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,25 +176,35 @@ class _ChainStage(nn.Module):
         leaves = dict(zip(self._inputs, tensors, strict=False))
         received = tensors[len(self._inputs) :]
         if not self._is_last:
-            value = self._run(leaves, received)
+            value = self._run(leaves, received, nullcontext())
             return value if isinstance(value, tuple) else (value,)
-        with LossWatch() as watch:
-            value = self._run(leaves, received)
+        # Watching costs a few microseconds for every operator, so only what makes the loss is.
+        watch = LossWatch()
+        value = self._run(leaves, received, watch)
         loss = loss_in_result(value, "the loss function" if self._has_loss else "the last module")
         rows = next(iter(leaves.values())).shape[0]
         return loss, watch.weight(loss, rows)
 
-    def _run(self, leaves: dict[int, torch.Tensor], received: tuple[torch.Tensor, ...]) -> Any:
+    def _run(
+        self,
+        leaves: dict[int, torch.Tensor],
+        received: tuple[torch.Tensor, ...],
+        watch: AbstractContextManager[object],
+    ) -> Any:
+        """Run the modules, and what comes last within ``watch``."""
         names = [name for name in self._layers if not (self._has_loss and name == "loss")]
         value: Any = received if self._spread else received[0]
         for position, name in enumerate(names):
             module = self.get_submodule(name)
-            if position == 0 and self._is_first:
-                value = self._call.call(module, leaves)
-            else:
-                value = call_next(module, value)
+            is_end = position == len(names) - 1 and not self._has_loss
+            with watch if is_end else nullcontext():
+                if position == 0 and self._is_first:
+                    value = self._call.call(module, leaves)
+                else:
+                    value = call_next(module, value)
         if self._has_loss and self.loss is not None:
-            value = self._call.loss(self.loss, value, leaves)
+            with watch:
+                value = self._call.loss(self.loss, value, leaves)
         return value
 
 
