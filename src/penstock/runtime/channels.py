@@ -27,7 +27,7 @@ __all__ = ["Channels", "PipelineChannels", "Places", "TransportChoice", "open_tr
 
 TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups"]
 
-SPIN_S = 100e-6
+SPIN_S = 2e-3
 SHORT_SPIN_S = 20e-6
 
 
@@ -206,6 +206,6 @@ def open_transport(
 
 
 def spin_s(world: World) -> float:
-    """How long a wait spins before it sleeps: hardly at all where ranks share too few cores."""
+    """How long a wait may spin before it sleeps: hardly at all where ranks share too few cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return SPIN_S if world.size * torch.get_num_threads() <= (cores or 1) else SHORT_SPIN_S

@@ -28,6 +28,9 @@ SLICE_MS = 5
 """A sleeper looks around this often, so that a wake-up lost to a race costs no more than this."""
 
 
+LEAST_SPIN_S = 20e-6
+
+
 class Word(IntEnum):
     """Places of the owner's words at the start of its segment, one cache line each."""
 
@@ -103,7 +106,7 @@ class Segments:
         self.all = segments
         self._ear = ear
         self._timeout_s = timeout_s
-        self._spin_s = spin_s
+        self._spin_limit_s = self._spin_s = max(spin_s, LEAST_SPIN_S)
         self._exchanges = 0
         self._poll = select.poll()
         self._poll.register(ear, select.POLLIN)
@@ -128,14 +131,8 @@ class Segments:
             RunFailed: a peer failed or vanished meanwhile.
         """
         start = time.perf_counter()
-        while True:
-            for _ in range(30):
-                if ready():
-                    return
-            if advance is not None:
-                advance()
-            if time.perf_counter() - start > self._spin_s:
-                break
+        if self._spun_until(ready, advance, start):
+            return
         seen = progress() if progress is not None else None
         while not self._slept_until(ready, advance):
             self._check_peers(ready, what)
@@ -143,6 +140,23 @@ class Segments:
                 seen, start = progress(), time.perf_counter()
             if time.perf_counter() - start > self._timeout_s:
                 raise Stalled(f"rank {self.rank} waited {self._timeout_s:g} s for {what()}")
+        # A sleep that was short should have been a spin; a long one makes the next spin shorter.
+        paid = time.perf_counter() - start < self._spin_limit_s
+        wanted = self._spin_s * 2 if paid else self._spin_s / 2
+        self._spin_s = min(max(wanted, LEAST_SPIN_S), self._spin_limit_s)
+
+    def _spun_until(
+        self, ready: Callable[[], bool], advance: Callable[[], bool] | None, start: float
+    ) -> bool:
+        """Look again and again for a while: a sleeper is woken late, and on the waker's core."""
+        while True:
+            for _ in range(30):
+                if ready():
+                    return True
+            if advance is not None:
+                advance()
+            if time.perf_counter() - start > self._spin_s:
+                return False
 
     def _slept_until(self, ready: Callable[[], bool], advance: Callable[[], bool] | None) -> bool:
         left = advance() if advance is not None else False
