@@ -21,6 +21,12 @@ from penstock.timeline.metrics import iteration_s
 STEPS = 40
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Look for doctests in the package only: a test's helpers are imported by the test."""
+    helper = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if helper and collection_path.name != "conftest.py" else None
+
+
 def layer(name: str, weight: float) -> LayerCost:
     """A layer that costs ``weight`` times 1 ms and 1 MB."""
     return LayerCost(
