@@ -16,8 +16,8 @@ from penstock.errors import BadInput
 from penstock.runtime.clock import Clock
 from penstock.runtime.group_transport import GroupTransport
 from penstock.runtime.messages import Message, Part, RankMessages
+from penstock.runtime.segment_opening import join_segments, supported
 from penstock.runtime.shared_memory import SharedMemoryTransport, ring_size
-from penstock.runtime.shared_segment import join_segments, supported
 from penstock.runtime.stage_runner import Tensors
 from penstock.runtime.transport import Transport
 from penstock.runtime.world import World

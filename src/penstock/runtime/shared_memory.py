@@ -17,6 +17,7 @@ from penstock.runtime.shared_segment import (
     Segment,
     Segments,
     Word,
+    own_core,
 )
 from penstock.schedule.action import Action
 
@@ -97,9 +98,11 @@ class SharedMemoryTransport:
 
     def at(self, action: Action) -> None:
         """Note the action where the peers can read it."""
-        self._segments.own.words[Word.POSITION] = (
+        words = self._segments.own.words
+        words[Word.POSITION] = (
             KIND_CODES[action.kind] << 48 | action.stage << 32 | action.micro_batch
         )
+        words[Word.CORE] = own_core()
 
     def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
         """Copy into the ring what has room; the rest follows when this rank waits or sends."""
@@ -148,7 +151,7 @@ class SharedMemoryTransport:
         self._segments.wait(
             lambda: not self._unsent_count,
             lambda: f"room to send to rank {', '.join(owing)}",
-            self._flush,
+            advance=self._flush,
         )
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
@@ -182,6 +185,7 @@ class SharedMemoryTransport:
             self._segments.wait(
                 lambda: counters[HEAD] > tail,
                 lambda: self._describe(message),
+                message.sender,
                 self._flush if self._unsent_count else None,
             )
         ring.head = counters[HEAD]

@@ -6,9 +6,9 @@ process ends. A segment starts with words that only its owner writes (see `Word`
 ring for each rank that sends to the owner.
 """
 
+import ctypes
 import mmap
 import os
-import platform
 import select
 import time
 from collections.abc import Callable, Mapping
@@ -17,9 +17,17 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from penstock.errors import RunFailed, Stalled
-from penstock.runtime.world import World
 
-__all__ = ["HEADER_BYTES", "RingSize", "Segment", "Segments", "Word", "join_segments", "supported"]
+__all__ = [
+    "HEADER_BYTES",
+    "PeerFailed",
+    "PeerVanished",
+    "RingSize",
+    "Segment",
+    "Segments",
+    "Word",
+    "own_core",
+]
 
 HEADER_BYTES = 4096
 BANK_WORDS = 64
@@ -38,6 +46,7 @@ class Word(IntEnum):
     ABORTED = 8
     CLOSED = 16
     POSITION = 24  # the action it is at, coded
+    CORE = 32  # the processor core it was last seen on
     BANKS = 64  # two banks of values for `exchange`
 
 
@@ -52,17 +61,6 @@ class RingSize:
     def bytes(self) -> int:
         """With its two counters, each on its own cache line."""
         return 2 * CACHE_LINE_BYTES + self.slots * self.slot_bytes
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """What a peer needs to open a segment."""
-
-    pid: int
-    memory: int
-    bell: int
-    size_bytes: int
-    rings: dict[int, tuple[int, RingSize]]
 
 
 @dataclass
@@ -118,10 +116,11 @@ class Segments:
         self,
         ready: Callable[[], bool],
         what: Callable[[], str],
+        peer: int = -1,
         advance: Callable[[], bool] | None = None,
         progress: Callable[[], object] | None = None,
     ) -> None:
-        """Return once ``ready()``; spin a moment, then sleep.
+        """Return once ``ready()``, which ``peer`` brings about; spin a moment, then sleep.
 
         ``advance`` moves this rank's own waiting messages on and says whether some are left. The
         time limit starts again whenever ``progress()`` has changed.
@@ -131,7 +130,7 @@ class Segments:
             RunFailed: a peer failed or vanished meanwhile.
         """
         start = time.perf_counter()
-        if self._spun_until(ready, advance, start):
+        if self._spun_until(ready, peer, advance, start):
             return
         seen = progress() if progress is not None else None
         while not self._slept_until(ready, advance):
@@ -146,16 +145,24 @@ class Segments:
         self._spin_s = min(max(wanted, LEAST_SPIN_S), self._spin_limit_s)
 
     def _spun_until(
-        self, ready: Callable[[], bool], advance: Callable[[], bool] | None, start: float
+        self,
+        ready: Callable[[], bool],
+        peer: int,
+        advance: Callable[[], bool] | None,
+        start: float,
     ) -> bool:
-        """Look again and again for a while: a sleeper is woken late, and on the waker's core."""
+        """Look again and again for a while: a sleeper is woken late, and on the waker's core.
+
+        Not where the peer was last seen on this core, which it needs to make its move.
+        """
+        words = self.all[peer].words if peer >= 0 else self.own.words
         while True:
             for _ in range(30):
                 if ready():
                     return True
             if advance is not None:
                 advance()
-            if time.perf_counter() - start > self._spin_s:
+            if time.perf_counter() - start > self._spin_s or words[Word.CORE] == own_core():
                 return False
 
     def _slept_until(self, ready: Callable[[], bool], advance: Callable[[], bool] | None) -> bool:
@@ -194,6 +201,7 @@ class Segments:
         number = self._exchanges
         base = Word.BANKS + (number % 2) * BANK_WORDS
         own = self.own
+        own.words[Word.CORE] = own_core()
         for place, value in enumerate(values, base + 1):
             own.numbers[place] = value
         own.words[base] = number
@@ -206,7 +214,9 @@ class Segments:
             def ready(words: memoryview = words) -> bool:
                 return words[base] == number
 
-            self.wait(ready, lambda peer=peer: f"{what} of rank {peer}", None, self.positions)
+            self.wait(
+                ready, lambda peer=peer: f"{what} of rank {peer}", peer, progress=self.positions
+            )
         stop = base + 1 + len(values)
         return [list(self.all[rank].numbers[base + 1 : stop]) for rank in range(len(self.all))]
 
@@ -230,6 +240,10 @@ class Segments:
         os.close(self._ear)
 
 
+own_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
+"""The processor core that this process runs on (a library call of less than a microsecond)."""
+
+
 class PeerFailed(RunFailed):
     """Rank ``peer`` raised; its note says what."""
 
@@ -240,53 +254,3 @@ class PeerFailed(RunFailed):
 
 class PeerVanished(PeerFailed):
     """Rank ``peer``'s process ended without a word."""
-
-
-def supported() -> bool:
-    """Whether this system can share memory as is done here.
-
-    The rings rely on stores becoming visible in program order, which x86-64 promises.
-    """
-    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
-
-
-def join_segments(
-    world: World, rings_in: Mapping[int, RingSize], *, spin_s: float
-) -> Segments | None:
-    """Create this rank's segment and open the others'; ``None`` on all ranks where one cannot."""
-    size = HEADER_BYTES
-    rings: dict[int, tuple[int, RingSize]] = {}
-    for sender, ring in rings_in.items():
-        rings[sender] = (size, ring)
-        size += -(-ring.bytes // HEADER_BYTES) * HEADER_BYTES
-    memory = os.memfd_create("penstock")
-    os.ftruncate(memory, size)
-    ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    invitations = world.gather(Invitation(os.getpid(), memory, bell, size, rings))
-    segments: dict[int, Segment] = {}
-    failure = ""
-    try:
-        for rank, invitation in enumerate(invitations):
-            if rank == world.rank:
-                segments[rank] = Segment(mmap.mmap(memory, size), rings, bell)
-            else:
-                segments[rank] = accept(invitation)
-    except OSError as cause:
-        failure = str(cause)
-    failures = world.gather(failure)
-    os.close(memory)
-    if any(failures):
-        return None
-    return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
-
-
-def accept(invitation: Invitation) -> Segment:
-    """Open a peer's segment, its bell, and a handle that tells when its process ends."""
-    place = f"/proc/{invitation.pid}/fd"
-    memory = os.open(f"{place}/{invitation.memory}", os.O_RDWR)
-    try:
-        view = mmap.mmap(memory, invitation.size_bytes)
-    finally:
-        os.close(memory)
-    bell = os.open(f"{place}/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK)
-    return Segment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))

@@ -1,0 +1,73 @@
+"""Making this rank's shared segment and opening those of its peers."""
+
+import mmap
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.runtime.shared_segment import HEADER_BYTES, RingSize, Segment, Segments
+from penstock.runtime.world import World
+
+__all__ = ["join_segments", "supported"]
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a peer needs to open a segment."""
+
+    pid: int
+    memory: int
+    bell: int
+    size_bytes: int
+    rings: dict[int, tuple[int, RingSize]]
+
+
+def supported() -> bool:
+    """Whether this system can share memory as is done here.
+
+    The rings rely on stores becoming visible in program order, which x86-64 promises.
+    """
+    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+
+
+def join_segments(
+    world: World, rings_in: Mapping[int, RingSize], *, spin_s: float
+) -> Segments | None:
+    """Create this rank's segment and open the others'; ``None`` on all ranks where one cannot."""
+    size = HEADER_BYTES
+    rings: dict[int, tuple[int, RingSize]] = {}
+    for sender, ring in rings_in.items():
+        rings[sender] = (size, ring)
+        size += -(-ring.bytes // HEADER_BYTES) * HEADER_BYTES
+    memory = os.memfd_create("penstock")
+    os.ftruncate(memory, size)
+    ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    invitations = world.gather(Invitation(os.getpid(), memory, bell, size, rings))
+    segments: dict[int, Segment] = {}
+    failure = ""
+    try:
+        for rank, invitation in enumerate(invitations):
+            if rank == world.rank:
+                segments[rank] = Segment(mmap.mmap(memory, size), rings, bell)
+            else:
+                segments[rank] = accept(invitation)
+    except OSError as cause:
+        failure = str(cause)
+    failures = world.gather(failure)
+    os.close(memory)
+    if any(failures):
+        return None
+    return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
+
+
+def accept(invitation: Invitation) -> Segment:
+    """Open a peer's segment, its bell, and a handle that tells when its process ends."""
+    place = f"/proc/{invitation.pid}/fd"
+    memory = os.open(f"{place}/{invitation.memory}", os.O_RDWR)
+    try:
+        view = mmap.mmap(memory, invitation.size_bytes)
+    finally:
+        os.close(memory)
+    bell = os.open(f"{place}/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK)
+    return Segment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))
