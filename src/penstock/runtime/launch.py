@@ -43,7 +43,7 @@ LINGER_S = 1.0
 
 POLL_S = 0.1
 
-TORCHRUN_LOGGER = "torch.distributed.elastic.multiprocessing"
+TORCHRUN_LOGGERS = ("torch.distributed.elastic.multiprocessing", "torch.multiprocessing.spawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +241,15 @@ def restored_signals() -> Iterator[None]:
 @contextmanager
 def quiet_torchrun() -> Iterator[None]:
     """Keep torchrun's own log of a failure (a traceback of 60 lines) off the terminal."""
-    logger = logging.getLogger(TORCHRUN_LOGGER)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in TORCHRUN_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
