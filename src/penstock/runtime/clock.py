@@ -1,8 +1,7 @@
 """What happened when on this rank, and the same on all ranks as one timeline."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from penstock.runtime.world import World
@@ -71,13 +70,6 @@ class StepClock:
     ) -> None:
         """Note one event."""
         self._records.append((kind, stage, micro_batch, start_s, end_s, peer, bytes))
-
-    @contextmanager
-    def span(self, kind: EventKind, stage: int) -> Iterator[None]:
-        """Note what runs within as an event of no micro-batch."""
-        start = self.now()
-        yield
-        self.add(kind, stage, -1, start, self.now())
 
     @property
     def records(self) -> list[Record]:

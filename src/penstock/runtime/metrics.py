@@ -80,9 +80,7 @@ class Totals:
         elapsed = max(rank.elapsed_s for rank in ranks)
         busy = sum(rank.busy_s for rank in ranks)
         bubble = 1 - busy / (devices * elapsed) if elapsed > 0 else 0.0
-        return cls(
-            loss, weight, norm, elapsed + max(rank.optimizer_s for rank in ranks), bubble
-        )
+        return cls(loss, weight, norm, elapsed + max(rank.optimizer_s for rank in ranks), bubble)
 
     def check_finite(self, step: int, learning_rate: float) -> None:
         """Raise `LossNotFinite` unless loss and gradients are numbers."""

@@ -49,9 +49,7 @@ def cut_batch(plan: Plan, rows: int) -> BatchCut:
         tuple(range(lo, hi) for lo, hi in pairwise(bounds)),
         tuple(
             tuple(
-                stage.slices
-                if count == plan.micro_batch_size
-                else split_rows(count, stage.slices)
+                stage.slices if count == plan.micro_batch_size else split_rows(count, stage.slices)
                 for stage in plan.stages
             )
             for count in counts

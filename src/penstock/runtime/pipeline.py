@@ -1,15 +1,12 @@
 """`Pipeline`: a model that trains over several processes, as a user's own script holds it."""
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.capture.evaluation import set_training
 from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction
@@ -27,22 +24,13 @@ from penstock.runtime.clock import gather_timeline
 from penstock.runtime.metrics import StepMetrics, clip_factor
 from penstock.runtime.recompute import random_state, restore_random_state
 from penstock.runtime.stage_building import build_stage, check_plan_fits, graph_of
-from penstock.runtime.training_state import (
-    Group,
-    group_settings,
-    optimizer_entries,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from penstock.runtime.training import MakeOptimizer, MakeSchedule, Training, merged_states
 from penstock.runtime.verify import VerifyResult, verify
 from penstock.runtime.worker import Worker
 from penstock.runtime.world import join_world
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics"]
-
-MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
-MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 
 class Pipeline:
@@ -99,18 +87,9 @@ class Pipeline:
         )
         self._worker.share_first_values()
         self._clip_norm = clip_norm
-        self._steps = 0
-        self._names: dict[torch.Tensor, str] = {
-            p: name for name, p in self._worker.named_parameters() if p.requires_grad
-        }
-        # A stage without parameters must follow the learning-rate schedule all the same.
-        own = list(self.parameters())
-        own = own or [nn.Parameter(torch.zeros(0, device=self._world.device))]
-        self._optimizer = optimizer(own) if optimizer is not None else None
-        self._schedule = None
-        if learning_rate_schedule is not None and self._optimizer is not None:
-            self._schedule = learning_rate_schedule(self._optimizer)
-        self._optimizer_s = 0.0
+        trained = [(n, p) for n, p in self._worker.named_parameters() if p.requires_grad]
+        device = self._world.device
+        self._training = Training(trained, device, optimizer, learning_rate_schedule)
 
     @property
     def plan(self) -> Plan:
@@ -125,7 +104,7 @@ class Pipeline:
     @property
     def steps(self) -> int:
         """Training steps taken, those before a loaded checkpoint included."""
-        return self._steps
+        return self._training.steps
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that this rank trains."""
@@ -152,18 +131,19 @@ class Pipeline:
         worker = self._worker
         totals = worker.run(leaves, training=True)
         reduced = time.perf_counter()
-        rate = self._learning_rate()
-        totals.check_finite(self._steps + 1, rate)
+        training = self._training
+        rate = training.learning_rate
+        totals.check_finite(training.steps + 1, rate)
         factor = clip_factor(totals.gradient_norm, self._clip_norm) / totals.weight
         if worker.buckets is not None:
             worker.buckets.scale(factor)
-            self._step_optimizer()
-        if self._schedule is not None:
-            self._schedule.step()
-        self._steps += 1
+        start = worker.clock.now()
+        training.step()
+        if worker.place is not None:
+            worker.clock.add("STEP", worker.place.stage, -1, start, worker.clock.now())
         worker.optimizer_s = time.perf_counter() - reduced
         return StepMetrics(
-            self._steps,
+            training.steps,
             totals.loss,
             totals.gradient_norm,
             rate,
@@ -200,7 +180,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank holds: tensors by the model's names, and ``state`` for the rest."""
-        return {**self._tensors(), "state": self._state()}
+        return {**self._tensors(), "state": self._training.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave on this rank under the same plan."""
@@ -228,24 +208,17 @@ class Pipeline:
         Raises:
             BadInput: the directory cannot be written.
         """
-        owned = self._worker.owned_tensors()
         tensors = {
             name: tensor
             for name, tensor in self._tensors().items()
             if name.startswith("random.") or self._worker.owns(name.partition(".")[2])
         }
-        assert all(f"model.{name}" in tensors for name in owned)
-        states = self._world.gather(self._state())
-        merged = dict(states[0])
-        merged["groups"] = [group for state in states for group in state["groups"]]
-        merged["entries"] = {
-            name: entry for state in states for name, entry in state["entries"].items()
-        }
+        state = merged_states(self._world.gather(self._training.state()))
         return save_checkpoint(
             Path(directory),
-            self._steps,
+            self._training.steps,
             tensors,
-            {**merged, "extra": extra},
+            {**state, "extra": extra},
             keep=keep,
             group=self._world.control,
         )
@@ -262,14 +235,14 @@ class Pipeline:
         if not (path / STATE_FILE).is_file():
             path = latest_checkpoint(path)
         tensors = {f"model.{n}": t.detach() for n, t in self._worker.named_tensors().items()}
-        wanted = tuple(f"optimizer.{name}." for name in self._names.values())
+        wanted = tuple(f"optimizer.{name}." for name in self._training.names.values())
         random = f"random.{self._world.rank}"
         for name, (shape, dtype) in stored_tensors(path).items():
             if name in (random, f"{random}.device") or (wanted and name.startswith(wanted)):
                 tensors[name] = torch.empty(shape, dtype=dtype)
         state = load_checkpoint(path, tensors, group=self._world.control)
         self._restore(tensors, state)
-        return self._steps
+        return self._training.steps
 
     def close(self) -> None:
         """Leave the other ranks; also destroys the default process group where it was made here."""
@@ -281,42 +254,17 @@ class Pipeline:
     def __exit__(self, *reason: object) -> None:
         self.close()
 
-    def _learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"]) if self._optimizer is not None else 0.0
-
-    def _step_optimizer(self) -> None:
-        place = self._worker.place
-        if self._optimizer is None or place is None:
-            return
-        with self._worker.clock.span("STEP", place.stage):
-            self._optimizer.step()
-
     def _tensors(self) -> dict[str, torch.Tensor]:
         tensors = {f"model.{n}": t.detach() for n, t in self._worker.named_tensors().items()}
-        if self._optimizer is not None:
-            tensors |= optimizer_tensors(self._optimizer, self._names)
+        tensors |= self._training.tensors()
         cpu, own = random_state(self._world.device)
         tensors[f"random.{self._world.rank}"] = cpu
         if own is not None:
             tensors[f"random.{self._world.rank}.device"] = own
         return tensors
 
-    def _state(self) -> dict[str, Any]:
-        groups = group_settings(self._optimizer, self._names) if self._optimizer else []
-        return {
-            "steps": self._steps,
-            "groups": [asdict(group) for group in groups],
-            "entries": optimizer_entries(self._optimizer, self._names) if self._optimizer else {},
-            "schedule": self._schedule.state_dict() if self._schedule is not None else None,
-        }
-
     def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        if self._optimizer is not None:
-            groups = [Group(**group) for group in state["groups"]]
-            restore_optimizer(self._optimizer, self._names, tensors, state["entries"], groups)
-        if self._schedule is not None and state["schedule"] is not None:
-            self._schedule.load_state_dict(state["schedule"])
-        self._steps = state["steps"]
+        self._training.restore(tensors, state)
         random = f"random.{self._world.rank}"
         if random in tensors:
             device = tensors.get(f"{random}.device")

@@ -30,9 +30,7 @@ def random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | Non
     return torch.get_rng_state(), own
 
 
-def restore_random_state(
-    device: torch.device, cpu: torch.Tensor, own: torch.Tensor | None
-) -> None:
+def restore_random_state(device: torch.device, cpu: torch.Tensor, own: torch.Tensor | None) -> None:
     """Set what `random_state` returned."""
     torch.set_rng_state(cpu)
     if own is not None:
