@@ -1,6 +1,6 @@
 """A training loop of your own under torchrun: the same lines on every rank.
 
-    torchrun --nproc-per-node 2 examples/own_loop.py
+torchrun --nproc-per-node 2 examples/own_loop.py
 """
 
 import torch

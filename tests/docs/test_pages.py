@@ -88,22 +88,6 @@ def test_the_script_of_the_readme_runs_under_torchrun(tmp_path: Path) -> None:
     assert re.search(r"loss 0\.\d+", output)
 
 
-@pytest.mark.slow
-def test_the_commands_of_the_guide_train_a_model_of_ones_own(tmp_path: Path) -> None:
-    page = DOCS / "guides" / "train-your-own-model.md"
-    write_files(page, tmp_path)
-    commands = [
-        line.removeprefix("$ ")
-        for block in blocks_of(page)
-        if block.language == "console"
-        for line in block.text.splitlines()
-        if line.startswith("$ ")
-    ]
-    assert len(commands) >= 3
-    for command in commands:
-        succeed(command.split(), tmp_path)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
