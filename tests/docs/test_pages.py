@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMANDS_S = 240
@@ -26,6 +27,22 @@ class Block:
     def file(self) -> str:
         match = re.match(r"# ([\w.-]+\.(?:py|toml))\n", self.text)
         return match[1] if match else ""
+
+    @property
+    def is_excerpt(self) -> bool:
+        """Whether all its lines stand in one of `examples`, which has a test."""
+        return any(is_part_of(self.text, path.read_text()) for path in SCRIPTS)
+
+    @property
+    def is_example(self) -> bool:
+        """Whether the block is to be run with the others of its page."""
+        return self.language == "python" and not self.file and not self.is_excerpt
+
+
+def is_part_of(excerpt: str, whole: str) -> bool:
+    """Whether the lines of ``excerpt`` all stand in ``whole``, in the same order."""
+    rest = iter(line.strip() for line in whole.splitlines())
+    return all(line.strip() in rest for line in excerpt.strip().splitlines())
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -61,19 +78,13 @@ def succeed(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-WITH_EXAMPLES = [
-    page
-    for page in PAGES
-    if any(block.language == "python" and not block.file for block in blocks_of(page))
-]
+WITH_EXAMPLES = [page for page in PAGES if any(block.is_example for block in blocks_of(page))]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     write_files(page, tmp_path)
-    program = "\n\n".join(
-        block.text for block in blocks_of(page) if block.language == "python" and not block.file
-    )
+    program = "\n\n".join(block.text for block in blocks_of(page) if block.is_example)
     (tmp_path / "examples_of_the_page.py").write_text(program, encoding="utf-8")
     succeed([sys.executable, "examples_of_the_page.py"], tmp_path)
 
