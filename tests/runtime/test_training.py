@@ -75,3 +75,14 @@ def test_a_tied_qwen2_trains_in_bfloat16(two_ranks: tuple[dict[str, Any], ...]) 
     first, second = (found["qwen2"] for found in two_ranks)
     assert first == second
     assert first[-1] < 0.7 * first[0]
+
+
+def test_seven_rows_in_four_micro_batches_count_once_each(
+    two_ranks: tuple[dict[str, Any], ...],
+) -> None:
+    """Loss, gradients and BatchNorm's buffers; two steps of four make eight updates, not nine."""
+    for found in two_ranks:
+        result = dict(found["seven rows"])
+        assert result.pop("cut") == ["2 rows", "2 rows", "2 rows", "1 rows"]
+        assert len(result) == 5
+        assert not any(result.values()), result

@@ -14,6 +14,7 @@ from pipeline_cases import (
     MICRO_BATCHES,
     ROWS,
     captured,
+    compare_one,
     join,
     plan_of,
     qwen2_tied,
@@ -231,10 +232,34 @@ def raise_error() -> None:
     raise ValueError("shape mismatch in the user's code")
 
 
+def seven_rows_in_four_micro_batches() -> dict[str, list[str]]:
+    """What differs from one device on the last batch of 7 rows of a plan of 4 x 2; the cut."""
+    join()
+    found: dict[str, list[str]] = {}
+    for name in ("mlp", "convolutions"):
+        subject, graph = captured(name)
+        for schedule in ("gpipe", "1f1b"):
+            plan = plan_of(len(graph.layer_names), (1, 1), schedule, micro_batches=4, rows=2)
+            found[f"{name}, {schedule}"] = compare_one(subject, graph, plan, sizes=(8, 7, 3))
+    with Pipeline(graph, plan, subject.batch(8)) as pipe:
+        for rows in (8, 7):
+            pipe.step(subject.batch(rows))
+        counts = {
+            name: int(tensor)
+            for name, tensor in pipe._worker.named_tensors().items()
+            if name.endswith("num_batches_tracked")
+        }
+        cut = pipe._worker.iteration(7, True).cut.micro_batches
+    found["cut"] = [f"{len(rows)} rows" for rows in cut]
+    found["updates"] = [f"{name}: {count}" for name, count in counts.items() if count != 8]
+    return found
+
+
 def on_two_ranks() -> dict[str, Any]:
     """Several cases in one pair of processes, whose start takes longer than they do."""
     return {
         "qwen2": train_qwen2(15),
         "wrong gradient": verify_with_a_wrong_gradient(),
         "bad batches": bad_batches(),
+        "seven rows": seven_rows_in_four_micro_batches(),
     }
