@@ -10,7 +10,8 @@ from torch.nn import functional
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
 from penstock.errors import BadInput
-from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
+from penstock.measure.layer_times import measure_profile
+from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.profile.model_profile import Affine, SharedParameter
 
 SLEEP_PER_SAMPLE_S = 0.004

@@ -12,12 +12,13 @@ from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.presets import local_cluster
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
-from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
+from penstock.measure.layer_times import measure_profile
 from penstock.measure.links import measure_links, usable_cores, usable_memory_bytes
 from penstock.measure.roofline import estimate_profile
+from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
-from penstock.runtime.launch import launch_workers, threads_per_worker
+from penstock.runtime.launch import launch_workers
 
 __all__ = ["CostedJob", "build_and_capture", "cluster_for", "cost_job", "profile_job"]
 
@@ -57,8 +58,8 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
     return measure_job(job, device)
 
 
-def measure_job(job: Job, device: str) -> ModelProfile:
-    """The profile measured by this process."""
+def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
+    """The profile measured by this process, alone or beside others."""
     graph = build_and_capture(job, device)
     whole = graph.stage(range(len(graph.layer_names))).module
     return measure_profile(
@@ -68,7 +69,10 @@ def measure_job(job: Job, device: str) -> ModelProfile:
         repeats=REPEATS,
         device=device,
         autocast=job.autocast_dtype(),
-        step_s_per_byte=measure_step_s_per_byte(whole, optimizer_factory(job.optimizer)),
+        step_s_per_byte=measure_step_s_per_byte(
+            whole, optimizer_factory(job.optimizer), shares_cores=shares_cores
+        ),
+        shares_cores=shares_cores,
     )
 
 
@@ -82,15 +86,12 @@ def sizes_to_measure(job: Job) -> tuple[int, ...]:
 def cost_job(job: Job, *, workers: int, device: str = "cpu") -> CostedJob:
     """Profile and cluster for ``workers`` local workers, measured as they will run.
 
-    On the CPU as many workers measure at once as will compute at once.
+    All workers measure at the same time, because they will also train at the same time.
     """
     if workers == 1:
         profile = launch_workers(measure_job, (job, device), workers=1)[0]
         return CostedJob(profile, local_cluster(1, usable_cores(), usable_memory_bytes()))
-    measuring = max(2, min(workers, usable_cores()))
-    results = launch_workers(
-        cost_worker, (job, device), workers=measuring, threads=threads_per_worker(workers)
-    )
+    results = launch_workers(cost_worker, (job, device), workers=workers)
     cluster = results[0].cluster
     if device == "cpu":
         cluster = cluster_for(workers, cluster.hosts[0])
@@ -104,7 +105,8 @@ def cost_worker(job: Job, device: str) -> CostedJob:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     cluster = measure_links(device)
     distributed.barrier()
-    return CostedJob(measure_job(job, device), cluster)
+    shares_cores = device == "cpu" and distributed.get_world_size() > usable_cores()
+    return CostedJob(measure_job(job, device, shares_cores=shares_cores), cluster)
 
 
 def cluster_for(workers: int, measured: Host) -> Cluster:

@@ -8,16 +8,21 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.measure.clock import Stopwatch, work_s
 
 __all__ = ["LayerRun", "RunSettings", "programs_of", "resized", "undisturbed", "walk"]
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where layers run, and the type of their matrix products (none: that of the parameters)."""
+    """Where layers run, and the type of their matrix products (none: that of the parameters).
+
+    ``shares_cores`` says that more processes measure at once than there are cores.
+    """
 
     device: torch.device
     autocast: torch.dtype | None = None
+    shares_cores: bool = False
 
     def precision(self) -> AbstractContextManager[object]:
         """The context that a forward runs in."""
@@ -45,6 +50,11 @@ class LayerRun:
         if self.program.is_last:
             outputs = outputs[len(self.program.sent) :][:1]
         return [output for output in outputs if output.requires_grad]
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """What times this layer on its device."""
+        return work_s(self.settings.device, shares_cores=self.settings.shares_cores)
 
     @property
     def inputs(self) -> list[torch.Tensor]:

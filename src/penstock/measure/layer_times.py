@@ -1,17 +1,17 @@
 """A model's profile, measured layer by layer on this device."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from statistics import median
 
 import torch
-from torch import nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.backward_halves import Times
-from penstock.measure.clock import work_s
 from penstock.measure.layer_runs import (
     LayerRun,
     RunSettings,
@@ -27,7 +27,10 @@ from penstock.profile.model_profile import (
     ModelProfile,
 )
 
-__all__ = ["measure_profile", "measure_step_s_per_byte"]
+__all__ = ["measure_profile"]
+
+IN_FLIGHT = 2
+"""Micro-batches that are held at once while the whole model is timed."""
 
 
 def measure_profile(
@@ -39,6 +42,7 @@ def measure_profile(
     device: torch.device | str = "cpu",
     autocast: torch.dtype | None = None,
     step_s_per_byte: float = 0.0,
+    shares_cores: bool = False,
 ) -> ModelProfile:
     """Time every layer of ``graph`` and count its bytes, on the rows of ``batch``.
 
@@ -47,7 +51,8 @@ def measure_profile(
     ``repeats`` after one run that warms up, and fitted as ``fixed + per_sample * b``. A layer alone
     costs more than within a stage (a call, the start of a backward), so the times are then made to
     add up to those of the whole model run as one stage. Parameters, buffers, gradients and random
-    state are left as they were.
+    state are left as they were. ``shares_cores`` says that more processes measure at once than
+    there are cores: then the seconds are those in which this process computes.
 
     Raises:
         BadInput: fewer than one repeat, or a batch size below 1.
@@ -58,7 +63,7 @@ def measure_profile(
         raise BadInput(
             f"batch sizes {list(sizes)} with {repeats} repeats cannot be measured; all must be >= 1"
         )
-    settings = RunSettings(torch.device(device), autocast)
+    settings = RunSettings(torch.device(device), autocast, shares_cores)
     programs = programs_of(graph, settings.device)
     with undisturbed(programs, settings.device):
         times = [layer_times(graph, programs, leaves, n, repeats, settings) for n in sizes]
@@ -118,14 +123,14 @@ def layer_times(
     alone: list[Times] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
-        alone.append(time_layer(run, repeats, halves=True))
+        alone.append(time_layer(run, repeats))
         return run.forward()
 
     walk(programs, rows, settings, visit)
     program = graph.stage(range(len(programs)))
     program.module.train()
     whole_run = LayerRun(program, tuple(rows[i] for i in program.batch_inputs), (), settings)
-    whole = time_layer(whole_run, repeats, halves=False)
+    whole = time_whole(whole_run, repeats)
     forward = adding_up([t.forward_s for t in alone], whole.forward_s)
     backward = adding_up([t.backward_s for t in alone], whole.backward_s)
     return [
@@ -134,35 +139,69 @@ def layer_times(
     ]
 
 
-def time_layer(run: LayerRun, repeats: int, *, halves: bool) -> Times:
-    """Median seconds of a layer's forward and backward; the first of the runs warms up.
+def time_layer(run: LayerRun, repeats: int) -> Times:
+    """Median seconds of a layer's forward, backward and the halves of it; the first runs warm up.
 
     Gradients accumulate into parameters that have one already, as in every micro-batch but the
     first of a step.
     """
-    seconds_of = work_s(run.settings.device)
-    rounds: list[Times] = []
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(repeats + 1):
-            rounds.append(time_once(run, seconds_of, halves=halves))
-    finally:
-        if collecting:
-            gc.enable()
-    kept = rounds[1:]
+    with without_collecting():
+        rounds = [time_once(run) for _ in range(repeats + 1)][1:]
     return Times(
-        median(t.forward_s for t in kept),
-        median(t.backward_s for t in kept),
-        median(t.backward_input_s for t in kept),
-        median(t.backward_weight_s for t in kept),
+        median(t.forward_s for t in rounds),
+        median(t.backward_s for t in rounds),
+        median(t.backward_input_s for t in rounds),
+        median(t.backward_weight_s for t in rounds),
     )
 
 
-def time_once(
-    run: LayerRun, seconds_of: Callable[[Callable[[], object]], float], *, halves: bool
-) -> Times:
-    """One forward and one backward of a layer, its halves before it where asked."""
+def time_whole(run: LayerRun, repeats: int) -> Times:
+    """Median seconds of the whole model's forward and backward, some micro-batches in flight.
+
+    In a pipeline the backward finds its activations in memory, where the forwards of other
+    micro-batches have pushed them out of the caches.
+    """
+    with without_collecting():
+        rounds = [time_in_flight(run) for _ in range(repeats + 1)][1:]
+    return Times(
+        median(t.forward_s for times in rounds for t in times),
+        median(t.backward_s for times in rounds for t in times),
+    )
+
+
+def time_in_flight(run: LayerRun) -> list[Times]:
+    """`IN_FLIGHT` forwards, then their backwards."""
+    seconds_of = run.stopwatch
+    made: list[tuple[torch.Tensor, ...]] = []
+    forwards = [seconds_of(lambda: made.append(run.forward())) for _ in range(IN_FLIGHT)]
+    times: list[Times] = []
+    for forward_s, outputs in zip(forwards, map(run.differentiable, made), strict=True):
+        ones = [torch.ones_like(output) for output in outputs]
+        times.append(Times(forward_s, seconds_of(partial(backward, outputs, ones))))
+    return times
+
+
+def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """A full backward; outputs without a gradient need none."""
+    if outputs:
+        torch.autograd.backward(outputs, gradients)
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Keep Python's garbage collector from running within, where it would be timed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def time_once(run: LayerRun) -> Times:
+    """One forward of a layer, its backward in halves, and its full backward."""
+    seconds_of = run.stopwatch
     made: list[tuple[torch.Tensor, ...]] = []
     forward_s = seconds_of(lambda: made.append(run.forward()))
     outputs = run.differentiable(made.pop())
@@ -171,7 +210,7 @@ def time_once(
     ones = [torch.ones_like(output) for output in outputs]
 
     def half_s(wanted: Sequence[torch.Tensor]) -> float:
-        if not (halves and wanted):
+        if not wanted:
             return 0.0
         return seconds_of(
             lambda: torch.autograd.grad(outputs, wanted, ones, retain_graph=True, allow_unused=True)
@@ -180,7 +219,7 @@ def time_once(
     input_s, weight_s = half_s(run.inputs), half_s(run.parameters)
     for tensor in run.inputs:
         tensor.grad = None
-    backward_s = seconds_of(lambda: torch.autograd.backward(outputs, ones))
+    backward_s = seconds_of(partial(backward, outputs, ones))
     return Times(forward_s, backward_s, input_s, weight_s)
 
 
@@ -198,55 +237,3 @@ def adding_up(parts: Sequence[float], whole: float) -> list[float]:
     kept = [max(part - overhead, part / 10) for part in parts]
     total = sum(kept)
     return [part * whole / total if total else 0.0 for part in kept]
-
-
-def measure_step_s_per_byte(
-    module: nn.Module,
-    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
-    *,
-    repeats: int = 5,
-) -> float:
-    """Seconds of all that a training step does once, per byte of parameters.
-
-    That is: clear the gradients (which lie one behind another in memory), and after the backwards
-    take their norm, scale them (mean and clipping), and step the optimizer. The parameters are left
-    as they were.
-    """
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if not parameters:
-        return 0.0
-    values, kept = [p.detach().clone() for p in parameters], [p.grad for p in parameters]
-    flats = [flat_gradients(group) for group in by_dtype(parameters)]
-    stepper = optimizer(parameters)
-
-    def step() -> None:
-        for flat in flats:
-            flat.zero_()
-            torch.linalg.vector_norm(flat)
-            flat.mul_(1.0)
-        stepper.step()
-
-    seconds_of = work_s(parameters[0].device)
-    seconds = [seconds_of(step) for _ in range(repeats + 1)]
-    with torch.no_grad():
-        for parameter, value, gradient in zip(parameters, values, kept, strict=True):
-            parameter.copy_(value)
-            parameter.grad = gradient
-    return median(seconds[1:]) / sum(p.numel() * p.element_size() for p in parameters)
-
-
-def by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters in groups of one type each."""
-    groups: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        groups.setdefault(parameter.dtype, []).append(parameter)
-    return list(groups.values())
-
-
-def flat_gradients(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Give the parameters gradients of zero that are parts of one tensor; that tensor."""
-    flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
-    parts = flat.split([parameter.numel() for parameter in parameters])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part.view_as(parameter)
-    return flat
