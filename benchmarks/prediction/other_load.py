@@ -1,0 +1,57 @@
+"""How much of this machine others use meanwhile: seconds are only comparable without them."""
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["QUIET_CORES", "OtherLoad", "other_load", "wait_until_quiet"]
+
+TICKS_PER_S = 100
+QUIET_CORES = 0.1
+
+
+@dataclass
+class OtherLoad:
+    """Cores that others used, on average."""
+
+    cores: float = 0.0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether seconds that were measured meanwhile count."""
+        return self.cores < QUIET_CORES
+
+
+@contextmanager
+def other_load() -> Iterator[OtherLoad]:
+    """Measure the load of others while the block runs; processes of one's own must have ended."""
+    load = OtherLoad()
+    start_s, busy_s, own_s = time.monotonic(), machine_s(), children_and_self_s()
+    yield load
+    own_s, busy_s = children_and_self_s() - own_s, machine_s() - busy_s
+    load.cores = max(0.0, busy_s - own_s) / (time.monotonic() - start_s)
+
+
+def wait_until_quiet(limit_s: float) -> None:
+    """Wait for two quiet seconds, at most ``limit_s``."""
+    deadline, quiet = time.monotonic() + limit_s, 0
+    while quiet < 2 and time.monotonic() < deadline:
+        with other_load() as load:
+            time.sleep(1)
+        quiet = quiet + 1 if load.is_quiet else 0
+
+
+def machine_s() -> float:
+    """Seconds that all cores together have worked (Linux)."""
+    fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    idle, waiting = fields[3], fields[4]
+    return (sum(fields) - idle - waiting) / TICKS_PER_S
+
+
+def children_and_self_s() -> float:
+    """Seconds that this process and its ended children have worked."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
