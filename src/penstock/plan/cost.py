@@ -14,6 +14,8 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
+from penstock.schedule.early_backward import warm_up_depths
+from penstock.schedule.schedule import PipelineShape
 
 __all__ = [
     "Transfer",
@@ -21,6 +23,7 @@ __all__ = [
     "crossing_bytes",
     "crowding",
     "depth_function",
+    "depths_of",
     "device_memory_bytes",
     "estimate_s",
     "forward_s",
@@ -36,6 +39,9 @@ DepthFunction: TypeAlias = Callable[[int, int], int]
 DEPTHS: dict[str, DepthFunction] = {
     "gpipe": lambda stages_from_here, micro_batches: micro_batches,
     "1f1b": min,
+    "early-backward": lambda stages_from_here, micro_batches: min(
+        2 * stages_from_here - 1, micro_batches
+    ),
 }
 
 
@@ -163,13 +169,8 @@ def device_memory_bytes(
 
 def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
     """Peak bytes of every device of ``plan``, in the order of ``plan.devices``."""
-    depth = depth_function(plan.schedule)
     peaks: list[float] = []
-    limit = plan.micro_batches
-    for index, stage in enumerate(plan.stages):
-        # A tighter limit upstream holds for all stages after it.
-        limit = min(limit, plan.in_flight_limit[index] if plan.in_flight_limit else limit)
-        in_flight = min(limit, depth(len(plan.stages) - index, plan.micro_batches))
+    for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):
         peaks += [
             device_memory_bytes(
                 problem, stage.layers, rows, in_flight=in_flight, recompute=stage.recompute
@@ -179,18 +180,31 @@ def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]
     return tuple(peaks)
 
 
+def depths_of(plan: Plan) -> tuple[int, ...]:
+    """The most micro-batches that each stage of ``plan`` has in flight."""
+    depth = depth_function(plan.schedule)
+    exactly_as_limited = plan.schedule == "early-backward" and plan.in_flight_limit
+
+    def in_flight(shape: PipelineShape, stage: int) -> int:
+        if exactly_as_limited:
+            return shape.limit(stage)
+        return depth(shape.stages - stage, shape.micro_batches)
+
+    return warm_up_depths(plan.shape(), in_flight)
+
+
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
     """Seconds of an iteration by the recurrence of `penstock.plan.chain_table`.
 
     An estimate, not a bound: it lets no all-reduce overlap the drain of the stages before it, and
     knows no waiting of uneven stages for one another.
     """
-    depth = depth_function(plan.schedule)
+    depths = depths_of(plan)
     rest_s = 0.0
     for index in reversed(range(len(plan.stages))):
         stage = plan.stages[index]
         busy_s = forward_s(problem, stage) + backward_s(problem, stage)
-        if stage.recompute and depth(len(plan.stages) - index, plan.micro_batches) > 1:
+        if stage.recompute and depths[index] > 1:
             busy_s += forward_s(problem, stage)
         own_s = plan.micro_batches * busy_s + tail_s(problem, stage)
         if index + 1 < len(plan.stages):

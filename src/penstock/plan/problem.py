@@ -34,7 +34,7 @@ class PlanningProblem:
     micro_batch_sizes: tuple[int, ...]
     optimizer_bytes_per_parameter_byte: float = 2.0
     recompute: RecomputeChoice = "auto"
-    schedules: tuple[str, ...] = ("1f1b", "gpipe")
+    schedules: tuple[str, ...] = ("1f1b", "early-backward", "gpipe")
     max_stages: int = 0
 
     def __post_init__(self) -> None:

@@ -8,7 +8,14 @@ from penstock.errors import BadInput
 from penstock.schedule.action import Action
 from penstock.schedule.schedule import PipelineShape, Schedule
 
-__all__ = ["InFlight", "early_backward", "gpipe", "one_f_one_b"]
+__all__ = [
+    "InFlight",
+    "deep_early_backward",
+    "early_backward",
+    "gpipe",
+    "one_f_one_b",
+    "warm_up_depths",
+]
 
 InFlight: TypeAlias = Callable[[PipelineShape, int], int]
 """The most micro-batches that a stage holds between their forward and their backward."""
@@ -55,6 +62,28 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
     return early_backward(shape, in_flight=lambda shape, stage: shape.stages - stage)
 
 
+def deep_early_backward(shape: PipelineShape) -> Schedule:
+    """Warmed up deeper than 1F1B, so that messages on their way do not keep a stage waiting.
+
+    Without limits policy P_B of DAPPLE (PPoPP 2021), which counts every transfer as a stage of its
+    own: ``K = 2 (S - i) - 1``. With limits each stage is exactly as deep as its limit says.
+
+    >>> print(deep_early_backward(PipelineShape(stages=2, micro_batches=4)))
+    stage 0   F0 F1 F2 B0 F3 B1 B2 B3
+    stage 1   F0 B0 F1 B1 F2 B2 F3 B3
+    >>> limited = PipelineShape(stages=2, micro_batches=4, in_flight_limit=(4, 2))
+    >>> print(deep_early_backward(limited))
+    stage 0   F0 F1 F2 F3 B0 B1 B2 B3
+    stage 1   F0 F1 B0 F2 B1 F3 B2 B3
+    """
+    return early_backward(shape, in_flight=deep_in_flight)
+
+
+def deep_in_flight(shape: PipelineShape, stage: int) -> int:
+    """The depth of one stage of `deep_early_backward`."""
+    return shape.limit(stage) if shape.in_flight_limit else 2 * (shape.stages - stage) - 1
+
+
 def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
     """Warm up with K forwards, then one backward, one forward, then drain (DAPPLE, section 1c).
 
@@ -78,14 +107,23 @@ def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
             f"{shape.stages} stages on device groups {list(shape.placement)}: an early-backward "
             f"schedule gives each group one stage; place every stage on its own group"
         )
-    wanted = (min(in_flight(shape, s), shape.limit(s)) for s in range(shape.stages))
-    depths = tuple(accumulate(wanted, min, initial=shape.micro_batches))[1:]
+    depths = warm_up_depths(shape, in_flight)
     return Schedule(
         tuple(
             order_of_stage(shape, stage, depths[stage])
             for _, stage in sorted(stage_of_group.items())
         )
     )
+
+
+def warm_up_depths(shape: PipelineShape, in_flight: InFlight) -> tuple[int, ...]:
+    """The most micro-batches that each stage holds: as wanted, within its limit and that upstream.
+
+    >>> warm_up_depths(PipelineShape(stages=3, micro_batches=9), deep_in_flight)
+    (5, 3, 1)
+    """
+    wanted = (min(in_flight(shape, s), shape.limit(s)) for s in range(shape.stages))
+    return tuple(accumulate(wanted, min, initial=shape.micro_batches))[1:]
 
 
 def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> tuple[Action, ...]:

@@ -1,8 +1,12 @@
 """Every schedule family by the name that plans and the command line use."""
 
-from penstock.schedule.early_backward import gpipe, one_f_one_b
+from penstock.schedule.early_backward import deep_early_backward, gpipe, one_f_one_b
 from penstock.schedule.schedule import ScheduleFunction
 
 __all__ = ["SCHEDULES"]
 
-SCHEDULES: dict[str, ScheduleFunction] = {"gpipe": gpipe, "1f1b": one_f_one_b}
+SCHEDULES: dict[str, ScheduleFunction] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "early-backward": deep_early_backward,
+}
