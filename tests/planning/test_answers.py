@@ -7,7 +7,7 @@ import pytest
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.planning.answers import plan_pipeline, score_within
+from penstock.planning.answers import plan_pipeline, score_until
 from penstock.planning.questions import planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
@@ -59,11 +59,11 @@ def test_an_unknown_name_is_refused(
 def test_after_the_time_limit_no_further_plan_is_better(small_plan: Plan) -> None:
     clock = count().__next__
     scores = iter([inf, 5.0, 4.0, 3.0])
-    limited = score_within(lambda plan: next(scores), limit_s=0.5, clock=clock)
+    limited = score_until(lambda plan: next(scores), deadline_s=-0.5, clock=clock)
     assert [limited(small_plan) for _ in range(5)] == [inf, 5.0, inf, inf, inf]
 
 
 def test_before_the_time_limit_the_score_is_the_score(small_plan: Plan) -> None:
-    limited = score_within(lambda plan: float(plan.micro_batches), limit_s=1.0, clock=lambda: 0.0)
+    limited = score_until(lambda plan: float(plan.micro_batches), deadline_s=1.0, clock=lambda: 0.0)
     other = replace(small_plan, micro_batches=3)
     assert [limited(small_plan), limited(other)] == [6.0, 3.0]

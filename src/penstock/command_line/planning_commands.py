@@ -47,7 +47,9 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Make a plan for PROFILE on a cluster."""
-    from penstock.planning.answers import find_plan, score_within
+    from math import inf
+
+    from penstock.planning.answers import find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.questions import planning_problem
@@ -65,8 +67,7 @@ def plan(
         recompute=recompute,
     )
     start_s, score = perf_counter(), make_score(problem)
-    searched = score_within(score, time_limit, perf_counter) if time_limit else score
-    found = find_plan(problem, planner, searched)
+    found = find_plan(problem, planner, score, limit_s=time_limit or inf)
     planning_s = perf_counter() - start_s
     planned = assess_plan(found, problem, baselines_of(problem, score))
     if out:

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from math import inf
+from time import perf_counter
 
 from penstock.cluster.cluster import Cluster
+from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
-from penstock.plan.registry import PLANNERS
+from penstock.plan.registry import PLANNERS, STARTING_PLANNERS
+from penstock.plan.search import search_steps
+from penstock.plan.search_step import SearchStep
 from penstock.planning.questions import named, planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 
-__all__ = ["find_plan", "plan_pipeline", "score_within"]
+__all__ = ["find_plan", "plan_pipeline", "score_until"]
 
 
 def plan_pipeline(
@@ -47,26 +51,53 @@ def plan_pipeline(
     return find_plan(problem, planner, make_score(problem))
 
 
-def find_plan(problem: PlanningProblem, planner: str, score: Score) -> Plan:
+def find_plan(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    *,
+    limit_s: float = inf,
+    clock: Callable[[], float] = perf_counter,
+    tell: Callable[[SearchStep], None] | None = None,
+) -> Plan:
     """What the planner of that name answers.
+
+    After ``limit_s`` seconds of ``clock`` the best plan so far is the answer; at least one plan
+    that fits is found, however long that takes. ``tell`` hears what is going on.
 
     Raises:
         BadInput: no planner has the name.
         Infeasible: nothing fits; the message says what would.
     """
-    return named(PLANNERS, planner, "planner")(problem, score)
+    make = named(PLANNERS, planner, "planner")
+    deadline_s = clock() + limit_s
+    limited = score_until(score, deadline_s, clock) if limit_s < inf else score
+    if planner != "search":
+        if tell:
+            tell(SearchStep(f"planner {planner}", None, inf))
+        return make(problem, limited)
+    best: Plan | None = None
+    for step in search_steps(problem, limited, STARTING_PLANNERS):
+        best = step.plan
+        if tell:
+            tell(step)
+        if best is not None and clock() >= deadline_s:
+            return best
+    if best is None:
+        raise infeasible(problem, planner)
+    return best
 
 
-def score_within(score: Score, limit_s: float, clock: Callable[[], float]) -> Score:
-    """``score`` until ``limit_s`` have passed, then no further plan is better than the best.
+def score_until(score: Score, deadline_s: float, clock: Callable[[], float]) -> Score:
+    """``score`` until the deadline, then no further plan is better than the best.
 
     At least one plan that fits is scored, however long that takes.
     """
-    start_s, found = clock(), False
+    found = False
 
     def limited(plan: Plan) -> float:
         nonlocal found
-        if found and clock() - start_s > limit_s:
+        if found and clock() > deadline_s:
             return inf
         seconds = score(plan)
         found = found or seconds < inf
