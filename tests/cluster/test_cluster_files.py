@@ -61,7 +61,8 @@ def test_every_cluster_survives_a_round_trip(
 ):
     path = tmp_path_factory.mktemp("clusters") / "c.toml"
     last = len(cluster.devices) - 1
-    named = Cluster(name, cluster.hosts, (Link(0, last, 2.5, 0.125),))
+    links = (Link(0, last, 2.5, 0.125),) if last else ()
+    named = Cluster(name, cluster.hosts, links)
     write_cluster(named, path)
     assert read_cluster(path) == named
 
@@ -96,6 +97,41 @@ def test_a_wrong_cluster_is_answered_with_place_value_and_remedy(
     message = str(caught.value)
     assert all(word in message for word in ["folder/c.toml", *words]), message
     assert "\n" not in message
+
+
+def hosts_without_ports(devices: int) -> tuple[Host, ...]:
+    return tuple(Host(f"h{i}", (Device("d", 1e9),), 0.0) for i in range(devices))
+
+
+def all_pairs(devices: int) -> list[Link]:
+    return [Link(i, j, 1e9) for i in range(devices) for j in range(devices) if i != j]
+
+
+def test_a_cluster_of_explicit_links_alone_needs_no_ports():
+    cluster = Cluster("graph", hosts_without_ports(3), tuple(all_pairs(3)))
+    assert cluster.transfer_s(2, 0, 1e9) == 1.0
+    one_host = Host("h", (Device("d", 1e9),) * 2, link_bytes_per_s=0.0)
+    assert Cluster("pair", (one_host,), (Link(0, 1, 1.0), Link(1, 0, 2.0))).bandwidth(1, 0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        (all_pairs(3)[:-1], ["device 2 cannot reach device 1", "'h1'", "no link 2 -> 1"]),
+        (all_pairs(3)[1:], ["device 0 cannot reach device 1", "'h0'", "port_bytes_per_s"]),
+        ([], ["device 0 cannot reach device 1", "add the link"]),
+        ([*all_pairs(3), Link(0, 1, 5.0)], ["link 0 -> 1", "given twice"]),
+        ([*all_pairs(3), Link(1, 1, 5.0)], ["link 1 -> 1", "itself"]),
+        ([Link(0, 1, 0.0)], ["link 0 -> 1", "rate 0.0", "> 0"]),
+        ([Link(0, 1, float("nan"))], ["link 0 -> 1", "nan"]),
+        ([Link(0, 1, 1.0, float("nan"))], ["link 0 -> 1", "latency nan"]),
+        ([Link(0, 3, 1.0)], ["link 0 -> 3", "0..2"]),
+    ],
+)
+def test_devices_that_cannot_reach_each_other_are_named(links: list[Link], words: list[str]):
+    with pytest.raises(BadInput) as caught:
+        Cluster("graph", hosts_without_ports(3), tuple(links))
+    assert all(word in str(caught.value) for word in ["'graph'", *words]), str(caught.value)
 
 
 def test_an_unknown_cluster_is_answered_with_the_presets():

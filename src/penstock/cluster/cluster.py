@@ -79,28 +79,46 @@ class Cluster:
         """The explicit links by (source, target)."""
         return {(link.source, link.target): link for link in self.links}
 
+    @cached_property
+    def linked_devices(self) -> frozenset[int]:
+        """The devices at which an explicit link begins or ends."""
+        return frozenset(end for link in self.links for end in (link.source, link.target))
+
+    @cached_property
+    def host_kinds(self) -> tuple[int, ...]:
+        """For each host the index of the first host with the same rates and latencies."""
+        first: dict[tuple[float, ...], int] = {}
+        return tuple(first.setdefault(rates_of(h), index) for index, h in enumerate(self.hosts))
+
+    @cached_property
+    def known_answers(self) -> dict[object, object]:
+        """What functions of this module's neighbours found out about this cluster, by question."""
+        return {}
+
     def uses_port(self, source: int, target: int) -> bool:
         """Whether a message between the two devices passes the shared ports of their hosts."""
-        same_host = self.host_index[source] == self.host_index[target]
-        return not same_host and (source, target) not in self.special_links
+        host_index = self.host_index
+        if host_index[source] == host_index[target]:
+            return False
+        return not self.links or (source, target) not in self.special_links
 
     def bandwidth(self, source: int, target: int) -> float:
         """Bytes per second from one device to another when nothing else is on the wire."""
-        if link := self.special_links.get((source, target)):
+        if self.links and (link := self.special_links.get((source, target))):
             return link.bytes_per_s
-        sender, receiver = self.hosts[self.host_index[source]], self.hosts[self.host_index[target]]
-        if self.host_index[source] == self.host_index[target]:
-            return sender.link_bytes_per_s
-        return min(sender.port_bytes_per_s, receiver.port_bytes_per_s)
+        sender, receiver = self.host_index[source], self.host_index[target]
+        if sender == receiver:
+            return self.hosts[sender].link_bytes_per_s
+        return min(self.hosts[sender].port_bytes_per_s, self.hosts[receiver].port_bytes_per_s)
 
     def latency(self, source: int, target: int) -> float:
         """Seconds before the first byte of a message arrives."""
-        if link := self.special_links.get((source, target)):
+        if self.links and (link := self.special_links.get((source, target))):
             return link.latency_s
-        sender, receiver = self.hosts[self.host_index[source]], self.hosts[self.host_index[target]]
-        if self.host_index[source] == self.host_index[target]:
-            return sender.link_latency_s
-        return max(sender.port_latency_s, receiver.port_latency_s)
+        sender, receiver = self.host_index[source], self.host_index[target]
+        if sender == receiver:
+            return self.hosts[sender].link_latency_s
+        return max(self.hosts[sender].port_latency_s, self.hosts[receiver].port_latency_s)
 
     def transfer_s(self, source: int, target: int, size_bytes: float) -> float:
         """Seconds for one message alone on its way; nothing from a device to itself."""
@@ -109,37 +127,91 @@ class Cluster:
         return self.latency(source, target) + size_bytes / self.bandwidth(source, target)
 
 
+def rates_of(host: Host) -> tuple[float, ...]:
+    """What decides how fast the devices of a host reach one another and others."""
+    return (
+        host.link_bytes_per_s,
+        host.port_bytes_per_s,
+        host.link_latency_s,
+        host.port_latency_s,
+    )
+
+
 def check_cluster(cluster: Cluster) -> None:
     """Raise `BadInput` for a cluster that cannot exist or cannot carry a message."""
     if not cluster.devices:
         raise BadInput(f"cluster '{cluster.name}' has no devices; add a [[hosts]] entry")
     for host in cluster.hosts:
-        for device in host.devices:
-            if not (device.memory_bytes > 0 and 0 < device.speed < float("inf")):
-                raise BadInput(
-                    f"cluster '{cluster.name}', host '{host.name}': device '{device.kind}' has "
-                    f"memory {device.memory_bytes} B and speed {device.speed}; both must be > 0"
-                )
-        rates = {
-            "link_bytes_per_s": (host.link_bytes_per_s, len(host.devices) > 1),
-            "port_bytes_per_s": (host.port_bytes_per_s, len(cluster.hosts) > 1),
-        }
-        for figure, (rate, needed) in rates.items():
-            if needed and not rate > 0:
-                raise BadInput(
-                    f"cluster '{cluster.name}', host '{host.name}': {figure} is {rate}; devices "
-                    f"that cannot reach each other cannot share a pipeline; give a rate > 0"
-                )
-        if host.link_latency_s < 0 or host.port_latency_s < 0 or host.full_speed_devices < 0:
-            raise BadInput(
-                f"cluster '{cluster.name}', host '{host.name}': latencies and "
-                f"full_speed_devices must be >= 0"
-            )
+        check_host(cluster, host)
+    known: set[tuple[int, int]] = set()
     for link in cluster.links:
-        ends_exist = all(0 <= end < len(cluster.devices) for end in (link.source, link.target))
-        if not ends_exist or link.bytes_per_s <= 0 or link.latency_s < 0:
+        check_link(cluster, link)
+        if (link.source, link.target) in known:
             raise BadInput(
-                f"cluster '{cluster.name}': link {link.source} -> {link.target} at "
-                f"{link.bytes_per_s} B/s, latency {link.latency_s} s: ends must be devices "
-                f"0..{len(cluster.devices) - 1}, the rate > 0 and the latency >= 0"
+                f"cluster '{cluster.name}': link {link.source} -> {link.target} is given twice; "
+                f"leave one of them out"
             )
+        known.add((link.source, link.target))
+    check_connected(cluster, known)
+
+
+def check_host(cluster: Cluster, host: Host) -> None:
+    """Raise for a device, a rate or a latency that no hardware has."""
+    where = f"cluster '{cluster.name}', host '{host.name}'"
+    for device in host.devices:
+        if not (device.memory_bytes > 0 and 0 < device.speed < float("inf")):
+            raise BadInput(
+                f"{where}: device '{device.kind}' has memory {device.memory_bytes} B and speed "
+                f"{device.speed}; both must be > 0"
+            )
+    for figure in ("link_bytes_per_s", "port_bytes_per_s"):
+        rate: float = getattr(host, figure)
+        if not rate >= 0:
+            raise BadInput(f"{where}: {figure} is {rate}; give a rate > 0")
+    for figure in ("link_latency_s", "port_latency_s"):
+        latency_s: float = getattr(host, figure)
+        if not 0 <= latency_s < float("inf"):
+            raise BadInput(f"{where}: {figure} is {latency_s}; give finite seconds >= 0")
+    if host.full_speed_devices < 0:
+        raise BadInput(
+            f"{where}: full_speed_devices is {host.full_speed_devices}; it must be >= 0 (0: all)"
+        )
+
+
+def check_link(cluster: Cluster, link: Link) -> None:
+    """Raise for a link without two different ends or with an impossible figure."""
+    where = f"cluster '{cluster.name}': link {link.source} -> {link.target}"
+    last = len(cluster.devices) - 1
+    if not all(0 <= end <= last for end in (link.source, link.target)):
+        raise BadInput(f"{where} must join devices 0..{last}")
+    if link.source == link.target:
+        raise BadInput(f"{where} joins a device with itself; name two devices")
+    if not link.bytes_per_s > 0:
+        raise BadInput(
+            f"{where} has rate {link.bytes_per_s} B/s; give a rate > 0, or leave the link out "
+            f"where its hosts' own rates hold"
+        )
+    if not 0 <= link.latency_s < float("inf"):
+        raise BadInput(f"{where} has latency {link.latency_s} s; give finite seconds >= 0")
+
+
+def check_connected(cluster: Cluster, links: set[tuple[int, int]]) -> None:
+    """Raise for the first pair of devices, in order, that cannot send to one another."""
+    host_index, devices = cluster.host_index, range(len(cluster.devices))
+    for index, host in enumerate(cluster.hosts):
+        members = [device for device in devices if host_index[device] == index]
+        others = [device for device in devices if host_index[device] != index]
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        if not host.link_bytes_per_s:
+            pairs["link_bytes_per_s"] = [(i, j) for i in members for j in members if i != j]
+        if not host.port_bytes_per_s:
+            ways = [((i, j), (j, i)) for i in members for j in others]
+            pairs["port_bytes_per_s"] = [pair for both in ways for pair in both]
+        for figure, needed in pairs.items():
+            for source, target in needed:
+                if (source, target) not in links:
+                    raise BadInput(
+                        f"cluster '{cluster.name}': device {source} cannot reach device {target}: "
+                        f"{figure} of host '{host.name}' is {getattr(host, figure)} and there is "
+                        f"no link {source} -> {target}; give a rate > 0 or add the link"
+                    )

@@ -1,11 +1,13 @@
 """Seconds of the messages that pipelines exchange: gradient all-reduce and re-cut rows."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple, cast
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.rings import best_ring, host_order, ring_quality
 
 __all__ = [
     "Message",
@@ -18,6 +20,10 @@ __all__ = [
 ]
 
 
+MOST_ANSWERS = 1 << 16
+"""Answers kept with a cluster before they are forgotten."""
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to all-reduce: ``latency_s + s_per_byte * bytes``."""
@@ -26,8 +32,7 @@ class Way:
     s_per_byte: float
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """Rows of a micro-batch that go from one device to another."""
 
     source: int
@@ -40,7 +45,7 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
 
     The faster of two ways:
 
-        ring           2 (r-1)/r * bytes / slowest link   + 2 (r-1) * latency
+        ring           2 (r-1)/r * bytes / slowest hop    + 2 (r-1) * latency
         hierarchical   reduce inside every host, ring over one device of each, broadcast inside
 
     The ring passes through the hosts one after the other, so every port carries it once in each
@@ -56,10 +61,42 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
 
 
 def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]:
-    """The ways of `all_reduce_s`; none for a single device."""
+    """The ways of `all_reduce_s`; none for a single device. Answers are kept with the cluster.
+
+    Without explicit links among the devices, only how many there are on hosts of which rates
+    matters. With them, the ring is the best one of `penstock.cluster.rings`.
+    """
     if len(devices) < 2:
         return ()
-    ring = sorted(devices, key=lambda device: (cluster.host_index[device], device))
+    linked = len(members := cluster.linked_devices.intersection(devices)) > 1 and any(
+        (i, j) in cluster.special_links for i in members for j in members
+    )
+    question = ("ways", frozenset(devices) if linked else host_shares(cluster, devices))
+    known = cast("dict[object, tuple[Way, ...]]", cluster.known_answers)
+    if question not in known:
+        if len(known) >= MOST_ANSWERS:
+            known.clear()
+        ring = host_order(cluster, devices)
+        known[question] = linked_ways(cluster, ring) if linked else ways_in_order(cluster, ring)
+    return known[question]
+
+
+def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
+    """How the devices are spread: hosts, and for which kinds of hosts how many devices of one."""
+    counts = Counter(map(cluster.host_index.__getitem__, devices))
+    kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
+    return len(devices), len(counts), kinds
+
+
+def linked_ways(cluster: Cluster, ring: list[int]) -> tuple[Way, ...]:
+    """The ways in the order of the hosts, and the best ring where it is none of them."""
+    ways = ways_in_order(cluster, ring)
+    best = ring_way(cluster, best_ring(cluster, ring))
+    return ways if best in ways else (best, *ways)
+
+
+def ways_in_order(cluster: Cluster, ring: list[int]) -> tuple[Way, ...]:
+    """The ring through devices in the order of their hosts, and by hosts first."""
     by_host: dict[int, list[int]] = defaultdict(list)
     for device in ring:
         by_host[cluster.host_index[device]].append(device)
@@ -68,7 +105,10 @@ def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]
     if len(groups) in (1, len(ring)):
         return (flat,)
     inside = [chain_way(cluster, group) for group in groups]
-    across = ring_way(cluster, [group[0] for group in groups])
+    leaders = [group[0] for group in groups]
+    if cluster.links:
+        leaders = best_ring(cluster, leaders)
+    across = ring_way(cluster, leaders)
     hierarchical = Way(
         latency_s=2 * max(way.latency_s for way in inside) + across.latency_s,
         s_per_byte=2 * max(way.s_per_byte for way in inside) + across.s_per_byte,
@@ -77,12 +117,12 @@ def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]
 
 
 def ring_way(cluster: Cluster, ring: Sequence[int]) -> Way:
-    """A ring all-reduce in the given order."""
-    links = list(pairwise([*ring, ring[0]]))
+    """A ring all-reduce in the given order; hops through one port share its rate."""
+    quality = ring_quality(cluster, ring)
     steps = len(ring) - 1
     return Way(
-        latency_s=2 * steps * max(cluster.latency(*link) for link in links),
-        s_per_byte=2 * steps / len(ring) / min(cluster.bandwidth(*link) for link in links),
+        latency_s=2 * steps * -quality.less_latency_s,
+        s_per_byte=2 * steps / len(ring) / quality.bytes_per_s,
     )
 
 
