@@ -6,7 +6,6 @@ from penstock.timeline.metrics import (
     bubble_fraction,
     busy_s,
     communication_s,
-    critical_path,
     idle_s,
     iteration_s,
     peak_memory_bytes,
@@ -68,30 +67,3 @@ def test_overlapping_sends_and_receives_count_once() -> None:
 
 def test_peak_memory_is_the_largest_sample_of_each_device() -> None:
     assert peak_memory_bytes(TWO_STAGES) == (9.0, 0.0, 0.0)
-
-
-def test_the_critical_path_follows_messages_between_devices() -> None:
-    kinds = [(event.device, event.kind) for event in critical_path(TWO_STAGES)]
-    assert [kind for _, kind in kinds if kind not in ("SEND", "RECV")] == [
-        "F",
-        "F",
-        "B",
-        "B",
-        "REDUCE",
-    ]
-    assert [device for device, kind in kinds if kind in ("F", "B", "REDUCE")] == [0, 2, 2, 0, 0]
-    assert sum(event.end_s - event.start_s for event in critical_path(TWO_STAGES)) == 7.5
-
-
-def test_the_critical_path_crosses_stages_without_messages() -> None:
-    free = Timeline(
-        (
-            Event(0, "F", 0, 0, 0.0, 1.0),
-            Event(1, "F", 1, 0, 1.0, 2.0),
-            Event(1, "B", 1, 0, 2.0, 3.0),
-            Event(0, "B", 0, 0, 3.0, 4.0),
-        ),
-        devices=2,
-    )
-    assert critical_path(free) == free.events
-    assert critical_path(Timeline((), devices=1)) == ()

@@ -1,4 +1,4 @@
-"""What a timeline says in one number: times, bubbles, peaks; and its critical path."""
+"""What a timeline says in one number: times, bubbles, peaks."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,7 +9,6 @@ __all__ = [
     "bubble_fraction",
     "busy_s",
     "communication_s",
-    "critical_path",
     "idle_s",
     "iteration_s",
     "peak_memory_bytes",
@@ -18,10 +17,6 @@ __all__ = [
 
 COMPUTE: frozenset[EventKind] = frozenset({"F", "B", "I", "W", "R", "STEP"})
 """Events that occupy a device's compute stream; the rest occupy its communication engines."""
-
-
-ENDS_OF_GRADIENTS: tuple[EventKind, ...] = ("B", "W", "REDUCE")
-"""What a gradient all-reduce of a stage can have waited for, on any of its replicas."""
 
 
 def iteration_s(timeline: Timeline) -> float:
@@ -88,74 +83,3 @@ def covered_s(events: Iterable[Event]) -> float:
             total_s += event.end_s - max(event.start_s, until_s)
             until_s = event.end_s
     return total_s
-
-
-def critical_path(timeline: Timeline, tolerance_s: float = 1e-9) -> tuple[Event, ...]:
-    """The chain of events that ends last, each held up by the one before it, in order of time.
-
-    Going back from the event that ends last, the cause of an event is, of those it can have
-    waited for, the one that ended last before it started: the event before it on its device or
-    engine, the message that brought its input, the work that made a message, the stage next to
-    it on the same micro-batch. Events do not name their causes, so in a measured timeline the
-    path is a likely one; gaps in it are waits that no event explains.
-    """
-    if not timeline.events:
-        return ()
-    causes = CauseIndex(timeline)
-    event = max(timeline.events, key=lambda event: (event.end_s, event.start_s))
-    path = [event]
-    while True:
-        earlier = [
-            cause
-            for cause in causes.of(event)
-            if cause.end_s <= event.start_s + tolerance_s and cause.start_s < event.start_s
-        ]
-        if not earlier:
-            return tuple(reversed(path))
-        event = max(earlier, key=lambda cause: (cause.end_s, cause.start_s))
-        path.append(event)
-
-
-class CauseIndex:
-    """The events of a timeline by device and by work, to find what an event can have waited for."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self.by_device: dict[int, list[Event]] = defaultdict(list)
-        self.by_work: dict[tuple[EventKind, int, int], list[Event]] = defaultdict(list)
-        for event in timeline.events:
-            self.by_device[event.device].append(event)
-            self.by_work[event.kind, event.stage, event.micro_batch].append(event)
-
-    def of(self, event: Event) -> list[Event]:
-        """Events that can have held up ``event``; those that end after its start are no cause."""
-        stage, m = event.stage, event.micro_batch
-        match event.kind:
-            case "F":
-                other = self.by_work["F", stage - 1, m]
-            case "B" | "I":
-                other = self.by_work["B", stage + 1, m] + self.by_work["I", stage + 1, m]
-            case "SEND" | "RECV":
-                other = self.by_device[event.peer]
-            case "REDUCE":
-                other = [
-                    cause for kind in ENDS_OF_GRADIENTS for cause in self.of_stage(kind, stage)
-                ]
-            case "R" | "W" | "STEP":
-                other = []
-        own = self.by_device[event.device]
-        if event.kind in ("F", "B", "I", "W", "R"):
-            own = [
-                cause
-                for cause in own
-                if cause.kind in COMPUTE or (cause.kind == "RECV" and cause.micro_batch == m)
-            ]
-        return own + other
-
-    def of_stage(self, kind: EventKind, stage: int) -> list[Event]:
-        """All events of one kind and stage."""
-        return [
-            event
-            for (some_kind, some_stage, _), events in self.by_work.items()
-            if some_kind == kind and some_stage == stage
-            for event in events
-        ]
