@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice, pairwise, permutations
+from dataclasses import dataclass
+from itertools import permutations
 from typing import NamedTuple
 
 from penstock.cluster.cluster import Cluster
@@ -45,20 +46,31 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
     Among those, one of low latency. This is the bottleneck travelling salesman: exact up to
     `EXACT_DEVICES`, by enumeration; beyond, host order, nearest neighbours and fastest links
     first are improved by moving, swapping and reversing at the slowest hop until nothing helps.
-    Deterministic, and never worse than host order.
+    Deterministic, and its slowest hop is never slower than in host order.
     """
     start = host_order(cluster, devices)
-    if len(start) <= EXACT_DEVICES:
-        rest = permutations(start[1:])
-        return max(
-            ([start[0], *order] for order in rest),
-            key=lambda ring: without_count(ring_quality(cluster, ring)),
-        )
     if len(start) > MOST_DEVICES:
         return start
-    starts = (start, nearest_neighbours(cluster, start), fastest_links_first(cluster, start))
-    improved = [improve(cluster, ring) for ring in starts]
-    return max(improved, key=lambda ring: without_count(ring_quality(cluster, ring)))
+    table = hop_table(cluster, start)
+    first, *rest = range(len(start))
+    if len(start) <= EXACT_DEVICES:
+        found = [[first, *order] for order in permutations(rest)]
+    else:
+        starts = ([first, *rest], nearest_neighbours(table), fastest_links_first(table))
+        found = [improve(table, ring) for ring in starts]
+    best = max(found, key=lambda ring: without_count(quality_in(table, ring)))
+    return [start[position] for position in best]
+
+
+def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
+    """How good a directed ring is, with the hops through one port sharing its rate."""
+    hops = hops_of(ring)
+    rates = [cluster.bandwidth(*hop) for hop in hops]
+    through_ports = [hop for hop in hops if cluster.uses_port(*hop)]
+    hosts = [(cluster.host_index[i], cluster.host_index[j]) for i, j in through_ports]
+    rates += shared_rates(hosts, [host.port_bytes_per_s for host in cluster.hosts])
+    slowest = min(rates)
+    return RingQuality(slowest, -rates.count(slowest), -max(cluster.latency(*h) for h in hops))
 
 
 def without_count(quality: RingQuality) -> tuple[float, float]:
@@ -66,79 +78,108 @@ def without_count(quality: RingQuality) -> tuple[float, float]:
     return quality.bytes_per_s, quality.less_latency_s
 
 
-def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
-    """How good a directed ring is, with the hops through one port sharing its rate."""
-    rates = hop_rates(cluster, ring)
-    slowest = min(rates)
-    latency_s = max(cluster.latency(*hop) for hop in hops_of(ring))
-    return RingQuality(slowest, -rates.count(slowest), -latency_s)
-
-
-def hops_of(ring: Sequence[int]) -> Iterator[tuple[int, int]]:
+def hops_of(ring: Sequence[int]) -> list[tuple[int, int]]:
     """Each device with the next, the last with the first."""
-    return pairwise(chain(ring, ring[:1]))
+    return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
-def hop_rates(cluster: Cluster, ring: Sequence[int]) -> list[float]:
-    """Bytes per second of every hop when all carry data at once."""
-    hops = list(hops_of(ring))
-    host_index, hosts = cluster.host_index, cluster.hosts
-    through_ports = [hop for hop in hops if cluster.uses_port(*hop)]
-    leaving = Counter(host_index[source] for source, _ in through_ports)
-    entering = Counter(host_index[target] for _, target in through_ports)
-    rates: list[float] = []
-    for source, target in hops:
-        rate = cluster.bandwidth(source, target)
-        if leaving and cluster.uses_port(source, target):
-            out, into = host_index[source], host_index[target]
-            rate = min(
-                hosts[out].port_bytes_per_s / leaving[out],
-                hosts[into].port_bytes_per_s / entering[into],
-            )
-        rates.append(rate)
-    return rates
+def shared_rates(hops: Sequence[tuple[int, int]], port_rates: Sequence[float]) -> list[float]:
+    """Bytes per second that each hop between hosts gets of the busiest port that it passes."""
+    leaving = Counter(source for source, _ in hops)
+    entering = Counter(target for _, target in hops)
+    return [
+        min(port_rates[source] / leaving[source], port_rates[target] / entering[target])
+        for source, target in hops
+    ]
 
 
-def nearest_neighbours(cluster: Cluster, devices: Sequence[int]) -> list[int]:
-    """From each device on to the one it reaches fastest; ties keep the order of ``devices``."""
-    ring, left = [devices[0]], list(devices[1:])
+@dataclass(frozen=True, slots=True)
+class HopTable:
+    """Every hop between some devices, numbered from 0, and the hosts whose ports it passes."""
+
+    rates: list[list[float]]
+    latencies: list[list[float]]
+    ports: dict[tuple[int, int], tuple[int, int]]
+    port_rates: list[float]
+
+
+def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
+    """The hops between ``devices``."""
+    host_index, places = cluster.host_index, range(len(devices))
+    return HopTable(
+        rates=[[cluster.bandwidth(i, j) for j in devices] for i in devices],
+        latencies=[[cluster.latency(i, j) for j in devices] for i in devices],
+        ports={
+            (a, b): (host_index[devices[a]], host_index[devices[b]])
+            for a in places
+            for b in places
+            if cluster.uses_port(devices[a], devices[b])
+        },
+        port_rates=[host.port_bytes_per_s for host in cluster.hosts],
+    )
+
+
+def quality_in(table: HopTable, ring: Sequence[int]) -> RingQuality:
+    """`ring_quality` by the table."""
+    hops = hops_of(ring)
+    rates = [table.rates[i][j] for i, j in hops]
+    if table.ports:
+        through_ports = [table.ports[hop] for hop in hops if hop in table.ports]
+        rates += shared_rates(through_ports, table.port_rates)
+    slowest = min(rates)
+    longest_s = max([table.latencies[i][j] for i, j in hops])
+    return RingQuality(slowest, -rates.count(slowest), -longest_s)
+
+
+def nearest_neighbours(table: HopTable) -> list[int]:
+    """From each device on to the one it reaches fastest; ties go to the first."""
+    ring, left = [0], list(range(1, len(table.rates)))
     while left:
-        here = ring[-1]
-        ahead = max(left, key=lambda device: cluster.bandwidth(here, device))
+        ahead = max(left, key=table.rates[ring[-1]].__getitem__)
         left.remove(ahead)
         ring.append(ahead)
     return ring
 
 
-def fastest_links_first(cluster: Cluster, devices: Sequence[int]) -> list[int]:
+def fastest_links_first(table: HopTable) -> list[int]:
     """Join the ends of paths by the fastest links left until one path holds all devices."""
-    links = [(i, j) for i in devices for j in devices if i != j]
-    links.sort(key=lambda link: -cluster.bandwidth(*link))
-    path_of = {device: [device] for device in devices}
+    links = [(i, j) for i, row in enumerate(table.rates) for j in range(len(row)) if i != j]
+    links.sort(key=lambda link: -table.rates[link[0]][link[1]])
+    path_of = {device: [device] for device in range(len(table.rates))}
     for source, target in links:
         first, second = path_of[source], path_of[target]
         if first is not second and first[-1] == source and second[0] == target:
             first += second
             path_of |= dict.fromkeys(second, first)
-    return path_of[devices[0]]
+    return path_of[0]
 
 
-def improve(cluster: Cluster, ring: list[int]) -> list[int]:
+def improve(table: HopTable, ring: list[int]) -> list[int]:
     """Change the ring at its slowest hop as long as that makes it better."""
-    quality = ring_quality(cluster, ring)
+    quality = quality_in(table, ring)
     for _ in range(MOST_IMPROVEMENTS):
-        rates = hop_rates(cluster, ring)
-        slowest = rates.index(min(rates))
+        slowest = slowest_hop(table, ring)
         better = (
             (found, other)
             for other in neighbours(ring, slowest)
-            if (found := ring_quality(cluster, other)) > quality
+            if (found := quality_in(table, other)) > quality
         )
-        step = next(islice(better, 1), None)
+        step = next(better, None)
         if step is None:
             return ring
         quality, ring = step
     return ring
+
+
+def slowest_hop(table: HopTable, ring: list[int]) -> int:
+    """The position from which the slowest hop leads to the next."""
+    hops = hops_of(ring)
+    rates = [table.rates[i][j] for i, j in hops]
+    positions = [place for place, hop in enumerate(hops) if hop in table.ports]
+    shared = shared_rates([table.ports[hops[place]] for place in positions], table.port_rates)
+    for place, rate in zip(positions, shared, strict=True):
+        rates[place] = min(rates[place], rate)
+    return rates.index(min(rates))
 
 
 def neighbours(ring: list[int], hop: int) -> Iterator[list[int]]:
