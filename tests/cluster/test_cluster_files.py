@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import clusters
 
+from penstock.cluster import presets
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.presets import CLUSTERS, find_cluster, local_cluster
 from penstock.cluster.quantities import parse_quantity
+from penstock.cluster.rings import best_ring
 from penstock.cluster.toml_file import cluster_from_toml, read_cluster, write_cluster
 from penstock.errors import BadInput
 
@@ -135,7 +137,7 @@ def test_devices_that_cannot_reach_each_other_are_named(links: list[Link], words
 
 
 def test_an_unknown_cluster_is_answered_with_the_presets():
-    with pytest.raises(BadInput, match=r"'dapple-z' .*dapple-a, dapple-b, dapple-c"):
+    with pytest.raises(BadInput, match=r"'dapple-z' .*dapple-a, dapple-b, .*did you mean 'dapple-"):
         find_cluster("dapple-z")
 
 
@@ -155,3 +157,47 @@ def test_the_example_of_the_guide_is_a_cluster():
     cluster = cluster_from_toml(example, guide)
     assert len(cluster.devices) == 16
     assert cluster.bandwidth(0, 8) == 12.5e9
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_preset_is_named_like_its_file_and_says_where_its_figures_are_from(name: str):
+    files = Path(presets.__file__).parent / "presets"
+    assert sorted(path.stem for path in files.glob("*.toml")) == sorted(CLUSTERS)
+    assert CLUSTERS[name]().name == name
+    text = (files / f"{name}.toml").read_text()
+    comment = [line for line in text.splitlines() if line.startswith("# ")]
+    assert len(comment) >= 1
+    assert all(len(line) <= 110 for line in comment)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_preset_is_in_the_guide(name: str):
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "clusters.md"
+    rows = [line for line in guide.read_text().splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1
+    assert f" {len(CLUSTERS[name]().devices)} |" in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "inside", "between"),
+    [
+        ("dapple-a", 16, 25e9, 3.125e9),
+        ("dapple-b", 16, 25e9, 3.125e9),
+        ("dapple-c", 16, 25e9, 1.25e9),
+        ("dapple-a-effective", 16, 25e9, 3.0e9),
+        ("dapple-c-effective", 16, 25e9, 1.25e9),
+        ("h100-pod-1024", 1024, 450e9, 400e9),
+    ],
+)
+def test_presets_have_the_published_rates(name: str, devices: int, inside: float, between: float):
+    cluster = CLUSTERS[name]()
+    assert len(cluster.devices) == devices
+    assert cluster.hosts[0].link_bytes_per_s == inside
+    assert cluster.bandwidth(0, devices - 1) == between
+
+
+def test_the_graph_preset_is_asymmetric_and_its_best_ring_is_the_fast_one():
+    cluster = CLUSTERS["graph-8"]()
+    assert cluster.bandwidth(0, 3) == 25e9 / 8
+    assert cluster.bandwidth(3, 0) == 10e9 / 8
+    assert best_ring(cluster, range(8)) == [0, 3, 6, 1, 4, 7, 2, 5]

@@ -1,6 +1,7 @@
 """Clusters by name: those of the papers, and this machine's workers."""
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -10,35 +11,13 @@ from penstock.errors import BadInput
 
 __all__ = ["CLUSTERS", "find_cluster", "local_cluster"]
 
-V100_16GB = Device("V100-16GB", memory_bytes=16e9)
-"""Profiles of the papers were taken on this device, so its speed is 1."""
-
-NVLINK_BYTES_PER_S = 25e9
-"""Point to point, the rate that DAPPLE's released planner counts with."""
-
-ETHERNET_LATENCY_S = 30e-6
-NVLINK_LATENCY_S = 5e-6
-
 LOOPBACK_BYTES_PER_S = 2e9
 LOOPBACK_LATENCY_S = 100e-6
 
 
-def v100_cluster(name: str, *, hosts: int, devices_per_host: int, port_gbit_per_s: int) -> Cluster:
-    """Equal hosts of V100s on one Ethernet switch (DAPPLE, PPoPP 2021, table of configurations)."""
-    return Cluster(
-        name,
-        tuple(
-            Host(
-                name=f"host{i}",
-                devices=(V100_16GB,) * devices_per_host,
-                link_bytes_per_s=NVLINK_BYTES_PER_S,
-                link_latency_s=NVLINK_LATENCY_S,
-                port_bytes_per_s=port_gbit_per_s * 1e9 / 8,
-                port_latency_s=ETHERNET_LATENCY_S,
-            )
-            for i in range(hosts)
-        ),
-    )
+def packaged(name: str) -> Cluster:
+    """A cluster that comes with the package, as a TOML file with its sources in comments."""
+    return read_cluster(Path(__file__).parent / "presets" / f"{name}.toml")
 
 
 def local_cluster(workers: int, cores: int, memory_bytes: float) -> Cluster:
@@ -67,9 +46,23 @@ def local_cluster(workers: int, cores: int, memory_bytes: float) -> Cluster:
 
 
 CLUSTERS: dict[str, Callable[[], Cluster]] = {
-    "dapple-a": partial(v100_cluster, "dapple-a", hosts=2, devices_per_host=8, port_gbit_per_s=25),
-    "dapple-b": partial(v100_cluster, "dapple-b", hosts=16, devices_per_host=1, port_gbit_per_s=25),
-    "dapple-c": partial(v100_cluster, "dapple-c", hosts=16, devices_per_host=1, port_gbit_per_s=10),
+    "dapple-a": partial(packaged, "dapple-a"),
+    "dapple-b": partial(packaged, "dapple-b"),
+    "dapple-c": partial(packaged, "dapple-c"),
+    "dapple-a-effective": partial(packaged, "dapple-a-effective"),
+    "dapple-b-effective": partial(packaged, "dapple-b-effective"),
+    "dapple-c-effective": partial(packaged, "dapple-c-effective"),
+    "bapipe-gpu": partial(packaged, "bapipe-gpu"),
+    "bapipe-vcu118": partial(packaged, "bapipe-vcu118"),
+    "bapipe-vcu129": partial(packaged, "bapipe-vcu129"),
+    "bapipe-mixed": partial(packaged, "bapipe-mixed"),
+    "mixed-gpus": partial(packaged, "mixed-gpus"),
+    "slow-host": partial(packaged, "slow-host"),
+    "small-memory": partial(packaged, "small-memory"),
+    "graph-8": partial(packaged, "graph-8"),
+    "h100-pod-16": partial(packaged, "h100-pod-16"),
+    "h100-pod-256": partial(packaged, "h100-pod-256"),
+    "h100-pod-1024": partial(packaged, "h100-pod-1024"),
 }
 
 
@@ -82,8 +75,10 @@ def find_cluster(name_or_path: str | Path) -> Cluster:
     if preset := CLUSTERS.get(str(name_or_path)):
         return preset()
     if not Path(name_or_path).exists():
+        near = get_close_matches(str(name_or_path).lower(), CLUSTERS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "use one of them"
         raise BadInput(
             f"cluster '{name_or_path}' is neither a preset ({', '.join(CLUSTERS)}) nor an "
-            f"existing TOML file; use one of them"
+            f"existing TOML file; {hint}"
         )
     return read_cluster(name_or_path)

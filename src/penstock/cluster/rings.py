@@ -59,7 +59,8 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
         starts = ([first, *rest], nearest_neighbours(table), fastest_links_first(table))
         found = [improve(table, ring) for ring in starts]
     best = max(found, key=lambda ring: without_count(quality_in(table, ring)))
-    return [start[position] for position in best]
+    begin = best.index(first)
+    return [start[position] for position in [*best[begin:], *best[:begin]]]
 
 
 def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
