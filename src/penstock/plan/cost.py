@@ -16,6 +16,7 @@ from penstock.plan.row_split import split_rows
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
 from penstock.schedule.early_backward import warm_up_depths
 from penstock.schedule.schedule import PipelineShape
+from penstock.schedule.wavefront import wavefront_depth
 
 __all__ = [
     "Transfer",
@@ -41,6 +42,9 @@ DEPTHS: dict[str, DepthFunction] = {
     "1f1b": min,
     "early-backward": lambda stages_from_here, micro_batches: min(
         2 * stages_from_here - 1, micro_batches
+    ),
+    "wavefront": lambda stages_from_here, micro_batches: min(
+        wavefront_depth(stages_from_here), micro_batches
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from penstock.schedule.early_backward import deep_early_backward, gpipe, one_f_one_b
 from penstock.schedule.schedule import ScheduleFunction
+from penstock.schedule.wavefront import wavefront
 
 __all__ = ["SCHEDULES"]
 
@@ -9,4 +10,5 @@ SCHEDULES: dict[str, ScheduleFunction] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "early-backward": deep_early_backward,
+    "wavefront": wavefront,
 }
