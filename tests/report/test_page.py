@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from penstock.report.page import write_report
-from penstock.report.words import seconds_text
+from penstock.words import seconds_text
 from penstock.timeline.json_file import read_timeline
 
 CHROMIUM = "/usr/bin/chromium"

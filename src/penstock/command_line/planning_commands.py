@@ -215,7 +215,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     """A plan in two lines."""
     from math import isfinite
 
-    from penstock.report.words import percent_text, seconds_text
+    from penstock.words import percent_text, seconds_text
 
     plan, prediction = planned.plan, planned.prediction
     parts = [

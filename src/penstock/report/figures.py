@@ -2,7 +2,7 @@
 
 from penstock.document import Json
 from penstock.report.record import RunRecord
-from penstock.report.words import seconds_text
+from penstock.words import seconds_text
 from penstock.timeline.metrics import iteration_s
 from penstock.timeline.timeline import Timeline
 

@@ -5,7 +5,7 @@ from html import escape
 
 from penstock.plan.plan import Stage
 from penstock.report.record import RunRecord
-from penstock.report.words import layers_text, percent_text, seconds_text, size_text
+from penstock.words import layers_text, percent_text, seconds_text, size_text
 from penstock.timeline.metrics import (
     bubble_fraction,
     busy_s,

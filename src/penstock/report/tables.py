@@ -8,7 +8,7 @@ from rich.table import Table
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
-from penstock.report.words import layers_text, percent_text, seconds_text, size_text
+from penstock.words import layers_text, percent_text, seconds_text, size_text
 
 __all__ = ["ComparisonRow", "comparison_table", "plan_table", "profile_table"]
 
