@@ -1,0 +1,226 @@
+"""Which resource binds a plan, and why one plan beats another, in figures and in words.
+
+Everything is read off the simulated timeline: the shares are those of its critical path.
+"""
+
+from dataclasses import dataclass
+
+from penstock.document import Json
+from penstock.plan.problem import PlanningProblem
+from penstock.planning.assessment import PlannedPipeline
+from penstock.planning.memory_limits import Change, Fullness, best_forbidden, fullest_device
+from penstock.planning.path_shares import (
+    AllReduce,
+    PathShare,
+    ShareKind,
+    Utilisation,
+    all_reduces,
+    path_shares,
+    utilisations,
+)
+from penstock.timeline.critical_path import critical_path, seconds_on_path
+from penstock.words import percent_text, seconds_text, size_text
+
+__all__ = ["Explanation", "explain_plan", "explanation_words", "why_slower"]
+
+TOLD = 0.02
+"""A share below this part of the iteration is left out of the words."""
+
+NEAR_THE_LIMIT = 0.9
+"""From this part on a device counts as full."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One plan's critical path by resource, its busiest resource, and its memory."""
+
+    planner: str
+    iteration_s: float
+    shares: tuple[PathShare, ...]
+    forward_s: float
+    backward_s: float
+    all_reduce: AllReduce | None
+    busiest: Utilisation
+    busiest_link: Utilisation | None
+    fullest: Fullness
+    forbidden: Change | None
+
+    def seconds(self, kind: ShareKind) -> float:
+        """Seconds of one kind on the critical path."""
+        return sum(share.seconds for share in self.shares if share.kind == kind)
+
+    def where(self, kind: ShareKind) -> str:
+        """Where most of one kind passes."""
+        return next((share.where for share in self.shares if share.kind == kind), "")
+
+    def to_json(self) -> dict[str, Json]:
+        """Seconds of the critical path, utilisations and the words."""
+        return {
+            "binds": self.shares[0].kind if self.shares else "",
+            "critical_path_s": {share.kind: share.seconds for share in self.shares},
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+            "hidden_all_reduce_s": self.all_reduce.hidden_s if self.all_reduce else 0.0,
+            "exposed_all_reduce_s": self.all_reduce.after_s if self.all_reduce else 0.0,
+            "busiest": self.busiest.resource,
+            "busiest_share": self.busiest.share,
+            "fullest_device": self.fullest.device,
+            "memory_share": self.fullest.share,
+            "words": list[Json](explanation_words(self)),
+        }
+
+
+def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanation:
+    """What binds a plan of ``problem``."""
+    timeline, plan = planned.prediction.timeline, planned.plan
+    shares = path_shares(timeline, problem.cluster)
+    by_kind = seconds_on_path(critical_path(timeline))
+    used = utilisations(timeline, problem.cluster)
+    links = [u for u in used if not u.resource.startswith("computing")]
+    centre = next((s.where for s in shares if s.kind == "compute"), "stage 0")
+    return Explanation(
+        planner=plan.planner,
+        iteration_s=planned.prediction.iteration_s,
+        shares=shares,
+        forward_s=sum(s for (kind, _), s in by_kind.items() if kind == "F"),
+        backward_s=sum(s for (kind, _), s in by_kind.items() if kind in ("B", "I", "W")),
+        all_reduce=max(all_reduces(timeline), key=lambda a: a.after_s, default=None),
+        busiest=used[0],
+        busiest_link=links[0] if links else None,
+        fullest=fullest_device(problem, plan),
+        forbidden=best_forbidden(problem, plan, int(centre.removeprefix("stage "))),
+    )
+
+
+def explanation_words(explanation: Explanation) -> list[str]:
+    """What binds a plan, in sentences."""
+    words = [binding_words(explanation), path_words(explanation), busy_words(explanation)]
+    fullest, forbidden = explanation.fullest, explanation.forbidden
+    if forbidden and forbidden.fullest:
+        words.append(
+            f"Memory forbids {forbidden.text}: {seconds_text(forbidden.iteration_s)}, but device "
+            f"{forbidden.fullest.device} would need {size_text(forbidden.fullest.needed_bytes)} of "
+            f"{size_text(forbidden.fullest.limit_bytes)}."
+        )
+    elif fullest.share >= NEAR_THE_LIMIT:
+        words.append(
+            f"Device {fullest.device} is full: {size_text(fullest.needed_bytes)} of "
+            f"{size_text(fullest.limit_bytes)}."
+        )
+    return words
+
+
+def binding_words(explanation: Explanation) -> str:
+    """What the iteration waits for most, and what comes next."""
+    told = [
+        f"{share_words(share)} {percent_text(share.seconds / explanation.iteration_s)}"
+        for share in explanation.shares
+        if share.seconds >= TOLD * explanation.iteration_s
+    ]
+    if not told:
+        return "Nothing takes any time."
+    rest = f"; then {', '.join(told[1:])}" if told[1:] else ""
+    return f"Bound by {told[0]} of the iteration{rest}."
+
+
+def share_words(share: PathShare) -> str:
+    """What a share of the critical path is, with its place."""
+    match share.kind:
+        case "compute":
+            return f"computing in {share.where}"
+        case "fill and drain":
+            return "filling and draining the pipeline"
+        case "other stages":
+            return f"stages that hold one another up ({share.where})"
+        case "recompute":
+            return "computing activations again"
+        case "transfers":
+            return f"transfers ({share.where})"
+        case "all-reduce":
+            return f"all-reduce ({share.where})"
+        case "optimizer step":
+            return "the optimizer step"
+        case "waiting":
+            return "waits"
+
+
+def path_words(explanation: Explanation) -> str:
+    """The critical path by kind of work."""
+    whole_s = explanation.iteration_s
+    parts = [
+        ("forward", explanation.forward_s),
+        ("backward", explanation.backward_s),
+        ("recompute", explanation.seconds("recompute")),
+        ("transfers", explanation.seconds("transfers")),
+        ("all-reduce", explanation.seconds("all-reduce")),
+        ("optimizer step", explanation.seconds("optimizer step")),
+        ("waiting", explanation.seconds("waiting")),
+    ]
+    told = [f"{name} {seconds_text(s)} ({percent_text(s / whole_s)})" for name, s in parts if s > 0]
+    return f"Critical path: {', '.join(told)}."
+
+
+def busy_words(explanation: Explanation) -> str:
+    """The busiest resource, and the busiest link."""
+    busiest, link = explanation.busiest, explanation.busiest_link
+    words = f"Busiest: {busiest.resource}, {percent_text(busiest.share)}"
+    if link and link != busiest:
+        words += f"; of the network {link.resource}, {percent_text(link.share)}"
+    return f"{words}."
+
+
+def why_slower(winner: Explanation, other: Explanation) -> str:
+    """Why ``other`` loses against ``winner``: where the seconds between them pass."""
+    loss_s = other.iteration_s - winner.iteration_s
+    if loss_s <= 1e-9 * winner.iteration_s:
+        return f"{other.planner} is as fast as {winner.planner}."
+    kinds: set[ShareKind] = {share.kind for share in (*winner.shares, *other.shares)}
+    losses: list[tuple[float, ShareKind]] = sorted(
+        ((other.seconds(kind) - winner.seconds(kind), kind) for kind in kinds), reverse=True
+    )
+    causes = [
+        cause_words(winner, other, kind) for lost_s, kind in losses if lost_s >= 0.15 * loss_s
+    ]
+    gained_s, kind = losses[-1]
+    although = ""
+    if gained_s <= -0.25 * loss_s:
+        although = f"; what it gains: {cause_words(winner, other, kind)}"
+    return (
+        f"{other.planner} loses {seconds_text(loss_s)} "
+        f"({percent_text(loss_s / winner.iteration_s)}) against {winner.planner}: "
+        f"{', and '.join(causes)}{although}."
+    )
+
+
+def cause_words(winner: Explanation, other: Explanation, kind: ShareKind) -> str:
+    """One kind of the difference, with both figures."""
+    its, theirs = seconds_text(other.seconds(kind)), seconds_text(winner.seconds(kind))
+    where = other.where(kind) or winner.where(kind)
+    match kind:
+        case "compute":
+            return f"computing in its busiest stage ({where}) takes {its} instead of {theirs}"
+        case "fill and drain":
+            return f"filling and draining the pipeline takes {its} instead of {theirs}"
+        case "other stages":
+            return f"its stages hold one another up for {its} instead of {theirs}"
+        case "recompute":
+            return f"computing activations again takes {its} instead of {theirs}"
+        case "transfers":
+            return f"it waits {its} for transfers ({where}) instead of {theirs}"
+        case "all-reduce":
+            return f"its {all_reduce_words(other)}, {winner.planner}'s {all_reduce_words(winner)}"
+        case "optimizer step":
+            return f"its optimizer step takes {its} instead of {theirs}"
+        case "waiting":
+            return f"it waits {its} instead of {theirs}"
+
+
+def all_reduce_words(explanation: Explanation) -> str:
+    """How long a plan's all-reduce outlasts its backwards, and how much of it they hide."""
+    found = explanation.all_reduce
+    if found is None:
+        return "plan has no all-reduce"
+    return (
+        f"all-reduce of stage {found.stage} ends {seconds_text(found.after_s)} after the last "
+        f"backward ({seconds_text(found.hidden_s)} of {seconds_text(found.seconds)} hidden)"
+    )

@@ -1,0 +1,112 @@
+"""What a plan would gain from a small change, and whether memory forbids it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from penstock.cluster.cluster import Cluster
+from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
+from penstock.simulate.score import make_score
+
+__all__ = ["Change", "Fullness", "best_forbidden", "changes_of", "fullest_device"]
+
+BOUNDLESS_BYTES = 1e30
+"""More memory than any device has."""
+
+WORTH_A_WORD = 1e-3
+"""A gain below this part of the iteration is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fullness:
+    """A device with the bytes that a plan needs of it and the bytes that it has."""
+
+    device: int
+    needed_bytes: float
+    limit_bytes: float
+
+    @property
+    def share(self) -> float:
+        """The part of the memory in use; above 1 where it does not fit."""
+        return self.needed_bytes / self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A plan that differs in one respect, in words; what it takes and the fullest device then."""
+
+    text: str
+    plan: Plan
+    iteration_s: float = 0.0
+    fullest: Fullness | None = None
+
+
+def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change | None:
+    """Of the small changes to ``plan`` that memory alone forbids, the one that gains most.
+
+    ``stage`` is the one whose layers are given away. Nothing where no such change gains
+    `WORTH_A_WORD` of the iteration.
+    """
+    free_score = make_score(with_boundless_memory(problem))
+    best, best_s = None, free_score(plan) * (1 - WORTH_A_WORD)
+    for change in changes_of(plan, stage):
+        fullest = fullest_device(problem, change.plan)
+        if fullest.share <= 1:
+            continue
+        seconds = free_score(change.plan)
+        if seconds < best_s:
+            best, best_s = replace(change, iteration_s=seconds, fullest=fullest), seconds
+    return best
+
+
+def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
+    """The plan without recompute, with one layer of ``stage`` moved, with deeper warm-up."""
+    if any(s.recompute for s in plan.stages):
+        stages = tuple(replace(s, recompute=False) for s in plan.stages)
+        yield Change("keeping all activations", replace(plan, stages=stages))
+    layers = plan.stages[stage].layers
+    if len(layers) > 1:
+        if stage > 0:
+            text = f"moving layer {layers.start} from stage {stage} to stage {stage - 1}"
+            yield Change(text, with_cut(plan, stage, layers.start + 1))
+        if stage + 1 < len(plan.stages):
+            text = f"moving layer {layers.stop - 1} from stage {stage} to stage {stage + 1}"
+            yield Change(text, with_cut(plan, stage + 1, layers.stop - 1))
+    if plan.in_flight_limit:
+        yield Change("keeping more micro-batches in flight", replace(plan, in_flight_limit=()))
+
+
+def with_cut(plan: Plan, stage: int, start: int) -> Plan:
+    """The plan with ``stage`` starting at another layer."""
+    stages = list(plan.stages)
+    before, after = stages[stage - 1], stages[stage]
+    stages[stage - 1] = replace(before, layers=range(before.layers.start, start))
+    stages[stage] = replace(after, layers=range(start, after.layers.stop))
+    return replace(plan, stages=tuple(stages))
+
+
+def fullest_device(problem: PlanningProblem, plan: Plan) -> Fullness:
+    """The device of which ``plan`` needs the largest part of its memory."""
+    peaks = peak_memory_bytes(problem, plan)
+    devices = problem.cluster.devices
+    return max(
+        (
+            Fullness(device, peak, devices[device].memory_bytes)
+            for device, peak in zip(plan.devices, peaks, strict=True)
+        ),
+        key=lambda fullness: fullness.share,
+    )
+
+
+def with_boundless_memory(problem: PlanningProblem) -> PlanningProblem:
+    """The same question where memory is no limit."""
+    hosts = tuple(
+        replace(
+            host,
+            devices=tuple(replace(d, memory_bytes=BOUNDLESS_BYTES) for d in host.devices),
+        )
+        for host in problem.cluster.hosts
+    )
+    cluster = problem.cluster
+    return replace(problem, cluster=Cluster(cluster.name, hosts, cluster.links))

@@ -1,0 +1,212 @@
+"""What the length of an iteration consists of, by the resource that the critical path waits for."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock.cluster.cluster import Cluster
+from penstock.timeline.critical_path import PathStep, critical_path
+from penstock.timeline.metrics import COMPUTE, covered_s
+from penstock.timeline.timeline import Event, Timeline
+
+__all__ = [
+    "AllReduce",
+    "PathShare",
+    "ShareKind",
+    "Utilisation",
+    "all_reduces",
+    "path_shares",
+    "utilisations",
+]
+
+ShareKind: TypeAlias = Literal[
+    "compute",
+    "fill and drain",
+    "other stages",
+    "recompute",
+    "transfers",
+    "all-reduce",
+    "optimizer step",
+    "waiting",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PathShare:
+    """Seconds of the critical path of one kind, and where most of them pass.
+
+    *compute* is the forwards and backwards of the stage that the path stays on longest;
+    *fill and drain* those of other stages before it is reached and after it is left;
+    *other stages* those in between, where stages hold one another up.
+    """
+
+    kind: ShareKind
+    seconds: float
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """The gradient all-reduce of a stage.
+
+    Of its ``seconds``, ``hidden_s`` pass while its device computes; it ends ``after_s`` after the
+    last backward.
+    """
+
+    stage: int
+    seconds: float
+    hidden_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """A resource and the share of the iteration in which it is occupied."""
+
+    resource: str
+    share: float
+
+
+def path_shares(timeline: Timeline, cluster: Cluster) -> tuple[PathShare, ...]:
+    """All kinds that occur, the longest first; their seconds add up to the iteration."""
+    path = critical_path(timeline)
+    if not path:
+        return ()
+    centre, first, last = longest_stay(path)
+    seconds: dict[ShareKind, float] = defaultdict(float)
+    places: dict[ShareKind, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for index, step in enumerate(path):
+        kind = kind_of(step.event, centre, first <= index <= last)
+        seconds[kind] += step.seconds
+        places[kind][place_of(step.event, cluster)] += step.seconds
+        seconds["waiting"] += step.waited_s
+    shares = [
+        PathShare(kind, total_s, longest(places[kind]))
+        for kind, total_s in seconds.items()
+        if total_s > 0
+    ]
+    return tuple(sorted(shares, key=lambda share: -share.seconds))
+
+
+def longest_stay(path: Sequence[PathStep]) -> tuple[int, int, int]:
+    """The stage that computes most of the path, and its first and last step there."""
+    seconds: dict[int, float] = defaultdict(float)
+    for step in path:
+        if is_pass(step.event):
+            seconds[step.event.stage] += step.seconds
+    centre = max(seconds, key=lambda stage: (seconds[stage], -stage), default=-1)
+    there = [i for i, s in enumerate(path) if is_pass(s.event) and s.event.stage == centre]
+    return (centre, there[0], there[-1]) if there else (centre, 0, 0)
+
+
+def is_pass(event: Event) -> bool:
+    """Whether an event is a forward or a backward, not a recompute or a step."""
+    return event.kind in ("F", "B", "I", "W")
+
+
+def kind_of(event: Event, centre: int, between: bool) -> ShareKind:
+    """The share that an event of the path belongs to; ``between`` the visits to ``centre``."""
+    match event.kind:
+        case "SEND" | "RECV":
+            return "transfers"
+        case "REDUCE":
+            return "all-reduce"
+        case "STEP":
+            return "optimizer step"
+        case "R":
+            return "recompute"
+        case "F" | "B" | "I" | "W":
+            if event.stage == centre:
+                return "compute"
+            return "other stages" if between else "fill and drain"
+
+
+def place_of(event: Event, cluster: Cluster) -> str:
+    """Where an event takes place: its stage, or the way of a message."""
+    if event.kind not in ("SEND", "RECV"):
+        return f"stage {event.stage}"
+    ends = (event.device, event.peer) if event.kind == "SEND" else (event.peer, event.device)
+    names = [cluster.hosts[cluster.host_index[device]].name for device in ends]
+    if names[0] == names[1]:
+        return f"inside {names[0]}"
+    return f"from {names[0]} to {names[1]}"
+
+
+def longest(seconds: dict[str, float]) -> str:
+    """The place with the most seconds; "mostly" where there are others."""
+    most = max(seconds, key=lambda place: seconds[place], default="")
+    return f"mostly {most}" if len(seconds) > 1 else most
+
+
+def all_reduces(timeline: Timeline) -> tuple[AllReduce, ...]:
+    """The all-reduce of every stage that has one, on the device where it ends last."""
+    backwards: dict[int, list[Event]] = defaultdict(list)
+    reducing: dict[int, list[Event]] = defaultdict(list)
+    for event in timeline.events:
+        if event.kind == "REDUCE":
+            reducing[event.device].append(event)
+        elif event.kind in COMPUTE and event.kind != "STEP":
+            backwards[event.device].append(event)
+    found: dict[int, AllReduce] = {}
+    for device, events in reducing.items():
+        own = all_reduce_beside(events, backwards[device])
+        if own.stage not in found or own.after_s > found[own.stage].after_s:
+            found[own.stage] = own
+    return tuple(found[stage] for stage in sorted(found))
+
+
+def all_reduce_beside(reducing: Sequence[Event], computing: Sequence[Event]) -> AllReduce:
+    """The all-reduce of one device, beside what it computes."""
+    reducing_s, computing_s = covered_s(reducing), covered_s(computing)
+    ended_s = max((event.end_s for event in computing), default=0.0)
+    return AllReduce(
+        stage=reducing[0].stage,
+        seconds=reducing_s,
+        hidden_s=reducing_s + computing_s - covered_s([*reducing, *computing]),
+        after_s=max(0.0, max(event.end_s for event in reducing) - ended_s),
+    )
+
+
+def utilisations(timeline: Timeline, cluster: Cluster) -> tuple[Utilisation, ...]:
+    """Every device's computing and every link and port in use, the busiest first."""
+    end_s = max((event.end_s for event in timeline.events), default=0.0)
+    users: dict[str, list[Event]] = defaultdict(list)
+    hosts_of = hosts_of_reductions(timeline.events, cluster)
+    for event in timeline.events:
+        for resource in resources_of(event, cluster, hosts_of):
+            users[resource].append(event)
+    shares = [Utilisation(name, covered_s(events) / end_s) for name, events in users.items()]
+    return tuple(sorted(shares, key=lambda u: -u.share))
+
+
+def hosts_of_reductions(
+    events: Iterable[Event], cluster: Cluster
+) -> dict[tuple[float, float, float], set[int]]:
+    """The hosts of each gradient bucket's devices, by what tells the bucket from others."""
+    hosts: dict[tuple[float, float, float], set[int]] = defaultdict(set)
+    for event in events:
+        if event.kind == "REDUCE":
+            key = (event.start_s, event.end_s, event.bytes)
+            hosts[key].add(cluster.host_index[event.device])
+    return hosts
+
+
+def resources_of(
+    event: Event, cluster: Cluster, hosts_of: dict[tuple[float, float, float], set[int]]
+) -> list[str]:
+    """What an event occupies: its device, or its engines and the port of its host."""
+    device, name = event.device, cluster.hosts[cluster.host_index[event.device]].name
+    match event.kind:
+        case "SEND":
+            crosses = cluster.uses_port(device, event.peer)
+            return [f"the outgoing port of {name}" if crosses else f"sending from device {device}"]
+        case "RECV":
+            crosses = cluster.uses_port(event.peer, device)
+            return [f"the incoming port of {name}" if crosses else f"receiving on device {device}"]
+        case "REDUCE":
+            if len(hosts_of[event.start_s, event.end_s, event.bytes]) > 1:
+                return [f"the outgoing port of {name}", f"the incoming port of {name}"]
+            return [f"sending from device {device}", f"receiving on device {device}"]
+        case "F" | "B" | "I" | "W" | "R" | "STEP":
+            return [f"computing on device {device} (stage {event.stage})"]
