@@ -138,12 +138,13 @@ def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> N
     from penstock.cluster.presets import CLUSTERS
     from penstock.jobs.registry import JOBS
     from penstock.plan.registry import PLANNERS
+    from penstock.profile.built_in import MODELS
     from penstock.schedule.registry import SCHEDULES
 
     terminal = Terminal(as_json, quiet)
     values: dict[str, list[str]] = {
         "jobs": list(JOBS),
-        "models": [],
+        "models": list(MODELS),
         "clusters": list(CLUSTERS),
         "planners": list(PLANNERS),
         "schedules": list(SCHEDULES),

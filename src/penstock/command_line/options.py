@@ -31,7 +31,11 @@ JobName: TypeAlias = Annotated[
     str, Argument(metavar="JOB", help="A built-in job ('penstock list') or a TOML file.")
 ]
 ProfilePath: TypeAlias = Annotated[
-    str, Argument(metavar="PROFILE", help="Our JSON, PipeDream text (.txt) or Piper JSON.")
+    str,
+    Argument(
+        metavar="PROFILE",
+        help="A built-in model ('penstock list'), our JSON, PipeDream text (.txt) or Piper JSON.",
+    ),
 ]
 PlanPath: TypeAlias = Annotated[str, Argument(metavar="PLAN", help="A plan.json.")]
 ProfileBatch: TypeAlias = Annotated[

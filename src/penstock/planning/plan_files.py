@@ -18,7 +18,8 @@ from penstock.document import Json, json_text, parse_json, read_text, write_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import write_plan
 from penstock.planning.assessment import PlannedPipeline
-from penstock.profile.find import read_any_profile
+from penstock.profile.built_in import MODELS
+from penstock.profile.find import find_profile
 from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["PlanInputs", "inputs_of_plan", "prediction_path", "write_planned"]
@@ -36,9 +37,9 @@ class PlanInputs:
         """The profile.
 
         Raises:
-            BadInput: the file is missing or no profile.
+            BadInput: neither a built-in model nor a profile.
         """
-        return read_any_profile(self.profile, self.profile_batch or None)
+        return find_profile(self.profile, self.profile_batch or None)
 
     def read_cluster(self) -> Cluster:
         """The cluster.
@@ -79,13 +80,12 @@ def write_planned(
         BadInput: the place cannot be written to.
     """
     write_plan(planned.plan, path)
-    is_preset = inputs.cluster in CLUSTERS
     document: dict[str, Json] = {
         "format": "penstock-prediction",
         "schema_version": 1,
-        "profile": str(Path(inputs.profile).resolve()),
+        "profile": inputs.profile if inputs.profile in MODELS else absolute(inputs.profile),
         "profile_batch": inputs.profile_batch,
-        "cluster": inputs.cluster if is_preset else str(Path(inputs.cluster).resolve()),
+        "cluster": inputs.cluster if inputs.cluster in CLUSTERS else absolute(inputs.cluster),
         **planned.to_json(planning_s),
     }
     write_text(prediction_path(path), json_text(document))
@@ -125,6 +125,11 @@ def recorded_inputs(plan_path: str | Path) -> PlanInputs:
             f"and cluster with --profile and --cluster"
         ) from cause
     return PlanInputs(origin.profile, origin.cluster, origin.profile_batch)
+
+
+def absolute(path: str) -> str:
+    """The path from the root, so that it holds in every folder."""
+    return str(Path(path).resolve())
 
 
 def existing(path: Path) -> str:

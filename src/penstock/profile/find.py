@@ -1,17 +1,47 @@
-"""A profile in any of the formats that Penstock reads."""
+"""A profile by name, or in any of the formats that Penstock reads."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
 from penstock.document import parse_json, read_text
 from penstock.errors import BadInput
+from penstock.profile.built_in import MODELS
 from penstock.profile.json_file import profile_from_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.profile.pipedream_text import parse_pipedream
 from penstock.profile.piper_json import piper_from_json
 
-__all__ = ["read_any_profile"]
+__all__ = ["find_profile", "read_any_profile"]
+
+
+def find_profile(name_or_path: str | Path, profile_batch: int | None = None) -> ModelProfile:
+    """The built-in model of that name, or the profile at that path (see `read_any_profile`).
+
+    >>> find_profile("bert-48").batch_size
+    2
+
+    Raises:
+        BadInput: neither a built-in model nor a profile; says which model was probably meant.
+    """
+    name = str(name_or_path)
+    if name in MODELS:
+        if profile_batch is not None:
+            raise BadInput(
+                f"the built-in model '{name}' says itself which batch was profiled; leave out "
+                f"--profile-batch"
+            )
+        return MODELS[name]()
+    is_bare = name == Path(name).stem and not Path(name).exists()
+    if is_bare:
+        near = get_close_matches(name.lower(), MODELS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "use one of them or check the path"
+        raise BadInput(
+            f"profile '{name}' is neither a built-in model ({', '.join(MODELS)}) nor an existing "
+            f"file; {hint}"
+        )
+    return read_any_profile(name_or_path, profile_batch)
 
 
 def read_any_profile(path: str | Path, profile_batch: int | None = None) -> ModelProfile:

@@ -1,0 +1,152 @@
+"""Models as compact tables: the format of the built-in ones.
+
+    name = "three layers"
+    source = "measured by hand"
+    batch_size = 2
+    layers = '''
+    layer      forward_ms  backward_ms  activation_mb  parameter_mb  reads
+    input      0           0            0.5            0             -
+    block*2    2.69        4.47         4.3254         50.385        1,@0
+    head       0.1         0.2          0.01           4             1
+    '''
+
+Times and activations are of one batch of the profiled size. ``block*2`` stands for two equal
+layers. ``reads`` are the layers whose output a layer reads: ``1`` the one before, ``3`` the third
+before, ``@0`` layer 0 whatever the distance, ``@0=2.5`` 2.5 MB of it, ``-`` none: an input, to
+which no gradient flows back. The backward is divided evenly into its two halves.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from penstock.document import Entry, check_document, parse_toml, read_text
+from penstock.errors import BadInput
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+
+__all__ = ["model_from_table", "read_model_table"]
+
+COLUMNS = ("layer", "forward_ms", "backward_ms", "activation_mb", "parameter_mb")
+OPTIONAL_COLUMNS = ("saved_mb", "reads")
+MB = 1e6
+
+
+class TableEntry(Entry):
+    """A whole table; ``saved_mb_per_sample`` is shared out in proportion to forward times."""
+
+    name: str
+    source: str
+    batch_size: int
+    saved_mb_per_sample: float | None = None
+    layers: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One layer: figures by column, and what it reads."""
+
+    name: str
+    figures: dict[str, float]
+    reads: tuple[str, ...]
+
+
+def read_model_table(path: str | Path) -> ModelProfile:
+    """The model in a table file.
+
+    Raises:
+        BadInput: no such file, a wrong key, or a line that is no layer; names it.
+    """
+    return model_from_table(read_text(path, "model table"), path)
+
+
+def model_from_table(text: str, path: str | Path) -> ModelProfile:
+    """The model in the text of a table; ``path`` is for messages.
+
+    A layer keeps ``saved_mb`` where there is such a column; else its part of
+    ``saved_mb_per_sample``, where the table says that; else its own output.
+
+    Raises:
+        BadInput: a wrong key, or a line that is no layer; names it.
+    """
+    entry = check_document(TableEntry, parse_toml(text, path, "model table"), path)
+    rows = list(rows_of(entry.layers, path))
+    batch = entry.batch_size
+    forward_ms = sum(row.figures["forward_ms"] for row in rows)
+    share = (entry.saved_mb_per_sample or 0) * batch / forward_ms if forward_ms else 0.0
+    saved_mb = [
+        row.figures.get("saved_mb", row.figures["activation_mb"] if row.reads else 0.0)
+        if entry.saved_mb_per_sample is None
+        else row.figures["forward_ms"] * share
+        for row in rows
+    ]
+    return ModelProfile(
+        name=entry.name,
+        layers=tuple(
+            layer_of(index, row, saved, batch)
+            for index, (row, saved) in enumerate(zip(rows, saved_mb, strict=True))
+        ),
+        edges=tuple(
+            dict.fromkeys(
+                edge for index in range(len(rows)) for edge in edges_into(index, rows, batch, path)
+            )
+        ),
+        batch_size=batch,
+        source=entry.source,
+    )
+
+
+def rows_of(table: str, path: str | Path) -> Iterator[Row]:
+    """The rows, each as often as it counts."""
+    header, *lines = [line.split() for line in table.splitlines() if line.strip()] or [[]]
+    optional = [column for column in OPTIONAL_COLUMNS if column in header]
+    if header != [*COLUMNS, *optional]:
+        raise BadInput(
+            f"{path}: the table begins with '{' '.join(header)}'; its columns are "
+            f"{', '.join(COLUMNS)} and perhaps {', '.join(OPTIONAL_COLUMNS)}"
+        )
+    for number, line in enumerate(lines):
+        cells = dict(zip_longest(header, line))
+        try:
+            name, _, count = str(cells.pop("layer")).partition("*")
+            reads = str(cells.pop("reads", None) or ("1" if number else "-"))
+            figures = {column: float(str(cell)) for column, cell in cells.items()}
+            copies = int(count or 1)
+        except ValueError as cause:
+            raise BadInput(f"{path}: '{' '.join(line)}' is no layer: {cause}") from None
+        row = Row(name, figures, () if reads == "-" else tuple(reads.split(",")))
+        yield from [row] * copies
+
+
+def layer_of(index: int, row: Row, saved_mb: float, batch: int) -> LayerCost:
+    """The layer of a row."""
+    half_s = row.figures["backward_ms"] / 1000 / 2
+    return LayerCost(
+        name=f"{index} {row.name}",
+        forward_s=Affine(0.0, row.figures["forward_ms"] / 1000 / batch),
+        backward_input_s=Affine(0.0, half_s / batch),
+        backward_weight_s=Affine(0.0, half_s / batch),
+        parameter_bytes=round(row.figures["parameter_mb"] * MB),
+        saved_bytes=Affine(0.0, saved_mb * MB / batch),
+    )
+
+
+def edges_into(index: int, rows: list[Row], batch: int, path: str | Path) -> Iterator[Edge]:
+    """What a layer reads."""
+    for read in rows[index].reads:
+        place, _, size = read.partition("=")
+        try:
+            producer = int(place[1:]) if place.startswith("@") else index - int(place)
+            size_mb = float(size) if size else None
+        except ValueError:
+            raise BadInput(
+                f"{path}: layer {index} reads '{read}'; write '1' for the layer before, '@0' for "
+                f"layer 0, or '@0=2.5' for 2.5 MB of it"
+            ) from None
+        if not 0 <= producer < index:
+            raise BadInput(f"{path}: layer {index} reads '{read}', which is no earlier layer")
+        whole_mb = rows[producer].figures["activation_mb"]
+        bytes_ = Affine(0.0, (whole_mb if size_mb is None else size_mb) * MB / batch)
+        gradient = bytes_ if rows[producer].reads else Affine()
+        tensor = f"{producer}={size}" if size else str(producer)
+        yield Edge(producer, index, tensor, bytes_, gradient)
