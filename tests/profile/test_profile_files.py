@@ -1,13 +1,20 @@
 """Profiles on disk in every format, and what is said of wrong ones."""
 
 import json
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import pairwise
+from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from planning_strategies import profiles
 
 from penstock.errors import BadInput
+from penstock.profile.antichain_order import chain_order
 from penstock.profile.find import read_any_profile
 from penstock.profile.json_file import profile_from_json, read_profile, write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
@@ -21,7 +28,7 @@ node2 -- Conv(3, 8, kernel=(3, 3)) -- forward_compute_time=4.0, backward_compute
 \tnode1 -- node3
 """  # noqa: E501
 
-PIPER = {
+PIPER: dict[str, Any] = {
     "maxDevices": 2,
     "nodes": [
         {
@@ -57,6 +64,42 @@ def test_every_profile_survives_a_round_trip(
     write_profile(profile, path)
     assert read_profile(path) == profile
     assert read_any_profile(path) == profile
+
+
+def piper_with(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """A Piper graph of two nodes in a row, changed."""
+    graph = deepcopy(PIPER)
+    graph["nodes"].append(graph["nodes"][0] | {"id": 8})
+    graph["edges"] = [{"sourceId": 7, "destId": 8, "communicationCost": 4.0}]
+    change(graph)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda g: g["nodes"][1].pop("TMPCs"), ["nodes[1].TMPCs", "missing"]),
+        (lambda g: g["nodes"][1].update(TMPCs={"2": []}), ["node 8", "tensor parallelism"]),
+        (lambda g: g["nodes"][1].update(id=7), ["2 nodes have the id 7"]),
+        (lambda g: g["nodes"][1].update(id="8"), ["nodes[1].id", "'8'", "integer"]),
+        (lambda g: g["edges"][0].pop("destId"), ["edges[0].destId", "missing"]),
+        (lambda g: g["edges"][0].update(destId=9), ["edge 7 -> 9", "node 9", "not there"]),
+        (lambda g: g["edges"][0].update(communicationCost=-1), ["communicationCost", "-1"]),
+        (lambda g: g["edges"][0].update(communicationCost=inf), ["communicationCost", "inf"]),
+        (lambda g: g["edges"][0].update(communicationCost=nan), ["communicationCost", "nan"]),
+        (lambda g: g["edges"].append(g["edges"][0] | {"destId": 7}), ["cycle", "7 -> 7"]),
+        (lambda g: g.pop("edges"), ["edges", "missing"]),
+    ],
+)
+def test_a_wrong_piper_graph_is_answered_with_file_and_place(
+    change: Callable[[dict[str, Any]], object], words: list[str], tmp_path: Path
+):
+    (tmp_path / "piper.json").write_text(json.dumps(piper_with(change)))
+    with pytest.raises(BadInput) as caught:
+        read_any_profile(tmp_path / "piper.json")
+    message = str(caught.value)
+    assert all(word in message for word in ["piper.json", *words]), message
+    assert "\n" not in message
 
 
 def document(tmp_path: Path) -> str:
@@ -123,9 +166,20 @@ def test_pipedream_text_becomes_a_chain_in_seconds_per_sample(tmp_path: Path):
         ("activation_size=8.0", "activation_size=eight", ["line 1", "activation_size", "eight"]),
         (", activation_size=8.0", "", ["line 1", "activation_size", "node1 -- name"]),
         ("\tnode1 -- node2", "\tnode1 - node2", ["line 5", "node1 - node2"]),
-        ("\tnode1 -- node2", "\tnode9 -- node2", ["node9", "no node line"]),
+        ("\tnode1 -- node2", "\tnode9 -- node2", ["line 5", "node9", "no node line"]),
         ("\tnode1 -- node2", "\tnode3 -- node2", ["cycle", "node"]),
-        ("parameter_size=20.000", "parameter_size=-20", ["parameter_bytes", "-20", ">= 0"]),
+        ("parameter_size=20.000", "parameter_size=-20", ["line 3", "parameter_size", "-20"]),
+            "parameter_size=20.000",
+            "parameter_size=-20",
+            ["line 3", "parameter_size", "-20", ">= 0"],
+        ),
+        ("[80; 40]", "[80; nan]", ["line 3", "activation_size", "nan", "finite"]),
+        ("time=17.0", "time=inf", ["line 2", "forward_compute_time", "inf", "finite"]),
+        ("[80; 40]", "[80; forty]", ["line 3", "activation_size", "forty", "[a; b]"]),
+        ("[80; 40]", "[80; 40", ["line 3", "activation_size"]),
+        ("node1 -- Input", "node3 -- Input", ["line 2", "'node3'", "already on line 1"]),
+        ("\tnode2 -- node3", "\tnode2 -- node3\n\tnode3 -- node2", ["node2 -> node3 -> node2"]),
+        ("\tnode2 -- node3", "\tnode2 -- node3\n\tnode2 -- node2", ["node2 -> node2"]),
     ],
 )
 def test_a_wrong_pipedream_text_is_answered_with_file_and_line(
@@ -137,6 +191,13 @@ def test_a_wrong_pipedream_text_is_answered_with_file_and_line(
         read_any_profile(tmp_path / "net.txt", profile_batch=4)
     message = str(caught.value)
     assert all(word in message for word in ["net", *words]), message
+
+
+def test_a_long_cycle_is_named_in_part():
+    nodes = [f"n{i:02}" for i in range(20)]
+    edges = {a: (b,) for a, b in pairwise([*nodes, nodes[0]])} | {"in": ("n05",)}
+    with pytest.raises(BadInput, match=r"n00 -> n01 -> .* -> n06 -> \.\.\. \(20 nodes\)"):
+        chain_order(["in", *nodes], edges, "net")
 
 
 def test_a_pipedream_text_needs_its_profiled_batch_and_nothing_else_may_have_one(tmp_path: Path):
@@ -167,7 +228,7 @@ def test_piper_json_becomes_a_chain(tmp_path: Path):
     sorted(PUBLISHED.glob("*/*.txt")) + sorted(PUBLISHED.glob("*/*.json")),
     ids=lambda path: f"{path.parent.name}-{path.stem}",
 )
-def test_published_profiles_can_be_read(path: Path):
+def test_published_profiles_can_be_read(path: Path, tmp_path: Path):
     named = path.stem.rpartition("-pbs-")
     batch = int(named[2]) if named[1] else BATCHES.get(path.stem)
     profile = read_any_profile(path, batch)
@@ -176,3 +237,18 @@ def test_published_profiles_can_be_read(path: Path):
     assert all(edge.producer < edge.consumer for edge in profile.edges)
     crossed = {edge.producer for edge in profile.edges} | {e.consumer for e in profile.edges}
     assert crossed == set(everything)
+    write_profile(profile, tmp_path / "p.json")
+    assert read_any_profile(tmp_path / "p.json") == profile
+
+
+@pytest.mark.parametrize(("name", "branches"), [("resnet50", 16), ("inception_v3", 30)])
+def test_branches_of_published_profiles_are_kept_as_edges(name: str, branches: int):
+    path = PUBLISHED / "pipedream" / f"{name}.txt"
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    profile = read_any_profile(path, 128)
+    assert sum(edge.consumer - edge.producer > 1 for edge in profile.edges) >= branches
+    readers = Counter(edge.tensor for edge in profile.edges)
+    assert max(readers.values()) > 1
+    producers = Counter(edge.consumer for edge in profile.edges)
+    assert max(producers.values()) > 1

@@ -38,9 +38,32 @@ def chain_order(
                 freed.append(consumer)
         ready += reversed(freed)
     if len(order) < len(waiting):
-        stuck = next(node for node in waiting if waiting[node] > 0 and node not in order)
         raise BadInput(
-            f"{where}: the graph has a cycle through node '{stuck}'; a pipeline needs a graph "
-            f"without cycles"
+            f"{where}: the graph has a cycle, {cycle_text(set(waiting) - set(order), edges)}; a "
+            f"pipeline needs a graph without cycles; remove one of these edges"
         )
     return order
+
+
+def cycle_text(stuck: set[str], edges: Mapping[str, tuple[str, ...]]) -> str:
+    """A cycle among nodes of which each waits for another of them.
+
+    >>> cycle_text({"a", "b", "c"}, {"a": ("b",), "b": ("a", "c")})
+    'a -> b -> a'
+    """
+    producer = {
+        consumer: node
+        for node in sorted(stuck)
+        for consumer in edges.get(node, ())
+        if consumer in stuck
+    }
+    place: dict[str, int] = {}
+    walk = [min(stuck)]
+    while walk[-1] not in place:
+        place[walk[-1]] = len(walk) - 1
+        walk.append(producer[walk[-1]])
+    cycle = list(reversed(walk[place[walk[-1]] :]))
+    first = cycle.index(min(cycle))
+    around = [*cycle[first:-1], *cycle[: first + 1]]
+    shown = around if len(around) <= 9 else [*around[:7], f"... ({len(around) - 1} nodes)"]
+    return " -> ".join(shown)

@@ -8,8 +8,9 @@ Times are milliseconds and sizes bytes for one batch of the profiled size.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from penstock.document import read_text
@@ -53,23 +54,12 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
     own output for the backward.
 
     Raises:
-        BadInput: a line that is neither node nor edge, or a cycle; names file and line.
+        BadInput: a line that is neither node nor edge, a figure that is missing, negative or not
+            finite, a node given twice, or a cycle; names file and line, and the cycle's nodes.
     """
     if profile_batch < 1:
         raise BadInput(f"profile '{path}': the profiled batch is {profile_batch}; give one >= 1")
-    nodes: dict[str, Node] = {}
-    consumers: dict[str, list[str]] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        if line[0].isspace():
-            producer, consumer = edge_of(line, f"profile '{path}', line {number}")
-            consumers.setdefault(producer, []).append(consumer)
-        else:
-            node = node_of(line, f"profile '{path}', line {number}")
-            nodes[node.name] = node
-    check_ends(nodes, consumers, path)
-    edges = {name: tuple(dict.fromkeys(ends)) for name, ends in consumers.items()}
+    nodes, edges = graph_of(text, path)
     order = chain_order(nodes, edges, f"profile '{path}'")
     has_producer = {consumer for ends in edges.values() for consumer in ends}
     inputs = [name for name in order if name not in has_producer]
@@ -85,6 +75,30 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
         batch_size=profile_batch,
         source=f"PipeDream text {Path(path).name}; {dropped_text(nodes[name] for name in inputs)}",
     )
+
+
+def graph_of(text: str, path: str | Path) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:
+    """The nodes by name, and for each that is read the nodes that read it."""
+    nodes: dict[str, Node] = {}
+    lines: dict[str, int] = {}
+    consumers: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"profile '{path}', line {number}"
+        if not line.strip():
+            continue
+        if line[0].isspace():
+            producer, consumer = edge_of(line, where)
+            consumers.setdefault(producer, {}).setdefault(consumer, number)
+            continue
+        node = node_of(line, where)
+        if node.name in nodes:
+            raise BadInput(
+                f"{where}: node '{node.name}' is already on line {lines[node.name]}; give each "
+                f"node its own name"
+            )
+        nodes[node.name], lines[node.name] = node, number
+    check_ends(nodes, consumers, path)
+    return nodes, {name: tuple(ends) for name, ends in consumers.items()}
 
 
 def node_of(line: str, where: str) -> Node:
@@ -107,9 +121,12 @@ def node_of(line: str, where: str) -> Node:
 def sum_of(text: str, where: str) -> float:
     """A number, or the sum of a list ``[a; b]``."""
     try:
-        return sum(float(part) for part in text.strip("[]").split(";"))
+        values = [float(part) for part in text.strip("[]").split(";")]
     except ValueError:
         raise BadInput(f"{where} is '{text}'; write a number or a list [a; b]") from None
+    if not all(0 <= value < inf for value in values):
+        raise BadInput(f"{where} is '{text}'; figures must be finite and >= 0")
+    return sum(values)
 
 
 def edge_of(line: str, where: str) -> tuple[str, str]:
@@ -120,7 +137,9 @@ def edge_of(line: str, where: str) -> tuple[str, str]:
     return ends[0], ends[1]
 
 
-def check_ends(nodes: dict[str, Node], consumers: dict[str, list[str]], path: str | Path) -> None:
+def check_ends(
+    nodes: Mapping[str, Node], consumers: Mapping[str, Mapping[str, int]], path: str | Path
+) -> None:
     """Raise unless there are nodes and every end of an edge is one."""
     if not nodes:
         raise BadInput(
@@ -128,9 +147,13 @@ def check_ends(nodes: dict[str, Node], consumers: dict[str, list[str]], path: st
             f"for each operator"
         )
     for producer, ends in consumers.items():
-        for name in (producer, *ends):
-            if name not in nodes:
-                raise BadInput(f"profile '{path}': an edge names '{name}', which has no node line")
+        for consumer, number in ends.items():
+            for name in (producer, consumer):
+                if name not in nodes:
+                    raise BadInput(
+                        f"profile '{path}', line {number}: an edge names '{name}', which has no "
+                        f"node line; add the node or remove the edge"
+                    )
 
 
 def layer_of(node: Node, batch: int, *, is_input: bool) -> LayerCost:

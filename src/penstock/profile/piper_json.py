@@ -1,5 +1,6 @@
 """Profiles in the JSON of Piper (NeurIPS 2021)."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -15,7 +16,7 @@ __all__ = ["piper_from_json", "read_piper"]
 FORWARD_SHARE = 1 / 3
 """A file has one time for forward and backward; a backward takes about twice a forward."""
 
-Figure = Annotated[float, Field(ge=0)]
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class PiperEntry(Entry):
@@ -74,15 +75,24 @@ def piper_from_json(data: object, path: str | Path) -> ModelProfile:
     parameters and gradients is workspace.
 
     Raises:
-        BadInput: a node or edge without its figures, or a cycle.
+        BadInput: a node or edge without its figures, an id given twice or to no node, or a cycle.
     """
     graph = check_document(GraphEntry, data, path)
     names = {node.id: node for node in graph.nodes}
+    if len(names) < len(graph.nodes):
+        counts = Counter(node.id for node in graph.nodes)
+        raise BadInput(
+            f"profile '{path}': {max(counts.values())} nodes have the id "
+            f"{max(counts, key=counts.__getitem__)}; give each its own"
+        )
     consumers: dict[str, tuple[str, ...]] = {}
     for edge in graph.edges:
         for end in (edge.source, edge.target):
             if end not in names:
-                raise BadInput(f"profile '{path}': an edge names node {end}, which is not there")
+                raise BadInput(
+                    f"profile '{path}': the edge {edge.source} -> {edge.target} names node {end}, "
+                    f"which is not there; add the node or remove the edge"
+                )
         known = consumers.get(str(edge.source), ())
         consumers[str(edge.source)] = (*known, str(edge.target))
     order = chain_order([str(n) for n in names], consumers, f"profile '{path}'")
