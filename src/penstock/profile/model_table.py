@@ -23,6 +23,7 @@ from pathlib import Path
 
 from penstock.document import Entry, check_document, parse_toml, read_text
 from penstock.errors import BadInput
+from penstock.profile.batch_inputs import without_batch_inputs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 __all__ = ["model_from_table", "read_model_table"]
@@ -80,7 +81,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
         else row.figures["forward_ms"] * share
         for row in rows
     ]
-    return ModelProfile(
+    profile = ModelProfile(
         name=entry.name,
         layers=tuple(
             layer_of(index, row, saved, batch)
@@ -94,6 +95,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
         batch_size=batch,
         source=entry.source,
     )
+    return without_batch_inputs(profile)
 
 
 def rows_of(table: str, path: str | Path) -> Iterator[Row]:
