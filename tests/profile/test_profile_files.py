@@ -155,8 +155,7 @@ def test_pipedream_text_becomes_a_chain_in_seconds_per_sample(tmp_path: Path):
     assert profile.backward_s(range(3), 4) == pytest.approx(8e-3)
     assert profile.layers[1].parameter_bytes == 20
     edges = {(edge.producer, edge.consumer): edge.bytes.at(4) for edge in profile.edges}
-    assert edges == {(0, 1): 400.0, (0, 2): 400.0, (1, 2): 120.0}
-    assert all(edge.gradient_bytes == Affine() for edge in profile.edges if edge.producer == 0)
+    assert edges == {(1, 2): 120.0}  # the input is of the batch, which every stage has
     assert "node1 (17 ms)" in profile.source
 
 
@@ -169,10 +168,6 @@ def test_pipedream_text_becomes_a_chain_in_seconds_per_sample(tmp_path: Path):
         ("\tnode1 -- node2", "\tnode9 -- node2", ["line 5", "node9", "no node line"]),
         ("\tnode1 -- node2", "\tnode3 -- node2", ["cycle", "node"]),
         ("parameter_size=20.000", "parameter_size=-20", ["line 3", "parameter_size", "-20"]),
-            "parameter_size=20.000",
-            "parameter_size=-20",
-            ["line 3", "parameter_size", "-20", ">= 0"],
-        ),
         ("[80; 40]", "[80; nan]", ["line 3", "activation_size", "nan", "finite"]),
         ("time=17.0", "time=inf", ["line 2", "forward_compute_time", "inf", "finite"]),
         ("[80; 40]", "[80; forty]", ["line 3", "activation_size", "forty", "[a; b]"]),
@@ -236,7 +231,10 @@ def test_published_profiles_can_be_read(path: Path, tmp_path: Path):
     assert profile.forward_s(everything, 1) > 0
     assert all(edge.producer < edge.consumer for edge in profile.edges)
     crossed = {edge.producer for edge in profile.edges} | {e.consumer for e in profile.edges}
-    assert crossed == set(everything)
+    # Inputs, and what is made of them alone: every stage makes these from the batch.
+    apart = [profile.layers[i] for i in everything if i not in crossed]
+    assert len(apart) <= 5  # inputs, and what is made of them alone
+    assert all(not layer.parameter_bytes and not layer.backward_s.at(1) for layer in apart)
     write_profile(profile, tmp_path / "p.json")
     assert read_any_profile(tmp_path / "p.json") == profile
 

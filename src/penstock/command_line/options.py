@@ -10,6 +10,7 @@ __all__ = [
     "ClusterName",
     "Device",
     "JobName",
+    "MaxStages",
     "MicroBatch",
     "Out",
     "PlanPath",
@@ -47,6 +48,9 @@ ClusterName: TypeAlias = Annotated[
 Batch: TypeAlias = Annotated[int, Option(metavar="N", help="Samples of one iteration.")]
 MicroBatch: TypeAlias = Annotated[
     int, Option(min=0, metavar="b", help="Samples of a micro-batch (0: the best divisor of N).")
+]
+MaxStages: TypeAlias = Annotated[
+    int, Option(min=0, metavar="S", help="At most so many stages (0: any number).")
 ]
 Recompute: TypeAlias = Annotated[
     Literal["auto", "on", "off"], Option(help="Compute activations again to save memory.")

@@ -1,6 +1,6 @@
-"""``penstock plan``, ``simulate`` and ``compare``: what needs no torch and no running job."""
+"""``penstock plan`` and ``simulate``: what needs no torch and no running job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    MaxStages,
     MicroBatch,
     Out,
     PlanPath,
@@ -18,16 +19,15 @@ from penstock.command_line.options import (
     Quiet,
     Recompute,
 )
+from penstock.command_line.progress import planning_progress
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
     from penstock.planning.assessment import PlannedPipeline
-    from penstock.planning.comparison import Comparison
     from penstock.profile.model_profile import ModelProfile
-    from penstock.report.tables import ComparisonRow
 
-__all__ = ["compare", "plan", "simulate"]
+__all__ = ["plan", "simulate"]
 
 
 def plan(
@@ -39,9 +39,13 @@ def plan(
     planner: Annotated[str, Option(help="A planner of 'penstock list'.")] = "search",
     schedule: Annotated[str, Option(help="A schedule of 'penstock list', or auto.")] = "auto",
     recompute: Recompute = "auto",
+    max_stages: MaxStages = 0,
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Seconds to try further plans (0: no limit).")
     ] = 0.0,
+    explain: Annotated[
+        bool, Option("--explain", help="Say which resource binds the plan.")
+    ] = False,
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -49,10 +53,10 @@ def plan(
     """Make a plan for PROFILE on a cluster."""
     from math import inf
 
-    from penstock.planning.answers import find_plan
-    from penstock.planning.assessment import assess_plan, baselines_of
+    from penstock.planning.assessment import assess_plan, baselines_of, bound_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.questions import planning_problem
+    from penstock.planning.time_limit import plan_within
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
@@ -66,13 +70,23 @@ def plan(
         schedule=schedule,
         recompute=recompute,
     )
-    start_s, score = perf_counter(), make_score(problem)
-    found = find_plan(problem, planner, score, limit_s=time_limit or inf)
-    planning_s = perf_counter() - start_s
-    planned = assess_plan(found, problem, baselines_of(problem, score))
+    with planning_progress(terminal) as progress:
+        start_s, score = perf_counter(), make_score(problem)
+        progress.bound_s = (bound := bound_of(problem)).seconds
+        limit_s = time_limit or inf
+        found = plan_within(problem, planner, score, limit_s=limit_s, tell=progress.tell)
+        planning_s = perf_counter() - start_s
+        planned = assess_plan(found, problem, baselines_of(problem, score), bound)
     if out:
         write_planned(planned, out, inputs, planning_s)
-    show_planned(terminal, planned, costs, machines, planned.to_json(planning_s))
+    values: dict[str, object] = {**planned.to_json(planning_s)}
+    words: list[str] = []
+    if explain:
+        from penstock.planning.explanation import explain_plan, explanation_words
+
+        explanation = explain_plan(planned, problem)
+        values["explanation"], words = explanation.to_json(), explanation_words(explanation)
+    show_planned(terminal, planned, costs, machines, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 
 
@@ -120,90 +134,20 @@ def simulate(
         terminal.note(f"wrote {place}")
 
 
-def compare(
-    profile: ProfilePath,
-    cluster: ClusterName,
-    batch: Batch,
-    profile_batch: ProfileBatch = 0,
-    micro_batch: MicroBatch = 0,
-    planners: Annotated[str, Option(metavar="a,b", help="Planners (default: all).")] = "",
-    schedules: Annotated[str, Option(metavar="x,y", help="Schedules (default: all).")] = "",
-    recompute: Recompute = "auto",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Try all planners with all schedules; -o writes the JSON."""
-    from penstock.plan.registry import PLANNERS
-    from penstock.planning.comparison import compare_plans, require_a_plan
-    from penstock.planning.plan_files import PlanInputs
-    from penstock.planning.questions import planning_problem
-    from penstock.report.tables import comparison_table
-    from penstock.schedule.registry import SCHEDULES
-
-    terminal = Terminal(as_json, quiet)
-    inputs = PlanInputs(profile, cluster, profile_batch)
-    problem = planning_problem(
-        inputs.read_profile(),
-        inputs.read_cluster(),
-        batch,
-        micro_batch_size=micro_batch,
-        recompute=recompute,
-    )
-    asked = names_in(planners) or list(PLANNERS)
-    orders = names_in(schedules) or list(SCHEDULES)
-    comparisons: list[Comparison] = []
-    for comparison in compare_plans(problem, asked, orders, perf_counter):
-        terminal.note(f"{comparison.planner}, {comparison.schedule}: {comparison.planning_s:.2f} s")
-        comparisons.append(comparison)
-    require_a_plan(comparisons)
-    values: dict[str, object] = {"rows": [comparison.to_json() for comparison in comparisons]}
-    terminal.save(values, out)
-    terminal.show(values, comparison_table([row_of(comparison) for comparison in comparisons]))
-
-
-def names_in(text: str) -> list[str]:
-    """The names in a list with commas.
-
-    >>> names_in("search, data-parallel"), names_in("")
-    (['search', 'data-parallel'], [])
-    """
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def row_of(comparison: "Comparison") -> "ComparisonRow":
-    """A comparison as a row of the table."""
-    from penstock.errors import Infeasible
-    from penstock.report.tables import ComparisonRow
-
-    outcome = comparison.outcome
-    if isinstance(outcome, Infeasible):
-        return ComparisonRow(comparison.planner, comparison.schedule, refusal=str(outcome))
-    return ComparisonRow(
-        planner=comparison.planner,
-        schedule=comparison.schedule,
-        stages=" : ".join(f"{len(stage.layers)}x{stage.replicas}" for stage in outcome.plan.stages),
-        iteration_s=outcome.prediction.iteration_s,
-        gap=outcome.gap,
-        bubble=outcome.prediction.bubble,
-        peak_memory_bytes=max(outcome.prediction.peak_memory_bytes),
-        speedup_over_one_device=outcome.speedup_over_one_device,
-    )
-
-
 def show_planned(
     terminal: Terminal,
     planned: "PlannedPipeline",
     profile: "ModelProfile",
     cluster: "Cluster",
     values: Mapping[str, object],
+    words: Sequence[str] = (),
 ) -> None:
-    """Print a plan with its prediction; a note where it does not fit in memory."""
+    """Print a plan with its prediction and ``words``; a note where it does not fit in memory."""
     from penstock.report.tables import plan_table
 
     prediction = planned.prediction
     table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
-    terminal.show(values, *headline(planned), table)
+    terminal.show(values, *headline(planned), table, *words)
     if prediction.too_full:
         devices = ", ".join(map(str, prediction.too_full))
         terminal.note(
@@ -228,8 +172,11 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         parts.append(f"{planned.speedup_over_data_parallel:.2f}x data parallelism")
     else:
         parts.append("data parallelism does not fit")
-    return [
+    lines = [
         f"{plan.planner}, {plan.schedule}: {plan.micro_batches} micro-batches of "
         f"{plan.micro_batch_size} samples",
         ", ".join(parts),
     ]
+    if planned.bound.argument:
+        lines.append(f"bound {seconds_text(planned.lower_bound_s)}: {planned.bound.argument}")
+    return lines

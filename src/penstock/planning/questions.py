@@ -42,8 +42,11 @@ def planning_problem(
     schedule: str = "auto",
     recompute: RecomputeChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
+    max_stages: int = 0,
 ) -> PlanningProblem:
     """The question for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
+
+    ``max_stages`` 0 allows any number of stages.
 
     Raises:
         BadInput: an unknown schedule, or sizes that do not go together.
@@ -61,6 +64,7 @@ def planning_problem(
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
         recompute=recompute,
         schedules=schedules,
+        max_stages=max_stages,
     )
 
 

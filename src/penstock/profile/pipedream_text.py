@@ -16,6 +16,7 @@ from pathlib import Path
 from penstock.document import read_text
 from penstock.errors import BadInput
 from penstock.profile.antichain_order import chain_order
+from penstock.profile.batch_inputs import without_batch_inputs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 __all__ = ["parse_pipedream", "read_pipedream"]
@@ -64,7 +65,7 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
     has_producer = {consumer for ends in edges.values() for consumer in ends}
     inputs = [name for name in order if name not in has_producer]
     index = {name: i for i, name in enumerate(order)}
-    return ModelProfile(
+    profile = ModelProfile(
         name=Path(path).stem,
         layers=tuple(layer_of(nodes[n], profile_batch, is_input=n in inputs) for n in order),
         edges=tuple(
@@ -75,6 +76,7 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
         batch_size=profile_batch,
         source=f"PipeDream text {Path(path).name}; {dropped_text(nodes[name] for name in inputs)}",
     )
+    return without_batch_inputs(profile)
 
 
 def graph_of(text: str, path: str | Path) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:

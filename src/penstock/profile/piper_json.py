@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from penstock.document import Entry, check_document, parse_json, read_text
 from penstock.errors import BadInput
 from penstock.profile.antichain_order import chain_order
+from penstock.profile.batch_inputs import without_batch_inputs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 __all__ = ["piper_from_json", "read_piper"]
@@ -98,13 +99,14 @@ def piper_from_json(data: object, path: str | Path) -> ModelProfile:
     order = chain_order([str(n) for n in names], consumers, f"profile '{path}'")
     index = {int(name): i for i, name in enumerate(order)}
     inputs = set(names) - {edge.target for edge in graph.edges}
-    return ModelProfile(
+    profile = ModelProfile(
         name=Path(path).stem,
         layers=tuple(layer_of(names[int(name)], path) for name in order),
         edges=tuple(edge_of(edge, index, edge.source in inputs) for edge in graph.edges),
         batch_size=1,
         source=f"Piper {Path(path).name}; a sample is one micro-batch of the profiled size",
     )
+    return without_batch_inputs(profile)
 
 
 def layer_of(node: NodeEntry, path: str | Path) -> LayerCost:
