@@ -233,7 +233,6 @@ def test_published_profiles_can_be_read(path: Path, tmp_path: Path):
     crossed = {edge.producer for edge in profile.edges} | {e.consumer for e in profile.edges}
     # Inputs, and what is made of them alone: every stage makes these from the batch.
     apart = [profile.layers[i] for i in everything if i not in crossed]
-    assert len(apart) <= 5  # inputs, and what is made of them alone
     assert all(not layer.parameter_bytes and not layer.backward_s.at(1) for layer in apart)
     write_profile(profile, tmp_path / "p.json")
     assert read_any_profile(tmp_path / "p.json") == profile
