@@ -5,6 +5,7 @@ from penstock.plan.dynamic_program import dynamic_program
 from penstock.plan.problem import Planner
 from penstock.plan.search import search_from
 from penstock.plan.single_device import single_device
+from penstock.plan.spp import spp
 
 __all__ = ["PLANNERS", "STARTING_PLANNERS"]
 
@@ -12,6 +13,7 @@ STARTING_PLANNERS: dict[str, Planner] = {
     "single-device": single_device,
     "data-parallel": data_parallel,
     "dynamic-program": dynamic_program,
+    "spp": spp,
 }
 """All but the default, which improves on their plans; quick ones first."""
 
