@@ -5,11 +5,9 @@ from math import inf
 import pytest
 
 from penstock.cluster.cluster import Cluster
-from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import assess_plan, baselines_of
-from penstock.planning.comparison import compare_plans, require_a_plan
 from penstock.planning.questions import planning_problem, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
@@ -57,16 +55,3 @@ def test_what_is_infinite_is_null_in_json(
     values = json.loads(json.dumps(planned.to_json(0.5), allow_nan=False))
     assert values["speedup_over_data_parallel"] is None
     assert values["planning_s"] == 0.5
-
-
-def test_a_comparison_gives_reasons_where_a_planner_finds_nothing(
-    small_profile: ModelProfile, small_cluster: Cluster
-) -> None:
-    problem = planning_problem(small_profile, with_memory(small_cluster, 20e6), 12)
-    found = list(compare_plans(problem, ["search", "single-device"], ["1f1b"], lambda: 0.0))
-    search, single = (comparison.to_json() for comparison in found)
-    assert "iteration_s" in search
-    assert set(single) == {"planner", "schedule", "infeasible"}
-    require_a_plan(found)
-    with pytest.raises(Infeasible, match="finds no plan that fits"):
-        require_a_plan(found[1:])

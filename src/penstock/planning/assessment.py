@@ -12,7 +12,7 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.answers import find_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
-__all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
+__all__ = ["Baselines", "Bound", "PlannedPipeline", "assess_plan", "baselines_of", "bound_of"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,28 @@ class Baselines:
     data_parallel_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Seconds that no plan of a problem can beat, and what proves it, in words."""
+
+    seconds: float
+    argument: str = ""
+
+
 @dataclass(frozen=True)
 class PlannedPipeline:
     """A plan with what the simulator promises of it."""
 
     plan: Plan
     prediction: Prediction
-    lower_bound_s: float
+    bound: Bound
     baselines: Baselines
+    spp_bound_s: float = inf
+
+    @property
+    def lower_bound_s(self) -> float:
+        """Seconds that no plan of the problem can beat."""
+        return self.bound.seconds
 
     @property
     def gap(self) -> float:
@@ -61,7 +75,9 @@ class PlannedPipeline:
             "stages": stages,
             "iteration_s": self.prediction.iteration_s,
             "lower_bound_s": self.lower_bound_s,
+            "bound_argument": self.bound.argument,
             "gap": finite(self.gap),
+            "spp_bound_s": finite(self.spp_bound_s),
             "bubble": self.prediction.bubble,
             "peak_memory_bytes": list(self.prediction.peak_memory_bytes),
             "planning_s": planning_s,
@@ -109,7 +125,14 @@ def one_device_s(problem: PlanningProblem, score: Score) -> float:
     return simulate_plan(whole, problem.profile, problem.cluster).iteration_s
 
 
-def assess_plan(plan: Plan, problem: PlanningProblem, baselines: Baselines) -> PlannedPipeline:
+def bound_of(problem: PlanningProblem) -> Bound:
+    """The proven bound of a problem; it holds for every plan, so many plans can share it."""
+    return Bound(lower_bound_s(problem))
+
+
+def assess_plan(
+    plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: Bound | None = None
+) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
     prediction = simulate_plan(
         plan,
@@ -117,4 +140,4 @@ def assess_plan(plan: Plan, problem: PlanningProblem, baselines: Baselines) -> P
         problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
-    return PlannedPipeline(plan, prediction, lower_bound_s(problem), baselines)
+    return PlannedPipeline(plan, prediction, bound or bound_of(problem), baselines)

@@ -2,41 +2,70 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from penstock.document import Json
 from penstock.errors import Infeasible
-from penstock.plan.problem import PlanningProblem
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.registry import PLANNERS
-from penstock.planning.answers import find_plan
-from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
+from penstock.plan.search_step import SearchStep
+from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of, bound_of
 from penstock.planning.questions import named
+from penstock.planning.time_limit import TimeIsUp, plan_within
 from penstock.schedule.registry import SCHEDULES
 from penstock.simulate.score import make_score
 
-__all__ = ["Comparison", "compare_plans", "require_a_plan"]
+__all__ = ["AUTO", "Comparison", "NoAnswer", "best_first", "compare_plans", "require_a_plan"]
+
+AUTO = "auto"
+"""Instead of a schedule: the planner chooses among those that the problem allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why a planner that should have answered did not: it broke, or it took too long."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a planner made of a problem with one schedule."""
+    """What a planner made of a problem with one schedule, or with `AUTO`."""
 
     planner: str
-    schedule: str
-    outcome: PlannedPipeline | Infeasible
+    asked_schedule: str
+    outcome: PlannedPipeline | Infeasible | NoAnswer
     planning_s: float
+
+    @property
+    def schedule(self) -> str:
+        """The schedule of the plan; the one that was asked for where there is no plan."""
+        if isinstance(self.outcome, PlannedPipeline):
+            return self.outcome.plan.schedule
+        return self.asked_schedule
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration; infinite where there is no plan."""
+        if isinstance(self.outcome, PlannedPipeline):
+            return self.outcome.prediction.iteration_s
+        return inf
 
     def to_json(self) -> dict[str, Json]:
         """The plan's keys, or the reason why there is no plan."""
+        names: dict[str, Json] = {
+            "planner": self.planner,
+            "schedule": self.schedule,
+            "asked_schedule": self.asked_schedule,
+        }
         match self.outcome:
             case PlannedPipeline() as planned:
-                names: dict[str, Json] = {"planner": self.planner, "schedule": self.schedule}
-                return planned.to_json(self.planning_s) | names
+                return names | planned.to_json(self.planning_s) | names
             case Infeasible() as refusal:
-                return {
-                    "planner": self.planner,
-                    "schedule": self.schedule,
-                    "infeasible": str(refusal),
-                }
+                return names | {"infeasible": str(refusal), "planning_s": self.planning_s}
+            case NoAnswer(reason):
+                return names | {"failed": reason, "planning_s": self.planning_s}
 
 
 def compare_plans(
@@ -44,8 +73,14 @@ def compare_plans(
     planners: Sequence[str],
     schedules: Sequence[str],
     clock: Callable[[], float],
+    *,
+    limit_s: float = inf,
+    tell: Callable[[str, SearchStep], None] | None = None,
 ) -> Iterator[Comparison]:
-    """Every planner with every schedule, in order.
+    """Every planner with every schedule, in order; the default planner, which takes longest, last.
+
+    ``limit_s`` is for each planner. ``tell`` hears what the planner of that name is doing. A
+    planner that breaks or takes too long is one row without a plan.
 
     Raises:
         BadInput: an unknown planner or schedule.
@@ -53,20 +88,60 @@ def compare_plans(
     for planner in planners:
         named(PLANNERS, planner, "planner")
     for schedule in schedules:
-        named(SCHEDULES, schedule, "schedule")
-    baselines = baselines_of(problem, make_score(problem))
+        named({AUTO: AUTO, **SCHEDULES}, schedule, "schedule")
+    baselines, bound = baselines_of(problem, make_score(problem)), bound_of(problem)
     for schedule in schedules:
-        narrowed = replace(problem, schedules=(schedule,))
+        allowed = problem.schedules if schedule == AUTO else (schedule,)
+        narrowed = replace(problem, schedules=allowed)
         score = make_score(narrowed)
-        for planner in planners:
+        for planner in sorted(planners, key=lambda name: name == "search"):
             start_s = clock()
-            outcome: PlannedPipeline | Infeasible
-            try:
-                plan = find_plan(narrowed, planner, score)
-                outcome = assess_plan(plan, problem, baselines)
-            except Infeasible as refusal:
-                outcome = refusal
-            yield Comparison(planner, schedule, outcome, clock() - start_s)
+            listen = None if tell is None else teller(tell, planner)
+            found = answer_of(narrowed, planner, score, limit_s, listen)
+            planning_s = clock() - start_s
+            if isinstance(found, Plan):
+                outcome = assess_plan(found, problem, baselines, bound)
+            else:
+                outcome = found
+            yield Comparison(planner, schedule, outcome, planning_s)
+
+
+def answer_of(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    limit_s: float,
+    tell: Callable[[SearchStep], None] | None,
+) -> Plan | Infeasible | NoAnswer:
+    """What a planner answers; whatever it raises is an answer too."""
+    try:
+        return plan_within(problem, planner, score, limit_s=limit_s, tell=tell, may_fail=True)
+    except Infeasible as refusal:
+        return refusal
+    except TimeIsUp:
+        return NoAnswer(f"no plan within {limit_s:g} s; allow more with --time-limit")
+    except Exception as error:  # one planner must not take the others down
+        return NoAnswer(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def teller(tell: Callable[[str, SearchStep], None], planner: str) -> Callable[[SearchStep], None]:
+    """``tell`` with the planner's name filled in."""
+    return lambda step: tell(planner, step)
+
+
+def best_first(comparisons: Sequence[Comparison], planners: Sequence[str]) -> list[Comparison]:
+    """The fastest plan first, those without a plan last; of equal ones the planner named first.
+
+    Times that differ by rounding only count as equal.
+    """
+    in_order = sorted(comparisons, key=lambda c: (c.iteration_s, planners.index(c.planner)))
+    ordered: list[Comparison] = []
+    while in_order:
+        limit_s = in_order[0].iteration_s * (1 + 1e-9)
+        tied = [c for c in in_order if c.iteration_s <= limit_s]
+        ordered += sorted(tied, key=lambda c: planners.index(c.planner))
+        in_order = in_order[len(tied) :]
+    return ordered
 
 
 def require_a_plan(comparisons: Sequence[Comparison]) -> None:
@@ -75,6 +150,11 @@ def require_a_plan(comparisons: Sequence[Comparison]) -> None:
     Raises:
         Infeasible: nothing fits; the message says what would.
     """
-    refusals = [c.outcome for c in comparisons if isinstance(c.outcome, Infeasible)]
-    if refusals and len(refusals) == len(comparisons):
-        raise refusals[0]
+    if any(isinstance(c.outcome, PlannedPipeline) for c in comparisons):
+        return
+    for comparison in comparisons:
+        if isinstance(comparison.outcome, Infeasible):
+            raise comparison.outcome
+    for comparison in comparisons:
+        if isinstance(comparison.outcome, NoAnswer):
+            raise Infeasible(f"planner '{comparison.planner}': {comparison.outcome.reason}")

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from penstock.cluster.cluster import Cluster
 from penstock.timeline.critical_path import PathStep, critical_path
@@ -11,6 +11,7 @@ from penstock.timeline.metrics import COMPUTE, covered_s
 from penstock.timeline.timeline import Event, Timeline
 
 __all__ = [
+    "SHARE_KINDS",
     "AllReduce",
     "PathShare",
     "ShareKind",
@@ -32,13 +33,22 @@ ShareKind: TypeAlias = Literal[
 ]
 
 
+SHARE_KINDS: tuple[ShareKind, ...] = get_args(ShareKind)
+"""All kinds, in the order in which they are drawn."""
+
+
+NOTHING = 1e-9
+"""A share below this part of the iteration is rounding."""
+
+
 @dataclass(frozen=True, slots=True)
 class PathShare:
     """Seconds of the critical path of one kind, and where most of them pass.
 
-    *compute* is the forwards and backwards of the stage that the path stays on longest;
-    *fill and drain* those of other stages before it is reached and after it is left;
-    *other stages* those in between, where stages hold one another up.
+    *compute* is the forwards and backwards of the stage that computes most of the path;
+    *fill and drain* is one forward and one backward of every other stage, which a micro-batch has
+    to pass in any pipeline; *other stages* is what they compute beyond that, because stages hold
+    one another up.
     """
 
     kind: ShareKind
@@ -71,42 +81,33 @@ class Utilisation:
 def path_shares(timeline: Timeline, cluster: Cluster) -> tuple[PathShare, ...]:
     """All kinds that occur, the longest first; their seconds add up to the iteration."""
     path = critical_path(timeline)
-    if not path:
-        return ()
-    centre, first, last = longest_stay(path)
+    centre, passed = busiest_stage(path), set[tuple[int, str]]()
     seconds: dict[ShareKind, float] = defaultdict(float)
     places: dict[ShareKind, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for index, step in enumerate(path):
-        kind = kind_of(step.event, centre, first <= index <= last)
+    for step in path:
+        kind = kind_of(step.event, centre, passed)
         seconds[kind] += step.seconds
         places[kind][place_of(step.event, cluster)] += step.seconds
         seconds["waiting"] += step.waited_s
     shares = [
         PathShare(kind, total_s, longest(places[kind]))
         for kind, total_s in seconds.items()
-        if total_s > 0
+        if total_s > NOTHING * sum(seconds.values())
     ]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
 
 
-def longest_stay(path: Sequence[PathStep]) -> tuple[int, int, int]:
-    """The stage that computes most of the path, and its first and last step there."""
+def busiest_stage(path: Sequence[PathStep]) -> int:
+    """The stage that computes most of the path; the first of equal ones."""
     seconds: dict[int, float] = defaultdict(float)
     for step in path:
-        if is_pass(step.event):
+        if step.event.kind in ("F", "B", "I", "W"):
             seconds[step.event.stage] += step.seconds
-    centre = max(seconds, key=lambda stage: (seconds[stage], -stage), default=-1)
-    there = [i for i, s in enumerate(path) if is_pass(s.event) and s.event.stage == centre]
-    return (centre, there[0], there[-1]) if there else (centre, 0, 0)
+    return max(seconds, key=lambda stage: (seconds[stage], -stage), default=-1)
 
 
-def is_pass(event: Event) -> bool:
-    """Whether an event is a forward or a backward, not a recompute or a step."""
-    return event.kind in ("F", "B", "I", "W")
-
-
-def kind_of(event: Event, centre: int, between: bool) -> ShareKind:
-    """The share that an event of the path belongs to; ``between`` the visits to ``centre``."""
+def kind_of(event: Event, centre: int, passed: set[tuple[int, str]]) -> ShareKind:
+    """The share that an event of the path belongs to; ``passed`` are stages and ways so far."""
     match event.kind:
         case "SEND" | "RECV":
             return "transfers"
@@ -119,7 +120,11 @@ def kind_of(event: Event, centre: int, between: bool) -> ShareKind:
         case "F" | "B" | "I" | "W":
             if event.stage == centre:
                 return "compute"
-            return "other stages" if between else "fill and drain"
+            way = (event.stage, "down" if event.kind == "F" else "up")
+            if way in passed:
+                return "other stages"
+            passed.add(way)
+            return "fill and drain"
 
 
 def place_of(event: Event, cluster: Cluster) -> str:

@@ -2,9 +2,9 @@
 
 from penstock.document import Json
 from penstock.report.record import RunRecord
-from penstock.words import seconds_text
 from penstock.timeline.metrics import iteration_s
 from penstock.timeline.timeline import Timeline
+from penstock.words import seconds_text
 
 __all__ = ["page_figures"]
 

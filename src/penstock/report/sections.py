@@ -5,7 +5,6 @@ from html import escape
 
 from penstock.plan.plan import Stage
 from penstock.report.record import RunRecord
-from penstock.words import layers_text, percent_text, seconds_text, size_text
 from penstock.timeline.metrics import (
     bubble_fraction,
     busy_s,
@@ -14,6 +13,7 @@ from penstock.timeline.metrics import (
     peak_memory_bytes,
 )
 from penstock.timeline.timeline import EventKind, Timeline
+from penstock.words import layers_text, percent_text, seconds_text, size_text
 
 __all__ = [
     "facts",

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import inf
 
 from rich.table import Table
 
@@ -10,21 +12,35 @@ from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import layers_text, percent_text, seconds_text, size_text
 
-__all__ = ["ComparisonRow", "comparison_table", "plan_table", "profile_table"]
+__all__ = [
+    "ComparisonRow",
+    "comparison_table",
+    "plan_table",
+    "profile_table",
+    "refusal_lines",
+    "stages_text",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """A plan in a comparison, or why there is none (then the figures mean nothing)."""
+    """A plan in a comparison, or why there is none (then the figures mean nothing).
+
+    Infinite speed-ups and bounds are shown as a dash.
+    """
 
     planner: str
     schedule: str
     stages: str = ""
+    micro_batches: str = ""
     iteration_s: float = 0.0
     gap: float = 0.0
     bubble: float = 0.0
     peak_memory_bytes: float = 0.0
     speedup_over_one_device: float = 0.0
+    speedup_over_data_parallel: float = inf
+    spp_bound_s: float = inf
+    planning_s: float = 0.0
     refusal: str = ""
 
 
@@ -75,27 +91,72 @@ def plan_table(
 
 
 def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
-    """One row for each planner and schedule, in the order given."""
+    """One row for each plan, in the order given; `refusal_lines` says why others have none."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("planner", "schedule", "stages"):
+    table.add_column("planner", no_wrap=True)
+    for head in ("schedule", "stages", "micro-batches"):
         table.add_column(head)
-    for head in ("iteration", "above bound", "bubble", "peak memory", "over one device"):
+    has_spp = any(row.spp_bound_s < inf for row in rows)
+    heads = ["iteration", "x data par.", "x 1 device", "above bound", "bubble", "peak memory"]
+    for head in [*heads, *(["SPP's bound"] if has_spp else []), "planned in"]:
         table.add_column(head, justify="right")
     for row in rows:
         if row.refusal:
-            table.add_row(row.planner, row.schedule, row.refusal.replace("[", r"\["))
+            cells = [row.planner, row.schedule, "no plan", *[""] * (len(heads) + 1 + has_spp)]
+            table.add_row(*cells, seconds_text(row.planning_s), style="dim")
             continue
         table.add_row(
             row.planner,
             row.schedule,
             row.stages.replace("[", r"\["),
+            row.micro_batches,
             seconds_text(row.iteration_s),
+            factor_text(row.speedup_over_data_parallel),
+            factor_text(row.speedup_over_one_device),
             percent_text(row.gap),
             percent_text(row.bubble),
             size_text(row.peak_memory_bytes),
-            f"{row.speedup_over_one_device:.2f}x",
+            *([seconds_text(row.spp_bound_s) if row.spp_bound_s < inf else "-"] * has_spp),
+            seconds_text(row.planning_s),
         )
     return table
+
+
+def refusal_lines(rows: Sequence[ComparisonRow]) -> list[str]:
+    """A line for each row without a plan."""
+    return [f"{row.planner}, {row.schedule}: {row.refusal}" for row in rows if row.refusal]
+
+
+def factor_text(factor: float) -> str:
+    """How many times faster.
+
+    >>> factor_text(1.604), factor_text(float("inf"))
+    ('1.60', '-')
+    """
+    return f"{factor:.2f}" if factor < inf else "-"
+
+
+def stages_text(plan: Plan, most: int = 6) -> str:
+    """Stages as layers x replicas, with runs of equal ones and at most ``most`` parts.
+
+    >>> from penstock.plan.plan import Stage
+    >>> def stage(first, last, devices):
+    ...     return Stage(range(first, last), tuple(devices), (1,) * len(devices))
+    >>> two = Plan((stage(0, 30, range(8)), stage(30, 53, range(8, 16))), 8, 8, "1f1b")
+    >>> stages_text(two)
+    '30x8 : 23x8'
+    >>> deep = tuple(stage(3 * i, 3 * i + 3, [i]) for i in range(32))
+    >>> stages_text(Plan((*deep, stage(96, 97, [32])), 8, 1, "1f1b"))
+    '32 of 3x1 : 1x1'
+    """
+    parts = [f"{len(stage.layers)}x{stage.replicas}" for stage in plan.stages]
+    runs = [(part, len(list(same))) for part, same in groupby(parts)]
+    texts = [part if times == 1 else f"{times} of {part}" for part, times in runs]
+    if len(parts) <= most:
+        texts = parts
+    if len(texts) > most:
+        texts = [*texts[: most - 2], f"... {len(parts)} stages ...", texts[-1]]
+    return " : ".join(texts)
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -1,0 +1,300 @@
+"""``penstock compare``: planners against one another on one problem, as a table and a picture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from penstock.command_line.options import (
+    AsJson,
+    Batch,
+    ClusterName,
+    MicroBatch,
+    Out,
+    ProfileBatch,
+    ProfilePath,
+    Quiet,
+    Recompute,
+)
+from penstock.command_line.progress import PlanningProgress, planning_progress
+from penstock.command_line.terminal import Terminal
+
+if TYPE_CHECKING:
+    from penstock.plan.problem import PlanningProblem
+    from penstock.planning.comparison import Comparison
+    from penstock.planning.explanation import Explanation
+    from penstock.report.compare_picture import ComparedPlan, PictureHead
+    from penstock.report.tables import ComparisonRow
+
+__all__ = ["compare"]
+
+DEFAULT_LIMIT_S = 120.0
+
+
+def compare(
+    profile: ProfilePath,
+    cluster: ClusterName,
+    batch: Batch,
+    profile_batch: ProfileBatch = 0,
+    micro_batch: MicroBatch = 0,
+    planners: Annotated[str, Option(metavar="a,b", help="Planners (default: all).")] = "",
+    schedules: Annotated[
+        str,
+        Option(
+            metavar="x,y",
+            help="Each planner once for each of these; 'auto' lets it choose, 'all' is each alone.",
+        ),
+    ] = "auto",
+    recompute: Recompute = "auto",
+    time_limit: Annotated[
+        float, Option(min=0, metavar="S", help="Seconds for each planner (0: no limit).")
+    ] = DEFAULT_LIMIT_S,
+    explain: Annotated[
+        bool, Option("--explain", help="Say what binds each plan, and why the winner won.")
+    ] = False,
+    picture: Annotated[
+        str, Option(metavar="PATH", help="Draw the plans to an .svg, or a page (.html).")
+    ] = "",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare planners on PROFILE and a cluster, the best first; -o writes the JSON."""
+    from penstock.planning.plan_files import PlanInputs
+    from penstock.planning.questions import planning_problem
+    from penstock.report.compare_page import check_picture_path, write_picture
+    from penstock.report.tables import comparison_table, refusal_lines
+
+    terminal = Terminal(as_json, quiet)
+    check_picture_path(picture)
+    inputs = PlanInputs(profile, cluster, profile_batch)
+    problem = planning_problem(
+        inputs.read_profile(),
+        inputs.read_cluster(),
+        batch,
+        micro_batch_size=micro_batch,
+        recompute=recompute,
+    )
+    with planning_progress(terminal) as progress:
+        lines = compared_lines(
+            problem,
+            names_in(planners),
+            schedules_in(schedules),
+            Wanted(explain or picture.endswith(".html"), bool(picture), time_limit),
+            progress,
+        )
+    words = explained(lines) if explain or picture.endswith(".html") else []
+    values: dict[str, object] = {"rows": [line.to_json(explain) for line in lines]}
+    if explain:
+        values["why"] = reasons_of(lines)
+    terminal.save(values, out)
+    rows = [line.row for line in lines]
+    shown = words if explain else []
+    terminal.show(values, *bound_lines(lines), comparison_table(rows), *refusal_lines(rows), *shown)
+    if picture:
+        drawn = [line.drawn for line in lines if line.drawn]
+        write_picture(picture, drawn, picture_head(lines, problem), words)
+        terminal.note(f"wrote {picture}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is made of every plan besides its row, and the seconds for each planner."""
+
+    explanation: bool
+    picture: bool
+    time_limit_s: float
+
+
+@dataclass(frozen=True)
+class ComparedLine:
+    """One row of the comparison with what explains and draws it; no timeline any more."""
+
+    comparison: "Comparison"
+    row: "ComparisonRow"
+    explanation: "Explanation | None" = None
+    drawn: "ComparedPlan | None" = None
+
+    def to_json(self, with_explanation: bool) -> dict[str, object]:
+        """The row of the JSON."""
+        values: dict[str, object] = {**self.comparison.to_json()}
+        if with_explanation and self.explanation:
+            values["explanation"] = self.explanation.to_json()
+        return values
+
+
+def compared_lines(
+    problem: "PlanningProblem",
+    planners: Sequence[str],
+    schedules: Sequence[str],
+    wanted: Wanted,
+    progress: PlanningProgress,
+) -> list[ComparedLine]:
+    """All rows, the best first; each is told as soon as it is known.
+
+    Raises:
+        Infeasible: no planner has a plan.
+    """
+    from math import inf
+
+    from penstock.plan.registry import PLANNERS
+    from penstock.planning.comparison import best_first, compare_plans, require_a_plan
+
+    asked = list(planners) or list(PLANNERS)
+    lines: dict[int, ComparedLine] = {}
+    comparisons: list[Comparison] = []
+    for found in compare_plans(
+        problem,
+        asked,
+        schedules,
+        perf_counter,
+        limit_s=wanted.time_limit_s or inf,
+        tell=lambda planner, step: progress.tell(step, planner),
+    ):
+        line = compared_line(found, problem, wanted)
+        progress.note(told(line.row))
+        comparisons.append(line.comparison)
+        lines[id(line.comparison)] = line
+    require_a_plan(comparisons)
+    return [lines[id(comparison)] for comparison in best_first(comparisons, asked)]
+
+
+def compared_line(found: "Comparison", problem: "PlanningProblem", wanted: Wanted) -> ComparedLine:
+    """A comparison with all that its timeline is needed for."""
+    from penstock.planning.assessment import PlannedPipeline
+    from penstock.planning.explanation import explain_plan
+    from penstock.planning.path_shares import SHARE_KINDS, path_shares
+    from penstock.report.compare_picture import ComparedPlan
+    from penstock.report.stage_lanes import stage_lanes
+    from penstock.timeline.timeline import Timeline
+
+    row, planned = row_of(found), found.outcome
+    if not isinstance(planned, PlannedPipeline):
+        return ComparedLine(found, row)
+    timeline = planned.prediction.timeline
+    explanation = explain_plan(planned, problem) if wanted.explanation else None
+    drawn = None
+    if wanted.picture:
+        shares = path_shares(timeline, problem.cluster)
+        seconds = {share.kind: share.seconds for share in shares}
+        in_words = tuple((kind, seconds[kind]) for kind in SHARE_KINDS if kind in seconds)
+        drawn = ComparedPlan(row, planned.plan, stage_lanes(timeline, planned.plan), in_words)
+    # Timelines of large clusters are large: of the next planner's there is room again.
+    prediction = replace(planned.prediction, timeline=Timeline((), timeline.devices))
+    slim = replace(found, outcome=replace(planned, prediction=prediction))
+    return ComparedLine(slim, row, explanation, drawn)
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a list with commas.
+
+    >>> names_in("search, data-parallel"), names_in("")
+    (['search', 'data-parallel'], [])
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def schedules_in(text: str) -> list[str]:
+    """The schedules in a list with commas; ``all`` stands for each of them alone."""
+    from penstock.planning.comparison import AUTO
+    from penstock.schedule.registry import SCHEDULES
+
+    names = names_in(text) or [AUTO]
+    return [one for name in names for one in (SCHEDULES if name == "all" else (name,))]
+
+
+def row_of(found: "Comparison") -> "ComparisonRow":
+    """A comparison as a row of the table."""
+    from penstock.planning.assessment import PlannedPipeline
+    from penstock.planning.comparison import NoAnswer
+    from penstock.report.tables import ComparisonRow, stages_text
+
+    outcome = found.outcome
+    if not isinstance(outcome, PlannedPipeline):
+        reason = outcome.reason if isinstance(outcome, NoAnswer) else str(outcome)
+        return ComparisonRow(
+            found.planner, found.schedule, planning_s=found.planning_s, refusal=reason
+        )
+    plan = outcome.plan
+    return ComparisonRow(
+        planner=found.planner,
+        schedule=found.schedule,
+        stages=stages_text(plan),
+        micro_batches=f"{plan.micro_batches} of {plan.micro_batch_size}",
+        iteration_s=outcome.prediction.iteration_s,
+        gap=outcome.gap,
+        bubble=outcome.prediction.bubble,
+        peak_memory_bytes=max(outcome.prediction.peak_memory_bytes),
+        speedup_over_one_device=outcome.speedup_over_one_device,
+        speedup_over_data_parallel=outcome.speedup_over_data_parallel,
+        spp_bound_s=outcome.spp_bound_s,
+        planning_s=found.planning_s,
+    )
+
+
+def told(row: "ComparisonRow") -> str:
+    """A row as soon as it is known."""
+    from penstock.words import seconds_text
+
+    result = row.refusal or f"{seconds_text(row.iteration_s)} with {row.schedule}, {row.stages}"
+    return f"{row.planner}: {result} (planned in {seconds_text(row.planning_s)})"
+
+
+def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
+    """The bound that all gaps are above, and what proves it."""
+    from penstock.planning.assessment import PlannedPipeline
+    from penstock.words import seconds_text
+
+    planned = lines[0].comparison.outcome
+    if not isinstance(planned, PlannedPipeline):
+        return []
+    argument = f": {planned.bound.argument}" if planned.bound.argument else ""
+    return [f"no plan takes less than {seconds_text(planned.lower_bound_s)}{argument}", ""]
+
+
+def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
+    """Why the first row beats the next that is slower, and data parallelism."""
+    from penstock.planning.explanation import why_slower
+
+    known = [line.explanation for line in lines if line.explanation]
+    if not known:
+        return []
+    winner = known[0]
+    slower = [e for e in known if e.iteration_s > winner.iteration_s * (1 + 1e-9)]
+    asked = slower[:1] + [e for e in slower[1:] if e.planner == "data-parallel"]
+    return [why_slower(winner, other) for other in asked]
+
+
+def explained(lines: Sequence[ComparedLine]) -> list[str]:
+    """What binds each plan, in paragraphs, then why the winner won."""
+    from penstock.planning.explanation import explanation_words
+
+    words: list[str] = []
+    for line in lines:
+        if line.explanation:
+            head = f"{line.row.planner}, {line.row.schedule}:"
+            words += ["", " ".join([head, *explanation_words(line.explanation)])]
+    for reason in reasons_of(lines):
+        words += ["", f"Why {lines[0].row.planner} won: {reason}"]
+    return words
+
+
+def picture_head(lines: Sequence[ComparedLine], problem: "PlanningProblem") -> "PictureHead":
+    """Title and bound of the picture."""
+    from penstock.planning.assessment import PlannedPipeline
+    from penstock.report.compare_picture import PictureHead
+
+    planned = lines[0].comparison.outcome
+    is_planned = isinstance(planned, PlannedPipeline)
+    profile, cluster = problem.profile, problem.cluster
+    return PictureHead(
+        title=f"{profile.name} on {cluster.name}",
+        subtitle=(
+            f"{len(profile.layers)} layers, {len(cluster.devices)} devices, "
+            f"{problem.global_batch} samples an iteration; every plan by the one simulator"
+        ),
+        bound_s=planned.bound.seconds if is_planned else 0.0,
+        bound_argument=planned.bound.argument if is_planned else "",
+    )

@@ -1,0 +1,96 @@
+"""What a planner is doing, on standard error: one live line on a terminal, else a line at times."""
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from penstock.command_line.terminal import Terminal
+
+if TYPE_CHECKING:
+    from penstock.plan.search_step import SearchStep
+
+__all__ = ["PlanningProgress", "planning_progress"]
+
+SECONDS_BETWEEN_LINES = 2.0
+"""So often at most a line is written where no line can be overwritten."""
+
+REFRESHES_PER_S = 5
+
+
+class PlanningProgress:
+    """Shows steps and notes by functions that know how: `planning_progress` makes one."""
+
+    def __init__(
+        self, show: Callable[[str], None], note: Callable[[str], None], bound_s: float = 0.0
+    ) -> None:
+        self.show = show
+        self.note = note
+        self.bound_s = bound_s
+
+    def tell(self, step: "SearchStep", planner: str = "") -> None:
+        """Show a step of a planner."""
+        self.show(step_words(step, planner, self.bound_s))
+
+
+@contextmanager
+def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
+    """Progress for the block; silent where the terminal is to be quiet."""
+    if terminal.quiet:
+        yield PlanningProgress(ignore, ignore)
+    elif sys.stderr.isatty():
+        with live_line() as (show, note):
+            yield PlanningProgress(show, note)
+    else:
+        yield PlanningProgress(at_times(terminal.note, perf_counter), terminal.note)
+
+
+def step_words(step: "SearchStep", planner: str, bound_s: float) -> str:
+    """What is being done, and the best plan so far."""
+    from penstock.words import percent_text, seconds_text
+
+    words = f"{planner}: {step.doing}" if planner and planner not in step.doing else step.doing
+    if step.plan is None or step.seconds == inf:
+        return words
+    words += f"; best {seconds_text(step.seconds)}"
+    if bound_s > 0:
+        words += f", {percent_text(step.seconds / bound_s - 1)} above the bound"
+    return words
+
+
+def at_times(note: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str], None]:
+    """``note`` with the seconds that have passed, but not for every step."""
+    start_s = last_s = clock()
+
+    def show(words: str) -> None:
+        nonlocal last_s
+        now_s = clock()
+        if now_s - last_s >= SECONDS_BETWEEN_LINES:
+            last_s = now_s
+            note(f"{now_s - start_s:5.0f} s  {words}")
+
+    return show
+
+
+@contextmanager
+def live_line() -> Generator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """A line that is overwritten, with a running clock; and notes above it."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=REFRESHES_PER_S
+    ) as line:
+        task = line.add_task("planning")
+        yield (
+            lambda words: line.update(task, description=words),
+            lambda words: console.print(words, markup=False),
+        )
+
+
+def ignore(words: str) -> None:
+    """Say nothing."""

@@ -1,0 +1,82 @@
+"""A planner's answer within a time, also from planners that do not look at the clock."""
+
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from math import inf
+from types import FrameType
+
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.search_step import SearchStep
+from penstock.planning.answers import find_plan
+
+__all__ = ["TimeIsUp", "plan_within"]
+
+PATIENCE = 1.25
+"""A planner that has not stopped by itself after so many times its limit is stopped."""
+
+AGAIN_S = 1.0
+"""Seconds until a planner that may not be stopped yet is looked at again."""
+
+
+class TimeIsUp(Exception):
+    """A planner was stopped before it had a plan."""
+
+
+def plan_within(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    *,
+    limit_s: float = inf,
+    tell: Callable[[SearchStep], None] | None = None,
+    may_fail: bool = False,
+) -> Plan:
+    """`find_plan`, stopped soon after ``limit_s`` even where the planner does not look at a clock.
+
+    Then the best plan that it told of is the answer; where it has told of none, it goes on until
+    it has, or, where it ``may_fail``, gives up. Planners can be stopped in the main thread only.
+
+    Raises:
+        BadInput: no planner has the name.
+        Infeasible: nothing fits; the message says what would.
+        TimeIsUp: it gave up.
+    """
+    best: Plan | None = None
+
+    def listen(step: SearchStep) -> None:
+        nonlocal best
+        best = step.plan or best
+        if tell:
+            tell(step)
+
+    try:
+        with stopped_after(limit_s * PATIENCE, lambda: may_fail or best is not None):
+            return find_plan(problem, planner, score, limit_s=limit_s, tell=listen)
+    except TimeIsUp:
+        if best is None:
+            raise
+        return best
+
+
+@contextmanager
+def stopped_after(seconds: float, may_stop: Callable[[], bool]) -> Generator[None]:
+    """Raise `TimeIsUp` in the block once ``seconds`` have passed and ``may_stop``."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if seconds == inf or not is_main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if may_stop():
+            raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,46 @@
+"""The picture of a comparison on disk: an SVG, or a page that holds it."""
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from penstock.document import write_text
+from penstock.errors import BadInput
+from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_svg
+
+__all__ = ["check_picture_path", "write_picture"]
+
+FORMATS = (".svg", ".html")
+
+
+def check_picture_path(path: str) -> None:
+    """Refuse a picture that cannot be written; nothing where ``path`` is empty.
+
+    Raises:
+        BadInput: neither .svg nor .html.
+    """
+    if path and Path(path).suffix not in FORMATS:
+        raise BadInput(
+            f"picture '{path}' must end in {' or '.join(FORMATS)}; for a bitmap, open the .svg in "
+            f"a browser"
+        )
+
+
+def write_picture(
+    path: str, plans: Sequence[ComparedPlan], head: PictureHead, words: Sequence[str]
+) -> None:
+    """Write the picture; ``words`` stand below it on a page.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    picture = compare_svg(plans, head)
+    if path.endswith(".html"):
+        page = (files("penstock.report") / "assets" / "compare.html").read_text(encoding="utf-8")
+        paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in words if text)
+        picture = Template(page).substitute(
+            title=escape(head.title), picture=picture, words=paragraphs
+        )
+    write_text(path, picture)

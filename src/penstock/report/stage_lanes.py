@@ -1,0 +1,123 @@
+"""A timeline as bars, one lane a stage, few enough to draw whatever the size of the pipeline."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.plan.plan import Plan
+from penstock.timeline.metrics import COMPUTE
+from penstock.timeline.timeline import Event, EventKind, Timeline
+
+__all__ = ["Bar", "StageLane", "stage_lanes"]
+
+MOST_LANES = 32
+"""Pipelines of more stages are drawn with several stages a lane."""
+
+MOST_BARS = 400
+"""Lanes with more events are drawn by columns, each with the kind that takes most of it."""
+
+COLUMNS = 900
+
+STRENGTHS = 4
+"""In so many steps a column tells how much of it is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a lane does for a while; ``strength`` is the share of that time, 1 for all of it."""
+
+    kind: EventKind
+    start_s: float
+    end_s: float
+    micro_batch: int = -1
+    strength: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageLane:
+    """One stage, or several neighbouring ones: what its busiest replica computes and sends."""
+
+    first_stage: int
+    last_stage: int
+    replicas: int
+    compute: tuple[Bar, ...]
+    transfers: tuple[Bar, ...]
+
+
+def stage_lanes(timeline: Timeline, plan: Plan) -> tuple[StageLane, ...]:
+    """A lane for each stage of ``plan``, or for as many neighbouring ones as needed."""
+    per_lane = ceil(len(plan.stages) / MOST_LANES)
+    end_s = max((event.end_s for event in timeline.events), default=0.0)
+    by_device: dict[int, list[Event]] = defaultdict(list)
+    for event in timeline.events:
+        by_device[event.device].append(event)
+    lanes: list[StageLane] = []
+    for first in range(0, len(plan.stages), per_lane):
+        stages = plan.stages[first : first + per_lane]
+        shown = [busiest([by_device[device] for device in stage.devices]) for stage in stages]
+        compute = [[e for e in events if e.kind in COMPUTE] for events in shown]
+        transfers = [[e for e in events if e.kind not in COMPUTE] for events in shown]
+        lanes.append(
+            StageLane(
+                first,
+                first + len(stages) - 1,
+                stages[0].replicas,
+                bars_of(compute, end_s),
+                bars_of(transfers, end_s),
+            )
+        )
+    return tuple(lanes)
+
+
+def busiest(replicas: Sequence[list[Event]]) -> list[Event]:
+    """The events of the replica that computes longest."""
+    return max(
+        replicas, key=lambda events: sum(e.end_s - e.start_s for e in events if e.kind in COMPUTE)
+    )
+
+
+def bars_of(rows: Sequence[list[Event]], end_s: float) -> tuple[Bar, ...]:
+    """The events of one device as they are where they are few, else by columns."""
+    if len(rows) == 1 and len(rows[0]) <= MOST_BARS:
+        return tuple(Bar(e.kind, e.start_s, e.end_s, e.micro_batch) for e in rows[0])
+    if end_s <= 0 or not any(rows):
+        return ()
+    return column_bars(rows, end_s)
+
+
+def column_bars(rows: Sequence[list[Event]], end_s: float) -> tuple[Bar, ...]:
+    """Runs of columns with the same leading kind and strength."""
+    kinds: list[EventKind] = sorted({event.kind for events in rows for event in events})
+    edges_s = np.linspace(0.0, end_s, COLUMNS + 1)
+    busy = np.stack([busy_shares(rows, kind, edges_s) for kind in kinds])
+    leading = busy.argmax(axis=0)
+    strength = np.ceil(np.minimum(busy.sum(axis=0), 1.0) * STRENGTHS - 1e-6) / STRENGTHS
+    bars: list[Bar] = []
+    for (kind, level), run in groupby(
+        range(COLUMNS), key=lambda c: (int(leading[c]), float(strength[c]))
+    ):
+        columns = list(run)
+        if level > 0:
+            start_s, until_s = float(edges_s[columns[0]]), float(edges_s[columns[-1] + 1])
+            bars.append(Bar(kinds[kind], start_s, until_s, strength=level))
+    return tuple(bars)
+
+
+def busy_shares(
+    rows: Sequence[list[Event]], kind: EventKind, edges_s: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """For each column the share of time in which ``rows`` do ``kind``, their mean."""
+    total_s = np.zeros(len(edges_s) - 1)
+    for events in rows:
+        spans = sorted((e.start_s, e.end_s) for e in events if e.kind == kind)
+        if spans:
+            times = np.array(spans).reshape(-1)
+            lengths = np.diff(times, prepend=times[0])
+            lengths[2::2] = 0.0  # between two events
+            total_s += np.diff(np.interp(edges_s, times, np.cumsum(lengths)))
+    return total_s / (len(rows) * np.diff(edges_s))

@@ -1,0 +1,143 @@
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.toml_file import write_cluster
+from penstock.plan.registry import PLANNERS
+from penstock.profile.json_file import write_profile
+from penstock.profile.model_profile import ModelProfile
+from penstock.schedule.registry import SCHEDULES
+
+Penstock = Callable[..., Any]
+
+NAMES = {"planner", "schedule", "asked_schedule"}
+
+
+@pytest.fixture
+def problem(tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster) -> list[str]:
+    """The arguments that name a profile, a cluster and a batch."""
+    write_profile(small_profile, tmp_path / "profile.json")
+    write_cluster(small_cluster, tmp_path / "four.toml")
+    return [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/four.toml", "--batch", "12"]
+
+
+def test_every_planner_has_a_row_the_best_first(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    answer = penstock("compare", *problem, "-o", tmp_path / "rows.json", "--json")
+    rows = answer.values["rows"]
+    assert sorted(row["planner"] for row in rows) == sorted(PLANNERS)
+    times = [row.get("iteration_s", float("inf")) for row in rows]
+    assert times == sorted(times)
+    promised = set(penstock("plan", *problem, "--json").values)
+    for row in rows:
+        keys = promised if "iteration_s" in row else {"infeasible", "planning_s"}
+        assert set(row) == keys | NAMES
+        assert row["asked_schedule"] == "auto"
+    assert json.loads((tmp_path / "rows.json").read_text()) == answer.values
+
+
+def test_search_is_never_behind_whatever_the_schedule(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    rows = penstock("compare", *problem, "--schedules", "all,auto", "--json").values["rows"]
+    assert {row["asked_schedule"] for row in rows} == {*SCHEDULES, "auto"}
+    for schedule in (*SCHEDULES, "auto"):
+        times = {
+            row["planner"]: row["iteration_s"]
+            for row in rows
+            if row["asked_schedule"] == schedule and "iteration_s" in row
+        }
+        assert times["search"] <= min(times.values()) * (1 + 1e-9)
+
+
+def test_a_named_schedule_is_the_schedule_of_all_its_plans(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    arguments = ["--planners", "search,data-parallel", "--schedules", "gpipe"]
+    rows = penstock("compare", *problem, *arguments, "--json").values["rows"]
+    assert {(row["planner"], row["schedule"]) for row in rows} == {
+        ("search", "gpipe"),
+        ("data-parallel", "gpipe"),
+    }
+
+
+def test_people_get_a_table_and_progress_row_by_row(penstock: Penstock, problem: list[str]) -> None:
+    answer = penstock("compare", *problem, "--planners", "search,single-device")
+    assert answer.output.startswith("no plan takes less than ")
+    header = answer.output.splitlines()[2].split()
+    assert header[:3] == ["planner", "schedule", "stages"]
+    assert "single-device: " in answer.errors and "planned in" in answer.errors
+    assert "single-device: " not in answer.output
+    assert penstock("compare", *problem, "--quiet").errors == ""
+
+
+def test_a_planner_without_a_plan_is_a_line_with_its_reason(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    cluster = tmp_path / "four.toml"
+    cluster.write_text(cluster.read_text().replace("60000000.0", "20000000.0"))
+    answer = penstock("compare", *problem, "--planners", "single-device,search")
+    assert answer.code == 0
+    (line,) = [line for line in answer.output.splitlines() if "finds no plan that fits" in line]
+    assert line.startswith("single-device, auto: ")
+    rows = penstock("compare", *problem, "--planners", "single-device,search", "--json").values
+    assert [row["planner"] for row in rows["rows"]] == ["search", "single-device"]
+
+
+def test_explain_says_what_binds_every_plan_and_why_the_winner_won(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    answer = penstock("compare", *problem, "--explain")
+    assert "Bound by " in answer.output and "Critical path: " in answer.output
+    assert "Why search won: " in answer.output
+    values = penstock("compare", *problem, "--explain", "--json").values
+    assert any("loses" in reason for reason in values["why"])
+    for row in values["rows"]:
+        if "explanation" in row:
+            total_s = sum(row["explanation"]["critical_path_s"].values())
+            assert total_s == pytest.approx(row["iteration_s"])
+
+
+def test_plan_explains_its_plan(penstock: Penstock, problem: list[str]) -> None:
+    assert "Bound by " in penstock("plan", *problem, "--explain").output
+    values = penstock("plan", *problem, "--explain", "--json").values
+    assert values["explanation"]["words"][0].startswith("Bound by ")
+
+
+def test_the_picture_shows_every_planner_with_its_iteration_and_the_bound(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "compare.svg"
+    values = penstock("compare", *problem, "--picture", picture, "--json").values
+    root = ET.fromstring(picture.read_text())
+    words = [node.text for node in root.iter() if node.text]
+    for row in values["rows"]:
+        if "iteration_s" in row:
+            assert row["planner"] in words
+    assert any("no plan takes less than" in text for text in words)
+    classes = [node.get("class") for node in root.iter()]
+    assert "bound" in classes and "end" in classes and "bar F" in classes
+
+
+def test_a_page_holds_picture_and_explanation_and_needs_nothing_else(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "compare.html"
+    assert penstock("compare", *problem, "--picture", page, "--quiet").code == 0
+    text = page.read_text()
+    assert "<svg" in text and "Bound by " in text
+    assert "src=" not in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_picture_of_another_format_is_refused_before_anything_is_planned(
+    penstock: Penstock, problem: list[str]
+) -> None:
+    answer = penstock("compare", *problem, "--picture", "x.png")
+    assert (answer.code, answer.output) == (2, "")
+    assert "must end in .svg or .html" in answer.errors

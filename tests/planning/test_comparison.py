@@ -1,0 +1,130 @@
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput, Infeasible
+from penstock.plan import registry
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.search_step import SearchStep
+from penstock.planning.comparison import (
+    Comparison,
+    NoAnswer,
+    best_first,
+    compare_plans,
+    require_a_plan,
+)
+from penstock.planning.questions import planning_problem
+from penstock.planning.time_limit import TimeIsUp, plan_within
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.score import make_score
+
+
+@pytest.fixture
+def problem(small_profile: ModelProfile, small_cluster: Cluster) -> PlanningProblem:
+    return planning_problem(small_profile, small_cluster, 12)
+
+
+@pytest.fixture
+def tight(small_profile: ModelProfile, small_cluster: Cluster) -> PlanningProblem:
+    host = small_cluster.hosts[0]
+    devices = tuple(replace(device, memory_bytes=20e6) for device in host.devices)
+    return planning_problem(small_profile, Cluster("tight", (replace(host, devices=devices),)), 12)
+
+
+def add(
+    monkeypatch: pytest.MonkeyPatch, name: str, planner: Callable[[PlanningProblem, Score], Plan]
+) -> None:
+    monkeypatch.setitem(registry.PLANNERS, name, planner)
+
+
+def test_a_planner_that_finds_nothing_says_why(tight: PlanningProblem) -> None:
+    found = list(compare_plans(tight, ["search", "single-device"], ["1f1b"], lambda: 0.0))
+    by_name = {comparison.planner: comparison for comparison in found}
+    assert "iteration_s" in by_name["search"].to_json()
+    assert set(by_name["single-device"].to_json()) == {
+        "planner",
+        "schedule",
+        "asked_schedule",
+        "infeasible",
+        "planning_s",
+    }
+    require_a_plan(found)
+    with pytest.raises(Infeasible, match="finds no plan that fits"):
+        require_a_plan([by_name["single-device"]])
+
+
+def test_a_planner_that_breaks_takes_no_other_down(
+    problem: PlanningProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(problem: PlanningProblem, score: Score) -> Plan:
+        raise ZeroDivisionError("a\nb")
+
+    add(monkeypatch, "broken", broken)
+    found = list(compare_plans(problem, ["broken", "single-device"], ["auto"], lambda: 0.0))
+    assert found[0].to_json()["failed"] == "ZeroDivisionError: a b"
+    assert found[1].iteration_s < inf
+    with pytest.raises(Infeasible, match="'broken': ZeroDivisionError"):
+        require_a_plan(found[:1])
+
+
+def test_a_planner_that_never_looks_at_the_clock_is_stopped(
+    problem: PlanningProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleeps(problem: PlanningProblem, score: Score) -> Plan:
+        time.sleep(60)
+        raise AssertionError
+
+    add(monkeypatch, "sleeps", sleeps)
+    start_s = time.monotonic()
+    (found,) = compare_plans(problem, ["sleeps"], ["auto"], time.monotonic, limit_s=0.2)
+    assert time.monotonic() - start_s < 10
+    assert found.outcome == NoAnswer("no plan within 0.2 s; allow more with --time-limit")
+
+
+def test_a_search_that_is_stopped_answers_with_its_best_so_far(
+    problem: PlanningProblem, small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tells_then_sleeps(*_: object, tell: Callable[[SearchStep], None], **__: object) -> Plan:
+        tell(SearchStep("first", small_plan, 1.0))
+        time.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr("penstock.planning.time_limit.find_plan", tells_then_sleeps)
+    score = make_score(problem)
+    assert plan_within(problem, "search", score, limit_s=0.1) == small_plan
+
+
+def test_without_a_plan_told_only_one_that_may_fail_is_stopped(
+    problem: PlanningProblem, small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, **__: object) -> Plan:
+        time.sleep(0.5)
+        return small_plan
+
+    monkeypatch.setattr("penstock.planning.time_limit.find_plan", slow)
+    score = make_score(problem)
+    assert plan_within(problem, "search", score, limit_s=0.01) == small_plan
+    with pytest.raises(TimeIsUp):
+        plan_within(problem, "search", score, limit_s=0.01, may_fail=True)
+
+
+def test_the_best_comes_first_and_ties_keep_the_order_asked(problem: PlanningProblem) -> None:
+    names = ["single-device", "search", "dynamic-program"]
+    found = list(compare_plans(problem, names, ["auto"], lambda: 0.0))
+    ordered = best_first([*found, Comparison("search", "auto", NoAnswer("x"), 0.0)], names)
+    times = [comparison.iteration_s for comparison in ordered]
+    assert times[-1] == inf and times == sorted(times)
+    rounded = [replace(c, planner=n) for c, n in zip([found[0]] * 3, names, strict=True)]
+    assert [c.planner for c in best_first(rounded[::-1], names)] == names
+
+
+def test_unknown_names_are_refused(problem: PlanningProblem) -> None:
+    with pytest.raises(BadInput, match="did you mean 'search'"):
+        next(compare_plans(problem, ["serch"], ["auto"], lambda: 0.0))
+    with pytest.raises(BadInput, match="did you mean 'gpipe'"):
+        next(compare_plans(problem, ["search"], ["gpip"], lambda: 0.0))
