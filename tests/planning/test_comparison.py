@@ -114,9 +114,9 @@ def test_without_a_plan_told_only_one_that_may_fail_is_stopped(
 
 
 def test_the_best_comes_first_and_ties_keep_the_order_asked(problem: PlanningProblem) -> None:
-    names = ["single-device", "search", "dynamic-program"]
+    names = ["single-device", "data-parallel", "dynamic-program"]
     found = list(compare_plans(problem, names, ["auto"], lambda: 0.0))
-    ordered = best_first([*found, Comparison("search", "auto", NoAnswer("x"), 0.0)], names)
+    ordered = best_first([*found, Comparison("data-parallel", "auto", NoAnswer("x"), 0.0)], names)
     times = [comparison.iteration_s for comparison in ordered]
     assert times[-1] == inf and times == sorted(times)
     rounded = [replace(c, planner=n) for c, n in zip([found[0]] * 3, names, strict=True)]

@@ -11,6 +11,7 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    MaxStages,
     MicroBatch,
     Out,
     ProfileBatch,
@@ -48,6 +49,7 @@ def compare(
         ),
     ] = "auto",
     recompute: Recompute = "auto",
+    max_stages: MaxStages = 0,
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Seconds for each planner (0: no limit).")
     ] = DEFAULT_LIMIT_S,
@@ -76,6 +78,7 @@ def compare(
         batch,
         micro_batch_size=micro_batch,
         recompute=recompute,
+        max_stages=max_stages,
     )
     with planning_progress(terminal) as progress:
         lines = compared_lines(
@@ -271,11 +274,14 @@ def explained(lines: Sequence[ComparedLine]) -> list[str]:
     """What binds each plan, in paragraphs, then why the winner won."""
     from penstock.planning.explanation import explanation_words
 
-    words: list[str] = []
+    planners: dict[str, list[str]] = {}
     for line in lines:
         if line.explanation:
-            head = f"{line.row.planner}, {line.row.schedule}:"
-            words += ["", " ".join([head, *explanation_words(line.explanation)])]
+            text = f"({line.row.schedule}): {' '.join(explanation_words(line.explanation))}"
+            planners.setdefault(text, []).append(line.row.planner)
+    words: list[str] = []
+    for text, names in planners.items():
+        words += ["", f"{' = '.join(dict.fromkeys(names))} {text}"]
     for reason in reasons_of(lines):
         words += ["", f"Why {lines[0].row.planner} won: {reason}"]
     return words

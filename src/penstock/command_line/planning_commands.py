@@ -69,6 +69,7 @@ def plan(
         micro_batch_size=micro_batch,
         schedule=schedule,
         recompute=recompute,
+        max_stages=max_stages,
     )
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)

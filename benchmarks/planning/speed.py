@@ -1,0 +1,166 @@
+"""Whole processes of ``penstock plan``: wall and CPU seconds, and the most memory in use.
+
+Run by ``planning.py --speed``. Every command runs twice; the second counts, whose compiled code
+comes from the cache.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+from penstock.profile.json_file import write_profile
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+
+MB, GB = 1e6, 1e9
+GIVE_UP_S = 300.0
+
+
+@dataclass(frozen=True)
+class SpeedCase:
+    """A command with the most wall seconds that it may take on two free cores."""
+
+    name: str
+    arguments: tuple[str, ...]
+    budget_s: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a process took."""
+
+    name: str
+    budget_s: float
+    wall_s: float
+    cpu_s: float
+    peak_bytes: float
+    exit_code: int
+
+
+def transformer(layers: int) -> ModelProfile:
+    """Equal blocks between an embedding and a head, as in BERT; seconds are of a V100."""
+    costs = [
+        LayerCost(
+            f"block{i}",
+            Affine(2e-4, 2.0e-3 * weight),
+            Affine(2e-4, 2.0e-3 * weight),
+            Affine(2e-4, 1.9e-3 * weight),
+            round(51 * MB * weight),
+            saved_bytes=Affine(0.0, 60 * MB * weight),
+        )
+        for i, weight in enumerate([0.6, *[1.0] * (layers - 2), 0.4])
+    ]
+    size = Affine(0.0, 2 * MB)
+    edges = tuple(Edge(i, i + 1, f"hidden{i}", size, size) for i in range(layers - 1))
+    return ModelProfile(f"transformer-{layers}", tuple(costs), edges, batch_size=4)
+
+
+def branching_graph(nodes: int) -> str:
+    """A PipeDream text: blocks of four branches of three nodes that join again, as in Inception."""
+    lines: list[str] = []
+    edges: list[str] = []
+
+    def node(index: int, kind: str, weight: float) -> None:
+        lines.append(
+            f"node{index} -- {kind} -- forward_compute_time={weight:.3f}, "
+            f"backward_compute_time={2 * weight:.3f}, activation_size={4e6 * weight:.1f}, "
+            f"parameter_size={2e6 * weight:.1f}"
+        )
+
+    node(1, "Conv2d(3, 64)", 1.0)
+    joined, count = 1, 1
+    while count + 13 <= nodes:
+        ends: list[int] = []
+        for branch in range(4):
+            before = joined
+            for depth in range(3):
+                count += 1
+                node(count, f"Conv2d(branch {branch}.{depth})", 0.4 + 0.1 * ((branch + depth) % 3))
+                edges.append(f"node{before} -- node{count}")
+                before = count
+            ends.append(before)
+        count += 1
+        node(count, "Concat(1)", 0.05)
+        edges += [f"node{end} -- node{count}" for end in ends]
+        joined = count
+    while count < nodes:
+        count += 1
+        node(count, "Linear(64, 64)", 0.2)
+        edges.append(f"node{joined} -- node{count}")
+        joined = count
+    return "\n".join([*lines, *(f"\t{edge}" for edge in edges)]) + "\n"
+
+
+def speed_cases(folder: Path) -> list[SpeedCase]:
+    """The commands; their made-up profiles are written to ``folder``."""
+    write_profile(transformer(96), folder / "transformer-96.json")
+    (folder / "graph-1250.txt").write_text(branching_graph(1250))
+    bert = ("bert-48", "--cluster", "dapple-a", "--batch", "64")
+    deep = f"{folder}/transformer-96.json"
+    graph = (f"{folder}/graph-1250.txt", "--profile-batch", "32")
+    return [
+        SpeedCase("bert-48 on 16 devices, dapple", (*bert, "--planner", "dapple"), 1.0),
+        SpeedCase("bert-48 on 16 devices, search", bert, 3.0),
+        SpeedCase("gnmt-16 on 16", ("gnmt-16", "--cluster", "dapple-a", "--batch", "1024"), 10.0),
+        SpeedCase(
+            "inception-v3 on 16",
+            ("inception-v3", "--cluster", "dapple-a", "--batch", "2048"),
+            10.0,
+        ),
+        SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 20.0),
+        SpeedCase(
+            "96 layers on 1,024", (deep, "--cluster", "h100-pod-1024", "--batch", "2048"), 90.0
+        ),
+        SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 60.0),
+    ]
+
+
+def timed(case: SpeedCase) -> Speed:
+    """One process of ``penstock plan``, ended after `GIVE_UP_S`."""
+    program = "from penstock.cli import main; main()"
+    command = [sys.executable, "-c", program, "plan", *case.arguments, "--quiet", "--json"]
+    start_s = perf_counter()
+    # Not subprocess.run: only wait4 tells what this one child has used.
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    stopper = threading.Timer(GIVE_UP_S, child.kill)
+    stopper.start()
+    _, status, usage = os.wait4(child.pid, 0)
+    stopper.cancel()
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return Speed(
+        case.name,
+        case.budget_s,
+        perf_counter() - start_s,
+        usage.ru_utime + usage.ru_stime,
+        usage.ru_maxrss * 1024.0,
+        child.returncode,
+    )
+
+
+def measure_speed(out: Path, machine: dict[str, object]) -> int:
+    """Time every case, write JSON and Markdown; 1 where a command failed."""
+    speeds: list[Speed] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in speed_cases(Path(folder)):
+            timed(case)
+            speeds.append(speed := timed(case))
+            print(row_of(speed), flush=True)
+            document = {"machine": machine, "speeds": [asdict(s) for s in speeds]}
+            out.write_text(json.dumps(document, indent=1) + "\n")
+            head = ["| command | wall | CPU | budget | peak memory |", "|---|---|---|---|---|"]
+            out.with_suffix(".md").write_text("\n".join([*head, *map(row_of, speeds)]) + "\n")
+    return 1 if any(speed.exit_code for speed in speeds) else 0
+
+
+def row_of(speed: Speed) -> str:
+    """A line of the table."""
+    end = "" if speed.exit_code == 0 else f" (exit code {speed.exit_code})"
+    return (
+        f"| {speed.name}{end} | {speed.wall_s:.2f} s | {speed.cpu_s:.2f} s | "
+        f"{speed.budget_s:g} s | {speed.peak_bytes / GB:.2f} GB |"
+    )
