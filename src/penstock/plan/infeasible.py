@@ -1,20 +1,23 @@
 """Why nothing fits, and the smallest thing that would do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import ceil, floor, log10
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Device
 from penstock.errors import Infeasible
-from penstock.plan.chain_table import fill
+from penstock.plan.chain_table import device_orders
 from penstock.plan.cost import device_memory_bytes, peak_memory_bytes
+from penstock.plan.leanest import LeanCosts, lean_costs, leanest
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import run_tables
-from penstock.plan.window_costs import CostSource
 
 __all__ = ["infeasible", "size_text"]
+
+ONE_STAGE_PLANNERS = ("single-device", "data-parallel")
+
+MOST_DEVICES = 4096
+"""More devices than that are not proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +30,22 @@ class Relaxation:
 
 
 def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
-    """The error for a problem without a plan: what needs how much, what there is, what would do."""
-    if leanest(problem):
-        return whole_model_too_large(problem, planner)
+    """The error for a problem without a plan: what needs how much, what there is, what would do.
+
+    Every remedy named is enough on its own, and the smallest of its kind: micro-batches, stages,
+    memory of each device (to within a hundredth), devices (in whole hosts like the last).
+    """
+    costs = lean_costs(problem)
+    if fitting := first_fitting(problem, costs):
+        return planner_too_narrow(problem, planner, fitting)
     remedies: dict[str, str] = {}
     for relaxation in relaxations(problem):
-        if relaxation.kind not in remedies and leanest(relaxation.problem):
+        if relaxation.kind not in remedies and first_fitting(relaxation.problem, costs):
             remedies[relaxation.kind] = relaxation.text
-    needed = least_memory_bytes(problem)
-    enough = leanest(with_memory(problem, needed))
+    if devices := least_devices(problem, costs):
+        remedies["devices"] = f"use >= {devices} devices"
+    needed = least_memory_bytes(problem, costs)
+    enough = leanest(problem, costs, with_memory(problem, needed))
     if not enough:
         return Infeasible(
             f"no plan is possible for {len(problem.profile.layers)} layers on "
@@ -44,12 +54,18 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
         )
     remedies["memory"] = f"use devices with {size_text(needed)}"
     return Infeasible(
-        f"no plan fits: {fullest_stage(problem, enough[0])}; {' or '.join(remedies.values())}"
+        f"no plan fits: {fullest_stage(problem, enough)}; {' or '.join(remedies.values())}"
     )
 
 
-def whole_model_too_large(problem: PlanningProblem, planner: str) -> Infeasible:
-    """The error of a planner that makes one stage, where several stages would fit."""
+def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) -> Infeasible:
+    """The error of a planner that found nothing, where ``fitting`` would fit."""
+    if planner not in ONE_STAGE_PLANNERS:
+        other = "dynamic-program" if planner == "search" else "search"
+        return Infeasible(
+            f"planner '{planner}' finds no plan that fits, though {len(fitting.stages)} stages "
+            f"with micro-batches of {fitting.micro_batch_size} would; use planner '{other}'"
+        )
     layers, devices = range(len(problem.profile.layers)), problem.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
     rows = ceil(min(problem.micro_batch_sizes) / len(devices))
@@ -78,29 +94,21 @@ def relaxations(problem: PlanningProblem) -> Iterator[Relaxation]:
             yield Relaxation("size", f"use micro-batches of {size}", leaner)
 
 
-def leanest(problem: PlanningProblem) -> tuple[Plan, ...]:
-    """A plan that fits, or none: with the smallest micro-batches and fewest of them in flight."""
-    order = tuple(range(len(problem.cluster.devices)))
-    source = CostSource(problem, run_tables(problem), min(problem.micro_batch_sizes))
-    schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
-    fitting = fill(source, order, schedule).candidates()
-    return tuple(candidate.plan for candidate in islice(fitting, 1))
+def first_fitting(problem: PlanningProblem, costs: LeanCosts) -> Plan | None:
+    """A plan that fits on some device order, by positions in that order; or none."""
+    devices = problem.cluster.devices
+    for order in device_orders(problem):
+        if plan := leanest(problem, costs, [devices[device] for device in order]):
+            return plan
+    return None
 
 
-def with_memory(problem: PlanningProblem, memory_bytes: float) -> PlanningProblem:
-    """The problem with all devices given so much memory."""
-    hosts = tuple(
-        replace(
-            host,
-            devices=tuple(replace(device, memory_bytes=memory_bytes) for device in host.devices),
-        )
-        for host in problem.cluster.hosts
-    )
-    cluster = Cluster(problem.cluster.name, hosts, problem.cluster.links)
-    return replace(problem, cluster=cluster)
+def with_memory(problem: PlanningProblem, memory_bytes: float) -> list[Device]:
+    """The cluster's devices, all given so much memory."""
+    return [replace(device, memory_bytes=memory_bytes) for device in problem.cluster.devices]
 
 
-def least_memory_bytes(problem: PlanningProblem) -> float:
+def least_memory_bytes(problem: PlanningProblem, costs: LeanCosts) -> float:
     """The least memory of every device with which a plan fits, to within a hundredth of itself."""
     layers, rows = range(len(problem.profile.layers)), min(problem.micro_batch_sizes)
     least, most = 0.0, 1.0
@@ -109,8 +117,41 @@ def least_memory_bytes(problem: PlanningProblem) -> float:
     )
     while most - least > most / 100:
         middle = (least + most) / 2
-        least, most = (least, middle) if leanest(with_memory(problem, middle)) else (middle, most)
+        fits = leanest(problem, costs, with_memory(problem, middle))
+        least, most = (least, middle) if fits else (middle, most)
     return most
+
+
+def least_devices(problem: PlanningProblem, costs: LeanCosts) -> int:
+    """The least device count that fits, with more hosts like the last one; 0 where none does."""
+    own, host = problem.cluster.devices, problem.cluster.hosts[-1].devices
+    if not host:
+        return 0
+    useful = len(problem.profile.layers) * min(problem.micro_batch_sizes)
+    most_hosts = ceil(max(0, min(useful, MOST_DEVICES) - len(own)) / len(host))
+
+    def fits(hosts: int) -> bool:
+        return leanest(problem, costs, [*own, *host * hosts]) is not None
+
+    return len(own) + len(host) * found if (found := least_that(fits, most_hosts)) else 0
+
+
+def least_that(holds: Callable[[int], bool], most: int) -> int:
+    """The least number of ``1..most`` from which ``holds`` is true on, 0 where it never is.
+
+    >>> least_that(lambda n: n >= 5, 100), least_that(lambda n: False, 100)
+    (5, 0)
+    """
+    high = 1
+    while high < most and not holds(high):
+        high *= 2
+    low, high = high // 2, min(high, most)
+    if high < 1 or not holds(high):
+        return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
 def fullest_stage(problem: PlanningProblem, plan: Plan) -> str:

@@ -1,0 +1,206 @@
+"""Whether any pipeline fits in memory: a search of memory alone, fast for a thousand devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cluster.cluster import Device
+from penstock.plan.cost import depth_function
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.row_split import split_rows
+from penstock.plan.run_tables import AffineTable, Floats, RunTables, run_tables, workspace_table
+
+__all__ = ["LeanCosts", "lean_costs", "leanest"]
+
+ALL_WIDTHS = 32
+"""Stages of up to so many replicas are tried for every number of them, wider ones by doubling."""
+
+Boundaries = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LeanCosts:
+    """The tables of a profile that decide about memory; shared by questions that ask it anew."""
+
+    tables: RunTables
+    workspaces: dict[int, Floats] = field(default_factory=dict[int, Floats])
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Every window of ``width`` neighbouring devices, by position, and what fits on its kind."""
+
+    width: int
+    kinds: NDArray[np.int64]
+    loads: tuple[frozenset[tuple[int, float]], ...]
+
+
+def lean_costs(problem: PlanningProblem) -> LeanCosts:
+    """The tables of a problem's profile."""
+    return LeanCosts(run_tables(problem))
+
+
+def leanest(
+    problem: PlanningProblem, costs: LeanCosts, devices: Sequence[Device] | None = None
+) -> Plan | None:
+    """A plan that fits with the smallest micro-batches, or none; with as few stages as can be.
+
+    ``devices`` take the place of the cluster's. Stages are made from the last to the first, on
+    neighbouring devices. A run of layers ``lo..hi-1`` that fits also fits without its last
+    layers, so for ``k`` stages from position ``p`` only the least first layer matters:
+
+        m(k, p) = min over widths r of  the least lo with lo .. m(k-1, p+r) - 1 on r devices
+
+    Linear in devices, stages and widths; equal windows share their tables.
+    """
+    devices = problem.cluster.devices if devices is None else devices
+    size, layers = min(problem.micro_batch_sizes), len(problem.profile.layers)
+    micro_batches = problem.global_batch // size
+    schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
+    depth = depth_function(schedule)
+    first: dict[Device, int] = {}
+    kinds = [first.setdefault(device, len(first)) for device in devices]
+    windows = [windows_of(devices, kinds, size, w) for w in widths_for(size, len(devices))]
+    # Behind the last layer nothing is left; one further stands for "cannot be reached".
+    reached = [np.full(len(devices) + 1, layers, dtype=np.int64)]
+    chosen: list[Boundaries] = []
+    for stages in range(1, min(len(devices), layers, problem.max_stages or layers) + 1):
+        lows, widths = extended(problem, costs, windows, reached[-1], depth(stages, micro_batches))
+        reached.append(lows)
+        chosen.append(widths)
+        if not lows.min():
+            runs = traced(reached, chosen)
+            parts = tuple(
+                stage_of(problem, costs, devices, run, depth(stages - index, micro_batches))
+                for index, run in enumerate(runs)
+            )
+            return Plan(parts, micro_batches, size, schedule)
+        if not (lows[:-1] < reached[-2][:-1]).any():
+            return None
+    return None
+
+
+def widths_for(size: int, devices: int) -> list[int]:
+    """How many replicas a stage may have: no more than rows of a micro-batch, or devices."""
+    most = min(size, devices)
+    doubled = [2**k for k in range(most.bit_length()) if 2**k > ALL_WIDTHS]
+    return sorted({*range(1, min(most, ALL_WIDTHS) + 1), *doubled, most})
+
+
+def windows_of(
+    devices: Sequence[Device], device_kinds: Sequence[int], size: int, width: int
+) -> Windows:
+    """The windows of one width: each a set of (rows, bytes of memory)."""
+    index: dict[frozenset[tuple[int, float]], int] = {}
+    known: dict[tuple[int, ...], int] = {}
+    kinds: list[int] = []
+    for position in range(len(devices) - width + 1):
+        names = tuple(device_kinds[position : position + width])
+        if names not in known:
+            window = devices[position : position + width]
+            rows = split_rows(size, [device.speed for device in window])
+            memories = [device.memory_bytes for device in window]
+            load = frozenset(zip(rows, memories, strict=True))
+            known[names] = index.setdefault(load, len(index))
+        kinds.append(known[names])
+    return Windows(width, np.array(kinds, dtype=np.int64), tuple(index))
+
+
+def extended(
+    problem: PlanningProblem,
+    costs: LeanCosts,
+    windows: list[Windows],
+    before: Boundaries,
+    depth: int,
+) -> tuple[Boundaries, Boundaries]:
+    """The least first layer from every position with one stage more, and that stage's width."""
+    none = len(problem.profile.layers) + 1
+    ends, places = np.unique(before, return_inverse=True)
+    lows, widths = np.full(len(before), none), np.zeros(len(before), dtype=np.int64)
+    for group in windows:
+        found = np.stack([reach(problem, costs, load, depth, ends) for load in group.loads])
+        here = found[group.kinds, places[group.width :]]
+        better = here < lows[: len(here)]
+        lows[: len(here)][better] = here[better]
+        widths[: len(here)][better] = group.width
+    return lows, widths
+
+
+def traced(reached: list[Boundaries], chosen: list[Boundaries]) -> list[tuple[range, range]]:
+    """Layers and devices of each stage, from the first device with which layer 0 is reached."""
+    runs: list[tuple[range, range]] = []
+    position, lo = int(reached[-1].argmin()), 0
+    for stages in range(len(chosen), 0, -1):
+        after = position + int(chosen[stages - 1][position])
+        hi = int(reached[stages - 1][after])
+        runs.append((range(lo, hi), range(position, after)))
+        position, lo = after, hi
+    return runs
+
+
+def stage_of(
+    problem: PlanningProblem,
+    costs: LeanCosts,
+    devices: Sequence[Device],
+    run: tuple[range, range],
+    depth: int,
+) -> Stage:
+    """A stage of layers on devices; with recompute where it must be."""
+    layers, places = run
+    rows = split_rows(min(problem.micro_batch_sizes), [devices[i].speed for i in places])
+    end = np.array([layers.stop])
+    keeps_all = problem.recompute != "on" and all(
+        fitting(problem, costs, (count, devices[i].memory_bytes), depth, end)[0][layers.start, 0]
+        for i, count in zip(places, rows, strict=True)
+    )
+    return Stage(layers, tuple(places), rows, recompute=not keeps_all)
+
+
+def reach(
+    problem: PlanningProblem,
+    costs: LeanCosts,
+    load: frozenset[tuple[int, float]],
+    depth: int,
+    ends: Boundaries,
+) -> Boundaries:
+    """For each end the least first layer of a run that fits; one past the last where none does."""
+    layers = len(problem.profile.layers)
+    real = np.minimum(ends, layers)
+    fits = np.logical_and.reduce(
+        [np.logical_or.reduce(fitting(problem, costs, one, depth, real)) for one in sorted(load)]
+    )
+    fits &= (np.arange(layers + 1)[:, None] < real) & (ends <= layers)
+    return np.where(fits.any(axis=0), fits.argmax(axis=0), layers + 1)
+
+
+def fitting(
+    problem: PlanningProblem,
+    costs: LeanCosts,
+    load: tuple[int, float],
+    depth: int,
+    ends: Boundaries,
+) -> list[NDArray[np.bool_]]:
+    """Which runs to ``ends`` fit with all kept, and which with recompute, as far as allowed.
+
+    ``load`` are the rows of a device and its bytes of memory. The formula is that of
+    `penstock.plan.cost.device_memory_bytes`.
+    """
+    rows, memory_bytes = load
+    if rows not in costs.workspaces:
+        costs.workspaces[rows] = workspace_table(problem.profile, rows)
+    saved = at_ends(costs.tables.saved_bytes, rows, ends)
+    held = costs.tables.held_bytes[:, ends] + costs.workspaces[rows][:, ends]
+    kept = held + depth * saved <= memory_bytes
+    if problem.recompute == "off" or depth == 1:
+        return [kept]
+    inputs = at_ends(costs.tables.input_bytes, rows, ends)
+    lean = held + (depth - 1) * inputs + np.maximum(saved, inputs) <= memory_bytes
+    return [lean] if problem.recompute == "on" else [kept, lean]
+
+
+def at_ends(table: AffineTable, rows: int, ends: Boundaries) -> Floats:
+    """The costs of the runs to ``ends``."""
+    return table.fixed[:, ends] + rows * table.per_sample[:, ends]

@@ -1,0 +1,111 @@
+"""What is said where nothing fits: true, least, and soon enough."""
+
+from dataclasses import replace
+from math import inf
+from time import process_time
+
+import pytest
+from hypothesis import given, settings
+from planning_strategies import problems
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.presets import find_cluster
+from penstock.errors import Infeasible
+from penstock.plan.chain_table import fill
+from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.infeasible import infeasible
+from penstock.plan.leanest import lean_costs, leanest
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.registry import PLANNERS
+from penstock.plan.run_tables import run_tables
+from penstock.plan.window_costs import CostSource
+from penstock.planning.questions import planning_problem
+from penstock.profile.find import find_profile
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.simulate.score import make_score
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_the_leanest_plan_exists_where_the_exact_table_has_one(problem: PlanningProblem):
+    plan = leanest(problem, lean_costs(problem))
+    source = CostSource(problem, run_tables(problem), min(problem.micro_batch_sizes))
+    schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
+    order = tuple(range(len(problem.cluster.devices)))
+    fewest = min(
+        (len(c.plan.stages) for c in fill(source, order, schedule).candidates()), default=0
+    )
+    assert (len(plan.stages) if plan else 0) == fewest
+    if plan:
+        memories = [problem.cluster.devices[device].memory_bytes for device in plan.devices]
+        assert all(p <= m for p, m in zip(peak_memory_bytes(problem, plan), memories, strict=True))
+        assert make_score(problem)(plan) < inf
+
+
+def with_hosts(problem: PlanningProblem, more: int) -> PlanningProblem:
+    """The problem with ``more`` hosts like the last one."""
+    cluster = problem.cluster
+    hosts = (*cluster.hosts, *(cluster.hosts[-1],) * more)
+    return replace(problem, cluster=Cluster(cluster.name, hosts))
+
+
+def test_the_device_count_that_is_named_is_the_least_that_fits():
+    problem = planning_problem(find_profile("bert-32"), find_cluster("small-memory"), 64)
+    message = str(infeasible(problem, "search"))
+    assert "use >= 16 devices or use devices with 6.118 GB" in message
+    enough, too_few = with_hosts(problem, 2), with_hosts(problem, 1)
+    assert len(enough.cluster.devices) == 16
+    assert make_score(enough)(PLANNERS["dynamic-program"](enough, make_score(enough))) < inf
+    with pytest.raises(Infeasible):
+        PLANNERS["dynamic-program"](too_few, make_score(too_few))
+
+
+def test_a_model_of_which_no_layer_fits_is_not_answered_with_more_devices():
+    big = LayerCost("big", Affine(0, 1), Affine(0, 1), Affine(0, 1), 8 * 10**9)
+    profile = ModelProfile("big", (big,) * 4)
+    problem = planning_problem(profile, find_cluster("dapple-a"), 16)
+    message = str(infeasible(problem, "search"))
+    assert "use devices with 32" in message
+    assert ">=" not in message
+
+
+def test_a_planner_of_one_stage_is_answered_with_the_planner_that_cuts():
+    problem = planning_problem(find_profile("bert-48"), find_cluster("small-memory"), 64)
+    for name in ("data-parallel", "single-device"):
+        with pytest.raises(Infeasible, match=r"all layers on one device need 13\.68 GB.*'search'"):
+            PLANNERS[name](problem, make_score(problem))
+    assert "5 stages with micro-batches of 1 would" in str(
+        infeasible(replace(problem, recompute="off"), "gpipe")
+    )
+
+
+def hungry(layers: int) -> ModelProfile:
+    """Layers of 40 to 280 GB each."""
+    return ModelProfile(
+        "hungry",
+        tuple(
+            LayerCost(
+                f"layer{i}",
+                Affine(0, 1e-3),
+                Affine(0, 1e-3),
+                Affine(0, 1e-3),
+                40 * 10**9 * (1 + i % 7),
+                saved_bytes=Affine(0, 1e9),
+            )
+            for i in range(layers)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "micro_batch_size", "seconds"),
+    [("dapple-a", 0, 2.0), ("dapple-a", 16, 2.0), ("h100-pod-1024", 0, 4.0)],
+)
+def test_the_answer_comes_soon(cluster: str, micro_batch_size: int, seconds: float):
+    """0.01, 0.2 and 0.1 s of computing where nothing else runs."""
+    problem = planning_problem(
+        hungry(100), find_cluster(cluster), 1024, micro_batch_size=micro_batch_size
+    )
+    start_s = process_time()
+    assert "use devices with" in str(infeasible(problem, "search"))
+    assert process_time() - start_s < seconds
