@@ -25,7 +25,9 @@ from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate import compiled, plain
 from penstock.simulate.arrays import Arrays, arrays_of
-from penstock.simulate.durations import workload_of
+from penstock.simulate.catalogue import workload_of
+from penstock.simulate.event_loop import run
+from penstock.simulate.orders import flat_orders
 from penstock.simulate.score import make_score
 
 REPEATS = 9
@@ -126,7 +128,7 @@ def engine_s(arrays: Arrays) -> float:
     for _ in range(REPEATS):
         whole, real = arrays.whole.copy(), arrays.real.copy()
         start_s = perf_counter()
-        compiled.run(whole, real)
+        run(whole, real)
         times.append(perf_counter() - start_s)
     return median(times)
 
@@ -136,14 +138,15 @@ def measure(case: Case) -> Result:
     profile = model()
     plan, cluster = inputs(case)
     workload = workload_of(plan, profile, cluster, order_of(plan))
-    compiled.iteration_s(workload)
+    orders = flat_orders(workload.schedule)
+    compiled.iteration_s(workload.parts, orders)
     problem = PlanningProblem(profile, cluster, plan.global_batch, (plan.micro_batch_size,))
     score = make_score(problem)
     score(plan)
     return Result(
         case.name,
         workload.actions,
-        workload.actions / engine_s(arrays_of(workload)),
+        workload.actions / engine_s(arrays_of(workload.parts, orders)),
         workload.actions / median_s(lambda: plain.play(workload), repeats=3),
         1 / median_s(lambda: score(plan)),
     )

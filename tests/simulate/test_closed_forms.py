@@ -11,7 +11,7 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.early_backward import early_backward, one_f_one_b
 from penstock.schedule.schedule import PipelineShape, Schedule
 from penstock.simulate import plain
-from penstock.simulate.durations import workload_of
+from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import simulate_plan
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0

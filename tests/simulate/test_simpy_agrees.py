@@ -17,7 +17,7 @@ from penstock.profile.model_profile import (
     SharedParameter,
 )
 from penstock.simulate import plain
-from penstock.simulate.durations import workload_of
+from penstock.simulate.catalogue import workload_of
 
 MEGABYTE = 10**6
 INSTANCES = 120

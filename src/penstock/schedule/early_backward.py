@@ -9,6 +9,7 @@ from penstock.schedule.action import Action
 from penstock.schedule.schedule import PipelineShape, Schedule
 
 __all__ = [
+    "IN_FLIGHT",
     "InFlight",
     "deep_early_backward",
     "early_backward",
@@ -41,7 +42,7 @@ def gpipe(shape: PipelineShape) -> Schedule:
                 f"whose in-flight limit is {shape.limit(stage)}; use schedule '1f1b', recompute or "
                 f"at most {shape.limit(stage)} micro-batches"
             )
-    return early_backward(shape, in_flight=lambda shape, stage: shape.micro_batches)
+    return early_backward(shape, in_flight=IN_FLIGHT["gpipe"])
 
 
 def one_f_one_b(shape: PipelineShape) -> Schedule:
@@ -59,7 +60,7 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 R0 B0 R1 B1
     stage 1   F0 B0 F1 B1
     """
-    return early_backward(shape, in_flight=lambda shape, stage: shape.stages - stage)
+    return early_backward(shape, in_flight=IN_FLIGHT["1f1b"])
 
 
 def deep_early_backward(shape: PipelineShape) -> Schedule:
@@ -76,12 +77,20 @@ def deep_early_backward(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 F2 F3 B0 B1 B2 B3
     stage 1   F0 F1 B0 F2 B1 F3 B2 B3
     """
-    return early_backward(shape, in_flight=deep_in_flight)
+    return early_backward(shape, in_flight=IN_FLIGHT["early-backward"])
 
 
 def deep_in_flight(shape: PipelineShape, stage: int) -> int:
     """The depth of one stage of `deep_early_backward`."""
     return shape.limit(stage) if shape.in_flight_limit else 2 * (shape.stages - stage) - 1
+
+
+IN_FLIGHT: dict[str, InFlight] = {
+    "gpipe": lambda shape, stage: shape.micro_batches,
+    "1f1b": lambda shape, stage: shape.stages - stage,
+    "early-backward": deep_in_flight,
+}
+"""The members of the family by the names of `penstock.schedule.registry`."""
 
 
 def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:

@@ -1,12 +1,16 @@
 """Costs of any run of layers in constant time, from sums made once."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from penstock.profile.model_profile import Affine, ModelProfile
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["AffineSums", "LayerSums", "layer_sums"]
+from penstock.profile.model_profile import Affine, Edge, ModelProfile
+
+__all__ = ["AffineSums", "ByteSums", "LayerSums", "layer_sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +28,62 @@ class AffineSums:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSums:
-    """The sums that simulating a plan needs, so that many plans of one profile share them."""
+class ByteSums:
+    """Prefix sums of whole bytes: ``before[i]`` are those of layers ``0..i-1``."""
 
+    before: tuple[int, ...]
+
+    def of(self, layers: range) -> int:
+        """The bytes of ``layers``."""
+        return self.before[layers.stop] - self.before[layers.start]
+
+    def highest(self, stop: int, size: int) -> int:
+        """The highest layer from which on to ``stop`` there are ``size`` bytes; -1 if none."""
+        return bisect_right(self.before, self.before[stop] - size) - 1
+
+    def lowest(self, start: int) -> int:
+        """The lowest layer from ``start`` on that has any bytes."""
+        return bisect_right(self.before, self.before[start]) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LargestAffine:
+    """The largest of an affine cost over any run of layers."""
+
+    fixed: npt.NDArray[np.float64]
+    per_sample: npt.NDArray[np.float64]
+
+    def of(self, layers: range, samples: int) -> float:
+        """The largest cost of one of ``layers`` on ``samples`` samples."""
+        run = slice(layers.start, layers.stop)
+        return float((self.fixed[run] + self.per_sample[run] * samples).max())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSums:
+    """The sums that simulating a plan needs, so that many plans of one profile share them.
+
+    ``crossing[cut]`` are the edges from a layer before ``cut`` to one at or after it.
+    """
+
+    profile: ModelProfile
     forward_s: AffineSums
     backward_s: AffineSums
     backward_input_s: AffineSums
     backward_weight_s: AffineSums
     saved_bytes: AffineSums
+    workspace_bytes: LargestAffine
+    own_parameter_bytes: ByteSums
+    buffer_bytes: ByteSums
+    crossing: tuple[tuple[Edge, ...], ...]
+
+    def parameter_bytes(self, layers: range) -> int:
+        """As `ModelProfile.parameter_bytes`: shared parameters counted once."""
+        return self.own_parameter_bytes.of(layers) + sum(
+            shared.bytes
+            for shared in self.profile.shared
+            if any(layer in layers for layer in shared.layers)
+        )
 
 
 def layer_sums(profile: ModelProfile) -> LayerSums:
@@ -44,11 +96,19 @@ def layer_sums(profile: ModelProfile) -> LayerSums:
     """
     layers = profile.layers
     return LayerSums(
+        profile=profile,
         forward_s=affine_sums(layer.forward_s for layer in layers),
         backward_s=affine_sums(layer.backward_s for layer in layers),
         backward_input_s=affine_sums(layer.backward_input_s for layer in layers),
         backward_weight_s=affine_sums(layer.backward_weight_s for layer in layers),
         saved_bytes=affine_sums(layer.saved_bytes for layer in layers),
+        workspace_bytes=LargestAffine(
+            np.array([layer.workspace_bytes.fixed for layer in layers], dtype=np.float64),
+            np.array([layer.workspace_bytes.per_sample for layer in layers], dtype=np.float64),
+        ),
+        own_parameter_bytes=byte_sums(layer.parameter_bytes for layer in layers),
+        buffer_bytes=byte_sums(layer.buffer_bytes for layer in layers),
+        crossing=crossing_edges(profile),
     )
 
 
@@ -59,3 +119,17 @@ def affine_sums(costs: Iterable[Affine]) -> AffineSums:
         tuple(accumulate((cost.fixed for cost in kept), initial=0.0)),
         tuple(accumulate((cost.per_sample for cost in kept), initial=0.0)),
     )
+
+
+def byte_sums(sizes: Iterable[int]) -> ByteSums:
+    """Prefix sums of ``sizes``, starting with zero."""
+    return ByteSums(tuple(accumulate(sizes, initial=0)))
+
+
+def crossing_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
+    """`ModelProfile.crossing` of every cut, in one pass."""
+    crossing: list[list[Edge]] = [[] for _ in range(len(profile.layers) + 1)]
+    for edge in profile.edges:
+        for cut in range(edge.producer + 1, edge.consumer + 1):
+            crossing[cut].append(edge)
+    return tuple(tuple(edges) for edges in crossing)

@@ -1,65 +1,46 @@
 """Seconds of any plan of a problem, fast enough to judge tens of thousands of them."""
 
-from dataclasses import dataclass
 from math import inf
 
-from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.schedule.schedule import PipelineShape, Schedule
-from penstock.simulate.arrays import OrderArrays, order_arrays
-from penstock.simulate.durations import workload_of
-from penstock.simulate.layer_sums import layer_sums
-from penstock.simulate.memory import Held, held_while, peaks_bytes
+from penstock.simulate.catalogue import Catalogue
+from penstock.simulate.compiled import iteration_s
+from penstock.simulate.orders import FlatOrders, orders_of_plan
+from penstock.simulate.recent import Recent
 from penstock.simulate.simulation import check_plan_fits_inputs
+from penstock.simulate.workload import Parts
 
 __all__ = ["make_score"]
 
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A valid schedule with all that depends on it alone."""
-
-    schedule: Schedule
-    arrays: OrderArrays
-    held: tuple[tuple[Held, ...], ...]
+MOST_ACTIONS = 1_000_000
+"""Actions in the orders of one generation; an action takes 16 bytes."""
 
 
 def make_score(problem: PlanningProblem) -> Score:
     """The iteration time of a plan by the compiled engine; infinite where it does not fit.
 
-    Schedules are made, proven and flattened once for each shape of pipeline.
+    Equal to `simulate_plan`, from parts that plans share: the work of a stage, the messages of a
+    pair of stages and the orders of a shape are made once and remembered while they are in use.
     """
-    from penstock.simulate import compiled
-
     profile, cluster = problem.profile, problem.cluster
-    sums = layer_sums(profile)
-    prepared: dict[tuple[str, PipelineShape], Prepared] = {}
-
-    def prepare(plan: Plan) -> Prepared:
-        shape = plan.shape()
-        key = (plan.schedule, shape)
-        if key not in prepared:
-            schedule = order_of(plan)
-            prepared[key] = Prepared(schedule, order_arrays(schedule), held_while(schedule, shape))
-        return prepared[key]
+    catalogue = Catalogue(profile, cluster, problem.optimizer_bytes_per_parameter_byte)
+    orders_of_shapes = Recent[object, FlatOrders](MOST_ACTIONS, lambda orders: len(orders.kind))
 
     def score(plan: Plan) -> float:
         check_plan_fits_inputs(plan, profile, cluster)
-        ready = prepare(plan)
-        peaks = peaks_bytes(
-            plan,
-            profile,
-            ready.held,
-            len(cluster.devices),
-            optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-            sums=sums,
-        )
-        if any(
-            peak > device.memory_bytes for peak, device in zip(peaks, cluster.devices, strict=True)
-        ):
-            return inf
-        workload = workload_of(plan, profile, cluster, ready.schedule, sums=sums)
-        return compiled.iteration_s(workload, ready.arrays)
+        key = (plan.schedule, plan.shape())
+        orders = orders_of_shapes.find(key, lambda: orders_of_plan(plan))
+        parts = catalogue.parts_of(plan, orders.splits)
+        return iteration_s(parts, orders) if fits(parts, orders) else inf
 
     return score
+
+
+def fits(parts: Parts, orders: FlatOrders) -> bool:
+    """Whether every replica of every stage has the memory."""
+    return all(
+        memory.peak(held) <= limit_bytes
+        for stage, held in zip(parts.stages, orders.held, strict=True)
+        for memory, limit_bytes in stage.memory_limits
+    )

@@ -7,8 +7,8 @@ from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
-from penstock.simulate import plain
-from penstock.simulate.durations import workload_of
+from penstock.simulate import compiled, plain
+from penstock.simulate.catalogue import workload_of
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
 from penstock.simulate.trace import Engine, timeline_of
 from penstock.simulate.workload import Workload
@@ -57,22 +57,17 @@ def simulate_plan(
     """
     check_plan_fits_inputs(plan, profile, cluster)
     schedule = order_of(plan)
-    workload = workload_of(plan, profile, cluster, schedule)
+    workload = workload_of(
+        plan,
+        profile,
+        cluster,
+        schedule,
+        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+    )
     trace = engine_for(workload)(workload)
-    memory = memory_samples(
-        plan,
-        profile,
-        workload,
-        trace,
-        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
-    )
-    peaks = peaks_bytes(
-        plan,
-        profile,
-        held_while(schedule, plan.shape()),
-        len(cluster.devices),
-        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
-    )
+    memory = memory_samples(workload, trace)
+    held = held_while(schedule, len(plan.stages))
+    peaks = peaks_bytes(workload.parts.stages, held, len(cluster.devices))
     timeline = timeline_of(workload, trace, len(cluster.devices), memory, "predicted")
     return Prediction(
         timeline=timeline,
@@ -89,8 +84,6 @@ def engine_for(workload: Workload) -> Engine:
     """The engine that has its answer first; both give the same."""
     if workload.actions <= FEW_ACTIONS:
         return plain.play
-    from penstock.simulate import compiled
-
     return compiled.play
 
 

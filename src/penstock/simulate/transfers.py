@@ -1,29 +1,98 @@
-"""Which replica sends which other how much, for one micro-batch of a plan."""
+"""Which replica of one stage sends which replica of another how much, for one micro-batch."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from heapq import merge
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.plan import Plan
-from penstock.plan.row_split import RowOverlap, row_overlaps
-from penstock.profile.model_profile import Affine, Edge
-from penstock.simulate.workload import Direction, Message
+from penstock.plan.row_split import row_overlaps
+from penstock.profile.model_profile import Edge, first_of_each_tensor
+from penstock.simulate.layer_sums import LayerSums
+from penstock.simulate.stage_work import StageWork
 
-__all__ = ["engines_and_ports", "messages_of"]
+__all__ = ["Boundary", "Pair", "boundary_between", "connected_stages"]
+
+Whole: TypeAlias = npt.NDArray[np.int64]
+
+Rows: TypeAlias = tuple[int, int, int]
+"""Sender replica, receiver replica, and how many rows pass between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What replica ``sender`` of the producer and ``receiver`` of the consumer exchange.
+
+    Activations go down, gradients up; ``returns`` says that there is a message up. Ports are
+    passed where ``port_down`` and ``port_up`` say so.
+    """
+
+    sender: int
+    receiver: int
+    forward_s: float
+    forward_bytes: float
+    returns: bool
+    backward_s: float
+    backward_bytes: float
+    port_down: bool
+    port_up: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """All pairs of a producer and a consumer stage, sorted."""
+
+    pairs: tuple[Pair, ...]
+
+    @cached_property
+    def whole(self) -> Whole:
+        """The whole numbers, for `penstock.simulate.assembly`."""
+        return np.array(
+            [len(self.pairs)]
+            + [
+                number
+                for p in self.pairs
+                for number in (p.sender, p.receiver, p.returns, p.port_down, p.port_up)
+            ],
+            dtype=np.int64,
+        )
+
+    @cached_property
+    def real(self) -> npt.NDArray[np.float64]:
+        """The seconds, for `penstock.simulate.assembly`."""
+        seconds = [second for p in self.pairs for second in (p.forward_s, p.backward_s)]
+        return np.array(seconds, dtype=np.float64)
 
 
 @dataclass(slots=True)
 class Load:
-    """Seconds and bytes of one pair of devices while its tensors are added up."""
+    """What one pair sends in one direction while its tensors are added up."""
 
-    seconds: float = 0.0
+    messages: int = 0
     bytes: float = 0.0
 
+    def add(self, size_bytes: float) -> None:
+        """Another tensor; one without bytes is not sent."""
+        if size_bytes > 0:
+            self.messages += 1
+            self.bytes += size_bytes
 
-def messages_of(plan: Plan, edges: Sequence[Edge], cluster: Cluster) -> tuple[Message, ...]:
-    """The messages of every micro-batch, sorted by sender, direction and receiver.
+    def seconds(self, cluster: Cluster, source: int, target: int) -> float:
+        """Each tensor with its own latency."""
+        if not self.messages:
+            return 0.0
+        sent_s = self.bytes / cluster.bandwidth(source, target)
+        return self.messages * cluster.latency(source, target) + sent_s
+
+
+def boundary_between(
+    producer: StageWork, consumer: StageWork, sums: LayerSums, cluster: Cluster
+) -> Boundary:
+    """The messages of every micro-batch between two stages.
 
     A tensor goes straight from the stage that makes it to each stage that reads it, once; each
     replica sends each replica the rows that both hold. A tensor without rows goes whole, to
@@ -31,86 +100,81 @@ def messages_of(plan: Plan, edges: Sequence[Edge], cluster: Cluster) -> tuple[Me
     together, each with its own latency. Neighbouring stages depend on each other even where no
     tensor passes (`penstock.schedule.dependencies`): that message takes no time.
     """
-    starts = [0]
-    for stage in plan.stages:
-        starts.append(starts[-1] + stage.replicas)
-    devices = plan.devices
-    loads: dict[tuple[int, Direction, int], Load] = defaultdict(Load)
-    for s in range(len(plan.stages) - 1):
-        for overlap in overlaps(plan.stages[s].slices, plan.stages[s + 1].slices):
-            i, j = starts[s] + overlap.sender, starts[s + 1] + overlap.receiver
-            loads[i, "F", j] = Load()
-            loads[j, "B", i] = Load()
-    for edge, producer, consumer in edges_between_stages(plan, edges):
-        for i, j, rows in pairs(plan, edge, producer, consumer):
-            sender, receiver = starts[producer] + i, starts[consumer] + j
-            add(loads[sender, "F", receiver], cluster, edge.bytes, rows, devices, sender, receiver)
-            if edge.gradient_bytes.at(rows) > 0:
-                back = loads[receiver, "B", sender]
-                add(back, cluster, edge.gradient_bytes, rows, devices, receiver, sender)
-    return tuple(
-        Message(
-            sender,
-            receiver,
-            direction,
-            load.seconds,
-            load.bytes,
-            engines_and_ports(cluster, devices, (sender,), (receiver,)),
+    loads: dict[tuple[int, int], tuple[Load, Load]] = {}
+    overlaps = rows_shared(producer.slices, consumer.slices)
+    neighbours = producer.layers.stop == consumer.layers.start
+    returning = {(i, j) for i, j, _ in overlaps} if neighbours else set[tuple[int, int]]()
+    for i, j in returning:
+        loads[i, j] = Load(), Load()
+    for edge in edges_between(producer.layers, consumer.layers, sums):
+        whole = edge.bytes.fixed > 0 and edge.bytes.per_sample == 0
+        for i, j, rows in pairs_of_whole(producer, consumer) if whole else overlaps:
+            down, up = loads.setdefault((i, j), (Load(), Load()))
+            down.add(edge.bytes.at(rows))
+            if (size_bytes := edge.gradient_bytes.at(rows)) > 0:
+                up.add(size_bytes)
+                returning.add((i, j))
+    return Boundary(
+        tuple(
+            pair_of(producer, consumer, ends, load, ends in returning, cluster)
+            for ends, load in sorted(loads.items(), key=lambda item: item[0])
         )
-        for (sender, direction, receiver), load in sorted(loads.items(), key=lambda item: item[0])
+    )
+
+
+def pair_of(
+    producer: StageWork,
+    consumer: StageWork,
+    ends: tuple[int, int],
+    load: tuple[Load, Load],
+    returns: bool,
+    cluster: Cluster,
+) -> Pair:
+    """One pair with its seconds on the cluster's links."""
+    source, target = producer.devices[ends[0]], consumer.devices[ends[1]]
+    down, up = load
+    return Pair(
+        *ends,
+        down.seconds(cluster, source, target),
+        down.bytes,
+        returns,
+        up.seconds(cluster, target, source),
+        up.bytes,
+        cluster.uses_port(source, target),
+        cluster.uses_port(target, source),
     )
 
 
 @lru_cache(maxsize=1024)
-def overlaps(senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[RowOverlap, ...]:
+def rows_shared(senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[Rows, ...]:
     """`row_overlaps`, remembered: planners score many plans with the same few slices."""
-    return row_overlaps(senders, receivers)
+    return tuple((o.sender, o.receiver, len(o.rows)) for o in row_overlaps(senders, receivers))
 
 
-def edges_between_stages(plan: Plan, edges: Iterable[Edge]) -> list[tuple[Edge, int, int]]:
-    """Each tensor that a stage reads from another, once, with producer and consumer stage."""
-    stage_of = [s for s, stage in enumerate(plan.stages) for _ in stage.layers]
-    found: dict[tuple[str, int], tuple[Edge, int, int]] = {}
-    for edge in edges:
-        producer, consumer = stage_of[edge.producer], stage_of[edge.consumer]
-        if producer != consumer:
-            found.setdefault((edge.tensor, consumer), (edge, producer, consumer))
-    return list(found.values())
+def pairs_of_whole(producer: StageWork, consumer: StageWork) -> tuple[Rows, ...]:
+    """The pairs of a tensor that has no rows, one for each receiver."""
+    senders = len(producer.devices)
+    return tuple((j % senders, j, 1) for j in range(len(consumer.devices)))
 
 
-def pairs(plan: Plan, edge: Edge, producer: int, consumer: int) -> list[tuple[int, int, int]]:
-    """Sender replica, receiver replica and rows of each message of one tensor."""
-    senders, receivers = plan.stages[producer].slices, plan.stages[consumer].slices
-    if edge.bytes.fixed > 0 and edge.bytes.per_sample == 0:
-        return [(j % len(senders), j, 1) for j in range(len(receivers))]
-    return [(o.sender, o.receiver, len(o.rows)) for o in overlaps(senders, receivers)]
+def edges_between(producer: range, consumer: range, sums: LayerSums) -> tuple[Edge, ...]:
+    """One edge for each tensor that is made in ``producer`` and read in ``consumer``."""
+    return first_of_each_tensor(
+        edge
+        for edge in sums.crossing[consumer.start]
+        if edge.producer in producer and edge.consumer in consumer
+    )
 
 
-def add(
-    load: Load,
-    cluster: Cluster,
-    size: Affine,
-    rows: int,
-    devices: Sequence[int],
-    sender: int,
-    receiver: int,
-) -> None:
-    """Add one tensor's transfer to what the pair sends anyway."""
-    size_bytes = size.at(rows)
-    load.bytes += size_bytes
-    load.seconds += cluster.transfer_s(devices[sender], devices[receiver], size_bytes)
+def connected_stages(
+    stage_of_layer: Whole, producers: Whole, consumers: Whole
+) -> Iterator[tuple[int, int]]:
+    """Producer and consumer stage wherever messages pass: neighbours, and over skip connections.
 
-
-def engines_and_ports(
-    cluster: Cluster, devices: Sequence[int], senders: Sequence[int], receivers: Sequence[int]
-) -> tuple[int, ...]:
-    """What a transfer between positions occupies, numbered as `Workload` says."""
-    ports_start = 2 * len(devices)
-    hosts = len(cluster.hosts)
-    occupied = {*senders} | {len(devices) + receiver for receiver in receivers}
-    for i in senders:
-        for j in receivers:
-            if i != j and cluster.uses_port(devices[i], devices[j]):
-                occupied.add(ports_start + cluster.host_index[devices[i]])
-                occupied.add(ports_start + hosts + cluster.host_index[devices[j]])
-    return tuple(sorted(occupied))
+    ``producers`` and ``consumers`` are the layers at the ends of all edges that skip a layer.
+    """
+    stages = int(stage_of_layer[-1]) + 1
+    before, after = stage_of_layer[producers], stage_of_layer[consumers]
+    skips = np.unique((before * stages + after)[after > before + 1])
+    neighbours = ((s, s + 1) for s in range(stages - 1))
+    yield from merge(neighbours, (divmod(skip, stages) for skip in skips.tolist()))

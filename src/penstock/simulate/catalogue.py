@@ -1,0 +1,127 @@
+"""The parts of plans: made once for each stage and each pair of stages, used by every plan."""
+
+from collections.abc import Sequence
+from itertools import count, pairwise
+
+import numpy as np
+
+from penstock.cluster.cluster import Cluster
+from penstock.plan.plan import Plan, Stage
+from penstock.profile.model_profile import ModelProfile
+from penstock.schedule.schedule import Schedule
+from penstock.simulate.gradients import TiedGroup, group_ports, share_of, tied_parameters
+from penstock.simulate.layer_sums import layer_sums
+from penstock.simulate.recent import Recent
+from penstock.simulate.stage_work import StageWork, stage_work
+from penstock.simulate.transfers import Boundary, boundary_between, connected_stages
+from penstock.simulate.workload import Parts, Workload
+
+__all__ = ["Catalogue", "workload_of"]
+
+MOST_REPLICAS = 50_000
+"""Replicas in the stages of one generation of a catalogue; a replica takes about 500 bytes."""
+
+MOST_PAIRS = 100_000
+"""Pairs of replicas in the boundaries of one generation; a pair takes about 400 bytes."""
+
+
+class Catalogue:
+    """Parts of plans of one profile on one cluster, remembered while they are in use."""
+
+    def __init__(
+        self,
+        profile: ModelProfile,
+        cluster: Cluster,
+        optimizer_bytes_per_parameter_byte: float = 2.0,
+    ) -> None:
+        self.cluster = cluster
+        self.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte
+        self.sums = layer_sums(profile)
+        self.shared = profile.shared
+        skips = [edge for edge in profile.edges if edge.consumer - edge.producer > 1]
+        self.producers = np.array([edge.producer for edge in skips], dtype=np.int64)
+        self.consumers = np.array([edge.consumer for edge in skips], dtype=np.int64)
+        self.host_slots = tuple(host.full_speed_devices for host in cluster.hosts)
+        self.numbers = count()
+        self.stages = Recent[object, StageWork](MOST_REPLICAS, lambda work: len(work.devices))
+        self.boundaries = Recent[object, Boundary](MOST_PAIRS, lambda made: len(made.pairs))
+        self.ties = Recent[object, TiedGroup](MOST_REPLICAS, lambda tie: len(tie.shares))
+
+    def parts_of(self, plan: Plan, splits: Sequence[bool]) -> Parts:
+        """The parts of ``plan``; ``splits[stage]`` says that gradients come with W, not with B."""
+        stages = tuple(map(self.stage, plan.stages, splits))
+        ends = pairwise(range(len(stages)))
+        ties: tuple[TiedGroup, ...] = ()
+        if len(self.producers) or self.shared:
+            lengths = [len(stage.layers) for stage in plan.stages]
+            stage_of_layer = np.repeat(np.arange(len(stages)), lengths)
+            ends = connected_stages(stage_of_layer, self.producers, self.consumers)
+            ties = self.ties_of(stages, stage_of_layer.tolist())
+        boundaries = tuple((p, c, self.boundary(stages[p], stages[c])) for p, c in ends)
+        return Parts(stages, boundaries, ties, self.host_slots, plan.micro_batches)
+
+    def stage(self, stage: Stage, split: bool = False) -> StageWork:
+        """The work of one stage."""
+        key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, split)
+        return self.stages.find(
+            key,
+            lambda: stage_work(
+                next(self.numbers),
+                stage.layers,
+                stage.devices,
+                stage.slices,
+                self.sums,
+                self.cluster,
+                split=split,
+                optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
+            ),
+        )
+
+    def boundary(self, producer: StageWork, consumer: StageWork) -> Boundary:
+        """The messages between two stages."""
+        return self.boundaries.find(
+            (producer.number, consumer.number),
+            lambda: boundary_between(producer, consumer, self.sums, self.cluster),
+        )
+
+    def ties_of(
+        self, stages: Sequence[StageWork], stage_of_layer: Sequence[int]
+    ) -> tuple[TiedGroup, ...]:
+        """What is tied across stages, sorted by stages."""
+        return tuple(
+            self.tie(users, sizes, stages)
+            for users, sizes in tied_parameters(stage_of_layer, self.shared).items()
+        )
+
+    def tie(
+        self, users: tuple[int, ...], sizes: Sequence[int], stages: Sequence[StageWork]
+    ) -> TiedGroup:
+        """The reduction of tied parameters over all replicas of all stages that use them."""
+
+        def make() -> TiedGroup:
+            devices = [device for user in users for device in stages[user].devices]
+            shares = tuple(share_of(self.cluster, devices, -1, size) for size in sizes)
+            return TiedGroup(users, shares, group_ports(self.cluster, devices))
+
+        key = (users, tuple(stages[user].number for user in users), tuple(sizes))
+        return self.ties.find(key, make)
+
+
+def workload_of(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    schedule: Schedule,
+    *,
+    optimizer_bytes_per_parameter_byte: float = 2.0,
+) -> Workload:
+    """One iteration of ``plan`` as flat work; ``schedule`` must be valid for ``plan.shape()``."""
+    last_backward = tuple(
+        next(i for i in reversed(range(len(order))) if order[i].kind in ("B", "W"))
+        for order in schedule.orders
+    )
+    splits = [
+        order[last].kind == "W" for order, last in zip(schedule.orders, last_backward, strict=True)
+    ]
+    catalogue = Catalogue(profile, cluster, optimizer_bytes_per_parameter_byte)
+    return Workload(schedule, catalogue.parts_of(plan, splits), last_backward)

@@ -1,0 +1,85 @@
+"""Bytes that one replica of a stage needs.
+
+    device = parameters + gradients + optimizer state + buffers            all the time
+           + saved bytes of its slice, for every micro-batch in flight     F (or R) to B (or W)
+           + workspace of its largest layer                                while it computes
+
+A stage that recomputes keeps only its inputs from F to R, and everything (which holds the inputs)
+from R to B; where the backward follows its forward directly there is no R and everything is kept
+at once. Buffers of messages on their way are not counted.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.profile.model_profile import first_of_each_tensor
+from penstock.schedule.action import Action
+from penstock.simulate.layer_sums import LayerSums
+
+__all__ = ["Held", "StageMemory", "stage_memory"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Held:
+    """Micro-batches that a stage holds: with everything saved, and with their inputs only."""
+
+    saved: int = 0
+    inputs: int = 0
+
+    def after_start(self, action: Action, recomputed: bool) -> "Held":
+        """What is held while ``action`` runs: room is taken when it starts."""
+        match action.kind:
+            case "F" if recomputed:
+                return Held(self.saved, self.inputs + 1)
+            case "F":
+                return Held(self.saved + 1, self.inputs)
+            case "R":
+                return Held(self.saved + 1, self.inputs - 1)
+            case "B" | "I" | "W":
+                return self
+
+    def after_end(self, action: Action) -> "Held":
+        """What is held once ``action`` has ended: a backward, or its second half, frees."""
+        match action.kind:
+            case "B" | "W":
+                return Held(self.saved - 1, self.inputs)
+            case "F" | "R" | "I":
+                return self
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of one replica of one stage."""
+
+    fixed_bytes: float
+    saved_bytes: float
+    input_bytes: float
+    workspace_bytes: float
+
+    def at(self, held: Held) -> float:
+        """Bytes while nothing runs."""
+        return self.fixed_bytes + held.saved * self.saved_bytes + held.inputs * self.input_bytes
+
+    def peak(self, held: Iterable[Held]) -> float:
+        """The most bytes while an action runs; ``held`` are what is held while one does."""
+        return max(self.at(now) for now in held) + self.workspace_bytes
+
+
+def stage_memory(
+    layers: range, rows: int, sums: LayerSums, optimizer_bytes_per_parameter_byte: float
+) -> StageMemory:
+    """The bytes of a replica that computes ``rows`` rows of every micro-batch.
+
+    Parameters count twice for their gradients, and once more for each byte that the optimizer
+    keeps of them. Inputs are the tensors received, the batch itself stays on every rank anyway.
+    """
+    inputs = first_of_each_tensor(
+        edge for edge in sums.crossing[layers.start] if edge.consumer in layers
+    )
+    state_bytes = sums.parameter_bytes(layers) * (2 + optimizer_bytes_per_parameter_byte)
+    return StageMemory(
+        fixed_bytes=state_bytes + sums.buffer_bytes.of(layers),
+        saved_bytes=sums.saved_bytes.of(layers, rows),
+        input_bytes=max(0.0, sum(edge.bytes.at(rows) for edge in inputs)),
+        workspace_bytes=sums.workspace_bytes.of(layers, rows),
+    )
