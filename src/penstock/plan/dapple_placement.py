@@ -1,0 +1,209 @@
+"""DAPPLE's placements of a stage: which of the free devices of which servers it takes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from penstock.cluster.cluster import Cluster
+
+__all__ = [
+    "POLICIES",
+    "Counts",
+    "Occupancies",
+    "Step",
+    "append_first",
+    "fresh_first",
+    "occupancies",
+    "scatter_first",
+]
+
+Counts: TypeAlias = tuple[int, ...]
+"""Devices of each server."""
+
+Policy: TypeAlias = Callable[[Counts, Counts, int], Counts | None]
+"""From free and occupied devices of each server to those that a stage takes, or None."""
+
+EVERY_COUNT = 16
+"""Up to so many devices all numbers of replicas are tried."""
+
+MOST_OCCUPANCIES = 192
+"""Of larger clusters so many sets of occupied devices are explored, those of few stages first."""
+
+
+def fresh_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
+    """Servers without an occupied device, one after the other: the all-reduce stays inside.
+
+    >>> fresh_first(free=(5, 8), occupied=(3, 0), count=4)
+    (0, 4)
+    >>> fresh_first(free=(5, 8), occupied=(3, 0), count=9) is None
+    True
+    """
+    return fill_up([0 if used else left for left, used in zip(free, occupied, strict=True)], count)
+
+
+def append_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
+    """Servers that are partly occupied, one after the other: what is begun is filled up.
+
+    >>> append_first(free=(5, 8), occupied=(3, 0), count=4)
+    (4, 0)
+    >>> append_first(free=(5, 8), occupied=(3, 0), count=6) is None
+    True
+    """
+    return fill_up([left if used else 0 for left, used in zip(free, occupied, strict=True)], count)
+
+
+def scatter_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
+    """All servers with free devices in turn: big activations spread over all ports.
+
+    >>> scatter_first(free=(5, 8), occupied=(3, 0), count=5)
+    (3, 2)
+    >>> scatter_first(free=(1, 8), occupied=(7, 0), count=5)
+    (1, 4)
+    """
+    if count > sum(free):
+        return None
+    taken = [0] * len(free)
+    while count:
+        open_servers = [s for s in range(len(free)) if taken[s] < free[s]]
+        rounds = min(free[s] - taken[s] for s in open_servers)
+        rounds = min(rounds, count // len(open_servers))
+        for place, server in enumerate(open_servers):
+            extra = rounds if rounds else int(place < count)
+            taken[server] += extra
+        count -= rounds * len(open_servers) if rounds else min(count, len(open_servers))
+    return tuple(taken)
+
+
+def fill_up(available: Sequence[int], count: int) -> Counts | None:
+    """``count`` devices from the first servers that have any; None where they are too few."""
+    if count > sum(available):
+        return None
+    taken: list[int] = []
+    for left in available:
+        taken.append(min(left, count))
+        count -= taken[-1]
+    return tuple(taken)
+
+
+POLICIES: tuple[Policy, ...] = (fresh_first, append_first, scatter_first)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stage takes devices: from one set of occupied devices to another.
+
+    ``taken`` counts devices of each server as the occupancy ``source`` numbers them;
+    ``servers[i]`` is there the number of the server that the occupancy ``target`` numbers ``i``.
+    """
+
+    source: int
+    target: int
+    taken: Counts
+    servers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancies:
+    """The sets of occupied devices that placements reach, and the steps between them.
+
+    ``servers[i]`` are the devices of server ``i``, taken in that order; ``used[n][i]`` counts the
+    occupied ones. Equal servers are interchangeable: the fuller stand first. ``steps`` are sorted
+    by source; the first occupancy is empty.
+    """
+
+    servers: tuple[tuple[int, ...], ...]
+    used: tuple[Counts, ...]
+    steps: tuple[Step, ...]
+
+
+def occupancies(cluster: Cluster, least_speed: float = 0.0) -> Occupancies:
+    """All that the three policies reach on the devices of at least ``least_speed``.
+
+    Every number of replicas is tried on up to 16 devices, beyond that few numbers and no more
+    than 192 occupancies, those of the fewest stages: DAPPLE finds that few stages are best.
+    """
+    servers = servers_of(cluster, least_speed)
+    sizes = tuple(len(server) for server in servers)
+    kinds = server_kinds(cluster, servers)
+    most = MOST_OCCUPANCIES if sum(sizes) > EVERY_COUNT else 1 << 30
+    found: list[Counts] = [(0,) * len(sizes)]
+    numbers = {found[0]: 0}
+    steps: list[Step] = []
+    source = 0
+    while source < len(found):
+        used = found[source]
+        for taken in placements(sizes, used):
+            after = tuple(u + t for u, t in zip(used, taken, strict=True))
+            order = fullest_first(after, kinds)
+            after = tuple(after[server] for server in order)
+            if after not in numbers and len(found) < most:
+                numbers[after] = len(found)
+                found.append(after)
+            if after in numbers:
+                steps.append(Step(source, numbers[after], taken, order))
+        source += 1
+    return Occupancies(servers, tuple(found), tuple(steps))
+
+
+def servers_of(cluster: Cluster, least_speed: float) -> tuple[tuple[int, ...], ...]:
+    """The devices of at least a speed, by host; hosts without one are left out."""
+    of_host: list[list[int]] = [[] for _ in cluster.hosts]
+    for device, host in enumerate(cluster.host_index):
+        if cluster.devices[device].speed >= least_speed:
+            of_host[host].append(device)
+    return tuple(tuple(devices) for devices in of_host if devices)
+
+
+def server_kinds(cluster: Cluster, servers: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """For each server the number of the first one equal to it; all differ with special links."""
+    if cluster.links:
+        return tuple(range(len(servers)))
+    first: dict[object, int] = {}
+    kinds: list[int] = []
+    for index, devices in enumerate(servers):
+        host = cluster.hosts[cluster.host_index[devices[0]]]
+        chosen = tuple(cluster.devices[device] for device in devices)
+        kinds.append(first.setdefault((replace(host, name=""), chosen), index))
+    return tuple(kinds)
+
+
+def placements(sizes: Counts, used: Counts) -> list[Counts]:
+    """What a stage may take, each once; at least one device is left for the last stage."""
+    free = tuple(size - u for size, u in zip(sizes, used, strict=True))
+    found: dict[Counts, None] = {}
+    for count in replica_counts(sum(sizes), max(sizes), sum(free)):
+        for policy in POLICIES:
+            taken = policy(free, used, count)
+            if taken is not None:
+                found[taken] = None
+    return list(found)
+
+
+def replica_counts(devices: int, of_server: int, free: int) -> list[int]:
+    """Numbers of replicas to try where ``free`` of all devices are left, at least one to remain.
+
+    >>> replica_counts(devices=4, of_server=4, free=4)
+    [1, 2, 3]
+    >>> replica_counts(devices=64, of_server=8, free=64)
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 56, 60, 62, 63]
+    """
+    if devices <= EVERY_COUNT:
+        return list(range(1, free))
+    steps = [n for power in range(devices.bit_length()) for n in (1 << power, 3 << power)]
+    counts = {*steps, *(of_server * n for n in (1, 2, 4)), *(free - n for n in (1, 2, 4, 8))}
+    return sorted(n for n in counts if 1 <= n < free)
+
+
+def fullest_first(used: Counts, kinds: Counts) -> tuple[int, ...]:
+    """The servers with those of one kind in order of their occupied devices, fullest first.
+
+    >>> fullest_first((0, 3, 5), kinds=(0, 1, 0))
+    (2, 1, 0)
+    """
+    order = list(range(len(used)))
+    for kind in set(kinds):
+        places = [server for server in order if kinds[server] == kind]
+        by_use = sorted(places, key=lambda server: -used[server])
+        for place, server in zip(places, by_use, strict=True):
+            order[place] = server
+    return tuple(order)
