@@ -147,7 +147,7 @@ def halves(ties: Floats, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     side: NDArray[np.bool_] = minimum_cut(ties * np.outer(counts, counts), counts)
     if not side[0]:
         side = ~side
-    return list(np.flatnonzero(side)), list(np.flatnonzero(~side))
+    return [int(i) for i in np.flatnonzero(side)], [int(i) for i in np.flatnonzero(~side)]
 
 
 def joined(weights: Floats, left: Block, right: Block) -> Block:

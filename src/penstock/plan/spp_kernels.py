@@ -7,12 +7,14 @@ brute force over all plans.
 # numba has no types: its decorator makes every compiled function unknown to a strict checker.
 # pyright: basic
 
+from typing import Any
+
 import numba
 import numpy as np
 
 __all__ = ["channel_s", "extend", "stage_s"]
 
-compiled = numba.njit(cache=True)
+compiled: Any = numba.njit(cache=True)
 
 AUTO, ALWAYS, NEVER = 0, 1, 2
 

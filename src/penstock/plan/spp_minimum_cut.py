@@ -3,12 +3,14 @@
 # numba has no types: its decorator makes every compiled function unknown to a strict checker.
 # pyright: basic
 
+from typing import Any
+
 import numba
 import numpy as np
 
 __all__ = ["minimum_cut"]
 
-compiled = numba.njit(cache=True)
+compiled: Any = numba.njit(cache=True)
 
 TIE = 1e-9
 """Cuts whose weights differ by less than this part of them are equal."""
