@@ -1,6 +1,6 @@
 """The table of the exact dynamic program over layer boundaries, devices and replicas."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -11,10 +11,16 @@ from penstock.plan.cost import depth_function
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.recurrence import Integers, compiled_extend
-from penstock.plan.run_tables import Floats
+from penstock.plan.run_tables import Floats, RunTables, crossing_table
 from penstock.plan.window_costs import CostSource, TransferCosts, Window
 
-__all__ = ["Table", "device_orders", "fill"]
+__all__ = ["MOST_CUTS", "Table", "device_orders", "fill", "likely_cuts"]
+
+MOST_CUTS = 100
+"""Longer chains are cut at likely places only: the table grows with the square of the cuts."""
+
+MOST_POSITIONS = 16
+"""On more devices a stage takes whole blocks: the table grows with the fourth power."""
 
 
 def device_orders(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:
@@ -26,7 +32,13 @@ def device_orders(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def fill(source: CostSource, order: tuple[int, ...], schedule: str) -> "Table":
+def fill(
+    source: CostSource,
+    order: tuple[int, ...],
+    schedule: str,
+    *,
+    most_positions: int = MOST_POSITIONS,
+) -> "Table":
     """The table of the least iteration times, from the last stage to the first.
 
     ``V(k, lo, p, r)``: layers ``lo..`` to the end as ``k`` stages, the first of them on the
@@ -50,24 +62,30 @@ def fill(source: CostSource, order: tuple[int, ...], schedule: str) -> "Table":
     Exact for this objective: ``V`` grows with ``V(k - 1, ...)``, so the best rest is best for
     every first stage. It is not the iteration time: an all-reduce is counted as if it held up the
     drain of the stages before, and skip tensors as if they passed through every stage.
+
+    With more devices than ``most_positions`` a stage takes whole blocks of them.
     """
-    problem = source.problem
-    layers = len(problem.profile.layers)
-    most_stages = min(len(order), layers, problem.max_stages or layers)
+    problem, cuts = source.problem, source.cuts
+    marks = block_marks(len(order), most_positions)
+    layers, blocks = len(cuts) - 1, len(marks) - 1
+    most_stages = min(blocks, layers, problem.max_stages or layers)
     micro_batches = problem.global_batch // source.micro_batch_size
     depth = depth_function(schedule)
     depths = np.array([0, *(depth(k, micro_batches) for k in range(1, most_stages + 1))])
-    shape = (most_stages + 1, layers, len(order), len(order) + 1)
+    shape = (most_stages + 1, layers, blocks, blocks + 1)
     value, choice = np.full(shape, inf), np.full(shape, -1, dtype=np.int64)
     # One more position: behind the last device nothing fits.
-    least = np.full((most_stages + 1, layers + 1, len(order) + 1), inf)
+    least = np.full((most_stages + 1, layers + 1, blocks + 1), inf)
     extend = compiled_extend()
-    for position in reversed(range(len(order))):
-        widest = min(len(order) - position, source.micro_batch_size)
-        for replicas in range(1, widest + 1):
-            window = source.window(order[position : position + replicas])
+    for position in reversed(range(blocks)):
+        for width in range(1, blocks - position + 1):
+            devices = order[marks[position] : marks[position + width]]
+            if len(devices) > source.micro_batch_size:
+                break
+            window = source.window(devices)
             costs = source.costs(window)
-            moved = transfers_to_next(source, window, order[position + replicas :])
+            after = [order[marks[position + width] : mark] for mark in marks[position + width :]]
+            moved = transfers_to_next(source, window, after[1:])
             extend(
                 value,
                 least,
@@ -81,21 +99,54 @@ def fill(source: CostSource, order: tuple[int, ...], schedule: str) -> "Table":
                 moved.round_trip_s,
                 depths,
                 position,
-                replicas,
+                width,
                 micro_batches,
             )
-    return Table(source, order, schedule, value, choice, depths)
+    return Table(source, order, schedule, value, choice, depths, marks)
+
+
+def likely_cuts(problem: PlanningProblem, tables: RunTables, most: int) -> tuple[int, ...]:
+    """Where to cut: anywhere in a short chain; in a long one where the fewest bytes cross.
+
+    Of a chain with more than ``most`` layers each of ``most`` equal parts of the work has one cut.
+    """
+    layers = len(problem.profile.layers)
+    if layers <= most:
+        return tuple(range(layers + 1))
+    size = max(problem.micro_batch_sizes)
+    work = tables.forward_s.at(size)[0] + tables.backward_s.at(size)[0]
+    activations = crossing_table(problem.profile, lambda edge: edge.bytes)
+    gradients = crossing_table(problem.profile, lambda edge: edge.gradient_bytes)
+    crossing = activations.at(size) + gradients.at(size)
+    part = np.minimum(work / max(work[-1], 1e-300) * most, most - 1).astype(np.int64)
+    best: dict[int, int] = {}
+    for cut in range(1, layers):
+        known = best.setdefault(int(part[cut]), cut)
+        if crossing[cut] < crossing[known]:
+            best[int(part[cut])] = cut
+    return (0, *sorted(best.values()), layers)
+
+
+def block_marks(devices: int, most: int) -> tuple[int, ...]:
+    """Where blocks of devices begin and end; every device is one where there are few.
+
+    >>> block_marks(3, 16), block_marks(40, 4)
+    ((0, 1, 2, 3), (0, 10, 20, 30, 40))
+    """
+    count = min(devices, most)
+    return tuple(round(i * devices / count) for i in range(count + 1))
 
 
 def transfers_to_next(
-    source: CostSource, window: Window, devices_after: tuple[int, ...]
+    source: CostSource, window: Window, next_devices: Sequence[tuple[int, ...]]
 ) -> TransferCosts:
     """Transfers from ``window`` to every width of the next window: row ``r'``, column cut."""
-    shape = (len(devices_after) + 1, len(source.problem.profile.layers) + 1)
+    shape = (len(next_devices) + 1, len(source.cuts))
     busier_s, round_trip_s = np.full(shape, inf), np.full(shape, inf)
-    for replicas in range(1, min(len(devices_after), source.micro_batch_size) + 1):
-        moved = source.transfers(window, source.window(devices_after[:replicas]))
-        busier_s[replicas], round_trip_s[replicas] = moved.busier_s, moved.round_trip_s
+    for width, devices in enumerate(next_devices, start=1):
+        if len(devices) <= source.micro_batch_size:
+            moved = source.transfers(window, source.window(devices))
+            busier_s[width], round_trip_s[width] = moved.busier_s, moved.round_trip_s
     return TransferCosts(busier_s, round_trip_s)
 
 
@@ -109,26 +160,32 @@ class Table:
     value: Floats
     choice: Integers
     depths: Integers
+    marks: tuple[int, ...]
 
-    def candidates(self) -> Iterator[Candidate]:
-        """The best plan for every number of stages on every end of the device order."""
+    def candidates(self, most: int = 0) -> Iterator[Candidate]:
+        """The best plan for every number of stages on every end of the device order.
+
+        Only the ``most`` best of them, where that is not 0.
+        """
         best_s = self.value[:, 0].min(axis=2)
-        for k, position in np.argwhere(best_s < inf):
-            replicas = int(self.value[k, 0, position].argmin())
-            plan = self.plan(int(k), int(position), replicas)
-            yield Candidate(plan, float(best_s[k, position]))
+        found = sorted((float(best_s[k, p]), int(k), int(p)) for k, p in np.argwhere(best_s < inf))
+        for seconds, k, position in found[: most or len(found)]:
+            width = int(self.value[k, 0, position].argmin())
+            yield Candidate(self.plan(k, position, width), seconds)
 
-    def plan(self, stages: int, position: int, replicas: int) -> Plan:
+    def plan(self, stages: int, position: int, width: int) -> Plan:
         """The plan behind one entry of the table that starts at layer 0."""
         problem, widths = self.source.problem, self.value.shape[3]
         found: list[Stage] = []
         lo = 0
         for k in range(stages, 0, -1):
-            hi, next_replicas = divmod(int(self.choice[k, lo, position, replicas]), widths)
-            window = self.source.window(self.order[position : position + replicas])
-            too_deep = self.depths[k] > self.source.costs(window).kept_depth[lo, hi]
-            found.append(Stage(range(lo, hi), window.devices, window.slices, bool(too_deep)))
-            lo, position, replicas = hi, position + replicas, next_replicas
+            hi, next_width = divmod(int(self.choice[k, lo, position, width]), widths)
+            devices = self.order[self.marks[position] : self.marks[position + width]]
+            window = self.source.window(devices)
+            run = range(self.source.cuts[lo], self.source.cuts[hi])
+            kept = self.source.costs(window).kept_depth[lo, hi]
+            found.append(Stage(run, window.devices, window.slices, bool(self.depths[k] > kept)))
+            lo, position, width = hi, position + width, next_width
         return Plan(
             stages=tuple(found),
             micro_batches=problem.global_batch // self.source.micro_batch_size,

@@ -28,6 +28,7 @@ __all__ = [
     "device_memory_bytes",
     "estimate_s",
     "forward_s",
+    "leanest_schedule",
     "peak_memory_bytes",
     "rows_by_speed",
     "tail_s",
@@ -82,6 +83,11 @@ def depth_function(schedule: str) -> DepthFunction:
             f"{', '.join(DEPTHS)}"
         )
     return DEPTHS[schedule]
+
+
+def leanest_schedule(problem: PlanningProblem) -> str:
+    """The allowed schedule with the fewest micro-batches in flight; the first of equal ones."""
+    return min(problem.schedules, key=lambda name: depth_function(name)(2, 4))
 
 
 def rows_by_speed(cluster: Cluster, devices: Sequence[int], rows: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.choice import best_candidate
-from penstock.plan.cost import estimate_s, rows_by_speed
+from penstock.plan.cost import estimate_s, leanest_schedule, rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 
@@ -29,7 +29,10 @@ def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
 
 
 def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candidate]:
-    """One stage on the ``count`` fastest devices, by micro-batch size, schedule and recompute."""
+    """One stage on the ``count`` fastest devices, by micro-batch size and recompute.
+
+    The schedule is the leanest allowed: nothing overlaps that more micro-batches in flight help.
+    """
     speeds = [device.speed for device in problem.cluster.devices]
     fastest = sorted(range(len(speeds)), key=lambda device: (-speeds[device], device))
     devices = tuple(sorted(fastest[:count]))
@@ -38,13 +41,12 @@ def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candi
         if micro_batch_size < count:
             continue
         slices = rows_by_speed(problem.cluster, devices, micro_batch_size)
-        for schedule in problem.schedules:
-            for recompute in choices:
-                layers = range(len(problem.profile.layers))
-                plan = Plan(
-                    stages=(Stage(layers, devices, slices, recompute),),
-                    micro_batches=problem.global_batch // micro_batch_size,
-                    micro_batch_size=micro_batch_size,
-                    schedule=schedule,
-                )
-                yield Candidate(plan, estimate_s(problem, plan))
+        for recompute in choices:
+            layers = range(len(problem.profile.layers))
+            plan = Plan(
+                stages=(Stage(layers, devices, slices, recompute),),
+                micro_batches=problem.global_batch // micro_batch_size,
+                micro_batch_size=micro_batch_size,
+                schedule=leanest_schedule(problem),
+            )
+            yield Candidate(plan, estimate_s(problem, plan))

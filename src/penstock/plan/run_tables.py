@@ -1,6 +1,6 @@
 """What every contiguous run of layers costs, as square arrays: row ``lo``, column ``hi``."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
-__all__ = ["AffineTable", "Floats", "RunTables", "run_tables", "workspace_table"]
+__all__ = [
+    "AffineTable",
+    "Floats",
+    "RunTables",
+    "crossing_table",
+    "run_tables",
+    "workspace_table",
+]
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -25,6 +32,11 @@ class AffineTable:
     def at(self, samples: float) -> Floats:
         """The cost of every run for ``samples`` samples."""
         return self.fixed + samples * self.per_sample
+
+    def at_cuts(self, cuts: Sequence[int]) -> "AffineTable":
+        """The runs between some of the cuts only."""
+        square = np.ix_(cuts, cuts)
+        return AffineTable(self.fixed[square], self.per_sample[square])
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,18 @@ class RunTables:
     input_bytes: AffineTable
     parameter_bytes: Floats
     held_bytes: Floats
+
+    def at_cuts(self, cuts: Sequence[int]) -> "RunTables":
+        """The runs between some of the cuts only."""
+        square = np.ix_(cuts, cuts)
+        return RunTables(
+            forward_s=self.forward_s.at_cuts(cuts),
+            backward_s=self.backward_s.at_cuts(cuts),
+            saved_bytes=self.saved_bytes.at_cuts(cuts),
+            input_bytes=self.input_bytes.at_cuts(cuts),
+            parameter_bytes=self.parameter_bytes[square],
+            held_bytes=self.held_bytes[square],
+        )
 
 
 def run_tables(problem: PlanningProblem) -> RunTables:
@@ -101,11 +125,25 @@ def input_table(profile: ModelProfile) -> AffineTable:
     return AffineTable(fixed=np.cumsum(fixed, axis=1), per_sample=np.cumsum(per_sample, axis=1))
 
 
+def crossing_table(profile: ModelProfile, of: Callable[[Edge], Affine]) -> AffineTable:
+    """For each cut the bytes of all tensors that cross it, each counted once."""
+    by_tensor: dict[str, list[Edge]] = {}
+    for edge in profile.edges:
+        by_tensor.setdefault(edge.tensor, []).append(edge)
+    fixed, per_sample = np.zeros((2, len(profile.layers) + 1))
+    for edges in by_tensor.values():
+        crossed = slice(edges[0].producer + 1, max(edge.consumer for edge in edges) + 1)
+        fixed[crossed] += of(edges[0]).fixed
+        per_sample[crossed] += of(edges[0]).per_sample
+    return AffineTable(fixed, per_sample)
+
+
 def workspace_table(profile: ModelProfile, rows: int) -> Floats:
     """The largest workspace of any layer of each run."""
     size = len(profile.layers) + 1
     workspaces = np.array([layer.workspace_bytes.at(rows) for layer in profile.layers])
     table = np.zeros((size, size))
-    for lo in range(size - 1):
-        table[lo, lo + 1 :] = np.maximum.accumulate(workspaces[lo:])
+    if workspaces.any():
+        for lo in range(size - 1):
+            table[lo, lo + 1 :] = np.maximum.accumulate(workspaces[lo:])
     return table

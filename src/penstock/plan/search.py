@@ -1,16 +1,36 @@
 """The default planner: starts from what the others make, and is judged by the simulator."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 
 from penstock.errors import Infeasible
+from penstock.plan.bounds import plan_bound_s
+from penstock.plan.every_plan import every_placement, every_variant
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.plan.search_climbs import climbed_plans
+from penstock.plan.search_moves import neighbours
 from penstock.plan.search_step import SearchStep
 
 __all__ = ["search_from", "search_steps"]
+
+ACTIONS_FOR_CANDIDATES = 4_000_000
+"""Simulated actions spent on the plans that the estimate ranks first; about a second."""
+
+ACTIONS_FOR_MOVES = 4_000_000
+"""Simulated actions spent on moves from the best plan."""
+
+CANDIDATES = 60
+"""The most plans of the estimate that are simulated."""
+
+MOVES = 600
+"""The most moves that are simulated."""
+
+SMALL_PROBLEM = 6000
+"""Placements up to which a problem counts as small: then all plans are looked at."""
 
 
 def search_from(starts: Mapping[str, Planner]) -> Planner:
@@ -32,18 +52,105 @@ def search_steps(
 ) -> Iterator[SearchStep]:
     """Ever better plans, each with what is being tried; the last step has the best of all.
 
-    ``starts`` are the planners whose plans are improved on, so the answer is never worse than any
-    of theirs under the same score; of equal ones it is that on the fewest devices. The last step
-    has no plan where nothing fits.
+    1. The plans of ``starts``, the other planners; so the answer is never worse than theirs under
+       the same score.
+    2. The plans that hill climbing by a fast estimate ends in (`search_climbs`), simulated in the
+       order of their estimates.
+    3. Moves from the best plan, as long as one makes it better (`search_moves`).
+    4. On small problems every plan there is (`every_plan`), but those whose proven bound shows
+       that they cannot win; there the answer is optimal.
+
+    Of equal plans that on the fewest devices wins. The last step has no plan where nothing fits.
     """
-    best = SearchStep("", None, inf)
+    best = Incumbent(problem, score)
     for name, planner in starts.items():
-        yield replace(best, doing=f"planner {name}")
+        yield best.step(f"planner {name}")
         try:
-            plan = planner(problem, score)
+            best.offer(planner(problem, score))
         except Infeasible:
             continue
-        rank = (score(plan), len(plan.devices))
-        if best.plan is None or rank < (best.seconds, len(best.plan.devices)):
-            best = SearchStep(best.doing, replace(plan, planner="search"), rank[0])
-    yield replace(best, doing="done")
+    yield best.step("hill climbing")
+    for candidates in climbed_plans(problem, best.plan):
+        best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
+        yield best.step("hill climbing")
+    yield from improve(best)
+    yield from look_at_all(best)
+    yield best.step("done")
+
+
+@dataclass
+class Incumbent:
+    """The best plan so far, and which plans were tried."""
+
+    problem: PlanningProblem
+    score: Score
+    plan: Plan | None = None
+    seconds: float = inf
+    tried: set[Plan] = field(default_factory=set[Plan])
+
+    def offer(self, plan: Plan) -> bool:
+        """Try a plan; whether it is better. One that provably cannot win is not simulated."""
+        plan = replace(plan, planner="search")
+        if plan in self.tried:
+            return False
+        self.tried.add(plan)
+        if plan_bound_s(self.problem, plan) > self.seconds:
+            return False
+        seconds = self.score(plan)
+        smaller = self.plan is not None and len(plan.devices) < len(self.plan.devices)
+        if seconds < self.seconds or (seconds == self.seconds < inf and smaller):
+            self.plan, self.seconds = plan, seconds
+            return True
+        return False
+
+    def spend(self, actions: float, plans: Iterable[Plan]) -> None:
+        """Try plans until so many actions have been simulated."""
+        for plan in plans:
+            before = len(self.tried)
+            self.offer(plan)
+            if len(self.tried) > before:
+                actions -= actions_of(plan)
+            if actions <= 0 and self.plan is not None:
+                return
+
+    def step(self, doing: str) -> SearchStep:
+        """What is known now."""
+        return SearchStep(doing, self.plan, self.seconds)
+
+
+def actions_of(plan: Plan) -> int:
+    """Forwards and backwards of all devices."""
+    return 2 * plan.micro_batches * len(plan.devices)
+
+
+def improve(best: Incumbent) -> Iterator[SearchStep]:
+    """Move from the best plan to a better neighbour until there is none."""
+    actions, moves = ACTIONS_FOR_MOVES, MOVES
+    improved = best.plan is not None
+    while improved and best.plan is not None:
+        improved = False
+        yield best.step("moves")
+        for neighbour in neighbours(best.problem, best.plan):
+            if neighbour in best.tried:
+                continue
+            improved |= best.offer(neighbour)
+            actions, moves = actions - actions_of(neighbour), moves - 1
+            if actions <= 0 or moves <= 0:
+                return
+
+
+def look_at_all(best: Incumbent) -> Iterator[SearchStep]:
+    """On a small problem try every plan that its bound does not rule out."""
+    problem = best.problem
+    placements = list(islice(every_placement(problem), SMALL_PROBLEM + 1))
+    if len(placements) > SMALL_PROBLEM:
+        return
+    yield best.step("all plans")
+    bounded = sorted(
+        ((plan_bound_s(problem, plan), i) for i, plan in enumerate(placements)),
+    )
+    for bound_s, i in bounded:
+        if bound_s > best.seconds:
+            return
+        for plan in every_variant(problem, placements[i]):
+            best.offer(plan)

@@ -6,9 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.collectives import all_reduce_ways, message_resources, row_messages
-from penstock.plan.cost import crossing_bytes, crowding, rows_by_speed
+from penstock.plan.cost import crowding, rows_by_speed
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import AffineTable, Floats, RunTables, workspace_table
+from penstock.plan.run_tables import (
+    AffineTable,
+    Floats,
+    RunTables,
+    crossing_table,
+    workspace_table,
+)
 
 __all__ = ["CostSource", "TransferCosts", "Window", "WindowCosts"]
 
@@ -46,21 +52,29 @@ class TransferCosts:
 
 @dataclass
 class CostSource:
-    """Costs on windows for one micro-batch size; windows of equal devices share their tables."""
+    """Costs on windows for one micro-batch size; windows of equal devices share their tables.
+
+    ``cuts`` are the places where stages may begin and end; none for all.
+    """
 
     problem: PlanningProblem
     tables: RunTables
     micro_batch_size: int
+    cuts: tuple[int, ...] = ()
     workspaces: dict[int, Floats] = field(default_factory=dict[int, Floats])
     known: dict[object, WindowCosts] = field(default_factory=dict[object, WindowCosts])
 
     def __post_init__(self) -> None:
         profile = self.problem.profile
-        cuts = range(len(profile.layers) + 1)
-        self.activations = [crossing_bytes(profile, cut, lambda edge: edge.bytes) for cut in cuts]
-        self.gradients = [
-            crossing_bytes(profile, cut, lambda edge: edge.gradient_bytes) for cut in cuts
-        ]
+        every_cut = tuple(range(len(profile.layers) + 1))
+        self.cuts = self.cuts or every_cut
+        activations = crossing_table(profile, lambda edge: edge.bytes)
+        gradients = crossing_table(profile, lambda edge: edge.gradient_bytes)
+        chosen = list(self.cuts)
+        self.activations = (activations.fixed[chosen], activations.per_sample[chosen])
+        self.gradients = (gradients.fixed[chosen], gradients.per_sample[chosen])
+        if self.cuts != every_cut:
+            self.tables = self.tables.at_cuts(self.cuts)
 
     def window(self, devices: tuple[int, ...]) -> Window:
         """A window with rows in proportion to the speeds of its devices."""
@@ -100,7 +114,8 @@ class CostSource:
     def depth_on(self, rows: int, memory_bytes: float, recompute: bool) -> Floats:
         """The depth on one device that computes ``rows`` rows of each micro-batch."""
         if rows not in self.workspaces:
-            self.workspaces[rows] = workspace_table(self.problem.profile, rows)
+            square = np.ix_(self.cuts, self.cuts)
+            self.workspaces[rows] = workspace_table(self.problem.profile, rows)[square]
         saved = self.tables.saved_bytes.at(rows)
         held = self.tables.held_bytes + self.workspaces[rows]
         each = self.tables.input_bytes.at(rows) if recompute else saved
@@ -132,10 +147,8 @@ class CostSource:
                 latency, tensors, rows = loads.get(resource, (0.0, 0.0, 0.0))
                 rows += message.rows * s_per_byte
                 loads[resource] = (latency + latency_s, tensors + s_per_byte, rows)
-        sizes = self.gradients if gradients else self.activations
-        fixed = np.array([size.fixed for size in sizes])
-        per_sample = np.array([size.per_sample for size in sizes])
-        seconds = np.zeros(len(sizes))
+        fixed, per_sample = self.gradients if gradients else self.activations
+        seconds = np.zeros(len(fixed))
         for latency_s, tensors, rows in set(loads.values()):
             seconds = np.maximum(seconds, latency_s + tensors * fixed + rows * per_sample)
         return np.where(fixed + per_sample > 0, seconds, 0.0)
