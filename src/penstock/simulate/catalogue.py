@@ -6,6 +6,7 @@ from itertools import count, pairwise
 import numpy as np
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import all_reduce_ways
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.schedule import Schedule
@@ -100,7 +101,8 @@ class Catalogue:
 
         def make() -> TiedGroup:
             devices = [device for user in users for device in stages[user].devices]
-            shares = tuple(share_of(self.cluster, devices, -1, size) for size in sizes)
+            ways = all_reduce_ways(self.cluster, devices)
+            shares = tuple(share_of(ways, -1, size) for size in sizes)
             return TiedGroup(users, shares, group_ports(self.cluster, devices))
 
         key = (users, tuple(stages[user].number for user in users), tuple(sizes))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import all_reduce_s
+from penstock.cluster.collectives import Way, all_reduce_ways
 from penstock.profile.model_profile import SharedParameter
 from penstock.simulate.layer_sums import LayerSums
 
@@ -74,11 +74,12 @@ def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:
         yield sizes.lowest(layers.start), rest_bytes
 
 
-def share_of(cluster: Cluster, devices: Sequence[int], segment: int, size_bytes: float) -> Share:
-    """Gradients in equal buckets of at most `BUCKET_BYTES`, reduced over ``devices``."""
+def share_of(ways: Sequence[Way], segment: int, size_bytes: float) -> Share:
+    """Gradients in equal buckets of at most `BUCKET_BYTES`, all-reduced by the fastest way."""
     count = ceil(size_bytes / BUCKET_BYTES)
-    seconds = all_reduce_s(cluster, devices, size_bytes / count)
-    return Share(segment, count, seconds, size_bytes / count)
+    bucket_bytes = size_bytes / count
+    seconds = min(way.latency_s + way.s_per_byte * bucket_bytes for way in ways)
+    return Share(segment, count, seconds, bucket_bytes)
 
 
 def shares_of_stage(
@@ -93,15 +94,17 @@ def shares_of_stage(
     if len(devices) == 1:
         return (layers.start,), ()
     cuts = list(gradient_cuts(layers, sums))
-    stops = sorted({layers.start, *(layer for layer, _ in cuts)}, reverse=True)
-    last = len(stops) - 1
-    sizes = [(stops.index(layer), size_bytes) for layer, size_bytes in cuts]
+    stops = [layer for layer, _ in cuts]
+    sizes = [(segment, size_bytes) for segment, (_, size_bytes) in enumerate(cuts)]
+    if layers.start not in stops:
+        stops.append(layers.start)
     sizes += [
-        (last, shared.bytes)
+        (len(stops) - 1, shared.bytes)
         for shared in sums.profile.shared
         if shared.bytes and shared.layers and all(layer in layers for layer in shared.layers)
     ]
-    return tuple(stops), tuple(share_of(cluster, devices, *size) for size in sizes)
+    ways = all_reduce_ways(cluster, devices)
+    return tuple(stops), tuple(share_of(ways, *size) for size in sizes)
 
 
 def tied_parameters(

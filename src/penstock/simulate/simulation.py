@@ -96,7 +96,7 @@ def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) 
             f"{len(profile.layers)} layers; plan again with this profile"
         )
     devices = len(cluster.devices)
-    highest = max(plan.devices)
+    highest = max(max(stage.devices) for stage in plan.stages)
     if highest >= devices:
         raise BadInput(
             f"the plan uses device {highest} but the cluster has {devices} devices; use a cluster "
