@@ -53,7 +53,8 @@ def plan(
     """Make a plan for PROFILE on a cluster."""
     from math import inf
 
-    from penstock.planning.assessment import assess_plan, baselines_of, bound_of
+    from penstock.plan.bounds import lower_bound
+    from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.questions import planning_problem
     from penstock.planning.time_limit import plan_within
@@ -73,7 +74,7 @@ def plan(
     )
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)
-        progress.bound_s = (bound := bound_of(problem)).seconds
+        progress.bound_s = (bound := lower_bound(problem)).seconds
         limit_s = time_limit or inf
         found = plan_within(problem, planner, score, limit_s=limit_s, tell=progress.tell)
         planning_s = perf_counter() - start_s
@@ -163,9 +164,10 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     from penstock.words import percent_text, seconds_text
 
     plan, prediction = planned.plan, planned.prediction
+    is_bounded = isfinite(planned.gap)
     parts = [
         f"iteration {seconds_text(prediction.iteration_s)}",
-        f"{percent_text(planned.gap)} above the bound",
+        *([f"{percent_text(planned.gap)} above the bound"] if is_bounded else []),
         f"bubble {percent_text(prediction.bubble)}",
         f"{planned.speedup_over_one_device:.2f}x one device",
     ]
@@ -178,6 +180,6 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         f"{plan.micro_batch_size} samples",
         ", ".join(parts),
     ]
-    if planned.bound.argument:
+    if is_bounded and planned.bound.argument:
         lines.append(f"bound {seconds_text(planned.lower_bound_s)}: {planned.bound.argument}")
     return lines

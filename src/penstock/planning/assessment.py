@@ -5,14 +5,14 @@ from math import inf
 
 from penstock.document import Json
 from penstock.errors import Infeasible
-from penstock.plan.bounds import gap, lower_bound_s
+from penstock.plan.bounds import LowerBound, gap, lower_bound
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.answers import find_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
-__all__ = ["Baselines", "Bound", "PlannedPipeline", "assess_plan", "baselines_of", "bound_of"]
+__all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,13 @@ class Baselines:
     data_parallel_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Seconds that no plan of a problem can beat, and what proves it, in words."""
-
-    seconds: float
-    argument: str = ""
-
-
 @dataclass(frozen=True)
 class PlannedPipeline:
     """A plan with what the simulator promises of it."""
 
     plan: Plan
     prediction: Prediction
-    bound: Bound
+    bound: LowerBound
     baselines: Baselines
     spp_bound_s: float = inf
 
@@ -51,7 +43,12 @@ class PlannedPipeline:
 
     @property
     def gap(self) -> float:
-        """By how much the plan is slower than the proven bound, as a part of the bound."""
+        """By how much the plan is slower than the proven bound, as a part of the bound.
+
+        Infinite where no plan of the problem fits, so that there is nothing to compare with.
+        """
+        if self.lower_bound_s == inf:
+            return inf
         return gap(self.prediction.iteration_s, self.lower_bound_s)
 
     @property
@@ -74,7 +71,7 @@ class PlannedPipeline:
             "micro_batch_size": self.plan.micro_batch_size,
             "stages": stages,
             "iteration_s": self.prediction.iteration_s,
-            "lower_bound_s": self.lower_bound_s,
+            "lower_bound_s": finite(self.lower_bound_s),
             "bound_argument": self.bound.argument,
             "gap": finite(self.gap),
             "spp_bound_s": finite(self.spp_bound_s),
@@ -125,13 +122,8 @@ def one_device_s(problem: PlanningProblem, score: Score) -> float:
     return simulate_plan(whole, problem.profile, problem.cluster).iteration_s
 
 
-def bound_of(problem: PlanningProblem) -> Bound:
-    """The proven bound of a problem; it holds for every plan, so many plans can share it."""
-    return Bound(lower_bound_s(problem))
-
-
 def assess_plan(
-    plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: Bound | None = None
+    plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: LowerBound | None = None
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
     prediction = simulate_plan(
@@ -140,4 +132,4 @@ def assess_plan(
         problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
-    return PlannedPipeline(plan, prediction, bound or bound_of(problem), baselines)
+    return PlannedPipeline(plan, prediction, bound or lower_bound(problem), baselines)

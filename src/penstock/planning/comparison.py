@@ -6,11 +6,12 @@ from math import inf
 
 from penstock.document import Json
 from penstock.errors import Infeasible
+from penstock.plan.bounds import lower_bound
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.registry import PLANNERS
 from penstock.plan.search_step import SearchStep
-from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of, bound_of
+from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.questions import named
 from penstock.planning.time_limit import TimeIsUp, plan_within
 from penstock.schedule.registry import SCHEDULES
@@ -89,7 +90,7 @@ def compare_plans(
         named(PLANNERS, planner, "planner")
     for schedule in schedules:
         named({AUTO: AUTO, **SCHEDULES}, schedule, "schedule")
-    baselines, bound = baselines_of(problem, make_score(problem)), bound_of(problem)
+    baselines, bound = baselines_of(problem, make_score(problem)), lower_bound(problem)
     for schedule in schedules:
         allowed = problem.schedules if schedule == AUTO else (schedule,)
         narrowed = replace(problem, schedules=allowed)
