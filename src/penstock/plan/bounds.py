@@ -1,19 +1,80 @@
 """Times that no plan can beat."""
 
+from dataclasses import dataclass
 from math import inf
+from weakref import ref
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.bound_argument import binding_argument
+from penstock.plan.bound_program import PRECISION, least_relaxed, relaxation
+from penstock.plan.bound_tables import floor_of
+from penstock.plan.plan_bound import plan_bound_s
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, ModelProfile
 
-__all__ = ["gap", "lower_bound_s", "plan_bound_s"]
+__all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
+
+WHOLE_BACKWARD_SCHEDULES = frozenset({"1f1b", "early-backward", "gpipe", "wavefront"})
+"""Schedules with whole backwards and one stage a device: the class that the program is proven for.
+
+Where a problem allows others, only work and the slowest layer are counted, which no order escapes.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LowerBound:
+    """Seconds that no plan beats, and in words what they are spent on."""
+
+    seconds: float
+    argument: str
+
+
+known: dict[int, tuple[ref[PlanningProblem], LowerBound]] = {}
+
+
+def lower_bound(problem: PlanningProblem) -> LowerBound:
+    """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
+
+    Covered are plans of contiguous stages, one a device, and orders of whole forwards and
+    backwards of any warm-up depth. The larger of the bounds of `bound_of_size` and of the dynamic
+    program of `penstock.plan.bound_program`, the least over the micro-batch sizes. Infinite where
+    no plan can fit in memory.
+
+    A problem is asked about often, and hashing its profile is slow, so the answer is kept for as
+    long as the problem is.
+    """
+    kept = known.get(id(problem))
+    if kept and kept[0]() is problem:
+        return kept[1]
+    found = find_bound(problem)
+    key = id(problem)
+    known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
+    return found
 
 
 def lower_bound_s(problem: PlanningProblem) -> float:
-    """Seconds that no plan of ``problem`` can beat, whatever its stages, replicas and schedule.
+    """The seconds of `lower_bound`."""
+    return lower_bound(problem).seconds
 
-    For each micro-batch size ``b`` the largest of three, then the least over the sizes:
+
+def find_bound(problem: PlanningProblem) -> LowerBound:
+    """`lower_bound`, worked out."""
+    simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
+    least = min(simple.values(), key=lambda bound: bound.seconds)
+    if not WHOLE_BACKWARD_SCHEDULES.issuperset(problem.schedules):
+        return least
+    relaxed = relaxation(problem)
+    seconds, plan = least_relaxed(relaxed, {size: simple[size].seconds for size in simple})
+    if plan is None:
+        return LowerBound(inf, "memory: no run of layers that the plan needs fits on any device")
+    floor = simple[plan.micro_batch_size]
+    if seconds <= floor.seconds * (1 + PRECISION):
+        return LowerBound(max(seconds, least.seconds), floor.argument)
+    return LowerBound(max(seconds, least.seconds), binding_argument(relaxed, plan))
+
+
+def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound:
+    """The largest of three bounds for one micro-batch size, whatever the schedule.
 
     - *work*: every layer computes all samples of the batch, at most ``b`` at a time, so it takes
       at least ``batch * min(c(1), c(b) / b)`` seconds of a device of speed 1, where ``c`` is its
@@ -21,27 +82,33 @@ def lower_bound_s(problem: PlanningProblem) -> float:
       that work is shared by all devices, at their full speeds.
     - *one layer*: the same for the work of one layer alone, on the ``b`` fastest devices: a
       micro-batch of ``b`` samples has at most ``b`` slices.
-    - *one micro-batch*: with each layer's cost at least ``f + q * rows``, f, q >= 0, the mean over
-      the rows of the time in which a row passes all layers, forward and back, is at least
-      ``sum of f / fastest speed + q * b / sum of speeds``: a row on replica ``d`` with ``n_d`` of
-      the rows waits for ``(f + q * n_d) / v_d``, and ``sum of n_d^2 / v_d >= b^2 / sum of v_d``.
+    - *one micro-batch* (whole backwards only): with each layer's cost at least ``f + q * rows``,
+      f, q >= 0, the mean over the rows of the time in which a row passes all layers, forward and
+      back, is at least ``sum of f / fastest speed + q * b / sum of speeds``: a row on replica
+      ``d`` with ``n_d`` of the rows waits for ``(f + q * n_d) / v_d``, and
+      ``sum of n_d^2 / v_d >= b^2 / sum of v_d``.
 
-    Messages, all-reduces and waiting only add to it. On hosts whose devices share cores only as
-    many devices count as run at full speed.
+    On hosts whose devices share cores only as many devices count as run at full speed.
     """
-    return min(bound_of_size(problem, size) for size in problem.micro_batch_sizes)
-
-
-def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> float:
-    """The bound for one micro-batch size."""
     costs = layer_costs(problem.profile)
     all_speeds = full_speeds(problem.cluster)
     speeds = all_speeds[:micro_batch_size]
     work_s = [problem.global_batch * least_per_sample(cost, micro_batch_size) for cost in costs]
-    floors = [floor_of(cost, micro_batch_size) for cost in costs]
-    fixed_s = sum(floor.fixed for floor in floors) / speeds[0]
-    by_rows_s = sum(floor.per_sample for floor in floors) * micro_batch_size / sum(speeds)
-    return max(sum(work_s) / sum(all_speeds), max(work_s) / sum(speeds), fixed_s + by_rows_s)
+    most = max(range(len(work_s)), key=work_s.__getitem__)
+    bounds = [
+        LowerBound(sum(work_s) / sum(all_speeds), f"all work over all {len(all_speeds)} devices"),
+        LowerBound(
+            work_s[most] / sum(speeds),
+            f"layer {most} '{problem.profile.layers[most].name}' alone, on {len(speeds)} devices",
+        ),
+    ]
+    if WHOLE_BACKWARD_SCHEDULES.issuperset(problem.schedules):
+        floors = [floor_of(cost, micro_batch_size) for cost in costs]
+        fixed_s = sum(floor.fixed for floor in floors) / speeds[0]
+        by_rows_s = sum(floor.per_sample for floor in floors) * micro_batch_size / sum(speeds)
+        through = f"one micro-batch of {micro_batch_size} samples through all layers and back"
+        bounds.append(LowerBound(fixed_s + by_rows_s, through))
+    return max(bounds, key=lambda bound: bound.seconds)
 
 
 def layer_costs(profile: ModelProfile) -> list[Affine]:
@@ -54,18 +121,6 @@ def least_per_sample(cost: Affine, most_samples: int) -> float:
     return max(0.0, min(cost.at(1), cost.at(most_samples) / most_samples))
 
 
-def floor_of(cost: Affine, most_samples: int) -> Affine:
-    """A cost with no negative term that is not above ``cost`` for 1 to ``most_samples`` samples.
-
-    Fitted costs may have one: ``-1 + 3 n`` is at least ``2 n``, and ``9 - n`` at least its last.
-    """
-    if cost.fixed < 0:
-        return Affine(0.0, max(0.0, cost.at(1)))
-    if cost.per_sample < 0:
-        return Affine(max(0.0, cost.at(most_samples)), 0.0)
-    return cost
-
-
 def full_speeds(cluster: Cluster) -> list[float]:
     """Speeds of the devices that can compute at full speed at once, fastest first."""
     speeds: list[float] = []
@@ -73,32 +128,6 @@ def full_speeds(cluster: Cluster) -> list[float]:
         of_host = sorted((device.speed for device in host.devices), reverse=True)
         speeds += of_host[: host.full_speed_devices or len(of_host)]
     return sorted(speeds, reverse=True)
-
-
-def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
-    """Seconds that no schedule of ``plan`` with whole backwards can beat.
-
-        max over stages n of   sum over k < n of (F_k + B_k)  +  M * P_n
-
-    A stage is busy for ``M * P_n`` on its slowest replica, after the first micro-batch came down
-    and before the last went back up; above it counts the fastest replica.
-    """
-    passed_s = bound_s = 0.0
-    for stage in plan.stages:
-        seconds = replica_seconds(problem, stage)
-        bound_s = max(bound_s, passed_s + plan.micro_batches * max(seconds))
-        passed_s += min(seconds)
-    return bound_s
-
-
-def replica_seconds(problem: PlanningProblem, stage: Stage) -> list[float]:
-    """Forward plus backward of one micro-batch on each replica of a stage."""
-    profile, devices = problem.profile, problem.cluster.devices
-    return [
-        (profile.forward_s(stage.layers, rows) + profile.backward_s(stage.layers, rows))
-        / devices[device].speed
-        for device, rows in zip(stage.devices, stage.slices, strict=True)
-    ]
 
 
 def gap(iteration_s: float, bound_s: float) -> float:

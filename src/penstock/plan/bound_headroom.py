@@ -1,0 +1,222 @@
+"""What a stage needs after each way of being reached: the table that the bound's program reads."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan.run_tables import Floats
+
+__all__ = ["FIGURES", "QUESTION", "TERMS", "compiled_headroom", "headroom"]
+
+FIGURES = (
+    "row_s",
+    "slowest_row_s",
+    "per_speed",
+    "rows_least",
+    "memory_bytes",
+    "receive_rate",
+    "send_rate",
+    "replicas",
+    "most_replicas",
+    "flat_latency_s",
+    "flat_s_per_byte",
+    "other_latency_s",
+    "other_s_per_byte",
+)
+"""What ``figures`` holds of an option of devices, in this order."""
+
+QUESTION = (
+    "micro_batches",
+    "rows",
+    "latency_s",
+    "step_s_per_byte",
+    "may_keep",
+    "may_recompute",
+    "per_fastest",
+    "best_row_s",
+    "receive_rate",
+    "send_rate",
+)
+"""What ``question`` holds; the last four are the best that any device or set of devices does."""
+
+TERMS = ("alone", "after_forward", "round_trip", "after_drain", "thin_drain", "thin")
+"""The last axis of the table."""
+
+Integers = NDArray[np.int64]
+
+BUCKET_BYTES = float(25 << 20)
+
+
+def bucket_s(size_bytes: float, figures: Floats) -> float:
+    """Least seconds of one all-reduce of an option; none for one replica."""
+    if figures[7] < 2 or size_bytes <= 0:
+        return 0.0
+    flat_s = figures[9] + figures[10] * size_bytes
+    return min(flat_s, figures[11] + figures[12] * size_bytes)
+
+
+def gradient_tails(
+    tail: Floats, figures: Floats, times: Floats, parameters: Floats, last: int
+) -> None:
+    """``tail[lo]``: from the start of the last backward of layers ``lo..last-1`` to its last sum.
+
+    Buckets are filled from the last layer to the first as `penstock.simulate.gradients` does, and
+    reduced one after the other, each once the backward has passed all its layers.
+    """
+    row_s, per_speed = figures[0], figures[2]
+    finished = 0.0
+    waiting = 0.0
+    complete_s = 0.0
+    for lo in range(last - 1, -1, -1):
+        backward_s = (times[2, last] - times[2, lo]) * per_speed
+        backward_s += (times[3, last] - times[3, lo]) * row_s
+        if parameters[lo] > 0:
+            waiting += parameters[lo]
+            complete_s = backward_s
+        if waiting >= BUCKET_BYTES:
+            count = np.ceil(waiting / BUCKET_BYTES)
+            finished = max(finished, complete_s) + count * bucket_s(waiting / count, figures)
+            waiting = 0.0
+        whole = finished
+        if waiting > 0:
+            whole = max(finished, complete_s) + bucket_s(waiting, figures)
+        tail[lo] = max(whole, backward_s)
+
+
+def depth_of(room_bytes: float, once_bytes: float, each_bytes: float, most: float) -> float:
+    """How many micro-batches fit: the first needs ``once``, each further one ``each``."""
+    slack = room_bytes * 1e-9
+    if once_bytes > room_bytes + slack:
+        return 0.0
+    if each_bytes * most <= room_bytes - once_bytes + slack:
+        return most
+    return min(most, 1 + np.floor((room_bytes - once_bytes + slack) / each_bytes))
+
+
+def busy_in_memory_s(
+    batches: float,
+    whole_s: float,
+    below_s: float,
+    again_s: float,
+    kept: float,
+    recomputed: float,
+) -> float:
+    """Least seconds from the first forward to the last backward of a stage, as memory allows.
+
+    A micro-batch is held from its forward to its backward, at least ``whole_s + below_s``; with
+    no more than ``depth`` held at once, all of them take ``M / depth`` times that (Little's law).
+    With recompute a micro-batch costs ``again_s`` more: another forward, or to wait for its own
+    backward.
+    """
+    busy_s = np.inf
+    if kept > 0:
+        busy_s = batches * max(whole_s, (whole_s + below_s) / kept)
+    if recomputed > 0:
+        each_s = whole_s + again_s
+        busy_s = min(busy_s, batches * max(each_s, (whole_s + below_s) / recomputed))
+    return busy_s
+
+
+def traffic_s(
+    bytes_: Floats, rows: float, latency_s: float, best_rate: float, rate: float
+) -> float:
+    """Mean seconds that messages of a micro-batch keep a replica's engine busy.
+
+    ``bytes_``: fixed bytes, bytes per sample, messages that each replica has; ``rate`` is what all
+    replicas reach together.
+    """
+    return latency_s * bytes_[2] + bytes_[0] / best_rate + bytes_[1] * rows / rate
+
+
+def headroom(
+    table: Floats,
+    tail: Floats,
+    figures: Floats,
+    times: Floats,
+    parameters: Floats,
+    workspace: Floats,
+    memory: Floats,
+    traffic: Floats,
+    near: Floats,
+    reader: Integers,
+    question: Floats,
+) -> None:
+    """Fill ``table[lo, hi, term]`` for one option of devices.
+
+    With A the mean over rows of the time in which the first forward reaches a stage, R the same
+    plus the drain of the stages before it, and a <= A that of the fastest replicas alone, each
+    plan takes at least
+
+        alone,  A + after_forward,  R + round_trip,  (R - A) + after_drain,
+        (R - A) + a + thin_drain,  a + thin
+
+    ``memory[lo, hi]``: bytes held, saved fixed, saved per sample, inputs fixed, inputs per sample.
+    ``traffic[kind, lo, hi]``: fixed, per sample, tensors; of activations in, gradients in, all out.
+    ``near[cut]`` likewise. ``question``: see `QUESTION`.
+    """
+    batches, rows, latency_s, step_s_per_byte = question[0], question[1], question[2], question[3]
+    layers = times.shape[1] - 1
+    for last in range(1, layers + 1):
+        gradient_tails(tail, figures, times, parameters[0], last)
+        below = times[:, layers] - times[:, last]
+        thin_below_s = (below[0] + below[2] + below[1] + below[3]) * question[6]
+        below_s = (below[0] + below[2]) * question[6] + (below[1] + below[3]) * question[7]
+        most_workspace = 0.0
+        for lo in range(last - 1, -1, -1):
+            own = times[:, last] - times[:, lo]
+            forward_s = own[0] * figures[2] + own[1] * figures[0]
+            backward_s = own[2] * figures[2] + own[3] * figures[0]
+            whole_s = forward_s + backward_s
+            slowest_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[1]
+            gradient_bytes = parameters[1, last] - parameters[1, lo]
+            step_s = step_s_per_byte * gradient_bytes * figures[2]
+            tail_s = tail[lo] + step_s
+            reduce_s = gradient_bytes / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
+
+            most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * figures[3])
+            held = memory[lo, last]
+            saved, inputs = held[1] + held[2] * figures[3], held[3] + held[4] * figures[3]
+            room = figures[4] - held[0] - most_workspace
+            again_s = min((own[0] + own[1]) * figures[2], thin_below_s)
+            if figures[8] == 1:
+                again_s = min(forward_s, thin_below_s)
+            busy_s = busy_in_memory_s(
+                batches,
+                whole_s,
+                below_s,
+                again_s,
+                question[4] * depth_of(room, saved, saved, batches),
+                question[5] * depth_of(room, saved, min(inputs, saved), batches),
+            )
+
+            down, up = traffic[0, lo, last], traffic[1, lo, last]
+            up_s = traffic_s(up, rows, latency_s, question[8], figures[5])
+            in_s = up_s + traffic_s(down, rows, latency_s, question[8], figures[5])
+            if lo > 0 and reader[lo] < last:
+                up_s += traffic_s(near[lo], rows, latency_s, question[8], figures[5])
+            out = traffic[2, lo, last]
+            sent_s = forward_s + batches * traffic_s(out, rows, latency_s, question[9], figures[6])
+
+            entry = table[lo, last]
+            entry[0] = max(batches * slowest_s, batches * in_s + tail_s)
+            entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + reduce_s + step_s)
+            if lo == 0:
+                entry[1] = max(entry[1], sent_s + tail_s)
+            entry[2] = busy_s
+            entry[3] = batches * in_s + backward_s
+            entry[4] = batches * up_s + backward_s
+            entry[5] = batches * up_s + tail_s
+
+
+@cache
+def compiled_headroom() -> Callable[..., None]:
+    """`headroom` as machine code; kept on disk, so that only the first call ever compiles it."""
+    import numba
+    from numba.extending import register_jitable
+
+    for helper in (bucket_s, gradient_tails, depth_of, busy_in_memory_s, traffic_s):
+        register_jitable(helper)
+    return cast("Callable[..., None]", numba.njit(cache=True)(headroom))

@@ -1,0 +1,213 @@
+"""The best that any placement of a plan can get out of a cluster's links."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import Way
+from penstock.plan.run_tables import Floats
+
+__all__ = ["LinkLimits", "link_limits"]
+
+STRONG_DEVICES = 64
+"""Up to so many devices the directions of links count for what rings can do."""
+
+
+@dataclass(frozen=True)
+class LinkLimits:
+    """What no set of devices can exceed, whichever devices they are.
+
+    ``receive_rates[r]`` bounds the bytes per second that ``r`` devices take in together, each at
+    its best link; ``send_rates`` likewise. ``ring_rates[r]`` bounds the slowest link of a ring
+    all-reduce over ``r`` devices. ``host_devices`` is how many devices the largest host has, 0
+    where staying inside a host is no advantage worth an argument.
+    """
+
+    cluster: Cluster
+    latency_s: float
+    receive_rates: tuple[float, ...]
+    send_rates: tuple[float, ...]
+    ring_rates: tuple[float, ...]
+    host_devices: int
+    inside_rate: float
+    across_rate: float
+    across_latency_s: float
+
+    @cached_property
+    def hosts_by_size(self) -> tuple[int, ...]:
+        """Devices of each host, largest first."""
+        return tuple(sorted((len(host.devices) for host in self.cluster.hosts), reverse=True))
+
+    def fewest_hosts(self, replicas: int) -> int:
+        """The fewest hosts that hold so many devices."""
+        held = 0
+        for count, devices in enumerate(self.hosts_by_size, start=1):
+            held += devices
+            if held >= replicas:
+                return count
+        return len(self.hosts_by_size)
+
+    def ways_inside(self, replicas: int) -> tuple[Way, ...]:
+        """The least that an all-reduce of ``replicas`` devices of one host can take."""
+        if replicas < 2:
+            return ()
+        return (ring(replicas, self.latency_s, min(self.inside_rate, self.ring_rates[replicas])),)
+
+    def ways_across(self, replicas: int) -> tuple[Way, ...]:
+        """The same for devices of at least two hosts (see `all_reduce_ways`)."""
+        if replicas < 2:
+            return ()
+        rate = min(self.across_rate, self.ring_rates[replicas])
+        hosts = max(2, self.fewest_hosts(replicas))
+        flat = ring(replicas, self.across_latency_s, rate)
+        if hosts >= replicas:
+            return (flat,)
+        leaders = ring(hosts, self.across_latency_s, min(self.across_rate, self.ring_rates[hosts]))
+        inside_s_per_byte = 1 / self.inside_rate if self.inside_rate > 0 else inf
+        return (
+            flat,
+            Way(2 * self.latency_s + leaders.latency_s, 2 * inside_s_per_byte + leaders.s_per_byte),
+        )
+
+    def ways(self, replicas: int) -> tuple[Way, ...]:
+        """The same wherever the devices are."""
+        if replicas < 2:
+            return ()
+        flat = ring(replicas, self.latency_s, self.ring_rates[replicas])
+        if max(self.hosts_by_size) == 1 or len(self.hosts_by_size) == 1:
+            return (flat,)
+        return (flat, *self.ways_across(replicas)[1:])
+
+
+def ring(replicas: int, latency_s: float, rate: float) -> Way:
+    """A ring all-reduce whose slowest link has ``rate``."""
+    steps = 2 * (replicas - 1)
+    return Way(steps * latency_s, steps / replicas / rate if rate > 0 else inf)
+
+
+def link_limits(cluster: Cluster) -> LinkLimits:
+    """The limits of ``cluster``; a minute's work of a second for a thousand devices."""
+    rates, latencies = link_matrices(cluster)
+    count = len(cluster.devices)
+    if count == 1:
+        return LinkLimits(cluster, 0.0, (0.0, inf), (0.0, inf), (inf, inf), 0, inf, inf, 0.0)
+    hosts = np.array(cluster.host_index)
+    elsewhere = hosts[:, None] != hosts[None, :]
+    beside = ~elsewhere & ~np.eye(count, dtype=bool)
+    largest = max(len(host.devices) for host in cluster.hosts)
+    split = bool(elsewhere.any()) and bool(beside.any())
+    return LinkLimits(
+        cluster,
+        latency_s=float(latencies.min()),
+        receive_rates=best_sums(rates.max(axis=0)),
+        send_rates=best_sums(rates.max(axis=1)),
+        ring_rates=best_rings(rates),
+        host_devices=largest if split and not cluster.links else 0,
+        inside_rate=float(rates[beside].max()) if beside.any() else 0.0,
+        across_rate=float(rates[elsewhere].max()) if elsewhere.any() else 0.0,
+        across_latency_s=float(latencies[elsewhere].min()) if elsewhere.any() else inf,
+    )
+
+
+def link_matrices(cluster: Cluster) -> tuple[Floats, Floats]:
+    """Bytes per second (0 to itself) and latency (infinite to itself) of every pair of devices."""
+    hosts = np.array(cluster.host_index)
+    ports = np.array([float(host.port_bytes_per_s) for host in cluster.hosts])[hosts]
+    port_latencies = np.array([float(host.port_latency_s) for host in cluster.hosts])[hosts]
+    links = np.array([float(host.link_bytes_per_s) for host in cluster.hosts])[hosts]
+    link_latencies = np.array([float(host.link_latency_s) for host in cluster.hosts])[hosts]
+    same = hosts[:, None] == hosts[None, :]
+    rates = np.where(same, links[:, None], np.minimum(ports[:, None], ports[None, :]))
+    latencies = np.where(
+        same, link_latencies[:, None], np.maximum(port_latencies[:, None], port_latencies[None, :])
+    )
+    for link in cluster.special_links.values():
+        rates[link.source, link.target] = link.bytes_per_s
+        latencies[link.source, link.target] = link.latency_s
+    np.fill_diagonal(rates, 0.0)
+    np.fill_diagonal(latencies, inf)
+    return rates, latencies
+
+
+def best_sums(rates: Floats) -> tuple[float, ...]:
+    """Entry ``r``: the sum of the ``r`` largest."""
+    return (0.0, *np.cumsum(np.sort(rates)[::-1]).tolist())
+
+
+def best_rings(rates: Floats) -> tuple[float, ...]:
+    """Entry ``r``: what the slowest link of no ring over ``r`` devices exceeds, in any order.
+
+    Along a ring every device reaches every other, so ``r`` devices must be in one strong component
+    of the links that are as fast; for many devices only in one component whatever the directions.
+    """
+    count = len(rates)
+    values = np.unique(rates[~np.eye(count, dtype=bool)])
+    if len(values) == 1:
+        return (inf, inf, *[float(values[0])] * (count - 1))
+    return strong_rates(rates, values) if count <= STRONG_DEVICES else component_rates(rates)
+
+
+def strong_rates(rates: Floats, values: Floats) -> tuple[float, ...]:
+    """`best_rings` by bisection over the rates of links."""
+    sizes: dict[int, int] = {}
+
+    def largest(index: int) -> int:
+        if index not in sizes:
+            sizes[index] = largest_strong_component(rates >= values[index])
+        return sizes[index]
+
+    best = [inf, inf]
+    for size in range(2, len(rates) + 1):
+        low, high = 0, len(values)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if largest(middle) >= size else (low, middle)
+        best.append(float(values[low]))
+    return tuple(best)
+
+
+def largest_strong_component(linked: NDArray[np.bool_]) -> int:
+    """The most devices that all reach one another."""
+    reached = linked | np.eye(len(linked), dtype=bool)
+    for _ in range(len(linked).bit_length()):
+        reached = reached.astype(np.float32) @ reached.astype(np.float32) > 0
+    return int((reached & reached.T).sum(axis=1).max())
+
+
+def component_rates(rates: Floats) -> tuple[float, ...]:
+    """`best_rings` by components: a spanning tree of the fastest links (Prim), cut rate by rate."""
+    count = len(rates)
+    either = np.maximum(rates, rates.T)
+    joined = np.zeros(count, dtype=bool)
+    reach, source = either[0].copy(), np.zeros(count, dtype=np.int64)
+    joined[0] = True
+    edges: list[tuple[float, int, int]] = []
+    for _ in range(count - 1):
+        new = int(np.where(joined, -1.0, reach).argmax())
+        edges.append((float(reach[new]), int(source[new]), new))
+        joined[new] = True
+        source = np.where(either[new] > reach, new, source)
+        reach = np.maximum(reach, either[new])
+    return largest_components(count, sorted(edges, reverse=True))
+
+
+def largest_components(count: int, edges: Sequence[tuple[float, int, int]]) -> tuple[float, ...]:
+    """Entry ``r``: the rate at which some component of the edges so fast has ``r`` devices."""
+    component = list(range(count))
+    members = {device: [device] for device in range(count)}
+    best = [inf, inf] + [0.0] * (count - 1)
+    largest = 1
+    for rate, one, other in edges:
+        keep, gone = component[one], component[other]
+        for device in members[gone]:
+            component[device] = keep
+        members[keep] += members.pop(gone)
+        for size in range(largest + 1, len(members[keep]) + 1):
+            best[size] = rate
+        largest = max(largest, len(members[keep]))
+    return tuple(best)

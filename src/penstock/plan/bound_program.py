@@ -1,0 +1,325 @@
+"""The least time of any relaxed plan: cuts, replicas and micro-batch size with the best of links."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, sqrt
+
+import numpy as np
+
+from penstock.plan.bound_headroom import FIGURES, TERMS, compiled_headroom
+from penstock.plan.bound_links import LinkLimits, link_limits
+from penstock.plan.bound_options import Option, Supply, device_supply, options_of
+from penstock.plan.bound_reach import FRONT, WIDTHS, compiled_reach
+from penstock.plan.bound_tables import ProfileTables, floor_of, profile_tables, time_sums
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import Floats
+
+__all__ = [
+    "PRECISION",
+    "Relaxation",
+    "RelaxedPlan",
+    "RelaxedStage",
+    "SizedRelaxation",
+    "least_relaxed",
+    "relaxation",
+]
+
+PRECISION = 1e-4
+"""The bound is this close (as a part of itself) to the least time of any relaxed plan."""
+
+FIRST_STEP = 1.02
+"""The first guess above a known bound; each further one goes twice as far."""
+
+LEAST_S = 1e-9
+"""Where nothing is known to take time, the search for the bound starts here."""
+
+MOST_S = 1e15
+"""What takes longer than this never ends: no stage fits in any memory."""
+
+Kernel = Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True)
+class RelaxedStage:
+    """A run of layers on an option of devices, which may be better than any real ones."""
+
+    layers: range
+    option: Option
+
+
+@dataclass(frozen=True)
+class RelaxedPlan:
+    """A plan on the best conceivable devices and links; ``seconds`` no more than it takes."""
+
+    micro_batch_size: int
+    stages: tuple[RelaxedStage, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """All about a problem that the program needs for any micro-batch size."""
+
+    problem: PlanningProblem
+    tables: ProfileTables
+    limits: LinkLimits
+    supply: Supply
+    fill: Callable[..., None]
+    reach: Kernel
+
+    def of_size(self, rows: int) -> "SizedRelaxation":
+        """The relaxation for micro-batches of ``rows`` samples."""
+        return SizedRelaxation(self, rows, options_of(self.supply, self.limits, rows))
+
+    @cached_property
+    def left(self) -> np.ndarray:
+        """For every state of the supply the digits left."""
+        totals = self.supply.totals
+        grid = np.indices([n + 1 for n in totals]).reshape(len(totals), -1).T
+        return np.ascontiguousarray(np.array(totals) - grid).astype(np.int64)
+
+    @cached_property
+    def used(self) -> np.ndarray:
+        """For every state the fewest devices that are taken."""
+        taken = np.array(self.supply.totals) - self.left
+        if self.supply.by_speed:
+            fastest = max(c.speed for c in self.supply.classes)
+            return np.ceil(taken[:, 0] * self.supply.unit_speed / fastest - 1e-9).astype(np.int64)
+        return taken.sum(axis=1).astype(np.int64)
+
+    @cached_property
+    def most_used(self) -> np.ndarray:
+        """For every state the most devices that may be taken, though charged as fewer."""
+        taken = (np.array(self.supply.totals) - self.left).sum(axis=1)
+        return taken if self.supply.by_speed else taken + taken // 4
+
+    @cached_property
+    def capacity(self) -> Floats:
+        """For every state the most speed of the devices left."""
+        taken = np.array(self.supply.totals) - self.left
+        total = sum(c.speed * c.count for c in self.supply.classes)
+        if self.supply.by_speed:
+            return np.maximum(total - taken[:, 0] * self.supply.unit_speed, 1e-12)
+        return np.maximum(total - taken @ np.array([c.speed for c in self.supply.classes]), 1e-12)
+
+
+def relaxation(
+    problem: PlanningProblem,
+    fill: Callable[..., None] | None = None,
+    reach: Kernel | None = None,
+) -> Relaxation:
+    """Prepare ``problem``; the kernels are compiled ones unless given."""
+    return Relaxation(
+        problem,
+        profile_tables(problem),
+        link_limits(problem.cluster),
+        device_supply(problem.cluster),
+        fill or compiled_headroom(),
+        reach or compiled_reach(),
+    )
+
+
+@dataclass(frozen=True)
+class SizedRelaxation:
+    """The relaxation of one micro-batch size."""
+
+    relaxed: Relaxation
+    rows: int
+    options: tuple[Option, ...]
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches of an iteration."""
+        return self.relaxed.problem.global_batch // self.rows
+
+    @cached_property
+    def times(self) -> Floats:
+        """Sums of forward and backward over the first layers."""
+        return time_sums(self.relaxed.problem.profile, self.rows)
+
+    @cached_property
+    def figures(self) -> Floats:
+        """`FIGURES` of every option."""
+        limits = self.relaxed.limits
+        figures = np.zeros((len(self.options), len(FIGURES)))
+        for row, option in zip(figures, self.options, strict=True):
+            most = min(option.most_replicas, len(limits.receive_rates) - 1)
+            flat, *other = option.ways or (None,)
+            row[:9] = (
+                option.row_s,
+                option.slowest_row_s,
+                1 / option.fastest,
+                option.rows_least,
+                option.memory_bytes,
+                limits.receive_rates[most],
+                limits.send_rates[most],
+                option.replicas,
+                option.most_replicas,
+            )
+            if flat:
+                second = other[0] if other else flat
+                row[9:] = flat.latency_s, flat.s_per_byte, second.latency_s, second.s_per_byte
+        return figures
+
+    @cached_property
+    def near(self) -> Floats:
+        """The message at each cut, forward and backward."""
+        near = self.relaxed.tables.near
+        return np.array([near.forward, near.backward])
+
+    @cached_property
+    def table(self) -> Floats:
+        """`headroom` of every option."""
+        profile = self.relaxed.problem.profile
+        layers = len(profile.layers)
+        runs, tables = self.relaxed.tables.runs, self.relaxed.tables
+        saved = [floor_of(layer.saved_bytes, self.rows) for layer in profile.layers]
+        saved_sums = np.cumsum([[0.0, 0.0], *([s.fixed, s.per_sample] for s in saved)], axis=0)
+        saved_runs = saved_sums[None, :] - saved_sums[:, None]
+        memory = np.stack(
+            [
+                runs.held_bytes,
+                saved_runs[:, :, 0],
+                saved_runs[:, :, 1],
+                tables.activations_in.fixed,
+                tables.activations_in.per_sample,
+            ],
+            axis=2,
+        )
+        kinds = (tables.activations_in, tables.gradients_in, tables.sent)
+        traffic = np.stack(
+            [np.stack([kind.fixed, kind.per_sample, kind.tensors], axis=2) for kind in kinds]
+        )
+        sizes = [float(layer.parameter_bytes) for layer in profile.layers]
+        parameters = np.array([[*sizes, 0.0], np.cumsum([0.0, *sizes])])
+        floors = [floor_of(layer.workspace_bytes, self.rows) for layer in profile.layers]
+        workspace = np.array([[w.fixed for w in floors], [w.per_sample for w in floors]])
+        table = np.empty((len(self.options), layers + 1, layers + 1, len(TERMS)))
+        tail = np.zeros(layers)
+        for entry, figures in zip(table, self.figures, strict=True):
+            self.relaxed.fill(
+                entry,
+                tail,
+                figures,
+                self.times,
+                parameters,
+                workspace,
+                memory,
+                traffic,
+                tables.near.forward,
+                tables.near.reader,
+                self.question,
+            )
+        return table
+
+    @cached_property
+    def question(self) -> Floats:
+        """`QUESTION` of `penstock.plan.bound_headroom`."""
+        problem, limits = self.relaxed.problem, self.relaxed.limits
+        classes = self.relaxed.supply.classes
+        fastest = max(c.speed for c in classes)
+        best_speeds = sorted((d.speed for d in problem.cluster.devices), reverse=True)[: self.rows]
+        return np.array(
+            [
+                self.batches,
+                self.rows,
+                limits.latency_s,
+                problem.profile.step_s_per_byte,
+                problem.recompute != "on",
+                problem.recompute != "off",
+                1 / fastest,
+                self.rows / sum(best_speeds),
+                limits.receive_rates[1],
+                limits.send_rates[1],
+            ]
+        )
+
+    def reached(self, limit_s: float) -> RelaxedPlan | None:
+        """A relaxed plan that takes no more than ``limit_s``; none: no plan takes so little."""
+        relaxed, limits = self.relaxed, self.relaxed.limits
+        supply, layers = relaxed.supply, self.times.shape[1] - 1
+        shape = (layers + 1, supply.states, 2, WIDTHS)
+        counts = np.zeros(shape, dtype=np.int64)
+        points = np.empty((*shape, FRONT, 3))
+        parents = np.empty((*shape, FRONT, 2), dtype=np.int64)
+        speeds = [c.speed for c in supply.classes]
+        best_rate = max(limits.receive_rates[1], limits.send_rates[1])
+        strides = np.array(supply.strides, dtype=np.int64)
+        taken = np.array([option.taken for option in self.options], dtype=np.int64)
+        places = [0 if o.inside else 1 if o.across else 2 for o in self.options]
+        question = [
+            self.batches,
+            self.rows,
+            limits.latency_s,
+            1 / best_rate,
+            limits.across_latency_s,
+            1 / limits.across_rate if limits.across_rate else 0.0,
+            limits.host_devices,
+            relaxed.problem.max_stages,
+            min(speeds) / max(speeds),
+        ]
+        found = relaxed.reach(
+            counts,
+            points,
+            parents,
+            self.table,
+            taken @ strides,
+            taken,
+            self.figures,
+            np.array(places, dtype=np.int64),
+            relaxed.left,
+            relaxed.used,
+            relaxed.most_used,
+            strides,
+            self.times,
+            self.near,
+            relaxed.tables.near.reader,
+            relaxed.capacity,
+            np.array(question, dtype=np.float64),
+            limit_s,
+        )
+        if found < 0:
+            return None
+        return RelaxedPlan(self.rows, self.stages(parents.reshape(-1, 2), found, shape), limit_s)
+
+    def stages(
+        self, parents: np.ndarray, found: int, shape: tuple[int, ...]
+    ) -> tuple[RelaxedStage, ...]:
+        """The stages on the way to a point."""
+        stages: list[RelaxedStage] = []
+        each = FRONT * WIDTHS * 2 * shape[1]
+        while found >= each:
+            before, option = (int(value) for value in parents[found])
+            stages.append(RelaxedStage(range(before // each, found // each), self.options[option]))
+            found = before
+        return tuple(reversed(stages))
+
+
+def least_relaxed(
+    relaxed: Relaxation, floors_s: Mapping[int, float]
+) -> tuple[float, RelaxedPlan | None]:
+    """Seconds that no plan beats, and the relaxed plan that takes hardly more.
+
+    ``floors_s`` are bounds known already for each micro-batch size. The sizes are taken from the
+    most promising on; each is first asked whether it beats the best so far, and only then narrowed
+    down. Infinite seconds and no plan where no run of layers fits in memory.
+    """
+    best_s, best = inf, None
+    for rows in sorted(floors_s, key=lambda rows: (floors_s[rows], -rows)):
+        sized = relaxed.of_size(rows)
+        lower_s, step, plan = floors_s[rows], FIRST_STEP, None
+        while best_s > LEAST_S and lower_s < min(MOST_S, best_s * (1 - PRECISION)):
+            trial_s = sqrt(max(lower_s, LEAST_S) * best_s)
+            if plan is None:
+                trial_s = min(max(lower_s, LEAST_S) * step, best_s * (1 - PRECISION))
+                step *= step
+            found = sized.reached(trial_s)
+            if found:
+                best_s, best = trial_s, found
+                plan = found
+            else:
+                lower_s = trial_s
+    if best_s <= LEAST_S:
+        return 0.0, best
+    return best_s * (1 - PRECISION), best

@@ -1,0 +1,277 @@
+"""Which relaxed plans stay within a time: a dynamic program over layers and devices left."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan.run_tables import Floats
+
+__all__ = ["FRONT", "WIDTHS", "compiled_reach", "reach"]
+
+Integers = NDArray[np.int64]
+
+FRONT = 4
+"""Points kept of each front; more are merged into points below them, which only lowers bounds."""
+
+WIDTHS = 4
+"""The last stage's replicas are told apart as 1, 2, 3 to 4, and more."""
+
+
+IDLE = -2
+"""The parent of a point that only leaves a device idle: it is there to show others needless."""
+
+
+def width_of(replicas: int) -> int:
+    """The class of a number of replicas."""
+    if replicas <= 2:
+        return replicas - 1
+    return 2 if replicas <= 4 else 3
+
+
+def widest_of(width: int, devices: int) -> int:
+    """The most replicas of a class, when so many devices are in use."""
+    if width == 3:
+        return max(1, devices)
+    return 1 << width
+
+
+def overlap_rows(rows: float, senders: int, receivers: int) -> float:
+    """Mean over rows of the rows that travel with one, between so many replicas.
+
+    Contiguous slices make at most ``senders + receivers - 1`` messages, and the mean of a row's
+    message is least where all are equal.
+    """
+    return max(1.0, rows / (senders + receivers - 1))
+
+
+def message_s(size: Floats, rows: float, latency_s: float, s_per_byte: float) -> float:
+    """Seconds of one message."""
+    return size[2] * latency_s + (size[0] + size[1] * rows) * s_per_byte
+
+
+def least_rows(rows: float, limit_s: float, replicas: int, own: Floats, per_speed: float) -> float:
+    """The fewest rows of any replica, as none may have so many that it exceeds ``limit_s``."""
+    if replicas == 1:
+        return rows
+    row_s = (own[1] + own[3]) * per_speed
+    if row_s <= 0:
+        return 1.0
+    most = np.floor((limit_s - (own[0] + own[2]) * per_speed) / row_s * (1 + 1e-9))
+    return max(1.0, min(rows // replicas, rows - (replicas - 1) * most))
+
+
+def insert(
+    points: Floats, parents: Integers, count: int, point: Floats, parent: int, option: int
+) -> int:
+    """Add a point to a front of smallest triples; the new number of points."""
+    kept = 0
+    for i in range(count):
+        other = points[i]
+        if other[0] <= point[0] and other[1] <= point[1] and other[2] <= point[2]:
+            return count
+    for i in range(count):
+        other = points[i]
+        if not (point[0] <= other[0] and point[1] <= other[1] and point[2] <= other[2]):
+            points[kept] = other
+            parents[kept] = parents[i]
+            kept += 1
+    if kept < FRONT:
+        points[kept] = point
+        parents[kept, 0], parents[kept, 1] = parent, option
+        return kept + 1
+    if parent == IDLE:
+        return kept
+    # Full: the nearest point comes down to where it is below both.
+    nearest, least = 0, np.inf
+    for i in range(kept):
+        distance = np.abs(points[i] - point).sum()
+        if distance < least:
+            nearest, least = i, distance
+    points[nearest] = np.minimum(points[nearest], point)
+    parents[nearest, 0], parents[nearest, 1] = parent, option
+    return kept
+
+
+def reach(
+    counts: Integers,
+    points: Floats,
+    parents: Integers,
+    table: Floats,
+    offsets: Integers,
+    taken: Integers,
+    figures: Floats,
+    places: Integers,
+    left: Integers,
+    used: Integers,
+    most_used: Integers,
+    steps: Integers,
+    times: Floats,
+    near: Floats,
+    reader: Integers,
+    capacity: Floats,
+    question: Floats,
+    limit_s: float,
+) -> int:
+    """The index of a point of a relaxed plan that takes no longer than ``limit_s``, or -1.
+
+    ``points[lo, state, joined, width]``: the least (A, R, a) of `headroom` with which layers
+    before ``lo`` can run on the devices taken in ``state``, the last stage ``width`` wide; not
+    ``joined``: all on one host so far. ``left[state]`` digits of the supply left, ``used[state]``
+    the fewest devices taken and ``most_used[state]`` the most, ``steps`` the strides of its digits; ``places[option]``: 0 inside one host,
+    1 across hosts, 2 does not matter. ``question``: micro-batches, rows, latency, seconds per
+    byte, latency and seconds per byte between hosts, devices of the largest host, most stages.
+    """
+    batches, rows, host_devices = question[0], question[1], int(question[6])
+    layers = times.shape[1] - 1
+    states = left.shape[0]
+    counts[:] = 0
+    point = np.zeros(3)
+    start = 0 if host_devices else 1
+    counts[0, 0, start, 0] = 1
+    points[0, 0, start, 0, 0] = 0.0
+    parents[0, 0, start, 0, 0] = -1
+    for lo in range(layers):
+        rest_row = times[1, layers] + times[3, layers] - times[1, lo] - times[3, lo]
+        rest_fixed = times[0, layers] + times[2, layers] - times[0, lo] - times[2, lo]
+        for state in range(states):
+            if lo == 0 and state > 0:
+                break
+            rest_s = batches * (rest_row * rows + rest_fixed * question[8])
+            for joined in range(2):
+                for width in range(WIDTHS):
+                    here = counts[lo, state, joined, width]
+                    if here == 0:
+                        continue
+                    front = points[lo, state, joined, width]
+                    origin = parents[lo, state, joined, width]
+                    for digit in range(steps.shape[0]):
+                        # Devices may stay idle: then only what beats this is worth going on from.
+                        if left[state, digit] > 0 and lo > 0:
+                            idle = state + steps[digit]
+                            for k in range(here):
+                                point[:] = front[k]
+                                counts[lo, idle, joined, width] = insert(
+                                    points[lo, idle, joined, width],
+                                    parents[lo, idle, joined, width],
+                                    counts[lo, idle, joined, width],
+                                    point,
+                                    IDLE,
+                                    0,
+                                )
+                    for k in range(here):
+                        if origin[k, 0] == IDLE:
+                            continue
+                        if front[k, 1] * capacity[state] + rest_s > limit_s * capacity[state]:
+                            continue
+                        index = (((lo * states + state) * 2 + joined) * WIDTHS + width) * FRONT + k
+                        for option in range(offsets.shape[0]):
+                            fits = True
+                            for digit in range(steps.shape[0]):
+                                if taken[option, digit] > left[state, digit]:
+                                    fits = False
+                            if not fits:
+                                continue
+                            target = state + offsets[option]
+                            for crossing in range(2):
+                                if places[option] == 2 or joined == 1 or places[option] == 1:
+                                    if crossing == 1:
+                                        continue
+                                    now = 1
+                                else:
+                                    if crossing == 1 and lo == 0:
+                                        continue
+                                    now = crossing
+                                    if now == 0 and used[target] > host_devices:
+                                        continue
+                                latency_s = question[4] if crossing else question[2]
+                                s_per_byte = question[5] if crossing else question[3]
+                                overlap = overlap_rows(
+                                    rows,
+                                    widest_of(width, most_used[state]),
+                                    int(figures[option, 8]),
+                                )
+                                for hi in range(lo + 1, layers + 1):
+                                    own = times[:, hi] - times[:, lo]
+                                    down_s = 0.0
+                                    up_s = 0.0
+                                    thin_s = front[k, 2]
+                                    if lo > 0 and reader[lo] < hi:
+                                        down_s = message_s(
+                                            near[0, lo], overlap, latency_s, s_per_byte
+                                        )
+                                        up_s = message_s(
+                                            near[1, lo], overlap, latency_s, s_per_byte
+                                        )
+                                        if crossing:
+                                            port_s = message_s(
+                                                near[0, lo], rows, latency_s, s_per_byte
+                                            )
+                                            if thin_s + batches * port_s > limit_s:
+                                                continue
+                                    first_s = front[k, 0] + down_s
+                                    trip_s = front[k, 1] + down_s + up_s
+                                    forward_s = (
+                                        own[0] * figures[option, 2] + own[1] * figures[option, 0]
+                                    )
+                                    whole_s = (
+                                        forward_s
+                                        + own[2] * figures[option, 2]
+                                        + own[3] * figures[option, 0]
+                                    )
+                                    if trip_s + batches * whole_s > limit_s:
+                                        break
+                                    entry = table[option, lo, hi]
+                                    drain_s = trip_s - first_s
+                                    if (
+                                        entry[0] > limit_s
+                                        or first_s + entry[1] > limit_s
+                                        or trip_s + entry[2] > limit_s
+                                        or drain_s + entry[3] > limit_s
+                                        or drain_s + thin_s + entry[4] > limit_s
+                                        or thin_s + entry[5] > limit_s
+                                    ):
+                                        continue
+                                    if hi < layers and question[7] == 1:
+                                        continue
+                                    if hi == layers:
+                                        parents[layers, target, now, 0, 0, 0] = index
+                                        parents[layers, target, now, 0, 0, 1] = option
+                                        return (
+                                            ((layers * states + target) * 2 + now) * WIDTHS * FRONT
+                                        )
+                                    fewest = least_rows(
+                                        rows,
+                                        limit_s / batches,
+                                        int(figures[option, 8]),
+                                        own,
+                                        figures[option, 2],
+                                    )
+                                    point[0] = first_s + forward_s
+                                    point[1] = trip_s + whole_s
+                                    point[2] = (
+                                        thin_s + (own[0] + own[1] * fewest) * figures[option, 2]
+                                    )
+                                    into = width_of(int(figures[option, 8]))
+                                    counts[hi, target, now, into] = insert(
+                                        points[hi, target, now, into],
+                                        parents[hi, target, now, into],
+                                        counts[hi, target, now, into],
+                                        point,
+                                        index,
+                                        option,
+                                    )
+    return -1
+
+
+@cache
+def compiled_reach() -> Callable[..., int]:
+    """`reach` as machine code; kept on disk, so that only the first call ever compiles it."""
+    import numba
+    from numba.extending import register_jitable
+
+    for helper in (width_of, widest_of, overlap_rows, message_s, least_rows, insert):
+        register_jitable(helper)
+    return cast("Callable[..., int]", numba.njit(cache=True)(reach))

@@ -1,0 +1,197 @@
+"""What every run of layers computes, sends, receives and holds at least."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import Floats, RunTables, run_tables
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+
+__all__ = [
+    "NearTensors",
+    "ProfileTables",
+    "Traffic",
+    "floor_of",
+    "has_rows",
+    "profile_tables",
+    "time_sums",
+]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of the tensors of every run (row ``lo``, column ``hi``), and how many there are.
+
+    Only tensors of which every replica has a message count in ``tensors``: those with rows, and
+    those that are received whole.
+    """
+
+    fixed: Floats
+    per_sample: Floats
+    tensors: Floats
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.fixed + other.fixed,
+            self.per_sample + other.per_sample,
+            self.tensors + other.tensors,
+        )
+
+
+@dataclass(frozen=True)
+class NearTensors:
+    """For each cut the largest tensor with rows that the layer right before it makes.
+
+    Its maker is in the stage that ends at the cut; it passes to the next stage where that holds
+    layer ``reader`` (one past the last layer: there is no such tensor). Columns of ``forward`` and
+    ``backward``: fixed bytes, bytes per sample, tensors.
+    """
+
+    reader: NDArray[np.int64]
+    forward: Floats
+    backward: Floats
+
+
+@dataclass(frozen=True)
+class ProfileTables:
+    """All that does not depend on the micro-batch size."""
+
+    runs: RunTables
+    activations_in: Traffic
+    gradients_in: Traffic
+    sent: Traffic
+    near: NearTensors
+
+
+def profile_tables(problem: PlanningProblem) -> ProfileTables:
+    """The tables of a problem; layers squared in time and space."""
+    profile, rows = problem.profile, max(problem.micro_batch_sizes)
+    return ProfileTables(
+        runs=run_tables(problem),
+        activations_in=read_traffic(profile, rows, lambda edge: edge.bytes),
+        gradients_in=made_traffic(profile, rows, lambda edge: edge.gradient_bytes),
+        sent=made_traffic(profile, rows, lambda edge: edge.bytes)
+        + read_traffic(profile, rows, lambda edge: edge.gradient_bytes),
+        near=near_tensors(profile, rows),
+    )
+
+
+def floor_of(cost: Affine, most_samples: int) -> Affine:
+    """A cost that for 1 to ``most_samples`` samples is not above ``cost``, and never falls.
+
+    Fitted costs may have a negative term: ``-1 + 3 n`` is at least ``2 n``, and ``9 - n`` at least
+    its last.
+    """
+    if cost.fixed < 0:
+        return Affine(0.0, max(0.0, cost.at(1)))
+    if cost.per_sample < 0:
+        return Affine(max(0.0, cost.at(most_samples)), 0.0)
+    return cost
+
+
+def time_sums(profile: ModelProfile, rows: int) -> Floats:
+    """Sums over the first ``i`` layers (columns) of their floors for up to ``rows`` samples.
+
+    Rows: forward fixed, forward per sample, backward fixed, backward per sample.
+    """
+
+    def sums(cost: Callable[[LayerCost], Affine]) -> list[Floats]:
+        floors = [floor_of(cost(layer), rows) for layer in profile.layers]
+        return [
+            prefix_sums(floor.fixed for floor in floors),
+            prefix_sums(floor.per_sample for floor in floors),
+        ]
+
+    forward = sums(lambda layer: layer.forward_s)
+    return np.array([*forward, *sums(lambda layer: layer.backward_s)])
+
+
+def prefix_sums(figures: Iterable[float]) -> Floats:
+    """Entry ``i``: the sum of the first ``i`` figures."""
+    return np.concatenate([[0.0], np.cumsum(np.fromiter(figures, dtype=np.float64))])
+
+
+def has_rows(edge: Edge) -> bool:
+    """Whether a tensor is cut by rows; others go whole (see `penstock.simulate.transfers`)."""
+    return not (edge.bytes.fixed > 0 and edge.bytes.per_sample == 0)
+
+
+def size_of(edge: Edge, size: Affine, rows: int) -> Affine:
+    """The floor of a tensor's size; one that goes whole counts as a single row, either way."""
+    return floor_of(size, rows) if has_rows(edge) else Affine(max(0.0, size.at(1)))
+
+
+def by_tensor(profile: ModelProfile) -> dict[str, list[Edge]]:
+    """The edges of each tensor, nearest consumer first."""
+    edges: dict[str, list[Edge]] = {}
+    for edge in profile.edges:
+        edges.setdefault(edge.tensor, []).append(edge)
+    return {name: sorted(ones, key=lambda edge: edge.consumer) for name, ones in edges.items()}
+
+
+class Rectangles:
+    """Traffic gathered as rectangles of runs: corners now, sums at the end."""
+
+    def __init__(self, layers: int) -> None:
+        self.corners = np.zeros((3, layers + 2, layers + 2))
+
+    def add(self, los: range, his: range, size: Affine, counts: bool) -> None:
+        """Let every run with ``lo`` and ``hi`` in these ranges have a tensor of ``size``."""
+        if size.at(1) <= 0 or not los or not his:
+            return
+        figures = np.array([size.fixed, size.per_sample, float(counts)])
+        self.corners[:, los.start, his.start] += figures
+        self.corners[:, los.stop, his.start] -= figures
+        self.corners[:, los.start, his.stop] -= figures
+        self.corners[:, los.stop, his.stop] += figures
+
+    def traffic(self) -> Traffic:
+        """The sums."""
+        sums = self.corners.cumsum(axis=1).cumsum(axis=2)[:, :-1, :-1]
+        # Rounding of sums that cancel must not leave less than nothing.
+        return Traffic(*(np.ascontiguousarray(np.maximum(part, 0.0)) for part in sums))
+
+
+def read_traffic(profile: ModelProfile, rows: int, of: Callable[[Edge], Affine]) -> Traffic:
+    """Tensors that a run reads from layers before it, once each."""
+    layers = len(profile.layers)
+    found = Rectangles(layers)
+    for edges in by_tensor(profile).values():
+        after = edges[0].producer
+        for edge in edges:
+            los, his = range(after + 1, edge.consumer + 1), range(edge.consumer + 1, layers + 1)
+            found.add(los, his, size_of(edge, of(edge), rows), True)
+            after = max(after, edge.consumer)
+    return found.traffic()
+
+
+def made_traffic(profile: ModelProfile, rows: int, of: Callable[[Edge], Affine]) -> Traffic:
+    """Tensors that a run makes and layers after it read, once each."""
+    found = Rectangles(len(profile.layers))
+    for edges in by_tensor(profile).values():
+        first, last = edges[0], edges[-1]
+        los, his = range(first.producer + 1), range(first.producer + 1, last.consumer + 1)
+        least = min((size_of(edge, of(edge), rows) for edge in edges), key=lambda size: size.at(1))
+        found.add(los, his, least, has_rows(first))
+    return found.traffic()
+
+
+def near_tensors(profile: ModelProfile, rows: int) -> NearTensors:
+    """The tensors of `NearTensors`."""
+    layers = len(profile.layers)
+    reader = np.full(layers + 1, layers, dtype=np.int64)
+    sizes = np.zeros((2, layers + 1, 3))
+    for edges in by_tensor(profile).values():
+        edge = edges[0]
+        cut = edge.producer + 1
+        size, gradient = floor_of(edge.bytes, rows), floor_of(edge.gradient_bytes, rows)
+        held = sizes[:, cut, :2].sum()
+        if has_rows(edge) and size.at(1) > 0 and size.at(1) + gradient.at(1) > held:
+            reader[cut] = edge.consumer
+            counts = float(gradient.at(1) > 0)
+            sizes[0, cut] = size.fixed, size.per_sample, 1.0
+            sizes[1, cut] = gradient.fixed * counts, gradient.per_sample * counts, counts
+    return NearTensors(reader, sizes[0], sizes[1])

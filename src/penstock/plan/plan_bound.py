@@ -1,0 +1,202 @@
+"""Seconds that no order of work of one plan beats: fast enough to ask for every plan."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from weakref import ref
+
+from penstock.cluster.collectives import all_reduce_ways
+from penstock.plan.bound_links import link_matrices
+from penstock.plan.bound_tables import floor_of, has_rows
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.profile.model_profile import Edge, ModelProfile
+
+__all__ = ["plan_bound_s"]
+
+BUCKET_BYTES = float(25 << 20)
+"""As in `penstock.simulate.gradients`: the most bytes of one all-reduce."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the bounds of all plans of a problem share.
+
+    ``sums``: of forward fixed, per sample, backward fixed, per sample, parameter bytes, over the
+    first layers. ``near``: for each cut the tensors made right before it, each with its nearest
+    reader. ``receive_rates``: each device's best link. ``bucket_s``: known all-reduces.
+    """
+
+    sums: tuple[tuple[float, ...], ...]
+    near: tuple[tuple[Edge, ...], ...]
+    receive_rates: tuple[float, ...]
+    bucket_s: dict[tuple[int, ...], float]
+
+
+prepared: dict[int, tuple[ref[PlanningProblem], Prepared]] = {}
+
+
+def prepare(problem: PlanningProblem) -> Prepared:
+    """The figures of ``problem``, kept while it is."""
+    kept = prepared.get(id(problem))
+    if kept and kept[0]() is problem:
+        return kept[1]
+    key, layers = id(problem), problem.profile.layers
+    figures = (
+        [layer.forward_s.fixed for layer in layers],
+        [layer.forward_s.per_sample for layer in layers],
+        [layer.backward_s.fixed for layer in layers],
+        [layer.backward_s.per_sample for layer in layers],
+        [float(layer.parameter_bytes) for layer in layers],
+    )
+    rates, _ = link_matrices(problem.cluster)
+    made = Prepared(
+        sums=tuple(tuple(accumulate(figure, initial=0.0)) for figure in figures),
+        near=near_edges(problem.profile),
+        receive_rates=tuple(rates.max(axis=0).tolist()),
+        bucket_s={},
+    )
+    prepared[key] = (ref(problem, lambda _: prepared.pop(key, None)), made)
+    return made
+
+
+def near_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
+    """For each cut the tensors of the layer right before it, with their nearest readers."""
+    nearest: list[dict[str, Edge]] = [{} for _ in range(len(profile.layers) + 1)]
+    for edge in sorted(profile.edges, key=lambda edge: edge.consumer):
+        nearest[edge.producer + 1].setdefault(edge.tensor, edge)
+    return tuple(tuple(edges.values()) for edges in nearest)
+
+
+def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
+    """Seconds that no order of whole forwards and backwards can beat for ``plan``.
+
+    The largest over the stages, with ``A`` the forwards and ``R`` the forwards and backwards of
+    the fastest replica of every earlier stage, ``P = F + B`` of the slowest of this one, ``D`` the
+    seconds its links receive of each micro-batch:
+
+        R + M * P                  busy between fill and drain
+        A + M * P - B + T          its gradients: T from the start of the last backward on
+        A + M * D + B + (R - A)    its links
+
+    ``T = max(B, B until the first bucket is full + all-reduce) + step``. Between single devices
+    ``A`` and ``R`` count the messages too; ``D`` is of the tensors made right before the cut.
+    """
+    known = prepare(problem)
+    batches = plan.micro_batches
+    bound_s = first_s = trip_s = 0.0
+    before: Stage | None = None
+    for stage in plan.stages:
+        replicas = replica_times(known, problem, stage)
+        slow = max(replicas, key=lambda times: times.whole_s)
+        back_s = min(times.backward_s for times in replicas)
+        if before is not None:
+            moved = messages(known, problem, before, stage)
+            links_s = batches * moved.received_s + back_s + moved.backward_s + trip_s
+            first_s += moved.forward_s
+            trip_s += moved.forward_s + moved.backward_s
+            bound_s = max(bound_s, links_s)
+        reduced_s = first_s + batches * slow.whole_s - slow.backward_s
+        reduced_s += gradient_tail_s(known, problem, stage, slow)
+        bound_s = max(bound_s, trip_s + batches * slow.whole_s, reduced_s)
+        first_s += min(times.forward_s for times in replicas)
+        trip_s += min(times.whole_s for times in replicas)
+        before = stage
+    return bound_s
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTimes:
+    """One micro-batch on one replica, and what its device and rows are."""
+
+    forward_s: float
+    backward_s: float
+    rows: int
+    speed: float
+
+    @property
+    def whole_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+def replica_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> list[ReplicaTimes]:
+    """The times of the replicas that differ."""
+    devices = problem.cluster.devices
+    lo, hi = stage.layers.start, stage.layers.stop
+    fixed_f, row_f, fixed_b, row_b = (sums[hi] - sums[lo] for sums in known.sums[:4])
+    kinds = {
+        (rows, devices[device].speed)
+        for device, rows in zip(stage.devices, stage.slices, strict=True)
+    }
+    return [
+        ReplicaTimes(
+            max(0.0, fixed_f + row_f * rows) / speed,
+            max(0.0, fixed_b + row_b * rows) / speed,
+            rows,
+            speed,
+        )
+        for rows, speed in kinds
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Seconds of a micro-batch's messages at a cut: down, up, and received by some replica."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    received_s: float = 0.0
+
+
+def messages(known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage) -> Moved:
+    """The least of the messages between two stages: those of the layer right before the cut."""
+    edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
+    if not edges:
+        return Moved()
+    rows, transfer_s = sum(stage.slices), problem.cluster.transfer_s
+    if before.replicas == stage.replicas == 1:
+        one, other = before.devices[0], stage.devices[0]
+        back_rows = [rows if has_rows(edge) else 1 for edge in edges]
+        down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
+        up_s = sum(
+            transfer_s(other, one, edge.gradient_bytes.at(n))
+            for edge, n in zip(edges, back_rows, strict=True)
+        )
+        return Moved(down_s, up_s, down_s)
+    rate = sum(known.receive_rates[device] for device in stage.devices)
+    floors = [floor_of(edge.bytes, rows) for edge in edges]
+    return Moved(received_s=sum(size.at(rows) for size in floors) / rate)
+
+
+def gradient_tail_s(
+    known: Prepared, problem: PlanningProblem, stage: Stage, slow: ReplicaTimes
+) -> float:
+    """Least seconds from the start of the last backward to the end of the optimizer's step.
+
+    Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there.
+    """
+    lo, hi = stage.layers.start, stage.layers.stop
+    _, _, fixed, per_row, parameters = known.sums
+    size_bytes = parameters[hi] - parameters[lo]
+    fastest = max(problem.cluster.devices[device].speed for device in stage.devices)
+    step_s = size_bytes * problem.profile.step_s_per_byte / fastest
+    if stage.replicas == 1 or size_bytes <= 0:
+        return slow.backward_s + step_s
+    # The first bucket ends with the last layer from which on enough bytes are there.
+    full = bisect_right(parameters, parameters[hi] - BUCKET_BYTES) - 1
+    full = max(full, lo)
+    while full < hi - 1 and parameters[full + 1] == parameters[full]:
+        full += 1
+    ready_s = max(0.0, fixed[hi] - fixed[full] + (per_row[hi] - per_row[full]) * slow.rows)
+    reduce_s = size_bytes / BUCKET_BYTES * bucket_s(known, problem, stage)
+    return max(slow.backward_s, ready_s / slow.speed + reduce_s) + step_s
+
+
+def bucket_s(known: Prepared, problem: PlanningProblem, stage: Stage) -> float:
+    """Seconds to reduce one full bucket; smaller ones take more for each byte."""
+    if stage.devices not in known.bucket_s:
+        ways = all_reduce_ways(problem.cluster, stage.devices)
+        seconds = min(way.latency_s + way.s_per_byte * BUCKET_BYTES for way in ways)
+        known.bucket_s[stage.devices] = seconds
+    return known.bucket_s[stage.devices]
