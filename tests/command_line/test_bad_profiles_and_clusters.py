@@ -1,0 +1,187 @@
+"""Profiles and clusters that cannot be: one line with place, value and remedy, and the code."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Penstock = Callable[..., Any]
+
+TEXT = """\
+node1 -- Input -- forward_compute_time=1.0, backward_compute_time=0.0, activation_size=4.0, parameter_size=0.0
+node2 -- Linear -- forward_compute_time=4.0, backward_compute_time=6.0, activation_size=[8.0; 4.0], parameter_size=20.0 -- stage_id=0
+node3 -- Linear -- forward_compute_time=4.0, backward_compute_time=6.0, activation_size=8.0, parameter_size=20.0 -- stage_id=1
+\tnode1 -- node2
+\tnode2 -- node3
+"""  # noqa: E501
+
+PIPER = {
+    "nodes": [
+        {
+            "id": node,
+            "TMPCs": {
+                "1": [
+                    {
+                        "timePerSample": 0.03,
+                        "parameterSize": 10.0,
+                        "memoryUsageA": 5.0,
+                        "memoryUsageB": 25.0,
+                    }
+                ]
+            },
+        }
+        for node in (7, 8)
+    ],
+    "edges": [{"sourceId": 7, "destId": 8, "communicationCost": 4.0}],
+}
+
+CLUSTER = """
+name = "pair"
+
+[[hosts]]
+name = "a"
+count = 2
+port_bandwidth = "10 Gb/s"
+
+[[hosts.devices]]
+kind = "small"
+memory = "1 GB"
+"""
+
+
+def refused(answer: Any, code: int, *told: str) -> None:
+    """The command ended with one line that tells all of this, and nothing on standard output."""
+    assert answer.code == code, answer.errors
+    assert answer.output == ""
+    assert answer.errors.startswith("penstock: error: ")
+    assert answer.errors.count("\n") == 1
+    for words in told:
+        assert words in answer.errors, answer.errors
+
+
+def plan(penstock: Penstock, profile: object, *options: object) -> Any:
+    """Plan by the fastest planner, on a preset where no cluster is among the options."""
+    cluster = () if "--cluster" in options else ("--cluster", "bapipe-vcu118")
+    return penstock("plan", profile, *cluster, "--batch", 8, "--planner", "single-device", *options)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("\tnode2 -- node3", "\tnode2 -- node3\n\tnode3 -- node2", ["node2 -> node3 -> node2"]),
+        ("time=6.0, activation_size=[", "time=-6, activation_size=[", ["line 2", "-6", ">= 0"]),
+        ("[8.0; 4.0]", "[8.0; nan]", ["line 2", "activation_size", "nan", "finite"]),
+        ("[8.0; 4.0]", "inf", ["line 2", "activation_size", "inf", "finite"]),
+        ("[8.0; 4.0]", "[8.0; many]", ["line 2", "activation_size", "many", "number"]),
+        ("activation_size=[8.0; 4.0], ", "", ["line 2", "no activation_size"]),
+        ("node3 -- Linear", "node2 -- Linear", ["line 3", "'node2'", "already on line 2"]),
+        ("\tnode2 -- node3", "\tnode2 -- node9", ["line 5", "node9", "no node line"]),
+        ("\tnode2 -- node3", "\tnode2", ["line 5", "no edge", "node1 -- node2"]),
+    ],
+)
+def test_a_wrong_graph_text_ends_with_2_and_names_the_line(
+    penstock: Penstock, tmp_path: Path, old: str, new: str, told: list[str]
+) -> None:
+    text = tmp_path / "graph.txt"
+    text.write_text(TEXT)
+    assert plan(penstock, text, "--profile-batch", 4).code == 0
+    assert old in TEXT
+    text.write_text(TEXT.replace(old, new))
+    refused(plan(penstock, text, "--profile-batch", 4), 2, "graph.txt", *told)
+    refused(plan(penstock, text), 2, "graph.txt", "add --profile-batch")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"timePerSample": 0.03', '"time": 0.03', ["nodes[0]", "timePerSample", "missing"]),
+        ('"parameterSize": 10.0', '"parameterSize": -1', ["nodes[0]", "parameterSize", "-1"]),
+        ('"parameterSize": 10.0', '"parameterSize": NaN', ["nodes[0]", "parameterSize", "nan"]),
+        ('"id": 8', '"id": 7', ["2 nodes have the id 7"]),
+        ('"destId": 8', '"destId": 9', ["7 -> 9", "not there"]),
+        ('"destId": 8', '"destId": 7', ["cycle, 7 -> 7"]),
+    ],
+)
+def test_a_wrong_piper_graph_ends_with_2_and_names_the_place(
+    penstock: Penstock, tmp_path: Path, old: str, new: str, told: list[str]
+) -> None:
+    graph = tmp_path / "graph.json"
+    graph.write_text(json.dumps(PIPER))
+    assert plan(penstock, graph).code == 0
+    assert old in graph.read_text()
+    graph.write_text(graph.read_text().replace(old, new, 1))
+    refused(plan(penstock, graph), 2, "graph.json", *told)
+
+
+def test_built_in_models_need_neither_file_nor_batch(penstock: Penstock, tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    made = penstock(
+        *("plan", "vgg-16", "--cluster", "dapple-a", "--batch", 64),
+        *("--planner", "data-parallel", "--json", "-o", place),
+    )
+    assert made.code == 0, made.errors
+    played = penstock("simulate", place, "--json")
+    assert json.loads(played.output)["iteration_s"] == json.loads(made.output)["iteration_s"]
+
+
+def test_a_name_that_is_no_model_is_refused_with_the_nearest(penstock: Penstock) -> None:
+    refused(plan(penstock, "bert48"), 2, "'bert48'", "xlnet-36", "did you mean 'bert-48'?")
+    refused(plan(penstock, "bert-48", "--profile-batch", 2), 2, "leave out --profile-batch")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"10 Gb/s"', '"10 Gp/s"', ["port_bandwidth", "unknown unit 'Gp/s'", "Gb/s"]),
+        ('"10 Gb/s"', '"0 Gb/s"', ["device 0 cannot reach device 1", "'a0'", "rate > 0"]),
+        ('"10 Gb/s"', '"-1 Gb/s"', ["'a0'", "port_bytes_per_s", "> 0"]),
+        ('port_bandwidth = "10 Gb/s"', "", ["device 0 cannot reach device 1", "add the link"]),
+        ('"1 GB"', '"1 Gb"', ["memory", "unknown unit 'Gb'"]),
+        ('"1 GB"', '"0 GB"', ["'small'", "memory 0.0", "> 0"]),
+        ('"1 GB"', "nan", ["memory nan", "> 0"]),
+        ('name = "pair"', 'name = "pair"\nlinks = [{source = 0, target = 1}]', ["bandwidth"]),
+        (
+            'name = "pair"',
+            'name = "pair"\nlinks = [{source = 0, target = 1, bandwidth = 0}]',
+            ["link 0 -> 1", "rate 0", "leave the link out"],
+        ),
+        (
+            'name = "pair"',
+            'name = "pair"\nlinks = [{source = 0, target = 2, bandwidth = 1}]',
+            ["link 0 -> 2", "0..1"],
+        ),
+    ],
+)
+def test_a_wrong_cluster_ends_with_2_and_names_host_or_link(
+    penstock: Penstock, tmp_path: Path, old: str, new: str, told: list[str]
+) -> None:
+    cluster = tmp_path / "pair.toml"
+    cluster.write_text(CLUSTER)
+    assert plan(penstock, "vgg-16", "--cluster", cluster, "--micro-batch", 1).code == 3
+    assert old in CLUSTER
+    cluster.write_text(CLUSTER.replace(old, new, 1))
+    refused(plan(penstock, "vgg-16", "--cluster", cluster), 2, "pair.toml", *told)
+
+
+def test_more_stages_than_layers_are_refused(penstock: Penstock) -> None:
+    refused(
+        plan(penstock, "vgg-16", "--max-stages", 42), 2, "max_stages is 42", "41 layers", "1 to 41"
+    )
+    refused(plan(penstock, "vgg-16", "--max-stages", -1), 2, "--max-stages", "0")
+
+
+def test_a_model_that_fits_no_plan_ends_with_3_and_what_would_do(penstock: Penstock) -> None:
+    answer = penstock(
+        *("plan", "bert-32", "--cluster", "small-memory", "--batch", 64, "--quiet"),
+        *("--planner", "dynamic-program"),
+    )
+    refused(answer, 3, "no plan fits", "use >= 16 devices", "use devices with 6.118 GB")
+
+
+def test_the_list_names_models_and_clusters(penstock: Penstock) -> None:
+    listed = json.loads(penstock("list", "--json").output)
+    assert set(listed) == {"jobs", "models", "clusters", "planners", "schedules"}
+    assert {"bert-48", "xlnet-36", "gnmt-16", "amoebanet-36", "vgg-19"} <= set(listed["models"])
+    assert {"dapple-a", "dapple-a-effective", "graph-8"} <= set(listed["clusters"])
