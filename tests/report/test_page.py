@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from penstock.report.page import write_report
-from penstock.words import seconds_text
 from penstock.timeline.json_file import read_timeline
+from penstock.words import seconds_text
 
 CHROMIUM = "/usr/bin/chromium"
 

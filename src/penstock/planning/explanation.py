@@ -113,13 +113,13 @@ def explanation_words(explanation: Explanation) -> list[str]:
 def binding_words(explanation: Explanation) -> str:
     """What the iteration waits for most, and what comes next."""
     told = [
-        f"{share_words(share)} {percent_text(share.seconds / explanation.iteration_s)}"
+        f"{share_words(share)}, {percent_text(share.seconds / explanation.iteration_s)}"
         for share in explanation.shares
         if share.seconds >= TOLD * explanation.iteration_s
     ]
     if not told:
         return "Nothing takes any time."
-    rest = f"; then {', '.join(told[1:])}" if told[1:] else ""
+    rest = f"; then {'; '.join(told[1:])}" if told[1:] else ""
     return f"Bound by {told[0]} of the iteration{rest}."
 
 
@@ -208,7 +208,9 @@ def cause_words(winner: Explanation, other: Explanation, kind: ShareKind) -> str
         case "transfers":
             return f"it waits {its} for transfers ({where}) instead of {theirs}"
         case "all-reduce":
-            return f"its {all_reduce_words(other)}, {winner.planner}'s {all_reduce_words(winner)}"
+            return (
+                f"its {all_reduce_words(other)} and {winner.planner}'s {all_reduce_words(winner)}"
+            )
         case "optimizer step":
             return f"its optimizer step takes {its} instead of {theirs}"
         case "waiting":

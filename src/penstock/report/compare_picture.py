@@ -198,10 +198,10 @@ def plan_block(
     first = block[0]
     row, plan = first.row, first.plan
     names = " = ".join(dict.fromkeys(one.row.planner for one in block))
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    stages = counted(len(plan.stages), "stage", "s")
     about = (
         f"{row.schedule} · {stages}, layers x replicas {row.stages} · "
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} · bubble "
+        f"{counted(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} · bubble "
         f"{percent_text(row.bubble)}"
     )
     parts = [
@@ -319,6 +319,15 @@ def axis_labels(axis: TimeAxis, y: float) -> str:
 def bound_line(axis: TimeAxis, bound_s: float, top: float, bottom: float) -> str:
     """The lower bound, over everything."""
     return line(axis.x(bound_s), top, axis.x(bound_s), bottom, "bound") if bound_s > 0 else ""
+
+
+def counted(number: int, thing: str, ending: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "stage", "s"), counted(2, "micro-batch", "es")
+    ('1 stage', '2 micro-batches')
+    """
+    return f"{number} {thing}{'' if number == 1 else ending}"
 
 
 def class_of(kind: str) -> str:

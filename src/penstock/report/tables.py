@@ -136,7 +136,7 @@ def factor_text(factor: float) -> str:
     return f"{factor:.2f}" if factor < inf else "-"
 
 
-def stages_text(plan: Plan, most: int = 6) -> str:
+def stages_text(plan: Plan, most: int = 4) -> str:
     """Stages as layers x replicas, with runs of equal ones and at most ``most`` parts.
 
     >>> from penstock.plan.plan import Stage

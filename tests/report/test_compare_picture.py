@@ -1,0 +1,120 @@
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from penstock.cluster.cluster import Cluster
+from penstock.plan.plan import Plan, Stage
+from penstock.profile.model_profile import ModelProfile
+from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_svg
+from penstock.report.stage_lanes import MOST_LANES, stage_lanes
+from penstock.report.tables import ComparisonRow
+from penstock.simulate.simulation import simulate_plan
+from penstock.timeline.timeline import Event, Timeline
+
+HEAD = PictureHead("model <a> & b", "on 4 devices", 0.02, "its work")
+
+
+def compared(plan: Plan, timeline: Timeline, iteration_s: float, name: str) -> ComparedPlan:
+    row = ComparisonRow(name, plan.schedule, "1x1", iteration_s=iteration_s, gap=0.1)
+    return ComparedPlan(row, plan, stage_lanes(timeline, plan), (("compute", iteration_s),))
+
+
+@pytest.fixture
+def drawn(small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster) -> ComparedPlan:
+    prediction = simulate_plan(small_plan, small_profile, small_cluster)
+    return compared(small_plan, prediction.timeline, prediction.iteration_s, "first")
+
+
+def parts(plans: list[ComparedPlan], head: PictureHead = HEAD) -> list[ET.Element]:
+    return list(ET.fromstring(compare_svg(plans, head)).iter())
+
+
+def words(nodes: list[ET.Element]) -> list[str]:
+    return [node.text for node in nodes if node.text]
+
+
+def test_every_stage_has_a_lane_with_all_its_work(drawn: ComparedPlan, small_plan: Plan) -> None:
+    assert len(drawn.lanes) == len(small_plan.stages)
+    for lane, stage in zip(drawn.lanes, small_plan.stages, strict=True):
+        per_micro_batch = 3 if stage.recompute else 2
+        work = [bar for bar in lane.compute if bar.kind != "STEP"]
+        assert len(work) == per_micro_batch * small_plan.micro_batches
+        assert lane.replicas == stage.replicas
+
+
+def test_one_axis_for_all_so_that_a_slower_plan_reaches_further(drawn: ComparedPlan) -> None:
+    seconds = drawn.row.iteration_s
+    slower = replace(
+        drawn,
+        row=replace(drawn.row, planner="second", iteration_s=1.5 * seconds),
+        plan=replace(drawn.plan, schedule="gpipe"),
+    )
+    nodes = parts([drawn, slower])
+    ends = [float(node.get("x1", 0)) for node in nodes if node.get("class") == "end"]
+    left = 176.0
+    assert len(ends) == 2
+    assert (ends[1] - left) / (ends[0] - left) == pytest.approx(1.5, rel=1e-3)
+    bounds = {node.get("x1") for node in nodes if node.get("class") == "bound"}
+    assert len(bounds) == 1
+    (bound,) = bounds
+    assert (float(bound or 0) - left) / (ends[0] - left) == pytest.approx(0.02 / seconds, rel=1e-2)
+
+
+def test_names_are_escaped_and_the_bound_says_its_argument(drawn: ComparedPlan) -> None:
+    told = words(parts([drawn]))
+    assert "model <a> & b" in told
+    assert "dashed: no plan takes less than 20.0 ms: its work" in told
+
+
+def test_planners_with_the_same_plan_share_a_block(drawn: ComparedPlan) -> None:
+    twin = replace(
+        drawn,
+        row=replace(drawn.row, planner="twin"),
+        plan=replace(drawn.plan, planner="twin"),
+    )
+    nodes = parts([drawn, twin])
+    assert "first = twin" in words(nodes)
+    assert sum(node.get("class") == "end" for node in nodes) == 1
+
+
+def test_a_plan_far_behind_is_cut_off(drawn: ComparedPlan) -> None:
+    far = replace(
+        drawn,
+        row=replace(drawn.row, planner="far", iteration_s=20 * drawn.row.iteration_s),
+        plan=replace(drawn.plan, schedule="gpipe"),
+    )
+    nodes = parts([drawn, far])
+    assert sum(node.get("class") == "cut" for node in nodes) == 2
+    assert not any(node.get("class") == "cut" for node in parts([drawn]))
+
+
+def deep(stages: int, micro_batches: int) -> tuple[Plan, Timeline]:
+    """Every stage forwards, then backwards, all micro-batches at once."""
+    plan = Plan(
+        tuple(Stage(range(i, i + 1), (i,), (1,)) for i in range(stages)), micro_batches, 1, "gpipe"
+    )
+    events = [
+        Event(stage, kind, stage, m, start + 0.5 * m, start + 0.5 * m + 0.5)
+        for stage in range(stages)
+        for kind, start in (("F", 0.0), ("B", 0.5 * micro_batches))
+        for m in range(micro_batches)
+    ]
+    return plan, Timeline(tuple(events), stages)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(32, 16), (33, 4), (256, 512)])
+def test_a_picture_stays_small_however_deep_the_pipeline(stages: int, micro_batches: int) -> None:
+    plan, timeline = deep(stages, micro_batches)
+    one = compared(plan, timeline, float(micro_batches), "deep")
+    assert len(one.lanes) <= MOST_LANES
+    assert [one.lanes[0].first_stage, one.lanes[-1].last_stage] == [0, stages - 1]
+    assert len(compare_svg([one], HEAD)) < 400_000
+
+
+def test_columns_keep_the_time_of_every_kind() -> None:
+    plan, timeline = deep(64, 400)
+    lane = stage_lanes(timeline, plan)[0]
+    for kind in ("F", "B"):
+        shown_s = sum((b.end_s - b.start_s) * b.strength for b in lane.compute if b.kind == kind)
+        assert shown_s == pytest.approx(200.0, rel=0.02)
