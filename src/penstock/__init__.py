@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan, Stage
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.answers import plan_pipeline
+    from penstock.profile.find import find_profile
     from penstock.profile.json_file import read_profile, write_profile
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
@@ -58,6 +59,7 @@ __all__ = [
     "Stalled",
     "capture_model",
     "find_cluster",
+    "find_profile",
     "launch_workers",
     "measure_profile",
     "plan_pipeline",
@@ -91,6 +93,7 @@ PLACES = {
     "penstock.plan.plan": ("Plan", "Stage"),
     "penstock.plan.problem": ("PlanningProblem",),
     "penstock.planning.answers": ("plan_pipeline",),
+    "penstock.profile.find": ("find_profile",),
     "penstock.profile.json_file": ("read_profile", "write_profile"),
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
     "penstock.report.page": ("write_report",),
