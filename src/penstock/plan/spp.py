@@ -28,10 +28,10 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
         the plan whose execution ends first
 
     The paper has one micro-batch size and plays every number of stages; here a formula (fill, drain
-    and workload) sorts the plans of all sizes, and ``score`` judges the first `TRIES` of
-    each. Its list order is the schedule 'wavefront'; where a problem does not allow it, 'early-backward' stands
-    in, which needs half the memory for the same time on balanced stages. The winner is tried with
-    every other schedule that is allowed, too; where memory counts, those plan as well.
+    and workload) sorts the plans of all sizes, and ``score`` judges the first `TRIES` of each. Its
+    list order is the schedule 'wavefront'; where a problem does not allow it, 'early-backward'
+    stands in, which needs half the memory for the same time on balanced stages. The winner is
+    tried with every other schedule that is allowed, too; where memory counts, those plan as well.
 
     Long chains, many sizes and many devices are thinned out by `few_cuts`, `few_sizes` and
     `device_line`.
@@ -66,9 +66,8 @@ def attempts(problem: PlanningProblem) -> Iterator[tuple[ProfileArrays, tuple[in
 
 def memory_counts(problem: PlanningProblem, found: list[Candidate]) -> bool:
     """Whether memory keeps the first schedule's promising plans from being what they could be."""
-    nearest = sorted(found, key=lambda candidate: candidate.estimate_s)[
-        : TRIES * len({candidate.plan.micro_batch_size for candidate in found})
-    ]
+    sizes = {candidate.plan.micro_batch_size for candidate in found}
+    nearest = sorted(found, key=lambda candidate: candidate.estimate_s)[: TRIES * len(sizes)]
     return (
         not found
         or problem.recompute == "off"

@@ -204,7 +204,7 @@ def few_sizes(problem: PlanningProblem) -> tuple[int, ...]:
     sizes = sizes or [max(problem.micro_batch_sizes)]
     if len(sizes) <= MOST_SIZES:
         return tuple(sizes)
-    places = np.linspace(0, len(sizes) - 1, MOST_SIZES).round().astype(int)
+    places = [round(i * (len(sizes) - 1) / (MOST_SIZES - 1)) for i in range(MOST_SIZES)]
     return tuple(sizes[place] for place in places)
 
 

@@ -1,0 +1,65 @@
+"""BaPipe's four schedules in closed form: time, features kept, bandwidth."""
+
+from typing import Literal, TypeAlias
+
+__all__ = ["Method", "bandwidth_demand", "features_kept", "mini_batch_s"]
+
+Method: TypeAlias = Literal["1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so"]
+"""AS: accelerators that transfer while they compute, such as FPGAs. S: those that do not promise
+to, such as GPUs; NO and O: transfers not overlapped with computing, and overlapped."""
+
+
+def mini_batch_s(
+    method: Method, *, micro_batches: int, stages: int, busy_s: float, transfer_s: float
+) -> float:
+    """Seconds of a mini-batch on balanced stages (BaPipe, arXiv 2012.12544, table of schedules).
+
+        1F1B-AS, FBP-AS   (M + N - 1) (F + B)
+        1F1B-SNO          (M + N - 1) (F + B)  +  2 (N + M - 2) SR
+        1F1B-SO           (M + N - 1) (F + B)  +  2 (N - 1) SR
+
+    ``busy_s`` is ``F + B`` of a stage for one micro-batch, ``transfer_s`` (``SR``) the time of one
+    boundary's activations, one way. Exact where stages are alike; uneven ones count as the slowest.
+
+    >>> mini_batch_s("1f1b-so", micro_batches=8, stages=2, busy_s=3.0, transfer_s=0.5)
+    28.0
+    """
+    computing_s = (micro_batches + stages - 1) * busy_s
+    match method:
+        case "1f1b-as" | "fbp-as":
+            return computing_s
+        case "1f1b-sno":
+            if stages == 1:
+                return computing_s
+            return computing_s + 2 * (stages + micro_batches - 2) * transfer_s
+        case "1f1b-so":
+            return computing_s + 2 * (stages - 1) * transfer_s
+
+
+def features_kept(method: Method, *, stage: int, stages: int) -> int:
+    """Micro-batches whose features stage ``stage`` (from 0) keeps, of ``stages``.
+
+    ``N - i + 1`` for stage ``i`` from 1; FBP-AS and 1F1B-SO, warmed up twice as deep, have twice
+    that.
+
+    >>> features_kept("1f1b-so", stage=0, stages=4)
+    8
+    """
+    behind = stages - stage
+    return behind if method in ("1f1b-as", "1f1b-sno") else 2 * behind
+
+
+def bandwidth_demand(
+    method: Method, *, activation_bytes: float, forward_s: float, backward_s: float
+) -> float:
+    """Bytes per second that a boundary must carry so that transfers never hold up computing.
+
+    ``a / F`` for 1F1B; ``2 a / (F + B)`` for FBP-AS, where a forward and a backward run at the same
+    time and take ``F + B`` together: 1.5 times less where the backward takes twice the forward.
+
+    >>> bandwidth_demand("fbp-as", activation_bytes=3.0, forward_s=1.0, backward_s=2.0)
+    2.0
+    """
+    if method == "fbp-as":
+        return 2 * activation_bytes / (forward_s + backward_s)
+    return activation_bytes / forward_s
