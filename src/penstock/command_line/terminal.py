@@ -43,7 +43,7 @@ class Terminal:
         from rich.console import Console
 
         # Beyond a terminal, tables are as wide as they need to be.
-        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+        console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
         for part in parts:
             console.print(part)
 

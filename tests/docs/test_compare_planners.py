@@ -1,0 +1,29 @@
+"""The commands of the guide to comparisons run as printed."""
+
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+GUIDE = ROOT / "docs" / "guides" / "compare-planners.md"
+COMMANDS = re.findall(r"^penstock (.+)$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_command_of_the_guide_draws_its_picture(
+    penstock: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (command,) = COMMANDS
+    answer = penstock(*shlex.split(command))
+    assert answer.code == 0, answer.errors
+    assert "Why search won: " in answer.output
+    drawn, shown = (
+        {node.text for node in ET.parse(place).iter() if node.get("class", "").startswith("name")}
+        for place in (tmp_path / "compare.svg", ROOT / "docs" / "pictures" / "compare.svg")
+    )
+    assert {"search", "dapple", "data-parallel"} <= drawn & shown
