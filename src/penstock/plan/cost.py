@@ -99,8 +99,8 @@ def crowding(cluster: Cluster, devices: Sequence[int]) -> float:
     """By how much ``devices`` slow one another down when all compute at once, 1 for not at all."""
     factor = 1.0
     for index, host in enumerate(cluster.hosts):
-        busy = sum(cluster.host_index[device] == index for device in devices)
-        if host.full_speed_devices and busy > host.full_speed_devices:
+        if host.full_speed_devices:
+            busy = sum(cluster.host_index[device] == index for device in devices)
             factor = max(factor, busy / host.full_speed_devices)
     return factor
 
@@ -120,10 +120,11 @@ def slowest_s(
 ) -> float:
     """The longest of the replicas' times, slowed down where they share cores."""
     devices = problem.cluster.devices
-    longest = max(
-        seconds_of_rows(rows) / devices[device].speed
+    kinds = {
+        (rows, devices[device].speed)
         for device, rows in zip(stage.devices, stage.slices, strict=True)
-    )
+    }
+    longest = max(seconds_of_rows(rows) / speed for rows, speed in kinds)
     return longest * crowding(problem.cluster, stage.devices)
 
 

@@ -86,13 +86,18 @@ class Groups:
             self.known[key] = len(self.devices)
             self.devices.append(devices)
             self.ways.append(all_reduce_ways(self.cluster, devices))
-            self.crowds.append(crowding(self.cluster, devices))
+            self.crowds.append(crowding(self.cluster, devices) if self.crowded else 1.0)
         return self.known[key]
 
     @cached_property
     def same_speeds(self) -> bool:
         """Whether all devices are equally fast."""
         return len({device.speed for device in self.cluster.devices}) == 1
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether devices of any host slow one another down."""
+        return any(host.full_speed_devices for host in self.cluster.hosts)
 
     @cached_property
     def same_hosts(self) -> bool:

@@ -53,7 +53,8 @@ def split_rows(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
     """
     least = 1 if rows >= len(weights) else 0
     spare = rows - least * len(weights)
-    exact = [max(0.0, rows * weight / sum(weights) - least) for weight in weights]
+    whole = sum(weights)
+    exact = [max(0.0, rows * weight / whole - least) for weight in weights]
     total = sum(exact)
     exact = [spare * share / total if total else 0.0 for share in exact]
     shares = [int(share) for share in exact]
