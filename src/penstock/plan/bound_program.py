@@ -1,4 +1,4 @@
-"""The least time of any relaxed plan: cuts, replicas and micro-batch size with the best of links."""
+"""The least time of any relaxed plan: cuts, replicas, micro-batch size, and the best of links."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from penstock.plan.bound_headroom import FIGURES, TERMS, compiled_headroom
 from penstock.plan.bound_links import LinkLimits, link_limits
 from penstock.plan.bound_options import Option, Supply, device_supply, options_of
-from penstock.plan.bound_reach import FRONT, WIDTHS, compiled_reach
+from penstock.plan.bound_reach import FRONT, SPREADS, WIDTHS, compiled_reach
 from penstock.plan.bound_tables import ProfileTables, floor_of, profile_tables, time_sums
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import Floats
@@ -25,7 +25,7 @@ __all__ = [
     "relaxation",
 ]
 
-PRECISION = 1e-4
+PRECISION = 3e-4
 """The bound is this close (as a part of itself) to the least time of any relaxed plan."""
 
 FIRST_STEP = 1.02
@@ -87,6 +87,16 @@ class Relaxation:
             fastest = max(c.speed for c in self.supply.classes)
             return np.ceil(taken[:, 0] * self.supply.unit_speed / fastest - 1e-9).astype(np.int64)
         return taken.sum(axis=1).astype(np.int64)
+
+    @cached_property
+    def room(self) -> np.ndarray:
+        """The most devices of one host, of two, and so on; the last counts for all others."""
+        devices = len(self.problem.cluster.devices)
+        if not self.limits.host_devices:
+            return np.array([devices])
+        room = np.cumsum(self.limits.hosts_by_size)[:SPREADS]
+        room[-1] = devices
+        return room
 
     @cached_property
     def most_used(self) -> np.ndarray:
@@ -239,7 +249,7 @@ class SizedRelaxation:
         """A relaxed plan that takes no more than ``limit_s``; none: no plan takes so little."""
         relaxed, limits = self.relaxed, self.relaxed.limits
         supply, layers = relaxed.supply, self.times.shape[1] - 1
-        shape = (layers + 1, supply.states, 2, WIDTHS)
+        shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS)
         counts = np.zeros(shape, dtype=np.int64)
         points = np.empty((*shape, FRONT, 3))
         parents = np.empty((*shape, FRONT, 2), dtype=np.int64)
@@ -255,7 +265,6 @@ class SizedRelaxation:
             1 / best_rate,
             limits.across_latency_s,
             1 / limits.across_rate if limits.across_rate else 0.0,
-            limits.host_devices,
             relaxed.problem.max_stages,
             min(speeds) / max(speeds),
         ]
@@ -272,6 +281,7 @@ class SizedRelaxation:
             relaxed.used,
             relaxed.most_used,
             strides,
+            relaxed.room,
             self.times,
             self.near,
             relaxed.tables.near.reader,
@@ -288,7 +298,7 @@ class SizedRelaxation:
     ) -> tuple[RelaxedStage, ...]:
         """The stages on the way to a point."""
         stages: list[RelaxedStage] = []
-        each = FRONT * WIDTHS * 2 * shape[1]
+        each = FRONT * WIDTHS * shape[2] * shape[1]
         while found >= each:
             before, option = (int(value) for value in parents[found])
             stages.append(RelaxedStage(range(before // each, found // each), self.options[option]))
@@ -299,27 +309,32 @@ class SizedRelaxation:
 def least_relaxed(
     relaxed: Relaxation, floors_s: Mapping[int, float]
 ) -> tuple[float, RelaxedPlan | None]:
-    """Seconds that no plan beats, and the relaxed plan that takes hardly more.
+    """Seconds that no plan beats, and a relaxed plan that takes hardly more.
 
-    ``floors_s`` are bounds known already for each micro-batch size. The sizes are taken from the
-    most promising on; each is first asked whether it beats the best so far, and only then narrowed
-    down. Infinite seconds and no plan where no run of layers fits in memory.
+    ``floors_s`` are bounds known already for each micro-batch size. Time is raised until some size
+    has a relaxed plan, then narrowed down by bisection; a size that has none within some time is
+    not asked again for less. Infinite seconds and no plan where nothing fits in memory.
     """
-    best_s, best = inf, None
-    for rows in sorted(floors_s, key=lambda rows: (floors_s[rows], -rows)):
-        sized = relaxed.of_size(rows)
-        lower_s, step, plan = floors_s[rows], FIRST_STEP, None
-        while best_s > LEAST_S and lower_s < min(MOST_S, best_s * (1 - PRECISION)):
-            trial_s = sqrt(max(lower_s, LEAST_S) * best_s)
-            if plan is None:
-                trial_s = min(max(lower_s, LEAST_S) * step, best_s * (1 - PRECISION))
-                step *= step
-            found = sized.reached(trial_s)
-            if found:
-                best_s, best = trial_s, found
-                plan = found
-            else:
-                lower_s = trial_s
-    if best_s <= LEAST_S:
-        return 0.0, best
-    return best_s * (1 - PRECISION), best
+    lower_s = dict(floors_s)
+    sized = {rows: relaxed.of_size(rows) for rows in lower_s}
+
+    def reached(limit_s: float) -> RelaxedPlan | None:
+        for rows in sorted(lower_s, key=lambda rows: (lower_s[rows], rows)):
+            if lower_s[rows] < limit_s:
+                if plan := sized[rows].reached(limit_s):
+                    return plan
+                lower_s[rows] = limit_s
+        return None
+
+    least_s, step, best = max(min(lower_s.values()), LEAST_S), FIRST_STEP, None
+    while best is None and least_s < MOST_S:
+        best = reached(least_s * step)
+        least_s, step = max(min(lower_s.values()), LEAST_S), step * step
+    if best is None:
+        return inf, None
+    while (least_s := min(lower_s.values())) < best.seconds * (1 - PRECISION):
+        middle_s = sqrt(max(least_s, LEAST_S) * best.seconds)
+        if best.seconds <= LEAST_S * FIRST_STEP:
+            break
+        best = reached(middle_s) or best
+    return least_s, best

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.plan.run_tables import Floats
 
-__all__ = ["FRONT", "WIDTHS", "compiled_reach", "reach"]
+__all__ = ["FRONT", "SPREADS", "WIDTHS", "compiled_reach", "reach"]
 
 Integers = NDArray[np.int64]
 
@@ -18,6 +18,9 @@ FRONT = 4
 
 WIDTHS = 4
 """The last stage's replicas are told apart as 1, 2, 3 to 4, and more."""
+
+SPREADS = 4
+"""Hosts in use are counted up to this; more count as all of them."""
 
 
 IDLE = -2
@@ -61,6 +64,23 @@ def least_rows(rows: float, limit_s: float, replicas: int, own: Floats, per_spee
         return 1.0
     most = np.floor((limit_s - (own[0] + own[2]) * per_speed) / row_s * (1 + 1e-9))
     return max(1.0, min(rows // replicas, rows - (replicas - 1) * most))
+
+
+def hosts_after(
+    joined: int, crossing: int, place: int, replicas: int, first: bool, room: Integers, used: int
+) -> int:
+    """One less than the hosts in use after a further stage; -1 where they have no room for it.
+
+    A stage inside a host stands on one in use or, ``crossing``, on another; one across hosts
+    brings up to as many as it has replicas. More than ``room`` tells apart are as good as all.
+    """
+    most = room.shape[0] - 1
+    if crossing and (place != 0 or first or joined == most):
+        return -1
+    now = joined + crossing
+    if place == 1:
+        now = min(most, joined + replicas - 1)
+    return now if used <= room[now] else -1
 
 
 def insert(
@@ -108,6 +128,7 @@ def reach(
     used: Integers,
     most_used: Integers,
     steps: Integers,
+    room: Integers,
     times: Floats,
     near: Floats,
     reader: Integers,
@@ -118,29 +139,30 @@ def reach(
     """The index of a point of a relaxed plan that takes no longer than ``limit_s``, or -1.
 
     ``points[lo, state, joined, width]``: the least (A, R, a) of `headroom` with which layers
-    before ``lo`` can run on the devices taken in ``state``, the last stage ``width`` wide; not
-    ``joined``: all on one host so far. ``left[state]`` digits of the supply left, ``used[state]``
-    the fewest devices taken and ``most_used[state]`` the most, ``steps`` the strides of its digits; ``places[option]``: 0 inside one host,
+    before ``lo`` can run on the devices taken in ``state``, which are on ``joined + 1`` hosts, the
+    last stage ``width`` wide. ``left[state]``: digits of the supply left, ``used[state]`` the
+    fewest devices taken and ``most_used[state]`` the most, ``steps`` the strides of the digits;
+    ``room[joined]``: the most devices of so many hosts; ``places[option]``: 0 inside one host,
     1 across hosts, 2 does not matter. ``question``: micro-batches, rows, latency, seconds per
-    byte, latency and seconds per byte between hosts, devices of the largest host, most stages.
+    byte, latency and seconds per byte between hosts, most stages, least over most speed.
     """
-    batches, rows, host_devices = question[0], question[1], int(question[6])
+    batches, rows = question[0], question[1]
     layers = times.shape[1] - 1
     states = left.shape[0]
     counts[:] = 0
     point = np.zeros(3)
-    start = 0 if host_devices else 1
-    counts[0, 0, start, 0] = 1
-    points[0, 0, start, 0, 0] = 0.0
-    parents[0, 0, start, 0, 0] = -1
+    spread = room.shape[0]
+    counts[0, 0, 0, 0] = 1
+    points[0, 0, 0, 0, 0] = 0.0
+    parents[0, 0, 0, 0, 0] = -1
     for lo in range(layers):
         rest_row = times[1, layers] + times[3, layers] - times[1, lo] - times[3, lo]
         rest_fixed = times[0, layers] + times[2, layers] - times[0, lo] - times[2, lo]
         for state in range(states):
             if lo == 0 and state > 0:
                 break
-            rest_s = batches * (rest_row * rows + rest_fixed * question[8])
-            for joined in range(2):
+            rest_s = batches * (rest_row * rows + rest_fixed * question[7])
+            for joined in range(spread):
                 for width in range(WIDTHS):
                     here = counts[lo, state, joined, width]
                     if here == 0:
@@ -166,7 +188,9 @@ def reach(
                             continue
                         if front[k, 1] * capacity[state] + rest_s > limit_s * capacity[state]:
                             continue
-                        index = (((lo * states + state) * 2 + joined) * WIDTHS + width) * FRONT + k
+                        index = (
+                            ((lo * states + state) * spread + joined) * WIDTHS + width
+                        ) * FRONT + k
                         for option in range(offsets.shape[0]):
                             fits = True
                             for digit in range(steps.shape[0]):
@@ -176,16 +200,17 @@ def reach(
                                 continue
                             target = state + offsets[option]
                             for crossing in range(2):
-                                if places[option] == 2 or joined == 1 or places[option] == 1:
-                                    if crossing == 1:
-                                        continue
-                                    now = 1
-                                else:
-                                    if crossing == 1 and lo == 0:
-                                        continue
-                                    now = crossing
-                                    if now == 0 and used[target] > host_devices:
-                                        continue
+                                now = hosts_after(
+                                    joined,
+                                    crossing,
+                                    places[option],
+                                    int(figures[option, 7]),
+                                    lo == 0,
+                                    room,
+                                    used[target],
+                                )
+                                if now < 0:
+                                    continue
                                 latency_s = question[4] if crossing else question[2]
                                 s_per_byte = question[5] if crossing else question[3]
                                 overlap = overlap_rows(
@@ -234,13 +259,15 @@ def reach(
                                         or thin_s + entry[5] > limit_s
                                     ):
                                         continue
-                                    if hi < layers and question[7] == 1:
+                                    if hi < layers and question[6] == 1:
                                         continue
                                     if hi == layers:
                                         parents[layers, target, now, 0, 0, 0] = index
                                         parents[layers, target, now, 0, 0, 1] = option
                                         return (
-                                            ((layers * states + target) * 2 + now) * WIDTHS * FRONT
+                                            ((layers * states + target) * spread + now)
+                                            * WIDTHS
+                                            * FRONT
                                         )
                                     fewest = least_rows(
                                         rows,
@@ -272,6 +299,6 @@ def compiled_reach() -> Callable[..., int]:
     import numba
     from numba.extending import register_jitable
 
-    for helper in (width_of, widest_of, overlap_rows, message_s, least_rows, insert):
+    for helper in (width_of, widest_of, overlap_rows, message_s, least_rows, hosts_after, insert):
         register_jitable(helper)
     return cast("Callable[..., int]", numba.njit(cache=True)(reach))
