@@ -61,8 +61,8 @@ def intra_layer_shares(
     """Every accelerator's layers and parts of layers so that all of them finish together.
 
     BaPipe's intra-layer partition: a layer on the border of two shares is split between them, by
-    channels or rows. Accelerator ``k`` works for ``sum of times / sum of speeds``. Layers that take no
-    time are left out.
+    channels or rows. Accelerator ``k`` works for ``sum of times / sum of speeds``. Layers that take
+    no time are left out.
 
     >>> [[(s.layer, s.fraction) for s in stage] for stage in intra_layer_shares([8, 2, 2], [1, 1])]
     [[(0, 0.75)], [(0, 0.25), (1, 1.0), (2, 1.0)]]
