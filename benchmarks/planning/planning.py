@@ -23,7 +23,9 @@ from time import perf_counter, process_time, strftime
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import find_cluster
 from penstock.plan.registry import PLANNERS
+from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.comparison import AUTO, Comparison, compare_plans
+from penstock.planning.explanation import explain_plan, explanation_words
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 
@@ -84,9 +86,12 @@ def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
     """All planners on one problem, in this process."""
     problem = planning_problem(find_profile(model), cluster_of(cluster), BATCHES[model])
     start_s, answers = perf_counter(), list[Answer]()
-    bound_s, argument = 0.0, ""
+    bound_s, argument, explanation = 0.0, "", list[str]()
     for found in compare_plans(problem, list(PLANNERS), [AUTO], process_time, limit_s=limit_s):
         answers.append(answer_of(found))
+        if found.planner == "search" and isinstance(found.outcome, PlannedPipeline):
+            if found.outcome.gap > EXPLAINED_GAP:
+                explanation = explanation_words(explain_plan(found.outcome, problem))
         values = found.to_json()
         if "iteration_s" in values:
             bound_s, argument = values["lower_bound_s"], values["bound_argument"]
@@ -101,6 +106,7 @@ def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
         "bound_argument": argument,
         "search_is_best": best_s is None
         or ("search" in times and times["search"] <= best_s * (1 + ROUNDING)),
+        "explanation": explanation,
         "wall_s": perf_counter() - start_s,
         "answers": [vars(answer) for answer in answers],
     }
@@ -186,6 +192,12 @@ def markdown(rows: list[dict], summary: dict[str, object]) -> str:
         mine = times.get("search")
         cells = [f"{times[p] / mine:.2f}" if mine and times.get(p) else "-" for p in planners]
         lines.append(f"| {row['model']} | {row['cluster']} | {' | '.join(cells)} |")
+    lines += ["", f"Rows more than {100 * EXPLAINED_GAP:.0f} % above the bound:", ""]
+    for row in rows:
+        if row.get("explanation"):
+            words = " ".join(row["explanation"])
+            place = f"{row['model']} on {row['cluster']}"
+            lines.append(f"- {place}. The bound: {row['bound_argument']}. The plan: {words}")
     lines += ["", *(f"- {key}: {value}" for key, value in summary.items())]
     return "\n".join(lines) + "\n"
 
