@@ -111,8 +111,8 @@ def test_it_does_so_too_when_it_forgets_almost_everything_at_once(
     drawn: tuple[ModelProfile, Cluster, list[Plan]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalogues, "MOST_REPLICAS", 2)
-        patch.setattr(catalogues, "MOST_PAIRS", 2)
+        patch.setattr(catalogues, "MOST_SECONDS", 50)
+        patch.setattr(catalogues, "MOST_PAIRS", 8)
         patch.setattr(scores, "MOST_ACTIONS", 8)
         assert_same(*drawn)
 

@@ -19,11 +19,11 @@ from penstock.simulate.workload import Parts, Workload
 
 __all__ = ["Catalogue", "workload_of"]
 
-MOST_REPLICAS = 50_000
-"""Replicas in the stages of one generation of a catalogue; a replica takes about 500 bytes."""
+MOST_SECONDS = 1_000_000
+"""Figures in the stages of one generation of a catalogue; each takes about 40 bytes."""
 
-MOST_PAIRS = 100_000
-"""Pairs of replicas in the boundaries of one generation; a pair takes about 400 bytes."""
+MOST_PAIRS = 150_000
+"""Pairs of replicas in the boundaries of one generation; each takes about 300 bytes."""
 
 
 class Catalogue:
@@ -44,9 +44,9 @@ class Catalogue:
         self.consumers = np.array([edge.consumer for edge in skips], dtype=np.int64)
         self.host_slots = tuple(host.full_speed_devices for host in cluster.hosts)
         self.numbers = count()
-        self.stages = Recent[object, StageWork](MOST_REPLICAS, lambda work: len(work.devices))
-        self.boundaries = Recent[object, Boundary](MOST_PAIRS, lambda made: len(made.pairs))
-        self.ties = Recent[object, TiedGroup](MOST_REPLICAS, lambda tie: len(tie.shares))
+        self.stages = Recent[object, StageWork](MOST_SECONDS, weight_of_stage)
+        self.boundaries = Recent[object, Boundary](MOST_PAIRS, weight_of_boundary)
+        self.ties = Recent[object, TiedGroup](MOST_PAIRS, lambda tie: len(tie.shares))
 
     def parts_of(self, plan: Plan, splits: Sequence[bool]) -> Parts:
         """The parts of ``plan``; ``splits[stage]`` says that gradients come with W, not with B."""
@@ -107,6 +107,16 @@ class Catalogue:
 
         key = (users, tuple(stages[user].number for user in users), tuple(sizes))
         return self.ties.find(key, make)
+
+
+def weight_of_stage(work: StageWork) -> int:
+    """Figures that a stage keeps: those of each replica, and its segments."""
+    return len(work.devices) * (16 + len(work.segment_layers)) + 20
+
+
+def weight_of_boundary(boundary: Boundary) -> int:
+    """Pairs, and what a boundary takes that has none."""
+    return len(boundary.pairs) + 3
 
 
 def workload_of(
