@@ -50,9 +50,10 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 
     Equal servers are interchangeable, so ``g`` counts devices of each server. The search is made
     once for every micro-batch size, with depths of the first schedule allowed ('1f1b' is the
-    paper's P_A, 'early-backward' its P_B; 'gpipe' only where neither is allowed). Of the best
-    plans of all sizes within a twentieth of the least closed form, and data parallelism, the one
-    with the least ``score`` is the answer; so the score decides between P_A and P_B.
+    paper's P_A, 'early-backward' its P_B; 'gpipe' only where neither is allowed). For every size
+    the best plan, and the best of two stages, are judged by ``score`` if they are within a
+    twentieth of the least closed form of all sizes, and so is data parallelism; the least score
+    wins. So the closed form decides the search, the score between a few plans, P_A and P_B.
 
     Departures: where a micro-batch has fewer rows than devices are left, the last stage takes so
     many only; where speeds differ, the search is also made without the slowest devices; on more
@@ -102,6 +103,7 @@ def searched(searches: Sequence["Search"], least_s: float) -> list["Found"]:
         shallow = search.pipeline(inf, most_stages=2)
         quick += [(min((each.seconds for each in shallow), default=inf), number)]
         least_s = min(least_s, quick[-1][0])
+        found += shallow
     for _, number in sorted(quick):
         deep = searches[number].pipeline(SLACK * least_s)
         least_s = min([least_s, *(each.seconds for each in deep)])
