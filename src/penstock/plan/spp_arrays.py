@@ -174,15 +174,15 @@ class ProfileArrays:
 def few_cuts(profile: ModelProfile, most: int = MOST_CUTS) -> tuple[int, ...]:
     """Where stages may begin or end: everywhere, or at ``most`` - 1 cuts of a long chain.
 
-    Of a long chain each of ``most`` equal shares of its work gives the cut that the fewest bytes
-    cross, so that a branched graph is cut between its branches rather than through them.
+    Of a long chain each of ``most`` - 1 equal shares of its work gives the cut that the fewest
+    bytes cross, so that a branched graph is cut between its branches rather than through them.
     """
     layers = len(profile.layers)
     if layers <= most:
         return tuple(range(layers + 1))
     forward, backward = profile.prefix_sums(profile.batch_size)
     work = np.array(forward) + np.array(backward)
-    share = np.minimum((work * most / max(work[-1], 1e-300)).astype(int), most - 1)
+    share = np.minimum((work * (most - 1) / max(work[-1], 1e-300)).astype(int), most - 2)
     crossed = crossing(profile, lambda edge: edge.bytes + edge.gradient_bytes)
     size = crossed[0] + profile.batch_size * crossed[1]
     inner = sorted(range(1, layers), key=lambda cut: (share[cut], size[cut], cut))
