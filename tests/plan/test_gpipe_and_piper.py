@@ -90,7 +90,7 @@ def test_recompute_is_chosen_where_keeping_everything_does_not_fit():
 
 
 def piper_by_enumeration(problem: PlanningProblem, size: int, lo: int, first: int) -> float:
-    """Piper's recurrence as one would write it on paper: layers ``lo ..`` on devices ``first ..``."""
+    """Piper's recurrence as one would write it on paper: layers from ``lo``, devices from ``first``."""
     layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
     if lo == layers:
         return 0.0 if first == devices else inf

@@ -1,7 +1,7 @@
 """SPP's parts: device order, partition and mapping, and the whole against naive order."""
 
 import random
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import inf
 
 import numpy as np
@@ -97,7 +97,7 @@ def test_the_order_crosses_slow_links_less_often_than_naive_order_on_random_grap
     for seed in range(40):
         weights = random_weights(12, seed)
         order = ordered_by_minimum_cuts(weights, [(device,) for device in range(12)])
-        ours = np.mean([weights[i, j] for i, j in zip(order, order[1:], strict=False)])
+        ours = np.mean([weights[i, j] for i, j in pairwise(order)])
         naive = np.mean([weights[i, i + 1] for i in range(11)])
         gains.append(float(ours / naive))
     assert np.median(gains) > 1.3
@@ -182,7 +182,7 @@ def chain(layers: int) -> ModelProfile:
 def test_long_chains_many_sizes_and_many_devices_are_thinned_out():
     cuts = few_cuts(chain(400))
     assert cuts[0] == 0 and cuts[-1] == 400 and len(cuts) <= 97
-    assert max(b - a for a, b in zip(cuts, cuts[1:], strict=False)) <= 10
+    assert max(b - a for a, b in pairwise(cuts)) <= 10
     cluster = Cluster("one", (Host("host", (GPU,) * 4, 1e9),))
     sizes = tuple(2**i for i in range(12))
     assert len(few_sizes(PlanningProblem(chain(4), cluster, 2048, sizes))) <= 8

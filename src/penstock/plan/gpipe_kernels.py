@@ -21,8 +21,8 @@ def balanced_ends(prefix, held, inputs, workspaces, kinds, crowd, depths, mode):
 
     Stage ``s`` runs on the device of ``kinds[s]``. ``longest[s, lo]`` is the least longest time of
     stages ``s ..`` on the layers from ``lo``: ``min over hi of max(stage(s, lo, hi),
-    longest[s + 1, hi])``. The first grows with ``hi``, ``floor[s + 1, hi]``, the least of the second
-    up to ``hi``, does not, so only ends near the one where both meet are looked at.
+    longest[s + 1, hi])``. The first grows with ``hi``; ``floor[s + 1, hi]``, the least of the
+    second up to ``hi``, does not, so only ends near the one where both meet are looked at.
     """
     stages, layers = kinds.shape[0], prefix.shape[1] - 1
     longest = np.full((stages + 1, layers + 1), np.inf)

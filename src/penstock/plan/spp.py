@@ -12,7 +12,7 @@ from penstock.plan.spp_device_order import recursive_device_order
 from penstock.plan.spp_graph import link_arrays
 from penstock.plan.spp_partition import partition
 
-__all__ = ["spp"]
+__all__ = ["spp", "spp_on_order"]
 
 PREFERRED = ("wavefront", "early-backward", "1f1b", "gpipe")
 """SPP's own list order first, then those that resemble it most."""
@@ -39,7 +39,15 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
     Raises:
         Infeasible: no plan fits; the message says what would.
     """
-    order = recursive_device_order(problem.cluster)
+    return spp_on_order(problem, score, recursive_device_order(problem.cluster))
+
+
+def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...]) -> Plan:
+    """`spp` on any order of devices, to see what the order is worth.
+
+    Raises:
+        Infeasible: no plan fits; the message says what would.
+    """
     first, *others = sorted(problem.schedules, key=preference)
     found: list[Candidate] = []
     for arrays, sizes in attempts(problem):
