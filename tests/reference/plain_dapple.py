@@ -1,0 +1,62 @@
+"""Every plan that DAPPLE's placements allow, one after the other: no memo, no pruning."""
+
+from collections.abc import Iterator
+
+from penstock.plan.cost import rows_by_speed
+from penstock.plan.dapple_latency import plan_latency_s
+from penstock.plan.dapple_placement import POLICIES, Counts, servers_of
+from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.plan.problem import PlanningProblem
+
+__all__ = ["every_latency_s"]
+
+Servers = tuple[tuple[int, ...], ...]
+
+
+def every_latency_s(problem: PlanningProblem) -> Iterator[float]:
+    """The closed form of every plan that fits, by the first schedule that is allowed."""
+    for speed in sorted({device.speed for device in problem.cluster.devices}):
+        servers = servers_of(problem.cluster, speed)
+        for size in problem.micro_batch_sizes:
+            for assignments in every_plan(problem, servers, size, 0, (0,) * len(servers)):
+                plan = fitted_plan(problem, assignments, problem.schedules[0])
+                if plan is not None:
+                    yield plan_latency_s(problem, plan)
+
+
+def every_plan(
+    problem: PlanningProblem, servers: Servers, size: int, lo: int, used: Counts
+) -> Iterator[list[Assignment]]:
+    """The layers from ``lo`` on, as stages on the devices that are not used."""
+    layers = len(problem.profile.layers)
+    free = tuple(len(server) - u for server, u in zip(servers, used, strict=True))
+    last = free
+    if sum(free) > size:
+        placed = (policy(free, used, size) for policy in POLICIES)
+        last = next(taken for taken in placed if taken is not None)
+    yield [assignment(problem, servers, range(lo, layers), used, last, size)]
+    for hi in range(lo + 1, layers):
+        for count in range(1, min(sum(free), size + 1)):
+            for taken in {policy(free, used, count) for policy in POLICIES} - {None}:
+                assert taken is not None
+                after = tuple(u + t for u, t in zip(used, taken, strict=True))
+                first = assignment(problem, servers, range(lo, hi), used, taken, size)
+                for rest in every_plan(problem, servers, size, hi, after):
+                    yield [first, *rest]
+
+
+def assignment(
+    problem: PlanningProblem,
+    servers: Servers,
+    layers: range,
+    used: Counts,
+    taken: Counts,
+    size: int,
+) -> Assignment:
+    """Layers on the next free devices of each server."""
+    devices = tuple(
+        device
+        for server, u, t in zip(servers, used, taken, strict=True)
+        for device in server[u : u + t]
+    )
+    return layers, devices, rows_by_speed(problem.cluster, devices, size)
