@@ -22,6 +22,7 @@ __all__ = [
     "Entry",
     "Json",
     "check_document",
+    "check_place",
     "json_text",
     "parse_json",
     "parse_toml",
@@ -185,6 +186,18 @@ def json_text(document: Mapping[str, object]) -> str:
             text = f"[\n{rows}\n  ]"
         lines.append(f"  {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def check_place(path: str | Path) -> None:
+    """Raise where no file can be written, before work is done that would be lost.
+
+    Raises:
+        BadInput: the folder does not exist or cannot be written to.
+    """
+    folder = Path(path).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        reason = "may not be written to" if folder.is_dir() else "does not exist"
+        raise BadInput(f"cannot write '{path}': folder '{folder}' {reason}; name another place")
 
 
 def write_text(path: str | Path, text: str) -> None:

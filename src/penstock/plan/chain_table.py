@@ -19,8 +19,8 @@ __all__ = ["MOST_CUTS", "Table", "device_orders", "fill", "likely_cuts"]
 MOST_CUTS = 100
 """Longer chains are cut at likely places only: the table grows with the square of the cuts."""
 
-MOST_POSITIONS = 16
-"""On more devices a stage takes whole blocks: the table grows with the fourth power."""
+MOST_DEVICES, MOST_BLOCKS = 16, 12
+"""On more devices a stage takes whole blocks of them: the table grows with the fourth power."""
 
 
 def device_orders(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:
@@ -36,8 +36,6 @@ def fill(
     source: CostSource,
     order: tuple[int, ...],
     schedule: str,
-    *,
-    most_positions: int = MOST_POSITIONS,
 ) -> "Table":
     """The table of the least iteration times, from the last stage to the first.
 
@@ -63,10 +61,10 @@ def fill(
     every first stage. It is not the iteration time: an all-reduce is counted as if it held up the
     drain of the stages before, and skip tensors as if they passed through every stage.
 
-    With more devices than ``most_positions`` a stage takes whole blocks of them.
+    With more devices than `MOST_DEVICES` a stage takes whole blocks of them.
     """
     problem, cuts = source.problem, source.cuts
-    marks = block_marks(len(order), most_positions)
+    marks = block_marks(len(order))
     layers, blocks = len(cuts) - 1, len(marks) - 1
     most_stages = min(blocks, layers, problem.max_stages or layers)
     micro_batches = problem.global_batch // source.micro_batch_size
@@ -127,13 +125,13 @@ def likely_cuts(problem: PlanningProblem, tables: RunTables, most: int) -> tuple
     return (0, *sorted(best.values()), layers)
 
 
-def block_marks(devices: int, most: int) -> tuple[int, ...]:
+def block_marks(devices: int) -> tuple[int, ...]:
     """Where blocks of devices begin and end; every device is one where there are few.
 
-    >>> block_marks(3, 16), block_marks(40, 4)
-    ((0, 1, 2, 3), (0, 10, 20, 30, 40))
+    >>> block_marks(3), block_marks(40)
+    ((0, 1, 2, 3), (0, 3, 7, 10, 13, 17, 20, 23, 27, 30, 33, 37, 40))
     """
-    count = min(devices, most)
+    count = devices if devices <= MOST_DEVICES else MOST_BLOCKS
     return tuple(round(i * devices / count) for i in range(count + 1))
 
 

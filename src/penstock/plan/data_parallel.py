@@ -21,11 +21,23 @@ def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
     Raises:
         Infeasible: no device count fits; the message says what would.
     """
-    devices = range(1, len(problem.cluster.devices) + 1)
+    counts = device_counts(len(problem.cluster.devices))
     candidates = [
-        candidate for count in devices for candidate in one_stage_candidates(problem, count)
+        candidate for count in counts for candidate in one_stage_candidates(problem, count)
     ]
     return best_candidate(problem, candidates, score, planner="data-parallel")
+
+
+def device_counts(most: int) -> tuple[int, ...]:
+    """Numbers of devices to try: all of few; of many, ever wider steps down from all of them.
+
+    >>> device_counts(4), len(device_counts(1024))
+    ((1, 2, 3, 4), 89)
+    """
+    counts = [most]
+    while counts[-1] > 1:
+        counts.append(counts[-1] - max(1, counts[-1] // 16))
+    return tuple(reversed(counts))
 
 
 def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candidate]:

@@ -64,7 +64,7 @@ def row_splits(rows: int, replicas: int) -> Iterator[tuple[int, ...]]:
 
 
 def every_variant(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Every recompute, schedule and depth of a placement."""
+    """Every recompute, schedule and depth of a placement; the one with the least memory first."""
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
     stages, micro_batches = len(plan.stages), plan.micro_batches
     orders: list[tuple[str, tuple[int, ...]]] = []

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 from penstock.errors import Infeasible
 from penstock.plan.bounds import plan_bound_s
+from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.every_plan import every_placement, every_variant
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
@@ -29,8 +30,8 @@ CANDIDATES = 60
 MOVES = 600
 """The most moves that are simulated."""
 
-SMALL_PROBLEM = 6000
-"""Placements up to which a problem counts as small: then all plans are looked at."""
+SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
+"""Devices and placements up to which a problem counts as small: then all plans are looked at."""
 
 
 def search_from(starts: Mapping[str, Planner]) -> Planner:
@@ -142,15 +143,29 @@ def improve(best: Incumbent) -> Iterator[SearchStep]:
 def look_at_all(best: Incumbent) -> Iterator[SearchStep]:
     """On a small problem try every plan that its bound does not rule out."""
     problem = best.problem
+    if len(problem.cluster.devices) > SMALL_CLUSTER:
+        return
     placements = list(islice(every_placement(problem), SMALL_PROBLEM + 1))
     if len(placements) > SMALL_PROBLEM:
         return
     yield best.step("all plans")
-    bounded = sorted(
-        ((plan_bound_s(problem, plan), i) for i, plan in enumerate(placements)),
-    )
-    for bound_s, i in bounded:
-        if bound_s > best.seconds:
+    bounds = [plan_bound_s(problem, plan) for plan in placements]
+    for i in sorted(range(len(placements)), key=bounds.__getitem__):
+        if bounds[i] > best.seconds:
             return
-        for plan in every_variant(problem, placements[i]):
-            best.offer(plan)
+        variants = every_variant(problem, placements[i])
+        first = next(variants)
+        # With one micro-batch in flight a recompute saves nothing, so nothing is leaner.
+        if fits(problem, first) or not first.in_flight_limit:
+            for plan in chain([first], variants):
+                best.offer(plan)
+
+
+def fits(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether every device of a plan has the memory that it needs."""
+    devices = problem.cluster.devices
+    peaks = peak_memory_bytes(problem, plan)
+    return all(
+        peak <= devices[device].memory_bytes
+        for peak, device in zip(peaks, plan.devices, strict=True)
+    )

@@ -11,7 +11,8 @@ from penstock.plan.search_estimate import estimate
 
 __all__ = ["climb"]
 
-compiled = numba.njit(cache=True)
+compiled = numba.njit
+"""Only what Python calls is kept on disk; the rest is part of it."""
 
 LEAST_GAIN = 1e-9
 """Smaller improvements are rounding."""
@@ -216,7 +217,7 @@ def swap_stage_devices(a, trial, best, counts, shape, way, found, marks):
     return gained
 
 
-@compiled
+@numba.njit(cache=True)
 def climb(
     a: SearchArrays,
     order: Integers,

@@ -22,16 +22,26 @@ LONG_CLIMB = 4000
 LONG_CLIMBS = 8
 
 
+def effort(devices: int) -> float:
+    """The part of the climbs' estimates that many devices are worth, where each takes longer.
+
+    >>> effort(8), effort(256)
+    (1.0, 0.25)
+    """
+    return (16 / max(16, devices)) ** 0.5
+
+
 def climbed_plans(problem: PlanningProblem, known: Plan | None) -> Iterator[Iterator[Plan]]:
     """Two batches of plans: from the best known plan, then from even starts of every depth."""
     climber = Climber(problem)
     devices = len(problem.cluster.devices)
+    short, long = int(SHORT_CLIMB * effort(devices)), int(LONG_CLIMB * effort(devices))
     if known is not None:
         starts = [start_of_plan(known, devices, way) for way in climber.ways()]
-        yield ranked(climber, [climber.climb(start, LONG_CLIMB) for start in starts])
-    ends = [climber.climb(start, SHORT_CLIMB) for start in even_starts(climber, known)]
+        yield ranked(climber, [climber.climb(start, long) for start in starts])
+    ends = [climber.climb(start, short) for start in even_starts(climber, known)]
     best = sorted(range(len(ends)), key=lambda i: climber.estimate(ends[i])[0])[:LONG_CLIMBS]
-    higher = [climber.climb(ends[i], LONG_CLIMB) for i in best]
+    higher = [climber.climb(ends[i], long) for i in best]
     yield ranked(climber, [*higher, *ends])
 
 

@@ -23,7 +23,8 @@ from penstock.plan.search_stage_costs import cost_of_stage, depths_that_fit, row
 
 __all__ = ["estimate"]
 
-compiled = numba.njit(cache=True)
+compiled = numba.njit
+"""Only what Python calls is kept on disk; the rest is part of it."""
 
 FORWARD, BACKWARD, DOWN, UP, TAIL = range(5)
 """Rows of the table of seconds of each stage. ``TAIL``: seconds after its last backward."""
@@ -236,7 +237,7 @@ def message_seconds(a, order, cuts, starts, stages, rows, seconds, skipping):
     return busiest_s
 
 
-@compiled
+@numba.njit(cache=True)
 def estimate(
     a: SearchArrays,
     order: Integers,

@@ -14,7 +14,8 @@ import numpy as np
 
 __all__ = ["cost_of_stage"]
 
-compiled = numba.njit(cache=True)
+compiled = numba.njit
+"""Only what Python calls is kept on disk; the rest is part of it."""
 
 BUCKET_BYTES = float(25 << 20)
 """The size of `penstock.simulate.gradients`."""

@@ -28,12 +28,13 @@ def plan_pipeline(
     schedule: str = "auto",
     recompute: RecomputeChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
+    max_stages: int = 0,
 ) -> Plan:
     """The best plan that a planner finds for training ``profile`` on ``cluster``.
 
     ``batch`` is the number of samples of an iteration, ``micro_batch_size`` 0 tries every divisor
-    of it, ``schedule`` "auto" every schedule. ``optimizer_bytes_per_parameter_byte`` is the state
-    of the optimizer, 2 for Adam.
+    of it, ``schedule`` "auto" every schedule, ``max_stages`` 0 any number of stages.
+    ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
 
     Raises:
         BadInput: an unknown planner or schedule, or sizes that do not go together.
@@ -47,6 +48,7 @@ def plan_pipeline(
         schedule=schedule,
         recompute=recompute,
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        max_stages=max_stages,
     )
     return find_plan(problem, planner, make_score(problem))
 
