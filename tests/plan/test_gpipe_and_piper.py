@@ -74,12 +74,14 @@ def test_blocks_are_the_exact_min_max_partition_weighted_by_speed(
     assert longest(cuts) == pytest.approx(least)
 
 
-def test_as_many_stages_as_devices_without_replicas_or_fewer_for_fewer_layers():
-    for layers, devices, stages in ((6, 3, 3), (2, 4, 2)):
-        problem = PlanningProblem(chain([1.0] * layers), line_of([1.0] * devices), 8, (1, 2))
-        plan = gpipe(problem, lambda plan: estimate_s(problem, plan))
-        assert [stage.replicas for stage in plan.stages] == [1] * stages
-        assert plan.schedule == "gpipe"
+@pytest.mark.parametrize("layers, devices, stages", [(6, 3, 3), (2, 4, 2)])
+def test_as_many_stages_as_devices_without_replicas_or_fewer_for_fewer_layers(
+    layers: int, devices: int, stages: int
+):
+    problem = PlanningProblem(chain([1.0] * layers), line_of([1.0] * devices), 8, (1, 2))
+    plan = gpipe(problem, lambda plan: estimate_s(problem, plan))
+    assert [stage.replicas for stage in plan.stages] == [1] * stages
+    assert plan.schedule == "gpipe"
 
 
 def test_recompute_is_chosen_where_keeping_everything_does_not_fit():
@@ -90,7 +92,7 @@ def test_recompute_is_chosen_where_keeping_everything_does_not_fit():
 
 
 def piper_by_enumeration(problem: PlanningProblem, size: int, lo: int, first: int) -> float:
-    """Piper's recurrence as one would write it on paper: layers from ``lo``, devices from ``first``."""
+    """Piper's recurrence as on paper: layers from ``lo`` on the devices from ``first``."""
     layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
     if lo == layers:
         return 0.0 if first == devices else inf
