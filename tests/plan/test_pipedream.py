@@ -104,7 +104,7 @@ def test_layers_without_many_parameters_are_replicated_and_the_others_are_not() 
 
 
 def test_hosts_that_share_a_stage_run_the_same_inner_pipeline() -> None:
-    profile = chain([1000] * 4)
+    profile = chain([1000])
     problem = PlanningProblem(profile, find_cluster("dapple-a"), 512, (64,))
     plan = pipedream(problem, make_score(problem))
     hosts = problem.cluster.host_index

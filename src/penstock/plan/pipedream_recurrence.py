@@ -53,7 +53,8 @@ def partition(
             for m in range(1, workers):
                 best, best_choice = np.inf, -1
                 ahead = min((workers - 1 + m - 1) // m, most_in_flight) - 1
-                if held[lo, hi] + (first[lo, hi] + ahead * further[lo, hi]) / m <= memory_bytes:
+                needed = (first[lo, hi] + ahead * further[lo, hi]) / m
+                if reduce_each[m] < np.inf and held[lo, hi] + needed <= memory_bytes:
                     best = (compute_s[lo, hi] + reduce_each[m] * parameter_bytes[lo, hi]) / m
                 middle = lo + 1
                 for last in range(m - 1, 0, -1):
