@@ -1,12 +1,15 @@
-"""Lower bounds by hand; that no plan beats them is in test_every_planner."""
+"""Lower bounds by hand; that no plan beats them is in test_bounds_hold."""
+
+from dataclasses import replace
 
 import pytest
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.plan.bounds import gap, lower_bound_s, plan_bound_s
+from penstock.plan.bound_plans import relaxed_plans
+from penstock.plan.bounds import gap, lower_bound, lower_bound_s, plan_bound_s
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
 
@@ -49,3 +52,59 @@ def test_a_stage_waits_for_the_first_micro_batch_to_come_down_and_the_last_to_go
 def test_gap_is_relative_to_the_bound():
     assert gap(3.0, 2.0) == pytest.approx(0.5)
     assert gap(1.0, 0.0) == float("inf")
+
+
+MEGABYTE = 1_000_000
+
+
+def chain(
+    parameters: int, message: float, rate: float, *, memory: float = 1e15, sizes: tuple[int, ...]
+) -> PlanningProblem:
+    """Eight equal layers of 1 s forward and 2 s backward a sample on four hosts of one device."""
+    cost = Affine(per_sample=1.0)
+    layer = LayerCost("block", cost, cost, cost, parameters, saved_bytes=Affine(per_sample=1e6))
+    size = Affine(per_sample=message)
+    edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(7))
+    hosts = tuple(Host(f"h{i}", (Device("d", memory),), 1e9, rate) for i in range(4))
+    profile = ModelProfile("chain", (layer,) * 8, edges)
+    return PlanningProblem(profile, Cluster("four", hosts), 16, sizes)
+
+
+def least_gap(asked: PlanningProblem) -> float:
+    score = make_score(asked)
+    return gap(min(map(score, relaxed_plans(asked))), lower_bound_s(asked))
+
+
+def test_fill_and_drain_with_their_messages_are_counted_to_the_end():
+    asked = chain(10**12, 0.5 * MEGABYTE, MEGABYTE, sizes=(1,))
+    bound = lower_bound(asked)
+    # 16 micro-batches of 6 s after three stages down and up, and their six messages.
+    assert bound.seconds == pytest.approx(16 * 6 + 3 * (6 + 2 * 0.5), rel=1e-3)
+    assert "compute for 16 micro-batches of 1 between fill and drain" in bound.argument
+    assert least_gap(asked) < 1e-3
+
+
+def test_an_all_reduce_that_nothing_hides_binds():
+    asked = chain(20 * MEGABYTE, 1e12, MEGABYTE * 10.0, sizes=(16,))
+    bound = lower_bound(asked)
+    assert "the all-reduce and step" in bound.argument and "0.01 GB/s" in bound.argument
+    assert least_gap(asked) < 1e-3
+
+
+def test_layers_that_fit_no_device_are_an_infinite_bound():
+    asked = chain(0, 1.0, 1e9, memory=1e5, sizes=(1,))
+    assert lower_bound_s(asked) == float("inf")
+    assert "memory" in lower_bound(asked).argument
+
+
+def test_memory_for_one_micro_batch_binds():
+    asked = chain(10**12, 1.0, 1e12, memory=8e12 + 2.5e6, sizes=(1,))
+    roomy = chain(10**12, 1.0, 1e12, sizes=(1,))
+    tight = replace(asked, recompute="off")
+    assert lower_bound_s(tight) > 1.5 * lower_bound_s(replace(roomy, recompute="off"))
+    assert "memory" in lower_bound(tight).argument
+
+
+def test_schedules_beyond_the_proof_leave_only_the_work():
+    asked = chain(10**12, 0.5 * MEGABYTE, MEGABYTE, sizes=(1,))
+    assert lower_bound(replace(asked, schedules=("zero-bubble",))).argument.startswith("all work")

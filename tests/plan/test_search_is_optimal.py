@@ -9,7 +9,7 @@ from reference.every_plan import every_plan_at_all
 
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.search import search
+from penstock.plan.registry import PLANNERS
 from penstock.simulate.score import make_score
 
 
@@ -19,7 +19,7 @@ def test_search_reaches_the_least_time_of_every_plan(problem: PlanningProblem):
     score = make_score(problem)
     best_s = min(map(score, every_plan_at_all(problem)), default=inf)
     try:
-        found_s = score(search(problem, score))
+        found_s = score(PLANNERS["search"](problem, score))
     except Infeasible:
         found_s = inf
     assert found_s == pytest.approx(best_s, rel=1e-9)

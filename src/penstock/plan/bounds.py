@@ -6,13 +6,13 @@ from weakref import ref
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.bound_argument import binding_argument
-from penstock.plan.bound_program import PRECISION, least_relaxed, relaxation
+from penstock.plan.bound_program import PRECISION, RelaxedPlan, least_relaxed, relaxation
 from penstock.plan.bound_tables import floor_of
 from penstock.plan.plan_bound import plan_bound_s
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, ModelProfile
 
-__all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
+__all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s", "proof_of"]
 
 WHOLE_BACKWARD_SCHEDULES = frozenset({"1f1b", "early-backward", "gpipe", "wavefront"})
 """Schedules with whole backwards and one stage a device: the class that the program is proven for.
@@ -29,7 +29,15 @@ class LowerBound:
     argument: str
 
 
-known: dict[int, tuple[ref[PlanningProblem], LowerBound]] = {}
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A bound with the relaxed plan that takes hardly more; none where nothing was relaxed."""
+
+    bound: LowerBound
+    plan: RelaxedPlan | None = None
+
+
+known: dict[int, tuple[ref[PlanningProblem], Proof]] = {}
 
 
 def lower_bound(problem: PlanningProblem) -> LowerBound:
@@ -39,6 +47,13 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     backwards of any warm-up depth. The larger of the bounds of `bound_of_size` and of the dynamic
     program of `penstock.plan.bound_program`, the least over the micro-batch sizes. Infinite where
     no plan can fit in memory.
+
+    """
+    return proof_of(problem).bound
+
+
+def proof_of(problem: PlanningProblem) -> Proof:
+    """The bound of ``problem`` with its relaxed plan.
 
     A problem is asked about often, and hashing its profile is slow, so the answer is kept for as
     long as the problem is.
@@ -57,20 +72,21 @@ def lower_bound_s(problem: PlanningProblem) -> float:
     return lower_bound(problem).seconds
 
 
-def find_bound(problem: PlanningProblem) -> LowerBound:
-    """`lower_bound`, worked out."""
+def find_bound(problem: PlanningProblem) -> Proof:
+    """`proof_of`, worked out."""
     simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
     least = min(simple.values(), key=lambda bound: bound.seconds)
     if not WHOLE_BACKWARD_SCHEDULES.issuperset(problem.schedules):
-        return least
+        return Proof(least)
     relaxed = relaxation(problem)
     seconds, plan = least_relaxed(relaxed, {size: simple[size].seconds for size in simple})
     if plan is None:
-        return LowerBound(inf, "memory: no run of layers that the plan needs fits on any device")
+        return Proof(LowerBound(inf, "memory: in every cut of the model some layers fit no device"))
     floor = simple[plan.micro_batch_size]
     if seconds <= floor.seconds * (1 + PRECISION):
-        return LowerBound(max(seconds, least.seconds), floor.argument)
-    return LowerBound(max(seconds, least.seconds), binding_argument(relaxed, plan))
+        return Proof(LowerBound(max(seconds, least.seconds), floor.argument), plan)
+    argument = binding_argument(relaxed, plan)
+    return Proof(LowerBound(max(seconds, least.seconds), argument), plan)
 
 
 def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound:
