@@ -31,9 +31,6 @@ SLACK = 1.05
 MOST_STAGES = 64
 """Deeper pipelines are not tried, nor than 24 stages on more than 64 devices."""
 
-SCHEDULES = ("1f1b", "early-backward", "gpipe")
-"""The numbers of schedules in the compiled search, from 1 on; gpipe is 0."""
-
 
 def dapple(problem: PlanningProblem, score: Score) -> Plan:
     """The best plan of DAPPLE's search (PPoPP 2021).
@@ -50,7 +47,7 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 
     Equal servers are interchangeable, so ``g`` counts devices of each server. The search is made
     once for every micro-batch size, with depths of the first schedule allowed ('1f1b' is the
-    paper's P_A, 'early-backward' its P_B; 'gpipe' only where neither is allowed). For every size
+    paper's P_A, 'early-backward' its P_B; another one only where neither is allowed). For every size
     the best plan, and the best of two stages, are judged by ``score`` if they are within a
     twentieth of the least closed form of all sizes, and so is data parallelism; the least score
     wins. So the closed form decides the search, the score between a few plans, P_A and P_B.
@@ -67,11 +64,7 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 
 def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The best plans of all micro-batch sizes, each with every schedule in which it fits."""
-    allowed = [schedule for schedule in SCHEDULES if schedule in problem.schedules]
-    if {"1f1b", "early-backward"} & set(allowed):
-        allowed = [schedule for schedule in allowed if schedule != "gpipe"]
-    if not allowed:
-        return
+    allowed = allowed_schedules(problem)
     layers, links = layer_arrays(problem, run_tables(problem)), link_arrays(problem.cluster)
     found: list[Found] = []
     for speed in sorted({device.speed for device in problem.cluster.devices}):
@@ -88,6 +81,12 @@ def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
                 plan = fitted_plan(problem, each.stages, schedule)
                 if plan is not None:
                     yield Candidate(plan, each.seconds)
+
+
+def allowed_schedules(problem: PlanningProblem) -> list[str]:
+    """P_A and P_B as far as they are allowed, else what is allowed first."""
+    allowed = [schedule for schedule in ("1f1b", "early-backward") if schedule in problem.schedules]
+    return allowed or [problem.schedules[0]]
 
 
 def searched(searches: Sequence["Search"], least_s: float) -> list["Found"]:
@@ -207,7 +206,7 @@ def search_of(
     run = (
         problem.global_batch // size,
         size,
-        {"gpipe": 0, "1f1b": 1, "early-backward": 2}[schedule],
+        {"gpipe": 0, "1f1b": 1}.get(schedule, 2),
         {"off": -1, "auto": 0, "on": 1}[problem.recompute],
         min(most, problem.max_stages or most),
     )
