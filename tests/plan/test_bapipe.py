@@ -183,6 +183,19 @@ def test_on_fpgas_the_estimate_splits_layers_and_the_plan_does_not():
     assert estimates["V100"] == pytest.approx((4 + 2 - 1) * 6, rel=1e-6)
 
 
+@pytest.mark.parametrize("transfer_s, schedule", [(0.5, "1f1b"), (1.4, "early-backward")])
+def test_fpgas_short_of_bandwidth_take_the_method_that_asks_for_less(
+    transfer_s: float, schedule: str
+):
+    # F = 1, B = 2: 1F1B-AS asks for a / F, FBP-AS for 2 a / (F + B).
+    layers = tuple(LayerCost(f"l{i}", Affine(0, 1), Affine(0, 2), Affine()) for i in range(2))
+    size = Affine(0.0, transfer_s)
+    profile = ModelProfile("m", layers, (Edge(0, 1, "t", size, size),))
+    host = Host("host", (Device("VCU129", ENOUGH),) * 2, link_bytes_per_s=1.0)
+    problem = PlanningProblem(profile, Cluster("two", (host,)), 64, (1,))
+    assert bapipe(problem, make_score(problem)).schedule == schedule
+
+
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published profiles are not there")
 @pytest.mark.parametrize(
     "name, profile_batch, pipeline",

@@ -15,7 +15,7 @@ from penstock.plan.spp_choice import best_of_few
 
 __all__ = ["bapipe"]
 
-TRIES = 2
+TRIES = 1
 
 
 def bapipe(problem: PlanningProblem, score: Score) -> Plan:
@@ -25,7 +25,8 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
     inter-layer partition in proportion to speed, coarse-grained where a boundary's transfer takes
     longer than a stage computes, memory fine tuning, then the closed form of the schedule. Data
     parallelism has ``M * P`` and one all-reduce that overlaps nothing. BaPipe's formulas choose
-    between the two kinds of plan; ``score`` between the best few of the kind that was chosen.
+    between the two kinds of plan, and the schedule of every micro-batch size; ``score`` chooses
+    among the sizes.
 
     GPUs: 'early-backward' is 1F1B-SO and '1f1b' is 1F1B-SNO. FPGAs (`is_asynchronous` in
     `penstock.plan.bapipe_pipeline`): '1f1b' is 1F1B-AS. FBP-AS runs a forward and a backward on

@@ -2,7 +2,7 @@
 
 from typing import Literal, TypeAlias
 
-__all__ = ["Method", "bandwidth_demand", "features_kept", "mini_batch_s"]
+__all__ = ["Method", "bandwidth_demand", "features_kept", "mini_batch_s", "pace_s"]
 
 Method: TypeAlias = Literal["1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so"]
 """AS: accelerators that transfer while they compute, such as FPGAs. S: those that do not promise
@@ -34,6 +34,26 @@ def mini_batch_s(
             return computing_s + 2 * (stages + micro_batches - 2) * transfer_s
         case "1f1b-so":
             return computing_s + 2 * (stages - 1) * transfer_s
+
+
+def pace_s(method: Method, *, forward_s: float, backward_s: float, transfer_s: float) -> float:
+    """Seconds between micro-batches of a stage whose wire may be slower than its computing.
+
+    1F1B-AS hides a transfer behind a forward or a backward, FBP-AS two of them behind both
+    together: so it is the one to take where the bandwidth is short of ``a / F``. On GPUs the wire
+    sets the pace where one transfer takes longer than both.
+
+    >>> wide = {"forward_s": 1.0, "backward_s": 2.0, "transfer_s": 1.5}
+    >>> pace_s("1f1b-as", **wide), pace_s("fbp-as", **wide)
+    (3.5, 3.0)
+    """
+    match method:
+        case "1f1b-as":
+            return max(forward_s, transfer_s) + max(backward_s, transfer_s)
+        case "fbp-as":
+            return max(forward_s + backward_s, 2 * transfer_s)
+        case "1f1b-sno" | "1f1b-so":
+            return max(forward_s + backward_s, transfer_s)
 
 
 def features_kept(method: Method, *, stage: int, stages: int) -> int:

@@ -5,7 +5,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.bapipe_formulas import Method, mini_batch_s
+from penstock.plan.bapipe_formulas import Method, mini_batch_s, pace_s
 from penstock.plan.bapipe_partition import (
     coarse_cuts,
     inter_layer_cuts,
@@ -137,20 +137,33 @@ class StraightPipeline:
     def estimate_s(self, cuts: tuple[int, ...]) -> float:
         """BaPipe's mini-batch time of these cuts; on FPGAs with border layers split between stages.
 
-        Where a transfer takes longer than a stage computes, the wire sets the pace.
+        Where the wire is slower than computing, it sets the pace (`pace_s`).
         """
         stages = len(cuts) - 1
-        busy_s = self.bottleneck_s(cuts)
-        if is_asynchronous(self.problem.cluster):
-            busy_s = self.split_bottleneck_s(stages)
+        is_fpga = is_asynchronous(self.problem.cluster)
+        busy_s = self.split_bottleneck_s(stages) if is_fpga else self.bottleneck_s(cuts)
         transfer_s = max(self.transfers_s[cut] for cut in cuts[1:-1]) if stages > 1 else 0.0
+        forward_s = busy_s * self.forward_part
+        pace = pace_s(
+            self.method,
+            forward_s=forward_s,
+            backward_s=busy_s - forward_s,
+            transfer_s=transfer_s,
+        )
         return mini_batch_s(
             self.method,
             micro_batches=self.micro_batches,
             stages=stages,
-            busy_s=max(busy_s, transfer_s),
+            busy_s=pace,
             transfer_s=transfer_s,
         )
+
+    @cached_property
+    def forward_part(self) -> float:
+        """The forwards' part of all computing."""
+        layers = range(len(self.layers_s))
+        forward_s = self.problem.profile.forward_s(layers, self.micro_batch_size)
+        return min(1.0, forward_s / self.prefix_s[-1]) if self.prefix_s[-1] > 0 else 0.0
 
     def split_bottleneck_s(self, stages: int) -> float:
         """The slowest stage where layers on the borders are split (intra-layer partition)."""

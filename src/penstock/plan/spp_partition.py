@@ -42,7 +42,8 @@ def partition(
     to the first, so that it is known how many micro-batches a stage keeps in flight: a stage
     that does not fit costs infinity. Costs are those of this project: ``P`` of whole rows and
     unequal devices, ``X`` by its busiest engine or port where the paper divides by ``r * r'`` and
-    the slowest link. Exact for this objective, which a test holds against brute force.
+    the slowest link. Devices at either end of the line may stay idle, where the paper uses all.
+    Exact for this objective, which a test holds against brute force.
     """
     problem = arrays.problem
     most_stages = min(line.blocks, arrays.layers, problem.max_stages or arrays.layers)
