@@ -47,8 +47,8 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 
     Equal servers are interchangeable, so ``g`` counts devices of each server. The search is made
     once for every micro-batch size, with depths of the first schedule allowed ('1f1b' is the
-    paper's P_A, 'early-backward' its P_B; another one only where neither is allowed). For every size
-    the best plan, and the best of two stages, are judged by ``score`` if they are within a
+    paper's P_A, 'early-backward' its P_B; another one only where neither is allowed). For every
+    size the best plan, and the best of two stages, are judged by ``score`` if they are within a
     twentieth of the least closed form of all sizes, and so is data parallelism; the least score
     wins. So the closed form decides the search, the score between a few plans, P_A and P_B.
 
@@ -75,7 +75,7 @@ def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
         ]
         found += searched(searches, min((each.seconds for each in found), default=inf))
     least_s = min((each.seconds for each in found), default=inf)
-    for each in found:
+    for each in dict.fromkeys(found):
         if each.seconds <= SLACK * least_s or len(each.stages) == 1:
             for schedule in allowed:
                 plan = fitted_plan(problem, each.stages, schedule)
