@@ -89,9 +89,9 @@ def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
     bound_s, argument, explanation = 0.0, "", list[str]()
     for found in compare_plans(problem, list(PLANNERS), [AUTO], process_time, limit_s=limit_s):
         answers.append(answer_of(found))
-        if found.planner == "search" and isinstance(found.outcome, PlannedPipeline):
-            if found.outcome.gap > EXPLAINED_GAP:
-                explanation = explanation_words(explain_plan(found.outcome, problem))
+        planned = found.outcome if found.planner == "search" else None
+        if isinstance(planned, PlannedPipeline) and planned.gap > EXPLAINED_GAP:
+            explanation = explanation_words(explain_plan(planned, problem))
         values = found.to_json()
         if "iteration_s" in values:
             bound_s, argument = values["lower_bound_s"], values["bound_argument"]

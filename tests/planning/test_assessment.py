@@ -5,9 +5,11 @@ from math import inf
 import pytest
 
 from penstock.cluster.cluster import Cluster
+from penstock.plan.bounds import lower_bound
 from penstock.plan.plan import Plan
+from penstock.plan.spp_bound import spp_bound_s
 from penstock.planning.answers import find_plan
-from penstock.planning.assessment import assess_plan, baselines_of
+from penstock.planning.assessment import Baselines, assess_plan, baselines_of
 from penstock.planning.questions import planning_problem, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
@@ -55,3 +57,23 @@ def test_what_is_infinite_is_null_in_json(
     values = json.loads(json.dumps(planned.to_json(0.5), allow_nan=False))
     assert values["speedup_over_data_parallel"] is None
     assert values["planning_s"] == 0.5
+
+
+def test_every_plan_has_the_bounds_of_its_problem(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    problem = problem_of_plan(small_plan, small_profile, small_cluster)
+    planned = assess_plan(small_plan, problem, Baselines(1.0, 1.0))
+    values = planned.to_json(0.0)
+    assert values["bound_argument"] == lower_bound(problem).argument != ""
+    assert values["lower_bound_s"] == lower_bound(problem).seconds
+    assert values["spp_bound_s"] == spp_bound_s(problem, small_plan)
+
+
+def test_a_plan_of_a_problem_that_nothing_fits_has_no_gap(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    problem = problem_of_plan(small_plan, small_profile, with_memory(small_cluster, 1e5))
+    values = assess_plan(small_plan, problem, Baselines(1.0, inf)).to_json(0.0)
+    assert values["lower_bound_s"] is None and values["gap"] is None
+    json.dumps(values, allow_nan=False)

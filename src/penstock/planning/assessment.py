@@ -9,6 +9,7 @@ from penstock.plan.bounds import LowerBound, gap, lower_bound
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.spp_bound import spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
@@ -28,13 +29,16 @@ class Baselines:
 
 @dataclass(frozen=True)
 class PlannedPipeline:
-    """A plan with what the simulator promises of it."""
+    """A plan with what the simulator promises of it.
+
+    ``spp_bound_s`` is the time in which the plan's stages are done in SPP's order of work.
+    """
 
     plan: Plan
     prediction: Prediction
     bound: LowerBound
     baselines: Baselines
-    spp_bound_s: float = inf
+    spp_bound_s: float
 
     @property
     def lower_bound_s(self) -> float:
@@ -132,4 +136,10 @@ def assess_plan(
         problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
-    return PlannedPipeline(plan, prediction, bound or lower_bound(problem), baselines)
+    return PlannedPipeline(
+        plan,
+        prediction,
+        bound or lower_bound(problem),
+        baselines,
+        spp_bound_s(problem, plan),
+    )
