@@ -39,8 +39,9 @@ QUESTION = (
     "best_row_s",
     "receive_rate",
     "send_rate",
+    "second_rate",
 )
-"""What ``question`` holds; the last four are the best that any device or set of devices does."""
+"""What ``question`` holds; the last five are the best that any device or set of devices does."""
 
 TERMS = ("alone", "after_forward", "round_trip", "after_drain", "thin_drain", "thin")
 """The last axis of the table."""
@@ -131,6 +132,17 @@ def traffic_s(
     return latency_s * bytes_[2] + bytes_[0] / best_rate + bytes_[1] * rows / rate
 
 
+def two_links_s(
+    one: Floats, other: Floats, rows: float, latency_s: float, best_rate: float, second_rate: float
+) -> float:
+    """Least seconds of two messages into one device over two different links."""
+    fast_s = traffic_s(one, rows, latency_s, best_rate, best_rate)
+    fast_s += traffic_s(other, rows, latency_s, second_rate, second_rate)
+    slow_s = traffic_s(one, rows, latency_s, second_rate, second_rate)
+    slow_s += traffic_s(other, rows, latency_s, best_rate, best_rate)
+    return min(fast_s, slow_s)
+
+
 def headroom(
     table: Floats,
     tail: Floats,
@@ -195,8 +207,14 @@ def headroom(
             down, up = traffic[0, lo, last], traffic[1, lo, last]
             up_s = traffic_s(up, rows, latency_s, question[8], figures[5])
             in_s = up_s + traffic_s(down, rows, latency_s, question[8], figures[5])
+            if figures[8] == 1 and question[10] < question[8]:
+                # One device takes activations and gradients in from different devices.
+                in_s = two_links_s(up, down, rows, latency_s, question[8], question[10])
+            near_s = up_s
             if lo > 0 and reader[lo] < last:
-                up_s += traffic_s(near[lo], rows, latency_s, question[8], figures[5])
+                near_s += traffic_s(near[lo], rows, latency_s, question[8], figures[5])
+                if figures[8] == 1 and question[10] < question[8]:
+                    near_s = two_links_s(up, near[lo], rows, latency_s, question[8], question[10])
             out = traffic[2, lo, last]
             sent_s = forward_s + batches * traffic_s(out, rows, latency_s, question[9], figures[6])
 
@@ -207,8 +225,8 @@ def headroom(
                 entry[1] = max(entry[1], sent_s + tail_s)
             entry[2] = busy_s
             entry[3] = batches * in_s + backward_s
-            entry[4] = batches * up_s + backward_s
-            entry[5] = batches * up_s + tail_s
+            entry[4] = batches * near_s + backward_s
+            entry[5] = batches * near_s + tail_s
 
 
 @cache
@@ -217,6 +235,6 @@ def compiled_headroom() -> Callable[..., None]:
     import numba
     from numba.extending import register_jitable
 
-    for helper in (bucket_s, gradient_tails, depth_of, busy_in_memory_s, traffic_s):
+    for helper in (bucket_s, gradient_tails, depth_of, busy_in_memory_s, traffic_s, two_links_s):
         register_jitable(helper)
     return cast("Callable[..., None]", numba.njit(cache=True)(headroom))

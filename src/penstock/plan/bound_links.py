@@ -24,7 +24,9 @@ class LinkLimits:
 
     ``receive_rates[r]`` bounds the bytes per second that ``r`` devices take in together, each at
     its best link; ``send_rates`` likewise. ``ring_rates[r]`` bounds the slowest link of a ring
-    all-reduce over ``r`` devices. ``host_devices`` is how many devices the largest host has, 0
+    all-reduce over ``r`` devices. ``second_rate`` bounds the second best link into any device.
+    ``there_and_back``: seconds per byte from one device to another and back, for the pairs that no
+    other pair beats in both. ``host_devices`` is how many devices the largest host has, 0
     where staying inside a host is no advantage worth an argument.
     """
 
@@ -37,6 +39,8 @@ class LinkLimits:
     inside_rate: float
     across_rate: float
     across_latency_s: float
+    second_rate: float
+    there_and_back: Floats
 
     @cached_property
     def hosts_by_size(self) -> tuple[int, ...]:
@@ -95,7 +99,19 @@ def link_limits(cluster: Cluster) -> LinkLimits:
     rates, latencies = link_matrices(cluster)
     count = len(cluster.devices)
     if count == 1:
-        return LinkLimits(cluster, 0.0, (0.0, inf), (0.0, inf), (inf, inf), 0, inf, inf, 0.0)
+        return LinkLimits(
+            cluster,
+            0.0,
+            (0.0, inf),
+            (0.0, inf),
+            (inf, inf),
+            0,
+            inf,
+            inf,
+            0.0,
+            inf,
+            best_pairs(rates),
+        )
     hosts = np.array(cluster.host_index)
     elsewhere = hosts[:, None] != hosts[None, :]
     beside = ~elsewhere & ~np.eye(count, dtype=bool)
@@ -111,6 +127,8 @@ def link_limits(cluster: Cluster) -> LinkLimits:
         inside_rate=float(rates[beside].max()) if beside.any() else 0.0,
         across_rate=float(rates[elsewhere].max()) if elsewhere.any() else 0.0,
         across_latency_s=float(latencies[elsewhere].min()) if elsewhere.any() else inf,
+        second_rate=float(np.partition(rates, -2, axis=0)[-2].max()) if count > 2 else inf,
+        there_and_back=best_pairs(rates),
     )
 
 
@@ -132,6 +150,20 @@ def link_matrices(cluster: Cluster) -> tuple[Floats, Floats]:
     np.fill_diagonal(rates, 0.0)
     np.fill_diagonal(latencies, inf)
     return rates, latencies
+
+
+def best_pairs(rates: Floats) -> Floats:
+    """Rows (seconds per byte there, and back) of the pairs of devices that none beats in both."""
+    if len(rates) == 1:
+        return np.zeros((1, 2))
+    with np.errstate(divide="ignore"):
+        there = 1 / rates[~np.eye(len(rates), dtype=bool)]
+        back = 1 / rates.T[~np.eye(len(rates), dtype=bool)]
+    order = np.lexsort((back, there))
+    there, back = there[order], back[order]
+    least_before = np.concatenate([[inf], np.minimum.accumulate(back)[:-1]])
+    best = back < least_before
+    return np.stack([there[best], back[best]], axis=1)
 
 
 def best_sums(rates: Floats) -> tuple[float, ...]:

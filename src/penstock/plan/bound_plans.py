@@ -1,7 +1,5 @@
 """Real plans after the relaxed one that the bound is about: good plans to start a search from."""
 
-from math import ceil
-
 from penstock.plan.bound_program import RelaxedStage
 from penstock.plan.bounds import proof_of
 from penstock.plan.cost import rows_by_speed
@@ -41,11 +39,10 @@ def take(problem: PlanningProblem, free: list[int], stage: RelaxedStage) -> tupl
     devices = problem.cluster.devices
     kinds = sorted({(device.speed, device.memory_bytes) for device in devices})
     wanted = stage.option.taken
+    taken: list[int] = []
     if len(wanted) != len(kinds):
-        count = ceil(stage.option.replicas)
-        taken = free[:count] if count <= len(free) else []
+        taken += free[: stage.option.replicas] if stage.option.replicas <= len(free) else []
     else:
-        taken = []
         for kind, count in zip(kinds, wanted, strict=True):
             same = [d for d in free if (devices[d].speed, devices[d].memory_bytes) == kind]
             if count > len(same):

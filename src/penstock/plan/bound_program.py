@@ -242,6 +242,7 @@ class SizedRelaxation:
                 self.rows / sum(best_speeds),
                 limits.receive_rates[1],
                 limits.send_rates[1],
+                limits.second_rate,
             ]
         )
 
@@ -285,6 +286,7 @@ class SizedRelaxation:
             self.times,
             self.near,
             relaxed.tables.near.reader,
+            limits.there_and_back,
             relaxed.capacity,
             np.array(question, dtype=np.float64),
             limit_s,

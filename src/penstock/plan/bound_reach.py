@@ -55,6 +55,47 @@ def message_s(size: Floats, rows: float, latency_s: float, s_per_byte: float) ->
     return size[2] * latency_s + (size[0] + size[1] * rows) * s_per_byte
 
 
+def there_and_back_s(near: Floats, cut: int, rows: float, latency_s: float, pairs: Floats) -> float:
+    """Least seconds of a message down and its gradient up, between one pair of devices."""
+    least_s = np.inf
+    for k in range(pairs.shape[0]):
+        down_s = message_s(near[0, cut], rows, latency_s, pairs[k, 0])
+        least_s = min(least_s, down_s + message_s(near[1, cut], rows, latency_s, pairs[k, 1]))
+    return least_s
+
+
+def messages_at(
+    near: Floats,
+    cut: int,
+    overlap: float,
+    rows: float,
+    crossing: int,
+    latency_s: float,
+    s_per_byte: float,
+    pairs: Floats,
+) -> tuple[float, float, float]:
+    """Least seconds of a row's message down and up, and of all rows through a port if crossing."""
+    down_s = message_s(near[0, cut], overlap, latency_s, s_per_byte)
+    up_s = message_s(near[1, cut], overlap, latency_s, s_per_byte)
+    if crossing:
+        return down_s, up_s, message_s(near[0, cut], rows, latency_s, s_per_byte)
+    both_s = there_and_back_s(near, cut, overlap, latency_s, pairs)
+    return down_s, max(up_s, both_s - down_s), 0.0
+
+
+def keeps_to(limit_s: float, entry: Floats, first_s: float, trip_s: float, thin_s: float) -> bool:
+    """Whether all terms of `headroom` stay within a time for a stage reached like this."""
+    drain_s = trip_s - first_s
+    return (
+        entry[0] <= limit_s
+        and first_s + entry[1] <= limit_s
+        and trip_s + entry[2] <= limit_s
+        and drain_s + entry[3] <= limit_s
+        and drain_s + thin_s + entry[4] <= limit_s
+        and thin_s + entry[5] <= limit_s
+    )
+
+
 def least_rows(rows: float, limit_s: float, replicas: int, own: Floats, per_speed: float) -> float:
     """The fewest rows of any replica, as none may have so many that it exceeds ``limit_s``."""
     if replicas == 1:
@@ -132,6 +173,7 @@ def reach(
     times: Floats,
     near: Floats,
     reader: Integers,
+    pairs: Floats,
     capacity: Floats,
     question: Floats,
     limit_s: float,
@@ -143,8 +185,9 @@ def reach(
     last stage ``width`` wide. ``left[state]``: digits of the supply left, ``used[state]`` the
     fewest devices taken and ``most_used[state]`` the most, ``steps`` the strides of the digits;
     ``room[joined]``: the most devices of so many hosts; ``places[option]``: 0 inside one host,
-    1 across hosts, 2 does not matter. ``question``: micro-batches, rows, latency, seconds per
-    byte, latency and seconds per byte between hosts, most stages, least over most speed.
+    1 across hosts, 2 does not matter; ``pairs``: seconds per byte there and back. ``question``:
+    micro-batches, rows, latency, seconds per byte, latency and seconds per byte between hosts,
+    most stages, least over most speed.
     """
     batches, rows = question[0], question[1]
     layers = times.shape[1] - 1
@@ -207,7 +250,7 @@ def reach(
                                     int(figures[option, 7]),
                                     lo == 0,
                                     room,
-                                    used[target],
+                                    int(used[target]),
                                 )
                                 if now < 0:
                                     continue
@@ -220,22 +263,21 @@ def reach(
                                 )
                                 for hi in range(lo + 1, layers + 1):
                                     own = times[:, hi] - times[:, lo]
-                                    down_s = 0.0
-                                    up_s = 0.0
                                     thin_s = front[k, 2]
+                                    down_s, up_s, port_s = 0.0, 0.0, 0.0
                                     if lo > 0 and reader[lo] < hi:
-                                        down_s = message_s(
-                                            near[0, lo], overlap, latency_s, s_per_byte
+                                        down_s, up_s, port_s = messages_at(
+                                            near,
+                                            lo,
+                                            overlap,
+                                            rows,
+                                            crossing,
+                                            latency_s,
+                                            s_per_byte,
+                                            pairs,
                                         )
-                                        up_s = message_s(
-                                            near[1, lo], overlap, latency_s, s_per_byte
-                                        )
-                                        if crossing:
-                                            port_s = message_s(
-                                                near[0, lo], rows, latency_s, s_per_byte
-                                            )
-                                            if thin_s + batches * port_s > limit_s:
-                                                continue
+                                    if thin_s + batches * port_s > limit_s:
+                                        continue
                                     first_s = front[k, 0] + down_s
                                     trip_s = front[k, 1] + down_s + up_s
                                     forward_s = (
@@ -249,15 +291,7 @@ def reach(
                                     if trip_s + batches * whole_s > limit_s:
                                         break
                                     entry = table[option, lo, hi]
-                                    drain_s = trip_s - first_s
-                                    if (
-                                        entry[0] > limit_s
-                                        or first_s + entry[1] > limit_s
-                                        or trip_s + entry[2] > limit_s
-                                        or drain_s + entry[3] > limit_s
-                                        or drain_s + thin_s + entry[4] > limit_s
-                                        or thin_s + entry[5] > limit_s
-                                    ):
+                                    if not keeps_to(limit_s, entry, first_s, trip_s, thin_s):
                                         continue
                                     if hi < layers and question[6] == 1:
                                         continue
@@ -299,6 +333,17 @@ def compiled_reach() -> Callable[..., int]:
     import numba
     from numba.extending import register_jitable
 
-    for helper in (width_of, widest_of, overlap_rows, message_s, least_rows, hosts_after, insert):
+    for helper in (
+        width_of,
+        widest_of,
+        overlap_rows,
+        message_s,
+        there_and_back_s,
+        messages_at,
+        keeps_to,
+        least_rows,
+        hosts_after,
+        insert,
+    ):
         register_jitable(helper)
     return cast("Callable[..., int]", numba.njit(cache=True)(reach))
