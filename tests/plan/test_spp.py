@@ -23,12 +23,15 @@ from penstock.plan.cost import (
 )
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.spp import spp, spp_on_order
 from penstock.plan.spp_arrays import ProfileArrays, device_line, few_cuts, few_sizes
 from penstock.plan.spp_device_order import ordered_by_minimum_cuts, recursive_device_order
 from penstock.plan.spp_graph import device_weights, link_arrays
 from penstock.plan.spp_minimum_cut import minimum_cut
 from penstock.plan.spp_partition import partition
+from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9
 GPU = Device("gpu", 1e12)
@@ -167,6 +170,25 @@ def test_the_partition_has_the_least_workload_of_all_on_its_order(
                     1 - ROUNDING
                 )
     assert found == pytest.approx(least, rel=ROUNDING)
+
+
+def test_on_uneven_links_the_device_order_pays():
+    order_pays: list[float] = []
+    for seed in range(4):
+        draw = random.Random(seed)
+        links: list[Link] = []
+        for i in range(8):
+            for j in range(i):
+                rate = 12.5e9 * 100 ** -draw.random()
+                links += [Link(i, j, rate), Link(j, i, rate)]
+        cluster = Cluster("graph", (Host("host", (GPU,) * 8, 12.5e9),), tuple(links))
+        problem = PlanningProblem(find_profile("vgg-19"), cluster, 512, (8, 32, 128))
+        score = make_score(problem)
+        ours, naive = spp(problem, score), spp_on_order(problem, score, tuple(range(8)))
+        order_pays.append(score(naive) / score(ours))
+    # Measured: 1 %, 2 %, 3 % and 17 %.
+    assert min(order_pays) > 1.0
+    assert max(order_pays) > 1.1
 
 
 def chain(layers: int) -> ModelProfile:

@@ -16,7 +16,7 @@ from penstock.plan.spp_arrays import (
     ProfileArrays,
     device_line,
     few_cuts,
-    few_sizes,
+    few_sizes_for_tables,
 )
 from penstock.plan.spp_choice import best_of_few, few_first, with_needed_recompute
 from penstock.plan.spp_graph import LinkArrays, link_arrays
@@ -48,7 +48,7 @@ def piper(problem: PlanningProblem, score: Score) -> Plan:
     """
     found: list[Candidate] = []
     every_cut = tuple(range(len(problem.profile.layers) + 1))
-    few = (few_cuts(problem.profile), few_sizes(problem), 0)
+    few = (few_cuts(problem.profile), few_sizes_for_tables(problem), 0)
     whole = (every_cut, tuple(sorted(problem.micro_batch_sizes)))
     for cuts, sizes, spare in dict.fromkeys((few, (*few[:2], 1), (*whole, 0), (*whole, 1))):
         arrays = ProfileArrays(problem, cuts)

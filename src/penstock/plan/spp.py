@@ -6,7 +6,7 @@ from dataclasses import replace
 from penstock.plan.candidate import Candidate
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.spp_arrays import ProfileArrays, device_line, few_cuts, few_sizes
+from penstock.plan.spp_arrays import ProfileArrays, device_line, few_cuts, few_sizes_for_tables
 from penstock.plan.spp_choice import best_of_few
 from penstock.plan.spp_device_order import recursive_device_order
 from penstock.plan.spp_graph import link_arrays
@@ -67,7 +67,7 @@ def attempts(problem: PlanningProblem) -> Iterator[tuple[ProfileArrays, tuple[in
     A problem without any thinning is attempted once.
     """
     every_cut = tuple(range(len(problem.profile.layers) + 1))
-    few = (few_cuts(problem.profile), few_sizes(problem))
+    few = (few_cuts(problem.profile), few_sizes_for_tables(problem))
     for cuts, sizes in dict.fromkeys((few, (every_cut, tuple(sorted(problem.micro_batch_sizes))))):
         yield ProfileArrays(problem, cuts), sizes
 

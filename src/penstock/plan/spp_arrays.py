@@ -23,6 +23,7 @@ __all__ = [
     "device_line",
     "few_cuts",
     "few_sizes",
+    "few_sizes_for_tables",
 ]
 
 Integers: TypeAlias = NDArray[np.int64]
@@ -190,8 +191,14 @@ def few_cuts(profile: ModelProfile, most: int = MOST_CUTS) -> tuple[int, ...]:
     return (0, *sorted(set(chosen.values())), layers)
 
 
-def few_sizes(problem: PlanningProblem) -> tuple[int, ...]:
-    """At most `MOST_SIZES` micro-batch sizes, spread evenly over those worth trying.
+def few_sizes_for_tables(problem: PlanningProblem) -> tuple[int, ...]:
+    """`few_sizes` of planners that fill large tables: half as many on more than `MOST_BLOCKS`."""
+    many = len(problem.cluster.devices) > MOST_BLOCKS
+    return few_sizes(problem, MOST_SIZES // 2 if many else MOST_SIZES)
+
+
+def few_sizes(problem: PlanningProblem, count: int = MOST_SIZES) -> tuple[int, ...]:
+    """At most ``count`` micro-batch sizes, spread evenly over those worth trying.
 
     Left out are sizes that cut the batch into more than 8 micro-batches a device (at least 64):
     by then the fill and drain of a pipeline are a small part of its iteration (GPipe: negligible
@@ -202,9 +209,9 @@ def few_sizes(problem: PlanningProblem) -> tuple[int, ...]:
         {size for size in problem.micro_batch_sizes if problem.global_batch // size <= most}
     )
     sizes = sizes or [max(problem.micro_batch_sizes)]
-    if len(sizes) <= MOST_SIZES:
+    if len(sizes) <= count:
         return tuple(sizes)
-    places = [round(i * (len(sizes) - 1) / (MOST_SIZES - 1)) for i in range(MOST_SIZES)]
+    places = [round(i * (len(sizes) - 1) / (count - 1)) for i in range(count)]
     return tuple(sizes[place] for place in places)
 
 
