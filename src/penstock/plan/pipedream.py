@@ -16,6 +16,7 @@ from penstock.plan.pipedream_recurrence import Integers, compiled_partition
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import Floats, RunTables, run_tables
+from penstock.profile.model_profile import Affine
 
 __all__ = ["Level", "levels_of", "pipedream", "pipedream_candidates"]
 
@@ -53,12 +54,18 @@ def pipedream_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The plan of every micro-batch size."""
     schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
     levels, tables = levels_of(problem.cluster), run_tables(problem)
+    profile = problem.profile
+    moves = [
+        crossing_bytes(profile, cut, lambda edge: edge.bytes)
+        + crossing_bytes(profile, cut, lambda edge: edge.gradient_bytes)
+        for cut in range(len(profile.layers) + 1)
+    ]
     for size in problem.micro_batch_sizes:
         solved: list[Solved] = []
         for number, level in enumerate(levels):
             inner = solved[-1] if solved else None
             whole = number == len(levels) - 1
-            solved.append(solve(problem, tables, level, inner, size, only_first=whole))
+            solved.append(solve(problem, tables, moves, level, inner, size, only_first=whole))
         seconds = solved[-1].value[0, -1]
         if seconds[-1] < inf:
             assignments = [
@@ -129,13 +136,17 @@ class Solved:
 def solve(
     problem: PlanningProblem,
     tables: RunTables,
+    moves: Sequence[Affine],
     level: Level,
     inner: Solved | None,
     size: int,
     *,
     only_first: bool,
 ) -> Solved:
-    """The table of a level for micro-batches of ``size`` samples; ``inner`` is the level below."""
+    """The table of a level for micro-batches of ``size`` samples; ``inner`` is the level below.
+
+    ``moves`` are the bytes of both directions at every cut.
+    """
     cuts, workers = len(problem.profile.layers) + 1, len(level.members)
     each = len(level.members[0])
     slowest = min(device.speed for device in problem.cluster.devices)
@@ -147,13 +158,6 @@ def solve(
     reduce_each = 4 * (count - 1) / (level.bytes_per_s * np.maximum(count, 1)) / each
     reduce_each[count * each > max(size, each)] = inf
     reduce_each[0] = inf
-    move_s = np.array(
-        [
-            crossing_bytes(problem.profile, cut, lambda edge: edge.bytes).at(size)
-            + crossing_bytes(problem.profile, cut, lambda edge: edge.gradient_bytes).at(size)
-            for cut in range(cuts)
-        ]
-    )
     shape = (1 if only_first else cuts, cuts, workers + 1)
     value, choice = np.full(shape, inf), np.full(shape, -1, dtype=np.int64)
     compiled_partition()(
@@ -163,7 +167,7 @@ def solve(
         least_s,
         tables.parameter_bytes,
         reduce_each,
-        move_s / level.bytes_per_s,
+        np.array([moved.at(size) for moved in moves]) / level.bytes_per_s,
         needed,
         min(device.memory_bytes for device in problem.cluster.devices),
         problem.global_batch // size,

@@ -51,11 +51,14 @@ def partition(
         for hi in range(lo + 1, layers + 1):
             output_s = move_s[hi] if hi < layers else 0.0
             for m in range(1, workers):
-                best, best_choice = np.inf, -1
+                # One worker less, unless something is no slower.
+                best, best_choice = value[lo, hi, m - 1] * (1 + 1e-12), -2
                 ahead = min((workers - 1 + m - 1) // m, most_in_flight) - 1
                 needed = (first[lo, hi] + ahead * further[lo, hi]) / m
                 if reduce_each[m] < np.inf and held[lo, hi] + needed <= memory_bytes:
-                    best = (compute_s[lo, hi] + reduce_each[m] * parameter_bytes[lo, hi]) / m
+                    whole_s = (compute_s[lo, hi] + reduce_each[m] * parameter_bytes[lo, hi]) / m
+                    if whole_s < best:
+                        best, best_choice = whole_s, -1
                 middle = lo + 1
                 for last in range(m - 1, 0, -1):
                     before = m - last
@@ -64,10 +67,13 @@ def partition(
                     if reduce_each[last] == np.inf or output_s / last >= best:
                         continue
                     # From the cut that balances both sides outwards, while either can be better.
-                    while middle < hi - 1 and least_s[lo, middle] * last < (
-                        least_s[middle, hi] * before
-                    ):
-                        middle += 1
+                    above = hi - 1
+                    while middle < above:
+                        cut = (middle + above) // 2
+                        if least_s[lo, cut] * last < least_s[cut, hi] * before:
+                            middle = cut + 1
+                        else:
+                            above = cut
                     for direction in (1, -1):
                         cut = middle if direction == 1 else middle - 1
                         while lo < cut < hi:
@@ -85,9 +91,7 @@ def partition(
                             if seconds < best and held[cut, hi] + needed <= memory_bytes:
                                 best, best_choice = seconds, cut * workers + last
                             cut += direction
-                if m > 1 and value[lo, hi, m - 1] < best:
-                    best, best_choice = value[lo, hi, m - 1], -2
-                value[lo, hi, m] = best
+                value[lo, hi, m] = value[lo, hi, m - 1] if best_choice == -2 else best
                 choice[lo, hi, m] = best_choice
 
 
