@@ -1,7 +1,7 @@
 """Every planner by the name that the command line uses; the first is the default."""
 
-from penstock.plan.dapple import dapple
 from penstock.plan.bapipe import bapipe
+from penstock.plan.dapple import dapple
 from penstock.plan.data_parallel import data_parallel
 from penstock.plan.dynamic_program import dynamic_program
 from penstock.plan.gpipe import gpipe
