@@ -40,8 +40,9 @@ QUESTION = (
     "receive_rate",
     "send_rate",
     "second_rate",
+    "ring_rate",
 )
-"""What ``question`` holds; the last five are the best that any device or set of devices does."""
+"""What ``question`` holds; the last six are the best that any device or set of devices does."""
 
 TERMS = ("alone", "after_forward", "round_trip", "after_drain", "thin_drain", "thin")
 """The last axis of the table."""
@@ -165,8 +166,9 @@ def headroom(
         alone,  A + after_forward,  R + round_trip,  (R - A) + after_drain,
         (R - A) + a + thin_drain,  a + thin
 
-    ``memory[lo, hi]``: bytes held, saved fixed, saved per sample, inputs fixed, inputs per sample.
-    ``traffic[kind, lo, hi]``: fixed, per sample, tensors; of activations in, gradients in, all out.
+    ``memory[lo, hi]``: bytes held, saved fixed, saved per sample, inputs fixed, inputs per sample,
+    tied parameters used elsewhere too, and only here. ``traffic[kind, lo, hi]``: fixed, per sample,
+    tensors; of activations in, gradients in, all out.
     ``near[cut]`` likewise. ``question``: see `QUESTION`.
     """
     batches, rows, latency_s, step_s_per_byte = question[0], question[1], question[2], question[3]
@@ -185,7 +187,12 @@ def headroom(
             slowest_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[1]
             gradient_bytes = parameters[1, last] - parameters[1, lo]
             step_s = step_s_per_byte * gradient_bytes * figures[2]
-            tail_s = tail[lo] + step_s
+            # Gradients of tied parameters wait for the whole backward.
+            tied_s = memory[lo, last, 5] / question[11]
+            tied_s = max(
+                tied_s, memory[lo, last, 6] / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
+            )
+            tail_s = max(tail[lo], backward_s + tied_s) + step_s
             reduce_s = gradient_bytes / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
 
             most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * figures[3])

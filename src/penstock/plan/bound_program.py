@@ -194,6 +194,8 @@ class SizedRelaxation:
                 saved_runs[:, :, 1],
                 tables.activations_in.fixed,
                 tables.activations_in.per_sample,
+                tables.tied_bytes[:, :, 0],
+                tables.tied_bytes[:, :, 1],
             ],
             axis=2,
         )
@@ -243,6 +245,7 @@ class SizedRelaxation:
                 limits.receive_rates[1],
                 limits.send_rates[1],
                 limits.second_rate,
+                limits.ring_rates[min(2, len(limits.ring_rates) - 1)],
             ]
         )
 

@@ -64,6 +64,7 @@ class ProfileTables:
     gradients_in: Traffic
     sent: Traffic
     near: NearTensors
+    tied_bytes: Floats
 
 
 def profile_tables(problem: PlanningProblem) -> ProfileTables:
@@ -76,7 +77,24 @@ def profile_tables(problem: PlanningProblem) -> ProfileTables:
         sent=made_traffic(profile, rows, lambda edge: edge.bytes)
         + read_traffic(profile, rows, lambda edge: edge.gradient_bytes),
         near=near_tensors(profile, rows),
+        tied_bytes=tied_bytes(profile),
     )
+
+
+def tied_bytes(profile: ModelProfile) -> Floats:
+    """For every run the bytes of shared parameters used in it and outside, and only in it."""
+    size = len(profile.layers) + 1
+    table = np.zeros((size, size, 2))
+    ends = np.arange(size)
+    for shared in profile.shared:
+        users = np.array(sorted(set(shared.layers)))
+        if not len(users):
+            continue
+        inside = np.searchsorted(users, ends)
+        count = inside[None, :] - inside[:, None]
+        table[:, :, 0] += shared.bytes * ((count > 0) & (count < len(users)))
+        table[:, :, 1] += shared.bytes * (count == len(users))
+    return table
 
 
 def floor_of(cost: Affine, most_samples: int) -> Affine:
