@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 from weakref import ref
 
 from penstock.cluster.collectives import all_reduce_ways
@@ -18,19 +19,29 @@ BUCKET_BYTES = float(25 << 20)
 """As in `penstock.simulate.gradients`: the most bytes of one all-reduce."""
 
 
+MOST_ANSWERS = 100_000
+"""So many answers are kept of each sort."""
+
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What the bounds of all plans of a problem share.
 
     ``sums``: of forward fixed, per sample, backward fixed, per sample, parameter bytes, over the
     first layers. ``near``: for each cut the tensors made right before it, each with its nearest
-    reader. ``receive_rates``: each device's best link. ``bucket_s``: known all-reduces.
+    reader. ``receive_rates``: each device's best link. ``bucket_s``, ``stages``
+    and ``messages``: answers that are known.
     """
 
     sums: tuple[tuple[float, ...], ...]
     near: tuple[tuple[Edge, ...], ...]
     receive_rates: tuple[float, ...]
     bucket_s: dict[tuple[int, ...], float]
+    stages: dict[tuple[object, ...], tuple[float, ...]]
+    messages: dict[tuple[object, ...], tuple[float, ...]]
 
 
 prepared: dict[int, tuple[ref[PlanningProblem], Prepared]] = {}
@@ -55,6 +66,8 @@ def prepare(problem: PlanningProblem) -> Prepared:
         near=near_edges(problem.profile),
         receive_rates=tuple(rates.max(axis=0).tolist()),
         bucket_s={},
+        stages={},
+        messages={},
     )
     prepared[key] = (ref(problem, lambda _: prepared.pop(key, None)), made)
     return made
@@ -87,22 +100,47 @@ def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     bound_s = first_s = trip_s = 0.0
     before: Stage | None = None
     for stage in plan.stages:
-        replicas = replica_times(known, problem, stage)
-        slow = max(replicas, key=lambda times: times.whole_s)
-        back_s = min(times.backward_s for times in replicas)
+        fast_s, fast_whole_s, back_s, slow_whole_s, slow_tail_s = stage_times(known, problem, stage)
         if before is not None:
-            moved = messages(known, problem, before, stage)
-            links_s = batches * moved.received_s + back_s + moved.backward_s + trip_s
-            first_s += moved.forward_s
-            trip_s += moved.forward_s + moved.backward_s
-            bound_s = max(bound_s, links_s)
-        reduced_s = first_s + batches * slow.whole_s - slow.backward_s
-        reduced_s += gradient_tail_s(known, problem, stage, slow)
-        bound_s = max(bound_s, trip_s + batches * slow.whole_s, reduced_s)
-        first_s += min(times.forward_s for times in replicas)
-        trip_s += min(times.whole_s for times in replicas)
+            down_s, up_s, received_s = messages(known, problem, before, stage)
+            bound_s = max(bound_s, batches * received_s + back_s + up_s + trip_s)
+            first_s += down_s
+            trip_s += down_s + up_s
+        busy_s = batches * slow_whole_s
+        bound_s = max(bound_s, trip_s + busy_s, first_s + busy_s + slow_tail_s)
+        first_s += fast_s
+        trip_s += fast_whole_s
         before = stage
     return bound_s
+
+
+def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tuple[float, ...]:
+    """What `plan_bound_s` needs of a stage.
+
+    Least forward, forward and backward, and backward of any replica; forward and backward of the
+    slowest, and how much longer than its last backward its gradients and step take.
+    """
+    key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
+    found = known.stages.get(key)
+    if found is None:
+        replicas = replica_times(known, problem, stage)
+        slow = max(replicas, key=lambda times: times.whole_s)
+        found = (
+            min(times.forward_s for times in replicas),
+            min(times.whole_s for times in replicas),
+            min(times.backward_s for times in replicas),
+            slow.whole_s,
+            gradient_tail_s(known, problem, stage, slow) - slow.backward_s,
+        )
+        remember(known.stages, key, found)
+    return found
+
+
+def remember(answers: dict[Key, Answer], key: Key, answer: Answer) -> None:
+    """Keep an answer; start afresh where there are too many."""
+    if len(answers) >= MOST_ANSWERS:
+        answers.clear()
+    answers[key] = answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +178,28 @@ def replica_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> li
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Seconds of a micro-batch's messages at a cut: down, up, and received by some replica."""
+def messages(
+    known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage
+) -> tuple[float, ...]:
+    """Least seconds of the messages between two stages: down, up, and received by some replica.
 
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    received_s: float = 0.0
+    Only tensors of the layer right before the cut count, which are surely for this stage.
+    """
+    rows = sum(stage.slices)
+    key = (stage.layers.start, stage.layers.stop, before.devices, stage.devices, rows)
+    found = known.messages.get(key)
+    if found is None:
+        found = messages_of_cut(known, problem, before, stage, rows)
+        remember(known.messages, key, found)
+    return found
 
 
-def messages(known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage) -> Moved:
-    """The least of the messages between two stages: those of the layer right before the cut."""
+def messages_of_cut(
+    known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage, rows: int
+) -> tuple[float, ...]:
+    """`messages`, worked out."""
     edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
-    if not edges:
-        return Moved()
-    rows, transfer_s = sum(stage.slices), problem.cluster.transfer_s
+    transfer_s = problem.cluster.transfer_s
     if before.replicas == stage.replicas == 1:
         one, other = before.devices[0], stage.devices[0]
         back_rows = [rows if has_rows(edge) else 1 for edge in edges]
@@ -163,10 +208,10 @@ def messages(known: Prepared, problem: PlanningProblem, before: Stage, stage: St
             transfer_s(other, one, edge.gradient_bytes.at(n))
             for edge, n in zip(edges, back_rows, strict=True)
         )
-        return Moved(down_s, up_s, down_s)
+        return down_s, up_s, down_s
     rate = sum(known.receive_rates[device] for device in stage.devices)
     floors = [floor_of(edge.bytes, rows) for edge in edges]
-    return Moved(received_s=sum(size.at(rows) for size in floors) / rate)
+    return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
 
 
 def gradient_tail_s(
