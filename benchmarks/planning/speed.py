@@ -1,6 +1,6 @@
 """Whole processes of ``penstock plan``: wall and CPU seconds, and the most memory in use.
 
-Run by ``planning.py --speed``. Every command runs twice; the second counts, whose compiled code
+Run by ``benchmarks/planning.py --speed``. Every command runs twice; the second counts, whose compiled code
 comes from the cache.
 """
 

@@ -58,9 +58,16 @@ def test_an_unknown_name_is_refused(
 
 def test_after_the_time_limit_no_further_plan_is_better(small_plan: Plan) -> None:
     clock = count().__next__
-    scores = iter([inf, 5.0, 4.0, 3.0])
+    scores = iter([inf, 5.0, 4.0])
     limited = score_until(lambda plan: next(scores), deadline_s=-0.5, clock=clock)
-    assert [limited(small_plan) for _ in range(5)] == [inf, 5.0, inf, inf, inf]
+    plans = [replace(small_plan, micro_batches=count) for count in (1, 2, 3, 2, 1)]
+    assert [limited(plan) for plan in plans] == [inf, 5.0, inf, 5.0, inf]
+
+
+def test_a_plan_that_another_planner_takes_over_keeps_its_time(small_plan: Plan) -> None:
+    limited = score_until(lambda plan: 5.0, deadline_s=-1.0, clock=lambda: 0.0)
+    assert limited(small_plan) == 5.0
+    assert limited(replace(small_plan, planner="search")) == 5.0
 
 
 def test_before_the_time_limit_the_score_is_the_score(small_plan: Plan) -> None:

@@ -64,13 +64,18 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare planners on PROFILE and a cluster, the best first; -o writes the JSON."""
+    from penstock.command_line.numba_start import start_numba_without_scipy
+    from penstock.document import check_place
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.questions import planning_problem
     from penstock.report.compare_page import check_picture_path, write_picture
     from penstock.report.tables import comparison_table, refusal_lines
 
     terminal = Terminal(as_json, quiet)
+    start_numba_without_scipy()
     check_picture_path(picture)
+    for place in filter(None, (out, picture)):
+        check_place(place)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),

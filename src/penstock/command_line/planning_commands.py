@@ -53,6 +53,8 @@ def plan(
     """Make a plan for PROFILE on a cluster."""
     from math import inf
 
+    from penstock.command_line.numba_start import start_numba_without_scipy
+    from penstock.document import check_place
     from penstock.plan.bounds import lower_bound
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
@@ -61,6 +63,9 @@ def plan(
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
+    start_numba_without_scipy()
+    if out:
+        check_place(out)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     problem = planning_problem(
@@ -108,6 +113,7 @@ def simulate(
     quiet: Quiet = False,
 ) -> None:
     """Play one iteration of PLAN; -o writes its timeline."""
+    from penstock.command_line.numba_start import start_numba_without_scipy
     from penstock.plan.json_file import read_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
@@ -117,6 +123,7 @@ def simulate(
     from penstock.timeline.json_file import timeline_to_json, write_timeline
 
     terminal = Terminal(as_json, quiet)
+    start_numba_without_scipy()
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     costs, machines = inputs.read_profile(), inputs.read_cluster()

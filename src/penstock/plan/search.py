@@ -6,13 +6,13 @@ from itertools import chain, islice
 from math import inf
 
 from penstock.errors import Infeasible
-from penstock.plan.bounds import plan_bound_s
+from penstock.plan.bounds import gap, lower_bound_s, plan_bound_s
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.every_plan import every_placement, every_variant
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
-from penstock.plan.search_climbs import climbed_plans
+from penstock.plan.search_climbs import climbed_plans, restarted_plans
 from penstock.plan.search_moves import neighbours
 from penstock.plan.search_step import SearchStep
 
@@ -29,6 +29,12 @@ CANDIDATES = 60
 
 MOVES = 600
 """The most moves that are simulated."""
+
+PROVEN = 1e-6
+"""A gap up to which a plan counts as proven optimal."""
+
+WORTH_A_RESTART = 0.02
+"""A gap from which random starts are tried."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
 """Devices and placements up to which a problem counts as small: then all plans are looked at."""
@@ -58,24 +64,25 @@ def search_steps(
     2. The plans that hill climbing by a fast estimate ends in (`search_climbs`), simulated in the
        order of their estimates.
     3. Moves from the best plan, as long as one makes it better (`search_moves`).
-    4. On small problems every plan there is (`every_plan`), but those whose proven bound shows
+    4. Where the proven bound leaves room: hill climbing from random starts, and moves again.
+    5. On small problems every plan there is (`every_plan`), but those whose proven bound shows
        that they cannot win; there the answer is optimal.
 
-    Of equal plans that on the fewest devices wins. The last step has no plan where nothing fits.
+    After the other planners it ends as soon as the best plan meets the bound. Of equal plans that
+    on the fewest devices wins. The last step has no plan where nothing fits.
     """
     best = Incumbent(problem, score)
+    yield best.step("lower bound")
+    best.bound_s = lower_bound_s(problem)
     for name, planner in starts.items():
         yield best.step(f"planner {name}")
         try:
             best.offer(planner(problem, score))
         except Infeasible:
             continue
-    yield best.step("hill climbing")
-    for candidates in climbed_plans(problem, best.plan):
-        best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
-        yield best.step("hill climbing")
-    yield from improve(best)
-    yield from look_at_all(best)
+    for phase in (climb_hills, improve, restart, look_at_all):
+        if best.gap > PROVEN:
+            yield from phase(best)
     yield best.step("done")
 
 
@@ -87,7 +94,13 @@ class Incumbent:
     score: Score
     plan: Plan | None = None
     seconds: float = inf
+    bound_s: float = 0.0
     tried: set[Plan] = field(default_factory=set[Plan])
+
+    @property
+    def gap(self) -> float:
+        """By how much the best plan is slower than the bound, as a part of the bound."""
+        return gap(self.seconds, self.bound_s)
 
     def offer(self, plan: Plan) -> bool:
         """Try a plan; whether it is better. One that provably cannot win is not simulated."""
@@ -122,6 +135,26 @@ class Incumbent:
 def actions_of(plan: Plan) -> int:
     """Forwards and backwards of all devices."""
     return 2 * plan.micro_batches * len(plan.devices)
+
+
+def climb_hills(best: Incumbent) -> Iterator[SearchStep]:
+    """Simulate the plans that hill climbing ends in."""
+    yield best.step("hill climbing")
+    for candidates in climbed_plans(best.problem, best.plan):
+        best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
+        yield best.step("hill climbing")
+
+
+def restart(best: Incumbent) -> Iterator[SearchStep]:
+    """Climb from random starts where there may be something better to find."""
+    if best.plan is None or best.gap < WORTH_A_RESTART:
+        return
+    yield best.step("random starts")
+    before_s = best.seconds
+    candidates = restarted_plans(best.problem, best.plan)
+    best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
+    if best.seconds < before_s:
+        yield from improve(best)
 
 
 def improve(best: Incumbent) -> Iterator[SearchStep]:

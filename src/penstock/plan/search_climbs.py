@@ -1,14 +1,15 @@
 """The plans that hill climbing ends in, in the order of their estimates."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import pairwise
+from random import Random
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.search_seeds import Climber, Start, device_orders_of, start_of_plan
 
-__all__ = ["climbed_plans"]
+__all__ = ["climbed_plans", "restarted_plans"]
 
 STARTS_OF_A_DEPTH = 2
 """Even starts climbed from, for each number of stages."""
@@ -20,6 +21,10 @@ LONG_CLIMB = 4000
 """Estimates of a second climb from the best ends of the first."""
 
 LONG_CLIMBS = 8
+
+RESTARTS: tuple[tuple[int, int], ...] = ((96, 300), (24, 1200), (8, 4000))
+"""Climbs from random starts, where the bound leaves room for something better: how many of the
+best go on, and the estimates that each may spend."""
 
 
 def effort(devices: int) -> float:
@@ -43,6 +48,47 @@ def climbed_plans(problem: PlanningProblem, known: Plan | None) -> Iterator[Iter
     best = sorted(range(len(ends)), key=lambda i: climber.estimate(ends[i])[0])[:LONG_CLIMBS]
     higher = [climber.climb(ends[i], long) for i in best]
     yield ranked(climber, [*higher, *ends])
+
+
+def restarted_plans(problem: PlanningProblem, known: Plan) -> Iterator[Plan]:
+    """Plans from random starts around a known plan, the same ones every time.
+
+    Cuts and replica counts are drawn anew; the number of stages and the micro-batch size stay near
+    those of ``known``, because the climbs change the first slowly and the second never.
+    """
+    climber = Climber(problem)
+    generator = Random(len(problem.profile.layers))
+    devices = len(problem.cluster.devices)
+    used = set(known.devices)
+    own_order = (*known.devices, *(d for d in range(devices) if d not in used))
+    orders = (own_order, *device_orders_of(problem))
+    near = near_sizes(problem, known.micro_batch_size)
+    starts: list[Start] = []
+    ends: list[Start] = []
+    for _ in range(RESTARTS[0][0]):
+        stages = len(known.stages) + generator.randint(-2, 3)
+        stages = max(1, min(stages, climber.most_stages))
+        size, way = generator.choice(near), generator.choice(climber.ways())
+        order = generator.choice(orders)
+        cuts = sorted(generator.sample(range(1, len(problem.profile.layers)), stages - 1))
+        marks = sorted(generator.sample(range(1, devices), stages - 1))
+        start = Start(
+            order, (0, *cuts, len(problem.profile.layers)), (0, *marks, devices), size, way
+        )
+        if max(b - a for a, b in pairwise(start.starts)) <= size:
+            starts.append(start)
+    for count, budget in RESTARTS:
+        kept = sorted(starts, key=lambda start: climber.estimate(start)[0])[:count]
+        starts = [climber.climb(start, int(budget * effort(devices))) for start in kept]
+        ends += starts
+    return ranked(climber, ends)
+
+
+def near_sizes(problem: PlanningProblem, size: int) -> tuple[int, ...]:
+    """The allowed micro-batch sizes next to one, itself among them."""
+    sizes = sorted(problem.micro_batch_sizes)
+    at = sizes.index(size)
+    return tuple(sizes[max(0, at - 1) : at + 2])
 
 
 def even_starts(climber: Climber, known: Plan | None) -> Iterator[Start]:
@@ -77,4 +123,4 @@ def ranked(climber: Climber, starts: Sequence[Start]) -> Iterator[Plan]:
     """Their plans, the best estimate first, each once."""
     found: list[Candidate | None] = [climber.candidate(start) for start in dict.fromkeys(starts)]
     candidates = sorted(filter(None, found), key=lambda candidate: candidate.estimate_s)
-    return chain(dict.fromkeys(candidate.plan for candidate in candidates))
+    return iter(dict.fromkeys(candidate.plan for candidate in candidates))

@@ -1,5 +1,6 @@
 """Many plans by hill climbing on the compiled estimate, from evenly spread starts."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +14,7 @@ from penstock.plan.candidate import Candidate
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
-from penstock.plan.search_arrays import Integers, Reals, SearchArrays, search_arrays
+from penstock.plan.search_arrays import Integers, SearchArrays, search_arrays
 
 __all__ = ["Climber", "device_orders_of", "start_of_plan"]
 
@@ -99,13 +100,13 @@ class Climber:
     def even_cuts(self, starts: tuple[int, ...], micro_batch_size: int) -> tuple[int, ...]:
         """Layer cuts in proportion to the devices of each stage."""
         a, stages = self.arrays, len(starts) - 1
-        work: Reals = a.forward[0] + a.backward[0]
-        work += micro_batch_size * (a.forward[1] + a.backward[1])
+        sums = a.forward + a.backward
+        work = [float(seconds) for seconds in sums[0] + micro_batch_size * sums[1]]
         layers = len(work) - 1
         cuts = [0]
         for s in range(1, stages):
             goal = work[-1] * starts[s] / starts[-1]
-            right = int(np.searchsorted(work, goal))
+            right = bisect_left(work, goal)
             nearest = right if right and work[right] - goal < goal - work[right - 1] else right - 1
             cuts.append(max(cuts[-1] + 1, min(nearest, layers - (stages - s))))
         return (*cuts, layers)

@@ -1,6 +1,7 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 
@@ -91,18 +92,22 @@ def find_plan(
 
 
 def score_until(score: Score, deadline_s: float, clock: Callable[[], float]) -> Score:
-    """``score`` until the deadline, then no further plan is better than the best.
+    """``score`` until the deadline; after it only plans scored before have a time.
 
-    At least one plan that fits is scored, however long that takes.
+    At least one plan that fits is scored, however long that takes. Plans are told apart without
+    their planners' names, because a planner may take over the plan of another.
     """
+    known: dict[Plan, float] = {}
     found = False
 
     def limited(plan: Plan) -> float:
         nonlocal found
-        if found and clock() > deadline_s:
-            return inf
-        seconds = score(plan)
-        found = found or seconds < inf
-        return seconds
+        same = replace(plan, planner="")
+        if same not in known:
+            if found and clock() > deadline_s:
+                return inf
+            known[same] = score(plan)
+            found = found or known[same] < inf
+        return known[same]
 
     return limited

@@ -1,7 +1,7 @@
 """All planners on the papers' models and six clusters, and the speed of whole planning processes.
 
-    python benchmarks/planning/planning.py [--quick] [--only model:cluster] [--out results.json]
-    python benchmarks/planning/planning.py --speed [--out speed.json]
+    python benchmarks/planning.py [--quick] [--only model:cluster] [--out results.json]
+    python benchmarks/planning.py --speed [--out speed.json]
 
 Every row (one model on one cluster) runs in a process of its own, one after the other, with a time
 limit for each planner; a row that fails is a row that says so. Planning seconds are CPU seconds of
@@ -29,7 +29,7 @@ from penstock.planning.explanation import explain_plan, explanation_words
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "planning"
 PLANNER_LIMIT_S = 40.0
 ROW_LIMIT_S = 240.0
 EXPLAINED_GAP = 0.05
@@ -238,6 +238,7 @@ def main() -> int:
         print(json.dumps(run_row(*arguments.row.split(":"), arguments.planner_limit)))
         return 0
     if arguments.speed:
+        sys.path.insert(0, str(HERE))
         from speed import measure_speed
 
         return measure_speed(arguments.out or HERE / "speed.json", machine())
