@@ -20,6 +20,10 @@ WHOLE_BACKWARD_SCHEDULES = frozenset({"1f1b", "early-backward", "gpipe", "wavefr
 Where a problem allows others, only work and the slowest layer are counted, which no order escapes.
 """
 
+MOST_LAYERS = 400
+"""Of longer chains too only the simple arguments count: the program's tables grow with the layers
+squared, to many gigabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
@@ -46,8 +50,7 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     Covered are plans of contiguous stages, one a device, and orders of whole forwards and
     backwards of any warm-up depth. The larger of the bounds of `bound_of_size` and of the dynamic
     program of `penstock.plan.bound_program`, the least over the micro-batch sizes. Infinite where
-    no plan can fit in memory.
-
+    no plan can fit in memory. Of chains longer than `MOST_LAYERS` only the former count.
     """
     return proof_of(problem).bound
 
@@ -76,7 +79,8 @@ def find_bound(problem: PlanningProblem) -> Proof:
     """`proof_of`, worked out."""
     simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
     least = min(simple.values(), key=lambda bound: bound.seconds)
-    if not WHOLE_BACKWARD_SCHEDULES.issuperset(problem.schedules):
+    too_long = len(problem.profile.layers) > MOST_LAYERS
+    if too_long or not WHOLE_BACKWARD_SCHEDULES.issuperset(problem.schedules):
         return Proof(least)
     relaxed = relaxation(problem)
     seconds, plan = least_relaxed(relaxed, {size: simple[size].seconds for size in simple})

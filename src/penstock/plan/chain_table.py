@@ -11,10 +11,10 @@ from penstock.plan.cost import depth_function
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.recurrence import Integers, compiled_extend
-from penstock.plan.run_tables import Floats, RunTables, crossing_table
+from penstock.plan.run_tables import Floats
 from penstock.plan.window_costs import CostSource, TransferCosts, Window
 
-__all__ = ["MOST_CUTS", "Table", "device_orders", "fill", "likely_cuts"]
+__all__ = ["MOST_CUTS", "Table", "device_orders", "fill"]
 
 MOST_CUTS = 100
 """Longer chains are cut at likely places only: the table grows with the square of the cuts."""
@@ -101,28 +101,6 @@ def fill(
                 micro_batches,
             )
     return Table(source, order, schedule, value, choice, depths, marks)
-
-
-def likely_cuts(problem: PlanningProblem, tables: RunTables, most: int) -> tuple[int, ...]:
-    """Where to cut: anywhere in a short chain; in a long one where the fewest bytes cross.
-
-    Of a chain with more than ``most`` layers each of ``most`` equal parts of the work has one cut.
-    """
-    layers = len(problem.profile.layers)
-    if layers <= most:
-        return tuple(range(layers + 1))
-    size = max(problem.micro_batch_sizes)
-    work = tables.forward_s.at(size)[0] + tables.backward_s.at(size)[0]
-    activations = crossing_table(problem.profile, lambda edge: edge.bytes)
-    gradients = crossing_table(problem.profile, lambda edge: edge.gradient_bytes)
-    crossing = activations.at(size) + gradients.at(size)
-    part = np.minimum(work / max(work[-1], 1e-300) * most, most - 1).astype(np.int64)
-    best: dict[int, int] = {}
-    for cut in range(1, layers):
-        known = best.setdefault(int(part[cut]), cut)
-        if crossing[cut] < crossing[known]:
-            best[int(part[cut])] = cut
-    return (0, *sorted(best.values()), layers)
 
 
 def block_marks(devices: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from math import inf
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.choice import best_candidate
+from penstock.plan.coarse_chain import coarse_problem, expanded
 from penstock.plan.dapple_arrays import (
     GroupArrays,
     LayerArrays,
@@ -32,6 +33,10 @@ MOST_STAGES = 64
 """Deeper pipelines are not tried, nor than 24 stages on more than 64 devices."""
 
 
+MOST_LAYERS = 400
+"""Longer chains are made coarser."""
+
+
 def dapple(problem: PlanningProblem, score: Score) -> Plan:
     """The best plan of DAPPLE's search (PPoPP 2021).
 
@@ -54,12 +59,15 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 
     Departures: where a micro-batch has fewer rows than devices are left, the last stage takes so
     many only; where speeds differ, the search is also made without the slowest devices; on more
-    than 16 devices not all numbers of replicas are tried (see `dapple_placement.occupancies`).
+    than 16 devices not all numbers of replicas are tried (see `dapple_placement.occupancies`), and
+    chains of more than `MOST_LAYERS` layers are cut at likely places only.
 
     Raises:
         Infeasible: nothing fits; the message says what would.
     """
-    return best_candidate(problem, dapple_candidates(problem), score, planner="dapple")
+    coarse, cuts = coarse_problem(problem, MOST_LAYERS)
+    candidates = expanded(dapple_candidates(coarse), cuts)
+    return best_candidate(problem, candidates, score, planner="dapple")
 
 
 def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from penstock.plan.candidate import Candidate
-from penstock.plan.chain_table import MOST_CUTS, device_orders, fill, likely_cuts
+from penstock.plan.chain_table import MOST_CUTS, device_orders, fill
 from penstock.plan.choice import best_candidate
+from penstock.plan.coarse_chain import likely_cuts
 from penstock.plan.cost import leanest_schedule
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
@@ -45,7 +46,7 @@ def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     others = [name for name in problem.schedules if name != schedule]
     seen: set[Plan] = set()
     tables = run_tables(problem)
-    cuts = likely_cuts(problem, tables, MOST_CUTS)
+    cuts = likely_cuts(problem, MOST_CUTS)
     for micro_batch_size in problem.micro_batch_sizes:
         source = CostSource(problem, tables, micro_batch_size, cuts)
         for order in device_orders(problem):

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.cluster.cluster import Cluster
 from penstock.plan.candidate import Candidate
 from penstock.plan.choice import best_candidate
+from penstock.plan.coarse_chain import coarse_problem, expanded
 from penstock.plan.cost import crossing_bytes, rows_by_speed
 from penstock.plan.fitted_plan import fitted_plan
 from penstock.plan.pipedream_recurrence import Integers, compiled_partition
@@ -19,6 +20,10 @@ from penstock.plan.run_tables import Floats, RunTables, run_tables
 from penstock.profile.model_profile import Affine
 
 __all__ = ["Level", "levels_of", "pipedream", "pipedream_candidates"]
+
+
+MOST_LAYERS = 120
+"""Longer chains are made coarser: the table grows with the third power of the layers."""
 
 
 def pipedream(problem: PlanningProblem, score: Score) -> Plan:
@@ -42,12 +47,15 @@ def pipedream(problem: PlanningProblem, score: Score) -> Plan:
     Departures: a micro-batch is split over replicas instead of dealt to them in turn; weights are
     not stashed, so they count once; workers are taken to be as slow and as small as the slowest
     and the smallest device, links of a level as slow as the slowest. Where hosts differ in their
-    number of devices there is one level, of all devices.
+    number of devices there is one level, of all devices. Chains of more than `MOST_LAYERS` layers
+    are cut at likely places only.
 
     Raises:
         Infeasible: nothing fits; the message says what would.
     """
-    return best_candidate(problem, pipedream_candidates(problem), score, planner="pipedream")
+    coarse, cuts = coarse_problem(problem, MOST_LAYERS)
+    candidates = expanded(pipedream_candidates(coarse), cuts)
+    return best_candidate(problem, candidates, score, planner="pipedream")
 
 
 def pipedream_candidates(problem: PlanningProblem) -> Iterator[Candidate]:

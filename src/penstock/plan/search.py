@@ -6,6 +6,7 @@ from itertools import chain, islice
 from math import inf
 
 from penstock.errors import Infeasible
+from penstock.plan.bound_plans import relaxed_plans
 from penstock.plan.bounds import gap, lower_bound_s, plan_bound_s
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.every_plan import every_placement, every_variant
@@ -30,8 +31,8 @@ CANDIDATES = 60
 MOVES = 600
 """The most moves that are simulated."""
 
-PROVEN = 1e-6
-"""A gap up to which a plan counts as proven optimal."""
+PROVEN = 5e-4
+"""A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
 WORTH_A_RESTART = 0.02
 """A gap from which random starts are tried."""
@@ -60,7 +61,7 @@ def search_steps(
     """Ever better plans, each with what is being tried; the last step has the best of all.
 
     1. The plans of ``starts``, the other planners; so the answer is never worse than theirs under
-       the same score.
+       the same score. Beside them the relaxed plan of the lower bound, on real devices.
     2. The plans that hill climbing by a fast estimate ends in (`search_climbs`), simulated in the
        order of their estimates.
     3. Moves from the best plan, as long as one makes it better (`search_moves`).
@@ -80,6 +81,8 @@ def search_steps(
             best.offer(planner(problem, score))
         except Infeasible:
             continue
+    for plan in relaxed_plans(problem):
+        best.offer(plan)
     for phase in (climb_hills, improve, restart, look_at_all):
         if best.gap > PROVEN:
             yield from phase(best)
