@@ -69,8 +69,8 @@ def search_steps(
     5. On small problems every plan there is (`every_plan`), but those whose proven bound shows
        that they cannot win; there the answer is optimal.
 
-    After the other planners it ends as soon as the best plan meets the bound. Of equal plans that
-    on the fewest devices wins. The last step has no plan where nothing fits.
+    2 to 4 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
+    wins. The last step has no plan where nothing fits.
     """
     best = Incumbent(problem, score)
     yield best.step("lower bound")
@@ -83,9 +83,10 @@ def search_steps(
             continue
     for plan in relaxed_plans(problem):
         best.offer(plan)
-    for phase in (climb_hills, improve, restart, look_at_all):
+    for phase in (climb_hills, improve, restart):
         if best.gap > PROVEN:
             yield from phase(best)
+    yield from look_at_all(best)
     yield best.step("done")
 
 

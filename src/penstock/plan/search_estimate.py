@@ -279,8 +279,10 @@ def estimate(
         again[s] = forward_s if recompute[s] and depth[s] > 1 else 0.0
     skipping = np.zeros((2, stages))
     busiest_s = message_seconds(a, order, cuts, starts, stages, rows, seconds, skipping)
-    # Long iterations repeat the same period: play two short ones and carry their difference on.
-    more, less = 3 * stages + 12, 2 * stages + 4
+    # Long iterations repeat a period, often that of a full first stage: play two short ones, whole
+    # periods apart, and carry their difference on.
+    less = 2 * stages + 4
+    more = less + max(1, (stages + 8) // depth[0]) * depth[0]
     if micro_batches <= 2 * more or depth[0] > less:
         played_s = play(seconds, skipping, depth, again, stages, micro_batches)
     else:
