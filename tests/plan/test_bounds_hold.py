@@ -94,13 +94,13 @@ def test_the_compiled_program_is_the_plain_one(problem: PlanningProblem):
         assert plain.stages == compiled.stages
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=12))
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=12))
 def test_a_front_has_a_point_below_every_point_that_it_was_given(
-    given_points: list[tuple[int, int, int]],
+    given_points: list[tuple[int, int, int, int]],
 ):
     import numpy as np
 
-    points, parents, count = np.empty((4, 3)), np.empty((4, 2), dtype=np.int64), 0
+    points, parents, count = np.empty((4, 4)), np.empty((4, 2), dtype=np.int64), 0
     for point in given_points:
         count = insert(points, parents, count, np.array(point, dtype=np.float64), 0, 0)
     assert 1 <= count <= 4

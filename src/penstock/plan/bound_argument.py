@@ -26,27 +26,53 @@ class StageTimes:
         return self.forward_s + self.backward_s
 
 
+@dataclass(frozen=True)
+class Found:
+    """A term of a stage; ``reducing``: the earlier stage whose all-reduce follows, if any does."""
+
+    seconds: float
+    stage: RelaxedStage
+    times: StageTimes
+    name: str
+    reducing: RelaxedStage | None
+
+
 def binding_argument(relaxed: Relaxation, plan: RelaxedPlan) -> str:
     """Which stage of the relaxed plan binds, and by what."""
     sized = relaxed.of_size(plan.micro_batch_size)
     table = sized.table
-    first_s = trip_s = 0.0
-    found: list[tuple[float, RelaxedStage, StageTimes, str]] = []
+    first_s = after_s = reduced_s = 0.0
+    reducing: RelaxedStage | None = None
+    found: list[Found] = []
     for stage in plan.stages:
         entry = table[sized.options.index(stage.option), stage.layers.start, stage.layers.stop]
         times = times_of(sized, stage, entry)
         reached_s = {
             "after_forward": first_s,
-            "round_trip": trip_s,
-            "after_drain": trip_s - first_s,
+            "round_trip": first_s + after_s,
+            "after_drain": after_s,
+            "thin_drain": first_s + after_s,
+            "thin": first_s,
+            "thin_both": first_s + reduced_s,
+            "before_thin_drain": reduced_s,
+            "sent": first_s + reduced_s,
+            "alone": 0.0,
         }
-        reached_s |= {"thin_drain": trip_s, "thin": first_s, "alone": 0.0}
-        for name, seconds in times.terms.items():
-            found.append((reached_s[name] + seconds, stage, times, name))
+        found += [
+            Found(reached_s[name] + times.terms[name], stage, times, name, reducing)
+            for name in reached_s
+        ]
         first_s += times.forward_s
-        trip_s += times.whole_s
-    _, stage, times, name = max(found, key=lambda one: one[0])
-    return f"{stage_text(stage, len(plan.stages))}: {cause(sized, stage, times, name)}"
+        after_s += times.backward_s
+        if times.terms["tail"] > after_s * (1 + CLOSE):
+            after_s, reducing = times.terms["tail"], stage
+        reduced_s = max(times.terms["reduced"], reduced_s)
+    binding = max(found, key=lambda one: one.seconds)
+    words = f"{stage_text(binding.stage, len(plan.stages))}: {cause(sized, binding)}"
+    if binding.reducing and binding.name not in ("alone", "after_forward", "thin"):
+        layers = binding.reducing.layers
+        words += f"; then the all-reduce of layers {layers.start}-{layers.stop - 1}"
+    return words
 
 
 def times_of(sized: SizedRelaxation, stage: RelaxedStage, entry: Floats) -> StageTimes:
@@ -69,12 +95,13 @@ def stage_text(stage: RelaxedStage, stages: int) -> str:
     return f"stage of layers {stage.layers.start}-{stage.layers.stop - 1} on {devices}"
 
 
-def cause(sized: SizedRelaxation, stage: RelaxedStage, times: StageTimes, name: str) -> str:
+def cause(sized: SizedRelaxation, found: Found) -> str:
     """What a term consists of."""
+    stage, times, name = found.stage, found.times, found.name
     batches, rows = sized.batches, sized.rows
     of_all = f"{batches} micro-batches of {rows}" if batches > 1 else f"one micro-batch of {rows}"
     value, busy_s = times.terms[name], batches * times.whole_s
-    tail_s = times.terms["thin"] - times.terms["thin_drain"] + times.backward_s
+    tail_s = times.terms["tail"]
     if name == "round_trip":
         if value > busy_s * (1 + CLOSE):
             return f"memory: too few of {of_all} in flight, or recompute, between fill and drain"
@@ -83,10 +110,11 @@ def cause(sized: SizedRelaxation, stage: RelaxedStage, times: StageTimes, name: 
         if tail_s <= times.backward_s * (1 + CLOSE):
             return f"its compute for {of_all} after the fill"
         return f"the all-reduce and step after its compute for {of_all}{rate_text(stage)}"
-    if name == "alone" and stage.option.slowest_row_s * 0 + value <= slowest_s(sized, stage) * (
-        1 + CLOSE
-    ):
+    slow_s = slowest_s(sized, stage)
+    if name == "thin_both" and value <= slow_s * (1 + CLOSE):
         return f"its compute for {of_all} on the fullest replica"
+    if name == "thin" and value <= (slow_s + times.terms["reduced"]) * (1 + CLOSE):
+        return f"its compute for {of_all} on the fullest replica, and the all-reduce and step"
     return f"the links of its devices, which carry the messages of {of_all}"
 
 

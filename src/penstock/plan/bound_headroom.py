@@ -44,7 +44,19 @@ QUESTION = (
 )
 """What ``question`` holds; the last six are the best that any device or set of devices does."""
 
-TERMS = ("alone", "after_forward", "round_trip", "after_drain", "thin_drain", "thin")
+TERMS = (
+    "alone",
+    "after_forward",
+    "round_trip",
+    "after_drain",
+    "thin_drain",
+    "thin",
+    "thin_both",
+    "before_thin_drain",
+    "sent",
+    "tail",
+    "reduced",
+)
 """The last axis of the table."""
 
 Integers = NDArray[np.int64]
@@ -61,14 +73,14 @@ def bucket_s(size_bytes: float, figures: Floats) -> float:
 
 
 def gradient_tails(
-    tail: Floats, figures: Floats, times: Floats, parameters: Floats, last: int
+    tail: Floats, figures: Floats, row_s: float, times: Floats, parameters: Floats, last: int
 ) -> None:
     """``tail[lo]``: from the start of the last backward of layers ``lo..last-1`` to its last sum.
 
     Buckets are filled from the last layer to the first as `penstock.simulate.gradients` does, and
     reduced one after the other, each once the backward has passed all its layers.
     """
-    row_s, per_speed = figures[0], figures[2]
+    per_speed = figures[2]
     finished = 0.0
     waiting = 0.0
     complete_s = 0.0
@@ -147,6 +159,7 @@ def two_links_s(
 def headroom(
     table: Floats,
     tail: Floats,
+    full_tail: Floats,
     figures: Floats,
     times: Floats,
     parameters: Floats,
@@ -159,22 +172,31 @@ def headroom(
 ) -> None:
     """Fill ``table[lo, hi, term]`` for one option of devices.
 
-    With A the mean over rows of the time in which the first forward reaches a stage, R the same
-    plus the drain of the stages before it, and a <= A that of the fastest replicas alone, each
-    plan takes at least
+    Of a stage, let A be the mean over rows of the time in which its first forward is reached, W
+    that of what follows its last backward (the drain, or the all-reduce of an earlier stage that
+    only starts in it), a <= A and w <= W the same of any row at least. Each plan takes at least
 
-        alone,  A + after_forward,  R + round_trip,  (R - A) + after_drain,
-        (R - A) + a + thin_drain,  a + thin
+        alone,  A + after_forward,  A + W + round_trip,  W + after_drain,  W + a + thin_drain,
+        a + thin,  a + w + thin_both,  w + before_thin_drain,  A + w' + sent
+
+    where w' <= w is without the message to the stage before, which ``sent`` has. ``tail``: from
+    the start of the last backward to the end of the optimizer's step, ``reduced``: the part of it
+    that is left whatever the backward takes. Terms of the fullest replica, which has the most
+    rows, know only a and w: its rows may be those that pass other stages quickly.
 
     ``memory[lo, hi]``: bytes held, saved fixed, saved per sample, inputs fixed, inputs per sample,
     tied parameters used elsewhere too, and only here. ``traffic[kind, lo, hi]``: fixed, per sample,
-    tensors; of activations in, gradients in, all out.
-    ``near[cut]`` likewise. ``question``: see `QUESTION`.
+    tensors; of activations in, gradients in, all out, activations out. ``near[0, cut]`` and
+    ``near[1, cut]`` likewise, of activations and gradients. ``question``: see `QUESTION`.
     """
     batches, rows, latency_s, step_s_per_byte = question[0], question[1], question[2], question[3]
     layers = times.shape[1] - 1
+    most_rows, best_in, best_out = figures[3], question[8], question[9]
+    # The slowest replica is the fullest one where all are equally fast.
+    same = abs(most_rows * figures[2] - figures[1]) <= 1e-12 * figures[1]
     for last in range(1, layers + 1):
-        gradient_tails(tail, figures, times, parameters[0], last)
+        gradient_tails(tail, figures, figures[0], times, parameters[0], last)
+        gradient_tails(full_tail, figures, figures[1], times, parameters[0], last)
         below = times[:, layers] - times[:, last]
         thin_below_s = (below[0] + below[2] + below[1] + below[3]) * question[6]
         below_s = (below[0] + below[2]) * question[6] + (below[1] + below[3]) * question[7]
@@ -185,6 +207,9 @@ def headroom(
             backward_s = own[2] * figures[2] + own[3] * figures[0]
             whole_s = forward_s + backward_s
             slowest_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[1]
+            slow_back_s = own[2] * figures[2] + own[3] * figures[1]
+            full_forward_s = (own[0] + own[1] * most_rows) * figures[2]
+            full_back_s = (own[2] + own[3] * most_rows) * figures[2]
             gradient_bytes = parameters[1, last] - parameters[1, lo]
             step_s = step_s_per_byte * gradient_bytes * figures[2]
             # Gradients of tied parameters wait for the whole backward.
@@ -192,12 +217,16 @@ def headroom(
             tied_s = max(
                 tied_s, memory[lo, last, 6] / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
             )
-            tail_s = max(tail[lo], backward_s + tied_s) + step_s
             reduce_s = gradient_bytes / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
+            tail_s = max(tail[lo], backward_s + tied_s) + step_s
+            slow_tail_s = max(full_tail[lo], slow_back_s + tied_s) + step_s
+            full_tail_s = max(full_back_s + tied_s, reduce_s) + step_s
+            if same:
+                full_tail_s = slow_tail_s
 
-            most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * figures[3])
+            most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * most_rows)
             held = memory[lo, last]
-            saved, inputs = held[1] + held[2] * figures[3], held[3] + held[4] * figures[3]
+            saved, inputs = held[1] + held[2] * most_rows, held[3] + held[4] * most_rows
             room = figures[4] - held[0] - most_workspace
             again_s = min((own[0] + own[1]) * figures[2], thin_below_s)
             if figures[8] == 1:
@@ -212,28 +241,47 @@ def headroom(
             )
 
             down, up = traffic[0, lo, last], traffic[1, lo, last]
-            up_s = traffic_s(up, rows, latency_s, question[8], figures[5])
-            in_s = up_s + traffic_s(down, rows, latency_s, question[8], figures[5])
-            if figures[8] == 1 and question[10] < question[8]:
+            up_s = traffic_s(up, rows, latency_s, best_in, figures[5])
+            in_s = up_s + traffic_s(down, rows, latency_s, best_in, figures[5])
+            full_up_s = traffic_s(up, most_rows, latency_s, best_in, best_in)
+            full_in_s = full_up_s + traffic_s(down, most_rows, latency_s, best_in, best_in)
+            if figures[8] == 1 and question[10] < best_in:
                 # One device takes activations and gradients in from different devices.
-                in_s = two_links_s(up, down, rows, latency_s, question[8], question[10])
-            near_s = up_s
+                in_s = two_links_s(up, down, rows, latency_s, best_in, question[10])
+            near_s, full_near_s = up_s, full_up_s
+            out = traffic[3, lo, last]
+            out_s = traffic_s(out, rows, latency_s, best_out, figures[6])
+            full_out_s = traffic_s(out, most_rows, latency_s, best_out, best_out)
             if lo > 0 and reader[lo] < last:
-                near_s += traffic_s(near[lo], rows, latency_s, question[8], figures[5])
-                if figures[8] == 1 and question[10] < question[8]:
-                    near_s = two_links_s(up, near[lo], rows, latency_s, question[8], question[10])
-            out = traffic[2, lo, last]
-            sent_s = forward_s + batches * traffic_s(out, rows, latency_s, question[9], figures[6])
+                near_s += traffic_s(near[0, lo], rows, latency_s, best_in, figures[5])
+                full_near_s += traffic_s(near[0, lo], most_rows, latency_s, best_in, best_in)
+                out_s += traffic_s(near[1, lo], rows, latency_s, best_out, figures[6])
+                full_out_s += traffic_s(near[1, lo], most_rows, latency_s, best_out, best_out)
+                if figures[8] == 1 and question[10] < best_in:
+                    near_s = two_links_s(up, near[0, lo], rows, latency_s, best_in, question[10])
+            all_out = traffic[2, lo, last]
+            sent_s = forward_s + batches * traffic_s(all_out, rows, latency_s, best_out, figures[6])
+            full_sent_s = full_forward_s + batches * traffic_s(
+                all_out, most_rows, latency_s, best_out, best_out
+            )
+            own_s = reduce_s + step_s
 
             entry = table[lo, last]
-            entry[0] = max(batches * slowest_s, batches * in_s + tail_s)
-            entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + reduce_s + step_s)
-            if lo == 0:
-                entry[1] = max(entry[1], sent_s + tail_s)
+            entry[0] = max(batches * in_s + tail_s, batches * full_in_s + full_tail_s)
+            entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + own_s)
             entry[2] = busy_s
             entry[3] = batches * in_s + backward_s
             entry[4] = batches * near_s + backward_s
-            entry[5] = batches * near_s + tail_s
+            entry[5] = max(batches * near_s + tail_s, batches * full_near_s + full_tail_s)
+            entry[5] = max(entry[5], batches * slowest_s - slow_back_s + slow_tail_s)
+            entry[5] = max(entry[5], full_sent_s + own_s)
+            if lo == 0:
+                entry[1] = max(entry[1], sent_s + tail_s)
+            entry[6] = max(batches * slowest_s, batches * full_near_s + full_back_s)
+            entry[7] = batches * full_in_s + full_back_s
+            entry[8] = max(forward_s + batches * out_s, 0.0)
+            entry[9] = tail_s
+            entry[10] = own_s
 
 
 @cache

@@ -199,7 +199,12 @@ class SizedRelaxation:
             ],
             axis=2,
         )
-        kinds = (tables.activations_in, tables.gradients_in, tables.sent)
+        kinds = (
+            tables.activations_in,
+            tables.gradients_in,
+            tables.sent,
+            tables.activations_out,
+        )
         traffic = np.stack(
             [np.stack([kind.fixed, kind.per_sample, kind.tensors], axis=2) for kind in kinds]
         )
@@ -208,18 +213,18 @@ class SizedRelaxation:
         floors = [floor_of(layer.workspace_bytes, self.rows) for layer in profile.layers]
         workspace = np.array([[w.fixed for w in floors], [w.per_sample for w in floors]])
         table = np.empty((len(self.options), layers + 1, layers + 1, len(TERMS)))
-        tail = np.zeros(layers)
+        tails = np.zeros((2, layers))
         for entry, figures in zip(table, self.figures, strict=True):
             self.relaxed.fill(
                 entry,
-                tail,
+                *tails,
                 figures,
                 self.times,
                 parameters,
                 workspace,
                 memory,
                 traffic,
-                tables.near.forward,
+                self.near,
                 tables.near.reader,
                 self.question,
             )
@@ -255,7 +260,7 @@ class SizedRelaxation:
         supply, layers = relaxed.supply, self.times.shape[1] - 1
         shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS)
         counts = np.zeros(shape, dtype=np.int64)
-        points = np.empty((*shape, FRONT, 3))
+        points = np.empty((*shape, FRONT, 4))
         parents = np.empty((*shape, FRONT, 2), dtype=np.int64)
         speeds = [c.speed for c in supply.classes]
         best_rate = max(limits.receive_rates[1], limits.send_rates[1])
@@ -316,30 +321,43 @@ def least_relaxed(
 ) -> tuple[float, RelaxedPlan | None]:
     """Seconds that no plan beats, and a relaxed plan that takes hardly more.
 
-    ``floors_s`` are bounds known already for each micro-batch size. Time is raised until some size
-    has a relaxed plan, then narrowed down by bisection; a size that has none within some time is
-    not asked again for less. Infinite seconds and no plan where nothing fits in memory.
+    ``floors_s`` are bounds known already for each micro-batch size. Size after size, the smallest
+    floor first, is asked for a plan that is faster than the best one of the sizes before, and its
+    least time narrowed down only where it has one; so the tables of one size are kept at a time.
+    Infinite seconds and no plan where nothing fits in memory.
     """
-    lower_s = dict(floors_s)
-    sized = {rows: relaxed.of_size(rows) for rows in lower_s}
+    least_s, best = inf, None
+    for rows in sorted(floors_s, key=lambda rows: (floors_s[rows], rows)):
+        most_s = best.seconds * (1 - PRECISION) if best else inf
+        if floors_s[rows] >= most_s:
+            least_s = min(least_s, floors_s[rows])
+            continue
+        found_s, found = least_of_size(relaxed.of_size(rows), floors_s[rows], most_s)
+        least_s, best = min(least_s, found_s), found or best
+    return least_s, best
 
-    def reached(limit_s: float) -> RelaxedPlan | None:
-        for rows in sorted(lower_s, key=lambda rows: (lower_s[rows], rows)):
-            if lower_s[rows] < limit_s:
-                if plan := sized[rows].reached(limit_s):
-                    return plan
-                lower_s[rows] = limit_s
-        return None
 
-    least_s, step, best = max(min(lower_s.values()), LEAST_S), FIRST_STEP, None
+def least_of_size(
+    sized: SizedRelaxation, floor_s: float, most_s: float
+) -> tuple[float, RelaxedPlan | None]:
+    """`least_relaxed` of one size; ``most_s`` and no plan where that has none within ``most_s``.
+
+    Without a limit, time is raised until there is a plan; then it is narrowed down by bisection.
+    """
+    best, step = None, FIRST_STEP
+    least_s = max(floor_s, LEAST_S)
+    if most_s < inf:
+        best = sized.reached(most_s)
+        if best is None:
+            return most_s, None
     while best is None and least_s < MOST_S:
-        best = reached(least_s * step)
-        least_s, step = max(min(lower_s.values()), LEAST_S), step * step
+        best = sized.reached(least_s * step)
+        if best is None:
+            least_s, step = least_s * step, step * step
     if best is None:
         return inf, None
-    while (least_s := min(lower_s.values())) < best.seconds * (1 - PRECISION):
-        middle_s = sqrt(max(least_s, LEAST_S) * best.seconds)
-        if best.seconds <= LEAST_S * FIRST_STEP:
-            break
-        best = reached(middle_s) or best
-    return least_s, best
+    while least_s < best.seconds * (1 - PRECISION) and best.seconds > LEAST_S * FIRST_STEP:
+        middle_s = sqrt(least_s * best.seconds)
+        found = sized.reached(middle_s)
+        best, least_s = found or best, least_s if found else middle_s
+    return (least_s if least_s > LEAST_S else floor_s), best

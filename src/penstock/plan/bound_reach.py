@@ -83,8 +83,19 @@ def messages_at(
     return down_s, max(up_s, both_s - down_s), 0.0
 
 
-def keeps_to(limit_s: float, entry: Floats, first_s: float, trip_s: float, thin_s: float) -> bool:
-    """Whether all terms of `headroom` stay within a time for a stage reached like this."""
+def keeps_to(
+    limit_s: float,
+    entry: Floats,
+    first_s: float,
+    trip_s: float,
+    thin_s: float,
+    sent_s: float,
+    last_s: float,
+) -> bool:
+    """Whether all terms of `headroom` stay within a time for a stage reached like this.
+
+    A, A + W, a, w' and w of `headroom`.
+    """
     drain_s = trip_s - first_s
     return (
         entry[0] <= limit_s
@@ -93,6 +104,9 @@ def keeps_to(limit_s: float, entry: Floats, first_s: float, trip_s: float, thin_
         and drain_s + entry[3] <= limit_s
         and drain_s + thin_s + entry[4] <= limit_s
         and thin_s + entry[5] <= limit_s
+        and thin_s + last_s + entry[6] <= limit_s
+        and last_s + entry[7] <= limit_s
+        and first_s + sent_s + entry[8] <= limit_s
     )
 
 
@@ -127,15 +141,15 @@ def hosts_after(
 def insert(
     points: Floats, parents: Integers, count: int, point: Floats, parent: int, option: int
 ) -> int:
-    """Add a point to a front of smallest triples; the new number of points."""
+    """Add a point to a front of smallest points; the new number of points."""
     kept = 0
     for i in range(count):
         other = points[i]
-        if other[0] <= point[0] and other[1] <= point[1] and other[2] <= point[2]:
+        if (other <= point).all():
             return count
     for i in range(count):
         other = points[i]
-        if not (point[0] <= other[0] and point[1] <= other[1] and point[2] <= other[2]):
+        if not (point <= other).all():
             points[kept] = other
             parents[kept] = parents[i]
             kept += 1
@@ -180,7 +194,7 @@ def reach(
 ) -> int:
     """The index of a point of a relaxed plan that takes no longer than ``limit_s``, or -1.
 
-    ``points[lo, state, joined, width]``: the least (A, R, a) of `headroom` with which layers
+    ``points[lo, state, joined, width]``: the least (A, A + W, a, w') of `headroom` with which layers
     before ``lo`` can run on the devices taken in ``state``, which are on ``joined + 1`` hosts, the
     last stage ``width`` wide. ``left[state]``: digits of the supply left, ``used[state]`` the
     fewest devices taken and ``most_used[state]`` the most, ``steps`` the strides of the digits;
@@ -193,10 +207,10 @@ def reach(
     layers = times.shape[1] - 1
     states = left.shape[0]
     counts[:] = 0
-    point = np.zeros(3)
+    point = np.zeros(4)
     spread = room.shape[0]
     counts[0, 0, 0, 0] = 1
-    points[0, 0, 0, 0, 0] = 0.0
+    points[0, 0, 0, 0, 0, :] = 0.0
     parents[0, 0, 0, 0, 0] = -1
     for lo in range(layers):
         rest_row = times[1, layers] + times[3, layers] - times[1, lo] - times[3, lo]
@@ -263,8 +277,9 @@ def reach(
                                 )
                                 for hi in range(lo + 1, layers + 1):
                                     own = times[:, hi] - times[:, lo]
-                                    thin_s = front[k, 2]
+                                    thin_s, sent_s = front[k, 2], front[k, 3]
                                     down_s, up_s, port_s = 0.0, 0.0, 0.0
+                                    last_s = sent_s
                                     if lo > 0 and reader[lo] < hi:
                                         down_s, up_s, port_s = messages_at(
                                             near,
@@ -276,7 +291,15 @@ def reach(
                                             s_per_byte,
                                             pairs,
                                         )
-                                    if thin_s + batches * port_s > limit_s:
+                                        # Some message may be of a single row.
+                                        thin_rows = rows if overlap >= rows else 1.0
+                                        thin_s += message_s(
+                                            near[0, lo], thin_rows, latency_s, s_per_byte
+                                        )
+                                        last_s += message_s(
+                                            near[1, lo], thin_rows, latency_s, s_per_byte
+                                        )
+                                    if front[k, 2] + last_s + batches * port_s > limit_s:
                                         continue
                                     first_s = front[k, 0] + down_s
                                     trip_s = front[k, 1] + down_s + up_s
@@ -291,7 +314,9 @@ def reach(
                                     if trip_s + batches * whole_s > limit_s:
                                         break
                                     entry = table[option, lo, hi]
-                                    if not keeps_to(limit_s, entry, first_s, trip_s, thin_s):
+                                    if not keeps_to(
+                                        limit_s, entry, first_s, trip_s, thin_s, sent_s, last_s
+                                    ):
                                         continue
                                     if hi < layers and question[6] == 1:
                                         continue
@@ -311,9 +336,15 @@ def reach(
                                         figures[option, 2],
                                     )
                                     point[0] = first_s + forward_s
-                                    point[1] = trip_s + whole_s
+                                    point[1] = point[0] + max(
+                                        entry[9], whole_s - forward_s + trip_s - first_s
+                                    )
                                     point[2] = (
                                         thin_s + (own[0] + own[1] * fewest) * figures[option, 2]
+                                    )
+                                    point[3] = max(
+                                        entry[10],
+                                        last_s + (own[2] + own[3] * fewest) * figures[option, 2],
                                     )
                                     into = width_of(int(figures[option, 8]))
                                     counts[hi, target, now, into] = insert(

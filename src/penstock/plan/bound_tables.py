@@ -63,6 +63,7 @@ class ProfileTables:
     activations_in: Traffic
     gradients_in: Traffic
     sent: Traffic
+    activations_out: Traffic
     near: NearTensors
     tied_bytes: Floats
 
@@ -70,12 +71,13 @@ class ProfileTables:
 def profile_tables(problem: PlanningProblem) -> ProfileTables:
     """The tables of a problem; layers squared in time and space."""
     profile, rows = problem.profile, max(problem.micro_batch_sizes)
+    activations_out = made_traffic(profile, rows, lambda edge: edge.bytes)
     return ProfileTables(
         runs=run_tables(problem),
         activations_in=read_traffic(profile, rows, lambda edge: edge.bytes),
         gradients_in=made_traffic(profile, rows, lambda edge: edge.gradient_bytes),
-        sent=made_traffic(profile, rows, lambda edge: edge.bytes)
-        + read_traffic(profile, rows, lambda edge: edge.gradient_bytes),
+        sent=activations_out + read_traffic(profile, rows, lambda edge: edge.gradient_bytes),
+        activations_out=activations_out,
         near=near_tensors(profile, rows),
         tied_bytes=tied_bytes(profile),
     )
