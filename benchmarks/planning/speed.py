@@ -1,7 +1,7 @@
 """Whole processes of ``penstock plan``: wall and CPU seconds, and the most memory in use.
 
-Run by ``benchmarks/planning.py --speed``. Every command runs twice; the second counts, whose compiled code
-comes from the cache.
+Run by ``benchmarks/planning.py --speed``. Every command runs twice; the second counts, whose
+compiled code comes from the cache.
 """
 
 import json

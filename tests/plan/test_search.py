@@ -67,9 +67,7 @@ def test_without_messages_and_replicas_the_estimate_is_the_simulated_time(
             if plan is None:
                 assert seconds == inf
             else:
-                # Long iterations are carried on from short ones, whose period may not be settled.
-                rounding = 0.05 if problem.global_batch > 6 else ROUNDING
-                assert seconds == pytest.approx(score(plan), rel=rounding)
+                assert seconds == pytest.approx(score(plan), rel=ROUNDING)
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,9 +14,8 @@ from reference.every_plan import every_plan
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.presets import find_cluster
 from penstock.plan.cost import (
-    backward_s,
+    crowding,
     depths_of,
-    forward_s,
     peak_memory_bytes,
     tail_s,
     transfer,
@@ -124,9 +123,15 @@ def workload_of(problem: PlanningProblem, plan: Plan) -> float:
     depths = depths_of(plan)
     found: list[float] = []
     for index, stage in enumerate(plan.stages):
-        busy_s = forward_s(problem, stage) + backward_s(problem, stage)
-        if stage.recompute and depths[index] > 1:
-            busy_s += forward_s(problem, stage)
+        forwards = 2 if stage.recompute and depths[index] > 1 else 1
+        busy_s = crowding(problem.cluster, stage.devices) * max(
+            (
+                forwards * problem.profile.forward_s(stage.layers, rows)
+                + problem.profile.backward_s(stage.layers, rows)
+            )
+            / problem.cluster.devices[device].speed
+            for device, rows in zip(stage.devices, stage.slices, strict=True)
+        )
         found.append(plan.micro_batches * busy_s + tail_s(problem, stage))
         if index + 1 < len(plan.stages):
             moved = transfer(problem, stage, plan.stages[index + 1])

@@ -11,6 +11,7 @@ from penstock.plan import registry
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.search_step import SearchStep
+from penstock.planning.answers import TimeLimit
 from penstock.planning.comparison import (
     Comparison,
     NoAnswer,
@@ -96,7 +97,7 @@ def test_a_search_that_is_stopped_answers_with_its_best_so_far(
 
     monkeypatch.setattr("penstock.planning.time_limit.find_plan", tells_then_sleeps)
     score = make_score(problem)
-    assert plan_within(problem, "search", score, limit_s=0.1) == small_plan
+    assert plan_within(problem, "search", score, limit=TimeLimit(0.1, time.monotonic)) == small_plan
 
 
 def test_without_a_plan_told_only_one_that_may_fail_is_stopped(
@@ -108,9 +109,12 @@ def test_without_a_plan_told_only_one_that_may_fail_is_stopped(
 
     monkeypatch.setattr("penstock.planning.time_limit.find_plan", slow)
     score = make_score(problem)
-    assert plan_within(problem, "search", score, limit_s=0.01) == small_plan
+    limit = TimeLimit(0.01, time.monotonic)
+    assert (
+        plan_within(problem, "search", score, limit=limit) == small_plan
+    )
     with pytest.raises(TimeIsUp):
-        plan_within(problem, "search", score, limit_s=0.01, may_fail=True)
+        plan_within(problem, "search", score, limit=TimeLimit(0.01, time.monotonic), may_fail=True)
 
 
 def test_the_best_comes_first_and_ties_keep_the_order_asked(problem: PlanningProblem) -> None:

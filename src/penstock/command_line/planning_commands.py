@@ -51,11 +51,10 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Make a plan for PROFILE on a cluster."""
-    from math import inf
-
     from penstock.command_line.numba_start import start_numba_without_scipy
     from penstock.document import check_place
     from penstock.plan.bounds import lower_bound
+    from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.questions import planning_problem
@@ -80,8 +79,8 @@ def plan(
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)
         progress.bound_s = (bound := lower_bound(problem)).seconds
-        limit_s = time_limit or inf
-        found = plan_within(problem, planner, score, limit_s=limit_s, tell=progress.tell)
+        limit = TimeLimit(time_limit, perf_counter) if time_limit else None
+        found = plan_within(problem, planner, score, limit=limit, tell=progress.tell)
         planning_s = perf_counter() - start_s
         planned = assess_plan(found, problem, baselines_of(problem, score), bound)
     if out:

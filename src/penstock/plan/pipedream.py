@@ -112,10 +112,12 @@ def levels_of(cluster: Cluster) -> tuple[Level, ...]:
         hosts.append(tuple(range(start, start + len(host.devices))))
         start += len(host.devices)
     inside = [host.link_bytes_per_s for host in cluster.hosts if len(host.devices) > 1]
-    across = [host.port_bytes_per_s for host in cluster.hosts] if len(hosts) > 1 else []
+    # Hosts that only explicit links join have no port.
+    ports = [host.port_bytes_per_s for host in cluster.hosts if host.port_bytes_per_s > 0]
+    across = ports if len(hosts) > 1 else []
     special = [link.bytes_per_s for link in cluster.links]
     everyone = tuple((device,) for device in range(start))
-    if len(hosts) == 1 or not inside or len({len(host) for host in hosts}) > 1:
+    if len(hosts) == 1 or not inside or not across or len({len(host) for host in hosts}) > 1:
         return (Level(everyone, min([*inside, *across, *special, inf])),)
     one_host = tuple((device,) for device in hosts[0])
     return (Level(one_host, min(*inside, *special, inf)), Level(tuple(hosts), min(across)))

@@ -1,8 +1,10 @@
 """The plans that hill climbing ends in, in the order of their estimates."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from random import Random
+
+from numpy.random import Generator, default_rng
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.plan import Plan
@@ -22,9 +24,12 @@ LONG_CLIMB = 4000
 
 LONG_CLIMBS = 8
 
-RESTARTS: tuple[tuple[int, int], ...] = ((96, 300), (24, 1200), (8, 4000))
-"""Climbs from random starts, where the bound leaves room for something better: how many of the
-best go on, and the estimates that each may spend."""
+RESTARTS, RESTART_CLIMB = 16, 1000
+"""Climbs from random starts, where the bound leaves room for something better; and the estimates
+that each may spend."""
+
+KICKED, KICKS, KICK_CLIMB = 3, 20, 600
+"""The best ends are changed at random and climbed from again, so many of them so many times."""
 
 
 def effort(devices: int) -> float:
@@ -51,37 +56,73 @@ def climbed_plans(problem: PlanningProblem, known: Plan | None) -> Iterator[Iter
 
 
 def restarted_plans(problem: PlanningProblem, known: Plan) -> Iterator[Plan]:
-    """Plans from random starts around a known plan, the same ones every time.
+    """Plans from random starts around a known plan, and from kicks to the best; ever the same ones.
 
     Cuts and replica counts are drawn anew; the number of stages and the micro-batch size stay near
     those of ``known``, because the climbs change the first slowly and the second never.
     """
     climber = Climber(problem)
-    generator = Random(len(problem.profile.layers))
+    generator = default_rng(len(problem.profile.layers))
+    part = effort(len(problem.cluster.devices))
+    ends = [
+        climber.climb(start, int(RESTART_CLIMB * part))
+        for start in random_starts(climber, known, generator)
+    ]
     devices = len(problem.cluster.devices)
+    ends += [start_of_plan(known, devices, way) for way in climber.ways()]
+    ends.sort(key=lambda start: climber.estimate(start)[0])
+    for end in ends[:KICKED]:
+        best, best_s = end, climber.estimate(end)[0]
+        for _ in range(KICKS):
+            trial = climber.climb(kicked(best, generator), int(KICK_CLIMB * part))
+            trial_s, _ = climber.estimate(trial)
+            if trial_s < best_s:
+                best, best_s = trial, trial_s
+                ends.append(trial)
+    return ranked(climber, ends)
+
+
+def random_starts(climber: Climber, known: Plan, generator: Generator) -> Iterator[Start]:
+    """Random cuts and replica counts, of about as many stages as ``known``."""
+    problem = climber.problem
+    layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
     used = set(known.devices)
     own_order = (*known.devices, *(d for d in range(devices) if d not in used))
     orders = (own_order, *device_orders_of(problem))
-    near = near_sizes(problem, known.micro_batch_size)
-    starts: list[Start] = []
-    ends: list[Start] = []
-    for _ in range(RESTARTS[0][0]):
-        stages = len(known.stages) + generator.randint(-2, 3)
+    near, ways = near_sizes(problem, known.micro_batch_size), climber.ways()
+    for _ in range(RESTARTS):
+        stages = len(known.stages) + int(generator.integers(-2, 4))
         stages = max(1, min(stages, climber.most_stages))
-        size, way = generator.choice(near), generator.choice(climber.ways())
-        order = generator.choice(orders)
-        cuts = sorted(generator.sample(range(1, len(problem.profile.layers)), stages - 1))
-        marks = sorted(generator.sample(range(1, devices), stages - 1))
-        start = Start(
-            order, (0, *cuts, len(problem.profile.layers)), (0, *marks, devices), size, way
-        )
-        if max(b - a for a, b in pairwise(start.starts)) <= size:
-            starts.append(start)
-    for count, budget in RESTARTS:
-        kept = sorted(starts, key=lambda start: climber.estimate(start)[0])[:count]
-        starts = [climber.climb(start, int(budget * effort(devices))) for start in kept]
-        ends += starts
-    return ranked(climber, ends)
+        size = near[generator.integers(len(near))]
+        way = ways[generator.integers(len(ways))]
+        order = orders[generator.integers(len(orders))]
+        cuts = drawn_cuts(generator, layers, stages)
+        marks = drawn_cuts(generator, devices, stages)
+        if max(b - a for a, b in pairwise(marks)) <= size:
+            yield Start(order, cuts, marks, size, way)
+
+
+def drawn_cuts(generator: Generator, length: int, parts: int) -> tuple[int, ...]:
+    """Where a random division of ``length`` things in so many parts begins and ends."""
+    inner = generator.permutation(length - 1)[: parts - 1] + 1
+    return (0, *sorted(int(cut) for cut in inner), length)
+
+
+def kicked(start: Start, generator: Generator) -> Start:
+    """A start with two cuts drawn anew, and a few devices moved between two stages."""
+    cuts, marks = list(start.cuts), list(start.starts)
+    if start.stages == 1:
+        return start
+    for _ in range(2):
+        cut = int(generator.integers(1, start.stages))
+        cuts[cut] = int(generator.integers(cuts[cut - 1] + 1, cuts[cut + 1]))
+    giver, taker = (int(stage) for stage in generator.permutation(start.stages)[:2])
+    width = marks[giver + 1] - marks[giver]
+    room = start.micro_batch_size - (marks[taker + 1] - marks[taker])
+    moved = max(0, min(width - 1, int(generator.integers(1, 3)), room))
+    for stage in range(start.stages + 1):
+        marks[stage] += moved * ((stage > taker) - (stage > giver))
+    return replace(start, cuts=tuple(cuts), starts=tuple(marks))
 
 
 def near_sizes(problem: PlanningProblem, size: int) -> tuple[int, ...]:

@@ -127,7 +127,8 @@ def next_end(seconds, depth, again, now, done, ready, arrived, micro_batches, s)
             return np.inf
         return max(now[s], arrived[0, s, f]) + seconds[FORWARD, s]
     if b < micro_batches and b < ready[1, s]:
-        return max(now[s], arrived[1, s, b]) + seconds[BACKWARD, s] + again[s]
+        # A recompute does not wait for the gradient.
+        return max(now[s] + again[s], arrived[1, s, b]) + seconds[BACKWARD, s]
     return np.inf
 
 
@@ -135,7 +136,7 @@ def next_end(seconds, depth, again, now, done, ready, arrived, micro_batches, s)
 def play(seconds, skipping, depth, again, stages, micro_batches):
     """Iteration time of an early-backward pipeline.
 
-    ``seconds`` as `FORWARD`, ...; ``again`` is added to the backward where a stage recomputes.
+    ``seconds`` as `FORWARD`, ...; ``again`` passes before a backward where a stage recomputes.
     Actions are played in the order in which they end, so that messages get the sending engine of
     their stage and the receiving engine of the next first come, first served. ``skipping`` is the
     time that messages to and from further stages hold the engines.
@@ -281,8 +282,8 @@ def estimate(
     busiest_s = message_seconds(a, order, cuts, starts, stages, rows, seconds, skipping)
     # Long iterations repeat a period, often that of a full first stage: play two short ones, whole
     # periods apart, and carry their difference on.
-    less = 2 * stages + 4
-    more = less + max(1, (stages + 8) // depth[0]) * depth[0]
+    less = max(2 * stages + 4, 600 // stages)
+    more = less + max(1, max(stages + 8, 400 // stages) // depth[0]) * depth[0]
     if micro_batches <= 2 * more or depth[0] > less:
         played_s = play(seconds, skipping, depth, again, stages, micro_batches)
     else:

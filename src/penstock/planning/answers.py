@@ -1,9 +1,8 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
-from time import perf_counter
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.infeasible import infeasible
@@ -16,7 +15,15 @@ from penstock.planning.questions import named, planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 
-__all__ = ["find_plan", "plan_pipeline", "score_until"]
+__all__ = ["TimeLimit", "find_plan", "plan_pipeline", "score_until"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """Seconds that planning may take, and the clock that they are read from."""
+
+    seconds: float
+    clock: Callable[[], float]
 
 
 def plan_pipeline(
@@ -59,22 +66,21 @@ def find_plan(
     planner: str,
     score: Score,
     *,
-    limit_s: float = inf,
-    clock: Callable[[], float] = perf_counter,
+    limit: TimeLimit | None = None,
     tell: Callable[[SearchStep], None] | None = None,
 ) -> Plan:
     """What the planner of that name answers.
 
-    After ``limit_s`` seconds of ``clock`` the best plan so far is the answer; at least one plan
-    that fits is found, however long that takes. ``tell`` hears what is going on.
+    After the time limit the best plan so far is the answer; at least one plan that fits is found,
+    however long that takes. ``tell`` hears what is going on.
 
     Raises:
         BadInput: no planner has the name.
         Infeasible: nothing fits; the message says what would.
     """
     make = named(PLANNERS, planner, "planner")
-    deadline_s = clock() + limit_s
-    limited = score_until(score, deadline_s, clock) if limit_s < inf else score
+    deadline_s = limit.clock() + limit.seconds if limit else inf
+    limited = score_until(score, deadline_s, limit.clock) if limit else score
     if planner != "search":
         if tell:
             tell(SearchStep(f"planner {planner}", None, inf))
@@ -84,7 +90,7 @@ def find_plan(
         best = step.plan
         if tell:
             tell(step)
-        if best is not None and clock() >= deadline_s:
+        if limit and best is not None and limit.clock() >= deadline_s:
             return best
     if best is None:
         raise infeasible(problem, planner)

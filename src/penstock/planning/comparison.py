@@ -11,6 +11,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.registry import PLANNERS
 from penstock.plan.search_step import SearchStep
+from penstock.planning.answers import TimeLimit
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.questions import named
 from penstock.planning.time_limit import TimeIsUp, plan_within
@@ -98,7 +99,8 @@ def compare_plans(
         for planner in sorted(planners, key=lambda name: name == "search"):
             start_s = clock()
             listen = None if tell is None else teller(tell, planner)
-            found = answer_of(narrowed, planner, score, limit_s, listen)
+            limit = TimeLimit(limit_s, clock) if limit_s < inf else None
+            found = answer_of(narrowed, planner, score, limit, listen)
             planning_s = clock() - start_s
             if isinstance(found, Plan):
                 outcome = assess_plan(found, problem, baselines, bound)
@@ -111,16 +113,17 @@ def answer_of(
     problem: PlanningProblem,
     planner: str,
     score: Score,
-    limit_s: float,
+    limit: TimeLimit | None,
     tell: Callable[[SearchStep], None] | None,
 ) -> Plan | Infeasible | NoAnswer:
     """What a planner answers; whatever it raises is an answer too."""
     try:
-        return plan_within(problem, planner, score, limit_s=limit_s, tell=tell, may_fail=True)
+        return plan_within(problem, planner, score, limit=limit, tell=tell, may_fail=True)
     except Infeasible as refusal:
         return refusal
     except TimeIsUp:
-        return NoAnswer(f"no plan within {limit_s:g} s; allow more with --time-limit")
+        seconds = limit.seconds if limit else inf
+        return NoAnswer(f"no plan within {seconds:g} s; allow more with --time-limit")
     except Exception as error:  # one planner must not take the others down
         return NoAnswer(f"{type(error).__name__}: {' '.join(str(error).split())}")
 

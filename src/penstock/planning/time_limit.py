@@ -10,7 +10,7 @@ from types import FrameType
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.search_step import SearchStep
-from penstock.planning.answers import find_plan
+from penstock.planning.answers import TimeLimit, find_plan
 
 __all__ = ["TimeIsUp", "plan_within"]
 
@@ -30,11 +30,11 @@ def plan_within(
     planner: str,
     score: Score,
     *,
-    limit_s: float = inf,
+    limit: TimeLimit | None = None,
     tell: Callable[[SearchStep], None] | None = None,
     may_fail: bool = False,
 ) -> Plan:
-    """`find_plan`, stopped soon after ``limit_s`` even where the planner does not look at a clock.
+    """`find_plan`, stopped soon after the limit even where the planner does not look at the clock.
 
     Then the best plan that it told of is the answer; where it has told of none, it goes on until
     it has, or, where it ``may_fail``, gives up. Planners can be stopped in the main thread only.
@@ -53,8 +53,10 @@ def plan_within(
             tell(step)
 
     try:
-        with stopped_after(limit_s * PATIENCE, lambda: may_fail or best is not None):
-            return find_plan(problem, planner, score, limit_s=limit_s, tell=listen)
+        with stopped_after(
+            limit.seconds * PATIENCE if limit else inf, lambda: may_fail or best is not None
+        ):
+            return find_plan(problem, planner, score, limit=limit, tell=listen)
     except TimeIsUp:
         if best is None:
             raise
