@@ -40,7 +40,7 @@ class Found:
 def binding_argument(relaxed: Relaxation, plan: RelaxedPlan) -> str:
     """Which stage of the relaxed plan binds, and by what."""
     sized = relaxed.of_size(plan.micro_batch_size)
-    table = sized.table
+    table = sized.filled(plan.seconds)
     first_s = after_s = reduced_s = 0.0
     reducing: RelaxedStage | None = None
     found: list[Found] = []
@@ -128,9 +128,9 @@ def slowest_s(sized: SizedRelaxation, stage: RelaxedStage) -> float:
 
 def rate_text(stage: RelaxedStage) -> str:
     """The rate at which a ring over the stage's devices runs at best."""
-    if not stage.option.ways:
+    if not stage.option.placement.ways:
         return ""
-    ring = stage.option.ways[0]
+    ring = stage.option.placement.ways[0]
     replicas = stage.option.replicas
     rate = 2 * (replicas - 1) / replicas / ring.s_per_byte if ring.s_per_byte else 0.0
     return f", at {rate / 1e9:.3g} GB/s at best"

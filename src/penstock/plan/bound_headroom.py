@@ -21,10 +21,15 @@ FIGURES = (
     "send_rate",
     "replicas",
     "most_replicas",
+    "best_receive_rate",
+    "best_send_rate",
+    "second_receive_rate",
+    "second_send_rate",
     "flat_latency_s",
     "flat_s_per_byte",
     "other_latency_s",
     "other_s_per_byte",
+    "speed_left",
 )
 """What ``figures`` holds of an option of devices, in this order."""
 
@@ -37,12 +42,12 @@ QUESTION = (
     "may_recompute",
     "per_fastest",
     "best_row_s",
-    "receive_rate",
-    "send_rate",
-    "second_rate",
     "ring_rate",
+    "least_speed_ratio",
+    "most_s",
 )
-"""What ``question`` holds; the last six are the best that any device or set of devices does."""
+"""What ``question`` holds: the best that any device or pair of devices does, and what plans that
+take longer than ``most_s`` have no need of."""
 
 TERMS = (
     "alone",
@@ -68,15 +73,22 @@ def bucket_s(size_bytes: float, figures: Floats) -> float:
     """Least seconds of one all-reduce of an option; none for one replica."""
     if figures[7] < 2 or size_bytes <= 0:
         return 0.0
-    flat_s = figures[9] + figures[10] * size_bytes
-    return min(flat_s, figures[11] + figures[12] * size_bytes)
+    flat_s = figures[13] + figures[14] * size_bytes
+    return min(flat_s, figures[15] + figures[16] * size_bytes)
 
 
 def gradient_tails(
-    tail: Floats, figures: Floats, row_s: float, times: Floats, parameters: Floats, last: int
+    tail: Floats,
+    figures: Floats,
+    row_s: float,
+    times: Floats,
+    parameters: Floats,
+    lowest: int,
+    last: int,
 ) -> None:
     """``tail[lo]``: from the start of the last backward of layers ``lo..last-1`` to its last sum.
 
+    For ``lo`` from ``lowest`` on.
     Buckets are filled from the last layer to the first as `penstock.simulate.gradients` does, and
     reduced one after the other, each once the backward has passed all its layers.
     """
@@ -84,7 +96,7 @@ def gradient_tails(
     finished = 0.0
     waiting = 0.0
     complete_s = 0.0
-    for lo in range(last - 1, -1, -1):
+    for lo in range(last - 1, lowest - 1, -1):
         backward_s = (times[2, last] - times[2, lo]) * per_speed
         backward_s += (times[3, last] - times[3, lo]) * row_s
         if parameters[lo] > 0:
@@ -98,6 +110,16 @@ def gradient_tails(
         if waiting > 0:
             whole = max(finished, complete_s) + bucket_s(waiting, figures)
         tail[lo] = max(whole, backward_s)
+
+
+def lowest_first(times: Floats, last: int, figures: Floats, batches: float, most_s: float) -> int:
+    """The first layer of the longest run up to ``last`` that computes no longer than ``most_s``."""
+    for lo in range(last - 1, -1, -1):
+        own = times[:, last] - times[:, lo]
+        whole_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[0]
+        if batches * whole_s * (1 - 1e-9) > most_s:
+            return lo + 1
+    return 0
 
 
 def depth_of(room_bytes: float, once_bytes: float, each_bytes: float, most: float) -> float:
@@ -148,7 +170,7 @@ def traffic_s(
 def two_links_s(
     one: Floats, other: Floats, rows: float, latency_s: float, best_rate: float, second_rate: float
 ) -> float:
-    """Least seconds of two messages into one device over two different links."""
+    """Least seconds of messages into one device, or out of it, over two different links."""
     fast_s = traffic_s(one, rows, latency_s, best_rate, best_rate)
     fast_s += traffic_s(other, rows, latency_s, second_rate, second_rate)
     slow_s = traffic_s(one, rows, latency_s, second_rate, second_rate)
@@ -184,6 +206,8 @@ def headroom(
     that is left whatever the backward takes. Terms of the fullest replica, which has the most
     rows, know only a and w: its rows may be those that pass other stages quickly.
 
+    Left out, or infinite, are runs that no plan within ``most_s`` has.
+
     ``memory[lo, hi]``: bytes held, saved fixed, saved per sample, inputs fixed, inputs per sample,
     tied parameters used elsewhere too, and only here. ``traffic[kind, lo, hi]``: fixed, per sample,
     tensors; of activations in, gradients in, all out, activations out. ``near[0, cut]`` and
@@ -191,18 +215,30 @@ def headroom(
     """
     batches, rows, latency_s, step_s_per_byte = question[0], question[1], question[2], question[3]
     layers = times.shape[1] - 1
-    most_rows, best_in, best_out = figures[3], question[8], question[9]
+    most_rows, best_in, best_out = figures[3], figures[9], figures[10]
+    second_in, second_out = figures[11], figures[12]
     # The slowest replica is the fullest one where all are equally fast.
     same = abs(most_rows * figures[2] - figures[1]) <= 1e-12 * figures[1]
+    all_row, all_fixed = times[1, layers] + times[3, layers], times[0, layers] + times[2, layers]
+    most_s, slowest_ratio = question[10], question[9]
     for last in range(1, layers + 1):
-        gradient_tails(tail, figures, figures[0], times, parameters[0], last)
-        gradient_tails(full_tail, figures, figures[1], times, parameters[0], last)
+        lowest = lowest_first(times, last, figures, batches, most_s)
+        gradient_tails(tail, figures, figures[0], times, parameters[0], lowest, last)
+        gradient_tails(full_tail, figures, figures[1], times, parameters[0], lowest, last)
         below = times[:, layers] - times[:, last]
         thin_below_s = (below[0] + below[2] + below[1] + below[3]) * question[6]
         below_s = (below[0] + below[2]) * question[6] + (below[1] + below[3]) * question[7]
         most_workspace = 0.0
-        for lo in range(last - 1, -1, -1):
+        for lo in range(last - 1, lowest - 1, -1):
             own = times[:, last] - times[:, lo]
+            most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * most_rows)
+            entry = table[lo, last]
+            # The devices that are left must do all other work in time.
+            rest_s = (all_row - own[1] - own[3]) * rows
+            rest_s += (all_fixed - own[0] - own[2]) * slowest_ratio
+            if batches * rest_s * (1 - 1e-9) > most_s * figures[17]:
+                entry[0] = np.inf
+                continue
             forward_s = own[0] * figures[2] + own[1] * figures[0]
             backward_s = own[2] * figures[2] + own[3] * figures[0]
             whole_s = forward_s + backward_s
@@ -213,7 +249,7 @@ def headroom(
             gradient_bytes = parameters[1, last] - parameters[1, lo]
             step_s = step_s_per_byte * gradient_bytes * figures[2]
             # Gradients of tied parameters wait for the whole backward.
-            tied_s = memory[lo, last, 5] / question[11]
+            tied_s = memory[lo, last, 5] / question[8]
             tied_s = max(
                 tied_s, memory[lo, last, 6] / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
             )
@@ -224,7 +260,6 @@ def headroom(
             if same:
                 full_tail_s = slow_tail_s
 
-            most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * most_rows)
             held = memory[lo, last]
             saved, inputs = held[1] + held[2] * most_rows, held[3] + held[4] * most_rows
             room = figures[4] - held[0] - most_workspace
@@ -245,9 +280,9 @@ def headroom(
             in_s = up_s + traffic_s(down, rows, latency_s, best_in, figures[5])
             full_up_s = traffic_s(up, most_rows, latency_s, best_in, best_in)
             full_in_s = full_up_s + traffic_s(down, most_rows, latency_s, best_in, best_in)
-            if figures[8] == 1 and question[10] < best_in:
+            if figures[8] == 1 and second_in < best_in:
                 # One device takes activations and gradients in from different devices.
-                in_s = two_links_s(up, down, rows, latency_s, best_in, question[10])
+                in_s = two_links_s(up, down, rows, latency_s, best_in, second_in)
             near_s, full_near_s = up_s, full_up_s
             out = traffic[3, lo, last]
             out_s = traffic_s(out, rows, latency_s, best_out, figures[6])
@@ -257,16 +292,20 @@ def headroom(
                 full_near_s += traffic_s(near[0, lo], most_rows, latency_s, best_in, best_in)
                 out_s += traffic_s(near[1, lo], rows, latency_s, best_out, figures[6])
                 full_out_s += traffic_s(near[1, lo], most_rows, latency_s, best_out, best_out)
-                if figures[8] == 1 and question[10] < best_in:
-                    near_s = two_links_s(up, near[0, lo], rows, latency_s, best_in, question[10])
+                if figures[8] == 1 and second_out < best_out:
+                    out_s = two_links_s(out, near[1, lo], rows, latency_s, best_out, second_out)
+                if figures[8] == 1 and second_in < best_in:
+                    near_s = two_links_s(up, near[0, lo], rows, latency_s, best_in, second_in)
             all_out = traffic[2, lo, last]
-            sent_s = forward_s + batches * traffic_s(all_out, rows, latency_s, best_out, figures[6])
+            all_out_s = traffic_s(all_out, rows, latency_s, best_out, figures[6])
+            if figures[8] == 1 and second_out < best_out:
+                all_out_s = two_links_s(out, all_out - out, rows, latency_s, best_out, second_out)
+            sent_s = forward_s + batches * all_out_s
             full_sent_s = full_forward_s + batches * traffic_s(
                 all_out, most_rows, latency_s, best_out, best_out
             )
             own_s = reduce_s + step_s
 
-            entry = table[lo, last]
             entry[0] = max(batches * in_s + tail_s, batches * full_in_s + full_tail_s)
             entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + own_s)
             entry[2] = busy_s
@@ -290,6 +329,14 @@ def compiled_headroom() -> Callable[..., None]:
     import numba
     from numba.extending import register_jitable
 
-    for helper in (bucket_s, gradient_tails, depth_of, busy_in_memory_s, traffic_s, two_links_s):
+    for helper in (
+        bucket_s,
+        gradient_tails,
+        lowest_first,
+        depth_of,
+        busy_in_memory_s,
+        traffic_s,
+        two_links_s,
+    ):
         register_jitable(helper)
     return cast("Callable[..., None]", numba.njit(cache=True)(headroom))

@@ -24,7 +24,8 @@ class LinkLimits:
 
     ``receive_rates[r]`` bounds the bytes per second that ``r`` devices take in together, each at
     its best link; ``send_rates`` likewise. ``ring_rates[r]`` bounds the slowest link of a ring
-    all-reduce over ``r`` devices. ``second_rate`` bounds the second best link into any device.
+    all-reduce over ``r`` devices. ``second_rate`` bounds the second best link into any device,
+    ``second_send_rate`` out of any.
     ``there_and_back``: seconds per byte from one device to another and back, for the pairs that no
     other pair beats in both. ``host_devices`` is how many devices the largest host has, 0
     where staying inside a host is no advantage worth an argument.
@@ -40,6 +41,7 @@ class LinkLimits:
     across_rate: float
     across_latency_s: float
     second_rate: float
+    second_send_rate: float
     there_and_back: Floats
 
     @cached_property
@@ -110,6 +112,7 @@ def link_limits(cluster: Cluster) -> LinkLimits:
             inf,
             0.0,
             inf,
+            inf,
             best_pairs(rates),
         )
     hosts = np.array(cluster.host_index)
@@ -128,6 +131,7 @@ def link_limits(cluster: Cluster) -> LinkLimits:
         across_rate=float(rates[elsewhere].max()) if elsewhere.any() else 0.0,
         across_latency_s=float(latencies[elsewhere].min()) if elsewhere.any() else inf,
         second_rate=float(np.partition(rates, -2, axis=0)[-2].max()) if count > 2 else inf,
+        second_send_rate=float(np.partition(rates, -2, axis=1)[:, -2].max()) if count > 2 else inf,
         there_and_back=best_pairs(rates),
     )
 

@@ -1,7 +1,7 @@
 """What a stage of a relaxed plan may stand on: how many devices of which kind, at best."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import ceil, floor, prod
 
@@ -9,8 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import Way
-from penstock.plan.bound_links import LinkLimits
+from penstock.plan.bound_links import LinkLimits, link_matrices
+from penstock.plan.bound_placements import (
+    MOST_TRIED,
+    Placement,
+    Placements,
+    best_placements,
+    placements_by_class,
+)
 
 __all__ = ["DeviceClass", "Option", "Supply", "device_supply", "options_of"]
 
@@ -46,6 +52,7 @@ class Supply:
     totals: tuple[int, ...]
     by_speed: bool = False
     unit_speed: float = 1.0
+    placements: Placements = field(default_factory=dict[tuple[int, ...], tuple[Placement, ...]])
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -65,7 +72,7 @@ class Option:
     ``row_s``: seconds of a row of unit cost, averaged over the rows of a micro-batch, because a
     row on replica ``d`` waits for the ``n_d`` rows there: at least ``b / sum of speeds``.
     ``slowest_row_s``: the same for the slowest replica, which has whole rows. ``rows_least``: rows
-    of the fullest replica. ``inside``: all replicas are on one host, ``across``: on several.
+    of the fullest replica.
     """
 
     taken: tuple[int, ...]
@@ -77,9 +84,7 @@ class Option:
     slowest_row_s: float
     rows_least: int
     memory_bytes: float
-    ways: tuple[Way, ...]
-    inside: bool
-    across: bool
+    placement: Placement
 
     @property
     def is_uniform(self) -> bool:
@@ -88,7 +93,7 @@ class Option:
         return exact and abs(self.total_speed - self.replicas * self.fastest) < 1e-9
 
 
-def device_supply(cluster: Cluster) -> Supply:
+def device_supply(cluster: Cluster, limits: LinkLimits) -> Supply:
     """The devices of ``cluster`` by class, or by speed where that makes too many states."""
     kinds: dict[tuple[float, float], int] = {}
     for device in cluster.devices:
@@ -105,10 +110,32 @@ def device_supply(cluster: Cluster) -> Supply:
         }
     classes = tuple(DeviceClass(*kind, count) for kind, count in sorted(kinds.items()))
     if len(classes) == 1 or prod(c.count + 1 for c in classes) <= MOST_STATES:
-        return Supply(classes, tuple(c.count for c in classes))
+        return Supply(
+            classes,
+            tuple(c.count for c in classes),
+            placements=known_placements(cluster, classes, limits),
+        )
     unit = min(c.speed for c in classes)
     total = floor(sum(c.speed * c.count for c in classes) / unit + 1e-9)
     return Supply(classes, (total,), by_speed=True, unit_speed=unit)
+
+
+def known_placements(
+    cluster: Cluster, classes: tuple[DeviceClass, ...], limits: LinkLimits
+) -> Placements:
+    """The placements of a cluster that is small, and whose links are not all the same."""
+    rates, _ = link_matrices(cluster)
+    unequal = len(np.unique(rates[~np.eye(len(rates), dtype=bool)])) > 1
+    if not unequal or not 2 < len(cluster.devices) <= MOST_TRIED:
+        return {}
+    class_of = {
+        (one.speed, memory): index
+        for index, one in enumerate(classes)
+        for memory in {device.memory_bytes for device in cluster.devices}
+        if memory == one.memory_bytes or sum(other.speed == one.speed for other in classes) == 1
+    }
+    members = [class_of[device.speed, device.memory_bytes] for device in cluster.devices]
+    return placements_by_class(cluster, members, limits.host_devices > 0)
 
 
 def options_of(supply: Supply, limits: LinkLimits, rows: int) -> tuple[Option, ...]:
@@ -119,7 +146,8 @@ def options_of(supply: Supply, limits: LinkLimits, rows: int) -> tuple[Option, .
     """
     found: list[Option] = []
     for speeds, taken, fewest, most, memory in device_sets(supply, rows):
-        for ways, inside, across in placements(limits, fewest):
+        known = supply.placements.get(taken) if fewest == most else None
+        for placement in known or best_placements(limits, fewest, most):
             found.append(
                 Option(
                     taken=taken,
@@ -133,9 +161,7 @@ def options_of(supply: Supply, limits: LinkLimits, rows: int) -> tuple[Option, .
                     else least_slowest(speeds, rows),
                     rows_least=ceil(rows / most),
                     memory_bytes=memory,
-                    ways=ways,
-                    inside=inside,
-                    across=across,
+                    placement=placement,
                 )
             )
     return tuple(found)
@@ -179,17 +205,6 @@ def count_groups(most: int, rows: int) -> Iterator[tuple[int, int]]:
             last = min(most, same, fewest + fewest // 4)
         yield fewest, last
         fewest = last + 1
-
-
-def placements(limits: LinkLimits, replicas: int) -> Iterator[tuple[tuple[Way, ...], bool, bool]]:
-    """All-reduces, inside, across: one placement of each sort that differs."""
-    if not limits.host_devices:
-        yield limits.ways(replicas), False, False
-        return
-    if replicas <= limits.host_devices:
-        yield limits.ways_inside(replicas), True, False
-    if replicas > 1:
-        yield limits.ways_across(replicas), False, True
 
 
 def mean_row_s(speeds: list[float], rows: int) -> float:

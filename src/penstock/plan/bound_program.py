@@ -1,7 +1,7 @@
 """The least time of any relaxed plan: cuts, replicas, micro-batch size, and the best of links."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, sqrt
 
@@ -120,11 +120,12 @@ def relaxation(
     reach: Kernel | None = None,
 ) -> Relaxation:
     """Prepare ``problem``; the kernels are compiled ones unless given."""
+    limits = link_limits(problem.cluster)
     return Relaxation(
         problem,
         profile_tables(problem),
-        link_limits(problem.cluster),
-        device_supply(problem.cluster),
+        limits,
+        device_supply(problem.cluster, limits),
         fill or compiled_headroom(),
         reach or compiled_reach(),
     )
@@ -137,6 +138,7 @@ class SizedRelaxation:
     relaxed: Relaxation
     rows: int
     options: tuple[Option, ...]
+    filled_s: list[float] = field(default_factory=lambda: [-inf])
 
     @property
     def batches(self) -> int:
@@ -151,25 +153,31 @@ class SizedRelaxation:
     @cached_property
     def figures(self) -> Floats:
         """`FIGURES` of every option."""
-        limits = self.relaxed.limits
         figures = np.zeros((len(self.options), len(FIGURES)))
         for row, option in zip(figures, self.options, strict=True):
-            most = min(option.most_replicas, len(limits.receive_rates) - 1)
-            flat, *other = option.ways or (None,)
-            row[:9] = (
+            receive, send = option.placement.receive, option.placement.send
+            flat, *other = option.placement.ways or (None,)
+            row[:13] = (
                 option.row_s,
                 option.slowest_row_s,
                 1 / option.fastest,
                 option.rows_least,
                 option.memory_bytes,
-                limits.receive_rates[most],
-                limits.send_rates[most],
+                receive.all,
+                send.all,
                 option.replicas,
                 option.most_replicas,
+                receive.best,
+                send.best,
+                receive.second,
+                send.second,
             )
             if flat:
                 second = other[0] if other else flat
-                row[9:] = flat.latency_s, flat.s_per_byte, second.latency_s, second.s_per_byte
+                row[13:17] = flat.latency_s, flat.s_per_byte, second.latency_s, second.s_per_byte
+        taken = np.array([option.taken for option in self.options], dtype=np.int64)
+        strides = np.array(self.relaxed.supply.strides, dtype=np.int64)
+        figures[:, 17] = self.relaxed.capacity[taken @ strides]
         return figures
 
     @cached_property
@@ -179,10 +187,9 @@ class SizedRelaxation:
         return np.array([near.forward, near.backward])
 
     @cached_property
-    def table(self) -> Floats:
-        """`headroom` of every option."""
+    def sums(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Parameters, workspace, memory and traffic for `headroom`."""
         profile = self.relaxed.problem.profile
-        layers = len(profile.layers)
         runs, tables = self.relaxed.tables.runs, self.relaxed.tables
         saved = [floor_of(layer.saved_bytes, self.rows) for layer in profile.layers]
         saved_sums = np.cumsum([[0.0, 0.0], *([s.fixed, s.per_sample] for s in saved)], axis=0)
@@ -199,36 +206,31 @@ class SizedRelaxation:
             ],
             axis=2,
         )
-        kinds = (
-            tables.activations_in,
-            tables.gradients_in,
-            tables.sent,
-            tables.activations_out,
-        )
-        traffic = np.stack(
-            [np.stack([kind.fixed, kind.per_sample, kind.tensors], axis=2) for kind in kinds]
-        )
         sizes = [float(layer.parameter_bytes) for layer in profile.layers]
         parameters = np.array([[*sizes, 0.0], np.cumsum([0.0, *sizes])])
         floors = [floor_of(layer.workspace_bytes, self.rows) for layer in profile.layers]
         workspace = np.array([[w.fixed for w in floors], [w.per_sample for w in floors]])
-        table = np.empty((len(self.options), layers + 1, layers + 1, len(TERMS)))
-        tails = np.zeros((2, layers))
-        for entry, figures in zip(table, self.figures, strict=True):
+        return parameters, workspace, memory, self.relaxed.tables.all_traffic
+
+    @cached_property
+    def table(self) -> Floats:
+        """`headroom` of every option, as `filled` it last."""
+        layers = self.times.shape[1] - 1
+        return np.empty((len(self.options), layers + 1, layers + 1, len(TERMS)))
+
+    def filled(self, most_s: float) -> Floats:
+        """The table, with all that plans need that take no longer than ``most_s``."""
+        if most_s <= self.filled_s[0]:
+            return self.table
+        self.filled_s[0] = most_s
+        tails = np.zeros((2, self.times.shape[1] - 1))
+        question = np.array([*self.question, most_s])
+        near, reader = self.near, self.relaxed.tables.near.reader
+        for entry, figures in zip(self.table, self.figures, strict=True):
             self.relaxed.fill(
-                entry,
-                *tails,
-                figures,
-                self.times,
-                parameters,
-                workspace,
-                memory,
-                traffic,
-                self.near,
-                tables.near.reader,
-                self.question,
+                entry, *tails, figures, self.times, *self.sums, near, reader, question
             )
-        return table
+        return self.table
 
     @cached_property
     def question(self) -> Floats:
@@ -247,10 +249,8 @@ class SizedRelaxation:
                 problem.recompute != "off",
                 1 / fastest,
                 self.rows / sum(best_speeds),
-                limits.receive_rates[1],
-                limits.send_rates[1],
-                limits.second_rate,
                 limits.ring_rates[min(2, len(limits.ring_rates) - 1)],
+                min(c.speed for c in classes) / fastest,
             ]
         )
 
@@ -266,7 +266,7 @@ class SizedRelaxation:
         best_rate = max(limits.receive_rates[1], limits.send_rates[1])
         strides = np.array(supply.strides, dtype=np.int64)
         taken = np.array([option.taken for option in self.options], dtype=np.int64)
-        places = [0 if o.inside else 1 if o.across else 2 for o in self.options]
+        places = [0 if o.placement.inside else 1 if o.placement.across else 2 for o in self.options]
         question = [
             self.batches,
             self.rows,
@@ -281,7 +281,7 @@ class SizedRelaxation:
             counts,
             points,
             parents,
-            self.table,
+            self.filled(limit_s),
             taken @ strides,
             taken,
             self.figures,

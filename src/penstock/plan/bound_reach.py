@@ -194,9 +194,9 @@ def reach(
 ) -> int:
     """The index of a point of a relaxed plan that takes no longer than ``limit_s``, or -1.
 
-    ``points[lo, state, joined, width]``: the least (A, A + W, a, w') of `headroom` with which layers
-    before ``lo`` can run on the devices taken in ``state``, which are on ``joined + 1`` hosts, the
-    last stage ``width`` wide. ``left[state]``: digits of the supply left, ``used[state]`` the
+    ``points[lo, state, joined, width]``: the least (A, A + W, a, w') of `headroom` with which
+    layers before ``lo`` can run on the devices taken in ``state``, which are on ``joined + 1``
+    hosts, the last stage ``width`` wide. ``left[state]``: digits of the supply left, ``used[state]`` the
     fewest devices taken and ``most_used[state]`` the most, ``steps`` the strides of the digits;
     ``room[joined]``: the most devices of so many hosts; ``places[option]``: 0 inside one host,
     1 across hosts, 2 does not matter; ``pairs``: seconds per byte there and back. ``question``:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,14 @@ class ProfileTables:
     activations_out: Traffic
     near: NearTensors
     tied_bytes: Floats
+
+    @cached_property
+    def all_traffic(self) -> Floats:
+        """``traffic`` of `penstock.plan.bound_headroom.headroom`."""
+        kinds = (self.activations_in, self.gradients_in, self.sent, self.activations_out)
+        return np.stack(
+            [np.stack([kind.fixed, kind.per_sample, kind.tensors], axis=2) for kind in kinds]
+        )
 
 
 def profile_tables(problem: PlanningProblem) -> ProfileTables:
