@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from weakref import ref
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.chain_table import MOST_CUTS, device_orders, fill
@@ -13,7 +14,7 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import run_tables
 from penstock.plan.window_costs import CostSource
 
-__all__ = ["dynamic_program", "pipeline_candidates"]
+__all__ = ["dynamic_program", "known_candidates", "pipeline_candidates"]
 
 
 CANDIDATES_OF_A_TABLE = 16
@@ -32,8 +33,21 @@ def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
     Raises:
         Infeasible: no plan fits; the message says what would.
     """
-    candidates = sorted(pipeline_candidates(problem), key=lambda candidate: candidate.estimate_s)
+    candidates = sorted(known_candidates(problem), key=lambda candidate: candidate.estimate_s)
     return best_candidate(problem, candidates[:SCORED], score, planner="dynamic-program")
+
+
+known: dict[int, tuple[ref[PlanningProblem], tuple[Candidate, ...]]] = {}
+
+
+def known_candidates(problem: PlanningProblem) -> tuple[Candidate, ...]:
+    """`pipeline_candidates`, kept as long as the problem is: the search starts from them too."""
+    kept = known.get(id(problem))
+    if kept and kept[0]() is problem:
+        return kept[1]
+    found, key = tuple(pipeline_candidates(problem)), id(problem)
+    known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
+    return found
 
 
 def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:

@@ -34,8 +34,8 @@ MOVES = 600
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-WORTH_A_RESTART = 0.02
-"""A gap from which random starts are tried."""
+WORTH_A_RESTART = (0.02, 0.1)
+"""Gaps from which random starts are tried, and tried again."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
 """Devices and placements up to which a problem counts as small: then all plans are looked at."""
@@ -151,14 +151,15 @@ def climb_hills(best: Incumbent) -> Iterator[SearchStep]:
 
 def restart(best: Incumbent) -> Iterator[SearchStep]:
     """Climb from random starts where there may be something better to find."""
-    if best.plan is None or best.gap < WORTH_A_RESTART:
-        return
-    yield best.step("random starts")
-    before_s = best.seconds
-    candidates = restarted_plans(best.problem, best.plan)
-    best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
-    if best.seconds < before_s:
-        yield from improve(best)
+    for number, worth in enumerate(WORTH_A_RESTART):
+        if best.plan is None or best.gap < worth:
+            return
+        yield best.step("random starts")
+        before_s = best.seconds
+        candidates = restarted_plans(best.problem, best.plan, number)
+        best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
+        if best.seconds < before_s:
+            yield from improve(best)
 
 
 def improve(best: Incumbent) -> Iterator[SearchStep]:

@@ -217,7 +217,7 @@ def swap_stage_devices(a, trial, best, counts, shape, way, found, marks):
     return gained
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def climb(
     a: SearchArrays,
     order: Integers,

@@ -7,6 +7,7 @@ from itertools import pairwise
 from numpy.random import Generator, default_rng
 
 from penstock.plan.candidate import Candidate
+from penstock.plan.dynamic_program import known_candidates
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.search_seeds import Climber, Start, device_orders_of, start_of_plan
@@ -16,7 +17,10 @@ __all__ = ["climbed_plans", "restarted_plans"]
 STARTS_OF_A_DEPTH = 2
 """Even starts climbed from, for each number of stages."""
 
-SHORT_CLIMB = 250
+TABLE_STARTS = 64
+"""The most plans of the dynamic program that are climbed from."""
+
+SHORT_CLIMB = 500
 """Estimates of a first climb from every start."""
 
 LONG_CLIMB = 4000
@@ -28,8 +32,21 @@ RESTARTS, RESTART_CLIMB = 16, 1000
 """Climbs from random starts, where the bound leaves room for something better; and the estimates
 that each may spend."""
 
-KICKED, KICKS, KICK_CLIMB = 3, 20, 600
+KICKED, KICKS, KICK_CLIMB = 4, 20, 600
 """The best ends are changed at random and climbed from again, so many of them so many times."""
+
+
+LEAST_REPEATS, MOST_REPEATS, ACTIONS = 1.0, 4.0, 1.2e8
+"""Random starts and kicks are that many times fewer or more, so that the estimates play about
+``ACTIONS`` forwards and backwards in all: some seconds."""
+
+
+def repeats(problem: PlanningProblem, known: Plan) -> float:
+    """How many times the usual number of random starts and kicks a problem like this is worth."""
+    played = 2 * len(known.stages) * min(known.micro_batches, 6 * len(known.stages) + 20)
+    looked_at = 5 * len(problem.profile.layers)
+    estimates = RESTARTS * RESTART_CLIMB + KICKED * KICKS * KICK_CLIMB
+    return min(MOST_REPEATS, max(LEAST_REPEATS, ACTIONS / estimates / (played + looked_at)))
 
 
 def effort(devices: int) -> float:
@@ -42,55 +59,75 @@ def effort(devices: int) -> float:
 
 
 def climbed_plans(problem: PlanningProblem, known: Plan | None) -> Iterator[Iterator[Plan]]:
-    """Two batches of plans: from the best known plan, then from even starts of every depth."""
+    """Two batches of plans: from the best known plan, then from starts of every depth and size.
+
+    The latter are the dynamic program's plans, and even ones.
+    """
     climber = Climber(problem)
-    devices = len(problem.cluster.devices)
-    short, long = int(SHORT_CLIMB * effort(devices)), int(LONG_CLIMB * effort(devices))
+    part = effort(len(problem.cluster.devices))
+    short, long = int(SHORT_CLIMB * part), int(LONG_CLIMB * part)
     if known is not None:
-        starts = [start_of_plan(known, devices, way) for way in climber.ways()]
-        yield ranked(climber, [climber.climb(start, long) for start in starts])
-    ends = [climber.climb(start, short) for start in even_starts(climber, known)]
-    best = sorted(range(len(ends)), key=lambda i: climber.estimate(ends[i])[0])[:LONG_CLIMBS]
-    higher = [climber.climb(ends[i], long) for i in best]
-    yield ranked(climber, [*higher, *ends])
+        yield ranked(climber, climber.climb_all(starts_of(climber, known), long))
+    starts = [*table_starts(climber), *even_starts(climber, known)]
+    ends = climber.climb_all(starts, short)
+    ends.sort(key=lambda start: climber.estimate(start)[0])
+    yield ranked(climber, [*climber.climb_all(ends[:LONG_CLIMBS], long), *ends])
 
 
-def restarted_plans(problem: PlanningProblem, known: Plan) -> Iterator[Plan]:
-    """Plans from random starts around a known plan, and from kicks to the best; ever the same ones.
+def starts_of(climber: Climber, plan: Plan) -> list[Start]:
+    """A plan as a start, with every choice of depths; the best estimate first."""
+    devices = len(climber.problem.cluster.devices)
+    starts = [start_of_plan(plan, devices, way) for way in climber.ways()]
+    return sorted(starts, key=lambda start: climber.estimate(start)[0])
 
+
+def table_starts(climber: Climber) -> list[Start]:
+    """The dynamic program's best plan of each micro-batch size and number of stages."""
+    best: dict[tuple[int, int], Plan] = {}
+    for candidate in sorted(known_candidates(climber.problem), key=lambda each: each.estimate_s):
+        plan = candidate.plan
+        best.setdefault((plan.micro_batch_size, len(plan.stages)), plan)
+    starts = [starts_of(climber, plan)[0] for plan in best.values()]
+    starts.sort(key=lambda start: climber.estimate(start)[0])
+    return starts[: int(TABLE_STARTS * effort(len(climber.problem.cluster.devices)))]
+
+
+def restarted_plans(problem: PlanningProblem, known: Plan, seed: int = 0) -> Iterator[Plan]:
+    """Plans from random starts around a known plan, and from kicks to it and the best of those.
+
+    The same ones for the same ``seed``.
     Cuts and replica counts are drawn anew; the number of stages and the micro-batch size stay near
     those of ``known``, because the climbs change the first slowly and the second never.
     """
     climber = Climber(problem)
-    generator = default_rng(len(problem.profile.layers))
+    generator = default_rng([len(problem.profile.layers), seed])
     part = effort(len(problem.cluster.devices))
-    ends = [
-        climber.climb(start, int(RESTART_CLIMB * part))
-        for start in random_starts(climber, known, generator)
-    ]
-    devices = len(problem.cluster.devices)
-    ends += [start_of_plan(known, devices, way) for way in climber.ways()]
+    often = repeats(problem, known)
+    starts = random_starts(climber, known, generator, round(RESTARTS * often))
+    ends = climber.climb_all(starts, int(RESTART_CLIMB * part))
     ends.sort(key=lambda start: climber.estimate(start)[0])
-    for end in ends[:KICKED]:
-        best, best_s = end, climber.estimate(end)[0]
-        for _ in range(KICKS):
-            trial = climber.climb(kicked(best, generator), int(KICK_CLIMB * part))
-            trial_s, _ = climber.estimate(trial)
-            if trial_s < best_s:
-                best, best_s = trial, trial_s
-                ends.append(trial)
+    best = [starts_of(climber, known)[0], *ends[: KICKED - 1]]
+    for _ in range(round(KICKS * often)):
+        # Side by side, each from the best that it has led to.
+        trials = [kicked(end, generator) for end in best]
+        for place, end in enumerate(climber.climb_all(trials, int(KICK_CLIMB * part))):
+            if climber.estimate(end)[0] < climber.estimate(best[place])[0]:
+                best[place] = end
+                ends.append(end)
     return ranked(climber, ends)
 
 
-def random_starts(climber: Climber, known: Plan, generator: Generator) -> Iterator[Start]:
-    """Random cuts and replica counts, of about as many stages as ``known``."""
+def random_starts(
+    climber: Climber, known: Plan, generator: Generator, count: int
+) -> Iterator[Start]:
+    """Up to ``count`` random cuts and replica counts, of about as many stages as ``known``."""
     problem = climber.problem
     layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
     used = set(known.devices)
     own_order = (*known.devices, *(d for d in range(devices) if d not in used))
     orders = (own_order, *device_orders_of(problem))
     near, ways = near_sizes(problem, known.micro_batch_size), climber.ways()
-    for _ in range(RESTARTS):
+    for _ in range(count):
         stages = len(known.stages) + int(generator.integers(-2, 4))
         stages = max(1, min(stages, climber.most_stages))
         size = near[generator.integers(len(near))]

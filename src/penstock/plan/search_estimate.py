@@ -282,8 +282,8 @@ def estimate(
     busiest_s = message_seconds(a, order, cuts, starts, stages, rows, seconds, skipping)
     # Long iterations repeat a period, often that of a full first stage: play two short ones, whole
     # periods apart, and carry their difference on.
-    less = max(2 * stages + 4, 600 // stages)
-    more = less + max(1, max(stages + 8, 400 // stages) // depth[0]) * depth[0]
+    less = max(2 * stages + 4, 300 // stages)
+    more = less + max(1, max(stages + 8, 200 // stages) // depth[0]) * depth[0]
     if micro_batches <= 2 * more or depth[0] > less:
         played_s = play(seconds, skipping, depth, again, stages, micro_batches)
     else:

@@ -2,9 +2,10 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import inf
 from typing import TypeAlias, cast
 
@@ -20,6 +21,9 @@ __all__ = ["Climber", "device_orders_of", "start_of_plan"]
 
 Way: TypeAlias = tuple[int, int, int, int]
 """How depths and recompute are chosen: see `penstock.plan.search_estimate.estimate`."""
+
+THREADS = 4
+"""Climbs side by side: compiled code holds no lock."""
 
 SWAPPED_DEVICES = 40
 """On more devices than this no pairs of devices are exchanged: there are too many."""
@@ -43,11 +47,10 @@ class Start:
 
 @dataclass
 class Climber:
-    """Estimates and climbs for one problem; remembers how many estimates were made."""
+    """Estimates and climbs for one problem."""
 
     problem: PlanningProblem
     arrays: SearchArrays = field(init=False)
-    spent: int = 0
 
     def __post_init__(self) -> None:
         self.arrays = search_arrays(self.problem)
@@ -127,7 +130,6 @@ class Climber:
         recompute = np.zeros(self.most_stages + 1, dtype=np.int64)
         size = start.micro_batch_size
         micro_batches = self.problem.global_batch // size
-        self.spent += 1
         seconds = estimate(
             self.arrays, order, cuts, starts, start.stages, size, micro_batches, start.way,
             depth, recompute,
@@ -142,10 +144,9 @@ class Climber:
         order, cuts, starts = self.room(start)
         size = start.micro_batch_size
         shape = (size, self.problem.global_batch // size)
-        _, stages, left = climb(
+        _, stages, _ = climb(
             self.arrays, order, cuts, starts, start.stages, shape, start.way, budget, self.swaps
         )
-        self.spent += budget - left
         return Start(
             tuple(order.tolist()),
             tuple(cuts[: stages + 1].tolist()),
@@ -153,6 +154,11 @@ class Climber:
             size,
             start.way,
         )
+
+    def climb_all(self, starts: Iterable[Start], budget: int) -> list[Start]:
+        """`climb` from every start, on several cores."""
+        with ThreadPoolExecutor(THREADS) as threads:
+            return list(threads.map(self.climb, starts, repeat(budget)))
 
     def plan(self, start: Start, depth: Integers, recompute: Integers) -> Plan:
         """The plan of a start, under the plainest schedule that has its depths."""
