@@ -110,9 +110,7 @@ def test_without_a_plan_told_only_one_that_may_fail_is_stopped(
     monkeypatch.setattr("penstock.planning.time_limit.find_plan", slow)
     score = make_score(problem)
     limit = TimeLimit(0.01, time.monotonic)
-    assert (
-        plan_within(problem, "search", score, limit=limit) == small_plan
-    )
+    assert plan_within(problem, "search", score, limit=limit) == small_plan
     with pytest.raises(TimeIsUp):
         plan_within(problem, "search", score, limit=TimeLimit(0.01, time.monotonic), may_fail=True)
 
