@@ -34,7 +34,7 @@ MOVES = 600
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-WORTH_A_RESTART = (0.02, 0.1)
+WORTH_A_RESTART = (0.02, 0.15)
 """Gaps from which random starts are tried, and tried again."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000

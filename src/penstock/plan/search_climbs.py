@@ -17,26 +17,26 @@ __all__ = ["climbed_plans", "restarted_plans"]
 STARTS_OF_A_DEPTH = 2
 """Even starts climbed from, for each number of stages."""
 
-TABLE_STARTS = 64
+TABLE_STARTS = 24
 """The most plans of the dynamic program that are climbed from."""
 
-SHORT_CLIMB = 500
+SHORT_CLIMB = 400
 """Estimates of a first climb from every start."""
 
-LONG_CLIMB = 4000
+LONG_CLIMB = 2500
 """Estimates of a second climb from the best ends of the first."""
 
 LONG_CLIMBS = 8
 
-RESTARTS, RESTART_CLIMB = 16, 1000
+RESTARTS, RESTART_CLIMB = 8, 1000
 """Climbs from random starts, where the bound leaves room for something better; and the estimates
 that each may spend."""
 
-KICKED, KICKS, KICK_CLIMB = 4, 20, 600
+KICKED, KICKS, KICK_CLIMB = 2, 25, 800
 """The best ends are changed at random and climbed from again, so many of them so many times."""
 
 
-LEAST_REPEATS, MOST_REPEATS, ACTIONS = 1.0, 4.0, 1.2e8
+LEAST_REPEATS, MOST_REPEATS, ACTIONS = 0.7, 4.0, 1e8
 """Random starts and kicks are that many times fewer or more, so that the estimates play about
 ``ACTIONS`` forwards and backwards in all: some seconds."""
 
