@@ -61,6 +61,9 @@ TERMS = (
     "sent",
     "tail",
     "reduced",
+    "kept",
+    "recomputed",
+    "again",
 )
 """The last axis of the table."""
 
@@ -266,14 +269,9 @@ def headroom(
             again_s = min((own[0] + own[1]) * figures[2], thin_below_s)
             if figures[8] == 1:
                 again_s = min(forward_s, thin_below_s)
-            busy_s = busy_in_memory_s(
-                batches,
-                whole_s,
-                below_s,
-                again_s,
-                question[4] * depth_of(room, saved, saved, batches),
-                question[5] * depth_of(room, saved, min(inputs, saved), batches),
-            )
+            kept = question[4] * depth_of(room, saved, saved, batches)
+            recomputed = question[5] * depth_of(room, saved, min(inputs, saved), batches)
+            busy_s = busy_in_memory_s(batches, whole_s, below_s, again_s, kept, recomputed)
 
             down, up = traffic[0, lo, last], traffic[1, lo, last]
             up_s = traffic_s(up, rows, latency_s, best_in, figures[5])
@@ -321,6 +319,7 @@ def headroom(
             entry[8] = max(forward_s + batches * out_s, 0.0)
             entry[9] = tail_s
             entry[10] = own_s
+            entry[11], entry[12], entry[13] = kept, recomputed, again_s
 
 
 @cache

@@ -278,6 +278,7 @@ class SizedRelaxation:
             min(speeds) / max(speeds),
         ]
         found = relaxed.reach(
+            np.empty((layers + 1, supply.states, WIDTHS)),
             counts,
             points,
             parents,

@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.plan.bound_headroom import busy_in_memory_s
 from penstock.plan.run_tables import Floats
 
 __all__ = ["FRONT", "SPREADS", "WIDTHS", "compiled_reach", "reach"]
@@ -94,7 +95,7 @@ def keeps_to(
 ) -> bool:
     """Whether all terms of `headroom` stay within a time for a stage reached like this.
 
-    A, A + W, a, w' and w of `headroom`.
+    A, A + W, a (without the message to this stage, which is in the terms), w' and w of `headroom`.
     """
     drain_s = trip_s - first_s
     return (
@@ -170,7 +171,80 @@ def insert(
     return kept
 
 
+def trips_below(
+    below: Floats,
+    table: Floats,
+    offsets: Integers,
+    taken: Integers,
+    figures: Floats,
+    left: Integers,
+    most_used: Integers,
+    times: Floats,
+    near: Floats,
+    reader: Integers,
+    pairs: Floats,
+    question: Floats,
+    limit_s: float,
+) -> None:
+    """``below[lo, state, width]``: least mean time of rows through layers from ``lo`` on and back.
+
+    On devices that are left in ``state``, after a stage of that width, in stages that by
+    themselves stay within ``limit_s``; infinite where there are none.
+    """
+    rows, layers, states = question[1], times.shape[1] - 1, left.shape[0]
+    ends, seconds, count = np.empty(layers, dtype=np.int64), np.empty(layers), 0
+    below[:] = np.inf
+    below[layers] = 0.0
+    for lo in range(layers - 1, 0, -1):
+        for option in range(offsets.shape[0]):
+            replicas = int(figures[option, 8])
+            into = width_of(replicas)
+            count = 0
+            for hi in range(lo + 1, layers + 1):
+                whole_s = times[0, hi] - times[0, lo] + times[2, hi] - times[2, lo]
+                whole_s *= figures[option, 2]
+                row_s = times[1, hi] - times[1, lo] + times[3, hi] - times[3, lo]
+                whole_s += row_s * figures[option, 0]
+                if question[0] * whole_s > limit_s:
+                    break
+                if keeps_to(limit_s, table[option, lo, hi], 0.0, 0.0, 0.0, 0.0, 0.0):
+                    ends[count], seconds[count] = hi, whole_s
+                    count += 1
+            if count == 0:
+                continue
+            for state in range(states - offsets[option]):
+                fits = True
+                for digit in range(taken.shape[1]):
+                    if taken[option, digit] > left[state, digit]:
+                        fits = False
+                if not fits:
+                    continue
+                target = state + offsets[option]
+                least_s, least_far_s = np.inf, np.inf
+                for k in range(count):
+                    through_s = seconds[k] + below[ends[k], target, into]
+                    if reader[lo] < ends[k]:
+                        least_s = min(least_s, through_s)
+                    else:
+                        least_far_s = min(least_far_s, through_s)
+                for width in range(WIDTHS):
+                    overlap = overlap_rows(rows, widest_of(width, most_used[state]), replicas)
+                    both_s = there_and_back_s(near, lo, overlap, question[2], pairs)
+                    through_s = min(least_s + both_s, least_far_s)
+                    below[lo, state, width] = min(below[lo, state, width], through_s)
+
+
+def busy_below_s(
+    batches: float, rows: float, replicas: float, whole_s: float, below_s: float, entry: Floats
+) -> float:
+    """`busy_in_memory_s` where all replicas have as many rows: only then is the mean that of each."""
+    if replicas != 1 and replicas != rows:
+        return 0.0
+    return busy_in_memory_s(batches, whole_s, below_s, entry[13], entry[11], entry[12])
+
+
 def reach(
+    below: Floats,
     counts: Integers,
     points: Floats,
     parents: Integers,
@@ -206,6 +280,21 @@ def reach(
     batches, rows = question[0], question[1]
     layers = times.shape[1] - 1
     states = left.shape[0]
+    trips_below(
+        below,
+        table,
+        offsets,
+        taken,
+        figures,
+        left,
+        most_used,
+        times,
+        near,
+        reader,
+        pairs,
+        question,
+        limit_s,
+    )
     counts[:] = 0
     point = np.zeros(4)
     spread = room.shape[0]
@@ -315,10 +404,25 @@ def reach(
                                         break
                                     entry = table[option, lo, hi]
                                     if not keeps_to(
-                                        limit_s, entry, first_s, trip_s, thin_s, sent_s, last_s
+                                        limit_s,
+                                        entry,
+                                        first_s,
+                                        trip_s,
+                                        front[k, 2],
+                                        sent_s,
+                                        last_s,
                                     ):
                                         continue
                                     if hi < layers and question[6] == 1:
+                                        continue
+                                    into = width_of(int(figures[option, 8]))
+                                    below_s = below[hi, target, into]
+                                    if trip_s + whole_s + below_s > limit_s:
+                                        continue
+                                    busy_s = busy_below_s(
+                                        batches, rows, figures[option, 8], whole_s, below_s, entry
+                                    )
+                                    if trip_s + busy_s > limit_s:
                                         continue
                                     if hi == layers:
                                         parents[layers, target, now, 0, 0, 0] = index
@@ -346,7 +450,6 @@ def reach(
                                         entry[10],
                                         last_s + (own[2] + own[3] * fewest) * figures[option, 2],
                                     )
-                                    into = width_of(int(figures[option, 8]))
                                     counts[hi, target, now, into] = insert(
                                         points[hi, target, now, into],
                                         parents[hi, target, now, into],
@@ -375,6 +478,9 @@ def compiled_reach() -> Callable[..., int]:
         least_rows,
         hosts_after,
         insert,
+        busy_in_memory_s,
+        busy_below_s,
+        trips_below,
     ):
         register_jitable(helper)
     return cast("Callable[..., int]", numba.njit(cache=True)(reach))
