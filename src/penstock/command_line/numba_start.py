@@ -1,9 +1,12 @@
 """A quicker start of compiled code, for processes that are ours alone."""
 
+import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
-__all__ = ["start_numba_without_scipy"]
+__all__ = ["is_first_run", "start_numba_without_scipy"]
 
 
 def start_numba_without_scipy() -> None:
@@ -23,3 +26,13 @@ def start_numba_without_scipy() -> None:
         import_module("numba.np.arraymath")
     finally:
         del sys.modules["scipy.linalg"]
+
+
+def is_first_run() -> bool:
+    """Whether the planners' loops are still to be compiled, which takes about a minute, once."""
+    spec = find_spec("penstock.plan")
+    assert spec is not None and spec.origin is not None
+    places = [Path(spec.origin).parent / "__pycache__"]
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        places = [Path(chosen)]
+    return not any(list(place.rglob("search_climb.climb*.nbi")) for place in places)
