@@ -208,7 +208,7 @@ def test_an_interrupt_ends_with_130_and_one_line(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("penstock.planning.time_limit.find_plan", interrupted)
-    answer = penstock("plan", *problem)
+    answer = penstock("plan", *problem, "--quiet")
     assert (answer.code, answer.errors) == (130, "penstock: interrupted\n")
 
 
@@ -219,7 +219,7 @@ def test_an_unexpected_error_is_a_line_that_says_where_the_traceback_is(
         raise ZeroDivisionError("a\nb")
 
     monkeypatch.setattr("penstock.planning.time_limit.find_plan", broken)
-    answer = penstock("plan", *problem)
+    answer = penstock("plan", *problem, "--quiet")
     assert answer.code == 4
     assert answer.errors.startswith("penstock: error: ZeroDivisionError: a b; the traceback is in ")
     assert answer.errors.count("\n") == 1
