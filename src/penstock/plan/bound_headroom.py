@@ -64,6 +64,7 @@ TERMS = (
     "kept",
     "recomputed",
     "again",
+    "sent_and_reduced",
 )
 """The last axis of the table."""
 
@@ -320,6 +321,7 @@ def headroom(
             entry[9] = tail_s
             entry[10] = own_s
             entry[11], entry[12], entry[13] = kept, recomputed, again_s
+            entry[14] = sent_s + own_s
 
 
 @cache

@@ -260,7 +260,7 @@ class SizedRelaxation:
         supply, layers = relaxed.supply, self.times.shape[1] - 1
         shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS)
         counts = np.zeros(shape, dtype=np.int64)
-        points = np.empty((*shape, FRONT, 4))
+        points = np.empty((*shape, FRONT, 6))
         parents = np.empty((*shape, FRONT, 2), dtype=np.int64)
         speeds = [c.speed for c in supply.classes]
         best_rate = max(limits.receive_rates[1], limits.send_rates[1])
@@ -276,6 +276,7 @@ class SizedRelaxation:
             1 / limits.across_rate if limits.across_rate else 0.0,
             relaxed.problem.max_stages,
             min(speeds) / max(speeds),
+            relaxed.tables.hub.producer,
         ]
         found = relaxed.reach(
             np.empty((layers + 1, supply.states, WIDTHS)),
@@ -296,6 +297,8 @@ class SizedRelaxation:
             self.near,
             relaxed.tables.near.reader,
             limits.there_and_back,
+            relaxed.tables.hub.reader,
+            relaxed.tables.hub.size,
             relaxed.capacity,
             np.array(question, dtype=np.float64),
             limit_s,

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan.bound_headroom import busy_in_memory_s
+from penstock.plan.bound_headroom import busy_in_memory_s, traffic_s
 from penstock.plan.run_tables import Floats
 
 __all__ = ["FRONT", "SPREADS", "WIDTHS", "compiled_reach", "reach"]
@@ -237,10 +237,40 @@ def trips_below(
 def busy_below_s(
     batches: float, rows: float, replicas: float, whole_s: float, below_s: float, entry: Floats
 ) -> float:
-    """`busy_in_memory_s` where all replicas have as many rows: only then is the mean that of each."""
+    """`busy_in_memory_s` where all replicas have as many rows: else a mean is not that of each."""
     if replicas != 1 and replicas != rows:
         return 0.0
     return busy_in_memory_s(batches, whole_s, below_s, entry[13], entry[11], entry[12])
+
+
+def hub_load(
+    point: Floats,
+    lo: int,
+    hi: int,
+    producer: int,
+    reader: Integers,
+    size: Floats,
+    sent_s: float,
+    figures: Floats,
+    question: Floats,
+) -> tuple[float, float]:
+    """Until when the stage of the tensor with many readers sends, and how long for each reader.
+
+    It sends the tensor once to each stage that reads it, through the same engines as all else.
+    ``sent_s``: when it has sent and reduced everything once, the tensor to a single stage, as the
+    table has it. Stages from ``lo`` to ``hi`` follow.
+    """
+    layers = reader.shape[0] - 1
+    if producer < 0 or hi <= producer:
+        return 0.0, 0.0
+    if lo <= producer:
+        if reader[hi] >= layers:
+            return 0.0, 0.0
+        each_s = traffic_s(size, question[1], question[2], figures[10], figures[6])
+        return sent_s - question[0] * each_s, question[0] * each_s
+    if reader[lo] < hi:
+        return point[4] + point[5], point[5]
+    return point[4], point[5]
 
 
 def reach(
@@ -262,6 +292,8 @@ def reach(
     near: Floats,
     reader: Integers,
     pairs: Floats,
+    hub_reader: Integers,
+    hub_size: Floats,
     capacity: Floats,
     question: Floats,
     limit_s: float,
@@ -270,12 +302,14 @@ def reach(
 
     ``points[lo, state, joined, width]``: the least (A, A + W, a, w') of `headroom` with which
     layers before ``lo`` can run on the devices taken in ``state``, which are on ``joined + 1``
-    hosts, the last stage ``width`` wide. ``left[state]``: digits of the supply left, ``used[state]`` the
-    fewest devices taken and ``most_used[state]`` the most, ``steps`` the strides of the digits;
-    ``room[joined]``: the most devices of so many hosts; ``places[option]``: 0 inside one host,
-    1 across hosts, 2 does not matter; ``pairs``: seconds per byte there and back. ``question``:
-    micro-batches, rows, latency, seconds per byte, latency and seconds per byte between hosts,
-    most stages, least over most speed.
+    hosts, the last stage ``width`` wide. ``left[state]``: digits of the supply left,
+    ``used[state]`` the fewest devices taken and ``most_used[state]`` the most, ``steps`` the
+    strides of the digits; ``room[joined]``: the most devices of so many hosts;
+    ``places[option]``: 0 inside one host, 1 across hosts, 2 does not matter; ``pairs``: seconds
+    per byte there and back. ``question``: micro-batches, rows, latency, seconds per byte, latency and seconds per byte between hosts,
+    most stages, least over most speed, and the layer that makes the tensor with many readers:
+    the last two figures of a point are until when its stage sends, and how much longer for each
+    further stage that reads it.
     """
     batches, rows = question[0], question[1]
     layers = times.shape[1] - 1
@@ -296,7 +330,7 @@ def reach(
         limit_s,
     )
     counts[:] = 0
-    point = np.zeros(4)
+    point = np.zeros(6)
     spread = room.shape[0]
     counts[0, 0, 0, 0] = 1
     points[0, 0, 0, 0, 0, :] = 0.0
@@ -424,6 +458,19 @@ def reach(
                                     )
                                     if trip_s + busy_s > limit_s:
                                         continue
+                                    sends_s, each_s = hub_load(
+                                        front[k],
+                                        lo,
+                                        hi,
+                                        int(question[8]),
+                                        hub_reader,
+                                        hub_size,
+                                        first_s + entry[14],
+                                        figures[option],
+                                        question,
+                                    )
+                                    if sends_s > limit_s:
+                                        continue
                                     if hi == layers:
                                         parents[layers, target, now, 0, 0, 0] = index
                                         parents[layers, target, now, 0, 0, 1] = option
@@ -450,6 +497,7 @@ def reach(
                                         entry[10],
                                         last_s + (own[2] + own[3] * fewest) * figures[option, 2],
                                     )
+                                    point[4], point[5] = sends_s, each_s
                                     counts[hi, target, now, into] = insert(
                                         points[hi, target, now, into],
                                         parents[hi, target, now, into],
@@ -480,6 +528,8 @@ def compiled_reach() -> Callable[..., int]:
         insert,
         busy_in_memory_s,
         busy_below_s,
+        hub_load,
+        traffic_s,
         trips_below,
     ):
         register_jitable(helper)

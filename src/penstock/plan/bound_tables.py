@@ -12,6 +12,7 @@ from penstock.plan.run_tables import Floats, RunTables, run_tables
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 __all__ = [
+    "Hub",
     "NearTensors",
     "ProfileTables",
     "Traffic",
@@ -20,6 +21,10 @@ __all__ = [
     "profile_tables",
     "time_sums",
 ]
+
+
+HUB_READERS = 3
+"""A tensor with so many readers is followed through the program."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,19 @@ class NearTensors:
 
 
 @dataclass(frozen=True)
+class Hub:
+    """The tensor with rows that most bytes go out of, if every reader is in a stage of its own.
+
+    ``reader[lo]``: its first reader from layer ``lo`` on, the number of layers where there is none.
+    ``size``: fixed bytes, bytes per sample, tensors; ``producer`` -1: no tensor has many readers.
+    """
+
+    producer: int
+    reader: NDArray[np.int64]
+    size: Floats
+
+
+@dataclass(frozen=True)
 class ProfileTables:
     """All that does not depend on the micro-batch size."""
 
@@ -66,6 +84,7 @@ class ProfileTables:
     sent: Traffic
     activations_out: Traffic
     near: NearTensors
+    hub: Hub
     tied_bytes: Floats
 
     @cached_property
@@ -88,6 +107,7 @@ def profile_tables(problem: PlanningProblem) -> ProfileTables:
         sent=activations_out + read_traffic(profile, rows, lambda edge: edge.gradient_bytes),
         activations_out=activations_out,
         near=near_tensors(profile, rows),
+        hub=hub_of(profile, rows),
         tied_bytes=tied_bytes(profile),
     )
 
@@ -206,6 +226,24 @@ def made_traffic(profile: ModelProfile, rows: int, of: Callable[[Edge], Affine])
         least = min((size_of(edge, of(edge), rows) for edge in edges), key=lambda size: size.at(1))
         found.add(los, his, least, has_rows(first))
     return found.traffic()
+
+
+def hub_of(profile: ModelProfile, rows: int) -> Hub:
+    """The tensor of `Hub`; only one with at least `HUB_READERS` readers."""
+    layers = len(profile.layers)
+    none = Hub(-1, np.full(layers + 1, layers, dtype=np.int64), np.zeros(3))
+    best, most_bytes = none, 0.0
+    for edges in by_tensor(profile).values():
+        least = min((floor_of(edge.bytes, rows) for edge in edges), key=lambda size: size.at(1))
+        if len(edges) < HUB_READERS or not has_rows(edges[0]):
+            continue
+        if least.at(rows) * len(edges) > most_bytes:
+            most_bytes = least.at(rows) * len(edges)
+            readers = np.array([edge.consumer for edge in edges] + [layers])
+            reader = readers[np.searchsorted(readers, np.arange(layers + 1))]
+            size = np.array([least.fixed, least.per_sample, 1.0])
+            best = Hub(edges[0].producer, reader.astype(np.int64), size)
+    return best
 
 
 def near_tensors(profile: ModelProfile, rows: int) -> NearTensors:

@@ -84,32 +84,34 @@ def near_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
 def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     """Seconds that no order of whole forwards and backwards can beat for ``plan``.
 
-    The largest over the stages, with ``A`` the forwards and ``R`` the forwards and backwards of
-    the fastest replica of every earlier stage, ``P = F + B`` of the slowest of this one, ``D`` the
-    seconds its links receive of each micro-batch:
+    The largest over the stages, with ``A`` the forwards of the fastest replica of every earlier
+    stage, ``P = F + B`` of the slowest of this one, ``D`` the seconds its links receive of each
+    micro-batch:
 
-        R + M * P                  busy between fill and drain
+        A + M * P + W              busy between fill and what follows the last backward
         A + M * P - B + T          its gradients: T from the start of the last backward on
-        A + M * D + B + (R - A)    its links
+        A + M * D + B + W          its links
 
-    ``T = max(B, B until the first bucket is full + all-reduce) + step``. Between single devices
-    ``A`` and ``R`` count the messages too; ``D`` is of the tensors made right before the cut.
+    ``T = max(B, B until the first bucket is full + all-reduce) + step``, and ``W`` becomes
+    ``max(T, B + W)`` from stage to stage: the drain, or the all-reduce of an earlier stage that
+    only starts in it. Between single devices ``A`` and ``W`` count the messages too; ``D`` is of
+    the tensors made right before the cut.
     """
     known = prepare(problem)
     batches = plan.micro_batches
-    bound_s = first_s = trip_s = 0.0
+    bound_s = first_s = after_s = 0.0
     before: Stage | None = None
     for stage in plan.stages:
-        fast_s, fast_whole_s, back_s, slow_whole_s, slow_tail_s = stage_times(known, problem, stage)
+        fast_s, back_s, fast_tail_s, slow_whole_s, slow_tail_s = stage_times(known, problem, stage)
         if before is not None:
             down_s, up_s, received_s = messages(known, problem, before, stage)
-            bound_s = max(bound_s, batches * received_s + back_s + up_s + trip_s)
+            bound_s = max(bound_s, first_s + batches * received_s + back_s + up_s + after_s)
             first_s += down_s
-            trip_s += down_s + up_s
+            after_s += up_s
         busy_s = batches * slow_whole_s
-        bound_s = max(bound_s, trip_s + busy_s, first_s + busy_s + slow_tail_s)
+        bound_s = max(bound_s, first_s + busy_s + max(after_s, slow_tail_s))
         first_s += fast_s
-        trip_s += fast_whole_s
+        after_s = max(fast_tail_s, back_s + after_s)
         before = stage
     return bound_s
 
@@ -117,8 +119,9 @@ def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
 def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tuple[float, ...]:
     """What `plan_bound_s` needs of a stage.
 
-    Least forward, forward and backward, and backward of any replica; forward and backward of the
-    slowest, and how much longer than its last backward its gradients and step take.
+    Least forward, backward, and time from the start of the last backward to the end, of any
+    replica; forward and backward of the slowest, and how much longer than its last backward its
+    gradients and step take.
     """
     key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
     found = known.stages.get(key)
@@ -127,8 +130,8 @@ def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tupl
         slow = max(replicas, key=lambda times: times.whole_s)
         found = (
             min(times.forward_s for times in replicas),
-            min(times.whole_s for times in replicas),
             min(times.backward_s for times in replicas),
+            min(gradient_tail_s(known, problem, stage, times) for times in replicas),
             slow.whole_s,
             gradient_tail_s(known, problem, stage, slow) - slow.backward_s,
         )
