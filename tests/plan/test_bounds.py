@@ -12,6 +12,8 @@ from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
+MEGABYTE = 1_000_000
+
 
 def problem(
     cost: Affine, devices: int, batch: int, sizes: tuple[int, ...], cores: int = 0
@@ -49,12 +51,23 @@ def test_a_stage_waits_for_the_first_micro_batch_to_come_down_and_the_last_to_go
     assert make_score(asked)(plan) == plan_bound_s(asked, plan)
 
 
+def test_the_all_reduce_of_an_earlier_stage_waits_for_the_drain():
+    cost = Affine(0.0, 1.0)
+    sizes = (20 * MEGABYTE, 0)
+    layers = tuple(LayerCost(f"{size}", cost, cost, cost, size) for size in sizes)
+    host = Host("h", (Device("d", 1e9),) * 3, 10.0 * MEGABYTE)
+    asked = PlanningProblem(ModelProfile("two", layers), Cluster("c", (host,)), 8, (2,))
+    stages = (Stage(range(0, 1), (0, 1), (1, 1)), Stage(range(1, 2), (2,), (2,)))
+    plan = Plan(stages, 4, 2, "1f1b")
+    # Fill, all micro-batches on the last stage, then a backward and a ring of two over 20 MB.
+    seconds = 1 + 4 * 2 * 3 + 2 + 2
+    assert plan_bound_s(asked, plan) == pytest.approx(seconds)
+    assert make_score(asked)(plan) == pytest.approx(seconds)
+
+
 def test_gap_is_relative_to_the_bound():
     assert gap(3.0, 2.0) == pytest.approx(0.5)
     assert gap(1.0, 0.0) == float("inf")
-
-
-MEGABYTE = 1_000_000
 
 
 def chain(
