@@ -307,9 +307,9 @@ def reach(
     strides of the digits; ``room[joined]``: the most devices of so many hosts;
     ``places[option]``: 0 inside one host, 1 across hosts, 2 does not matter; ``pairs``: seconds
     per byte there and back. ``question``: micro-batches, rows, latency, seconds per byte, latency
-    and seconds per byte between hosts, most stages, least over most speed, and the layer that makes the tensor with many readers:
-    the last two figures of a point are until when its stage sends, and how much longer for each
-    further stage that reads it.
+    and seconds per byte between hosts, most stages, least over most speed, and the layer that
+    makes the tensor with many readers: the last two figures of a point are until when its stage
+    sends, and how much longer for each further stage that reads it.
     """
     batches, rows = question[0], question[1]
     layers = times.shape[1] - 1
