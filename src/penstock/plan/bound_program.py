@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, sqrt
+from math import inf, log, sqrt
 
 import numpy as np
 
@@ -27,6 +27,12 @@ __all__ = [
 
 PRECISION = 3e-4
 """The bound is this close (as a part of itself) to the least time of any relaxed plan."""
+
+ROUGHLY = 0.03
+"""The same while micro-batch sizes are only compared."""
+
+MANY_DEVICES, MANY_PRECISION = 64, 1e-2
+"""The same on more devices than this, where each question takes long."""
 
 FIRST_STEP = 1.02
 """The first guess above a known bound; each further one goes twice as far."""
@@ -325,28 +331,44 @@ def least_relaxed(
 ) -> tuple[float, RelaxedPlan | None]:
     """Seconds that no plan beats, and a relaxed plan that takes hardly more.
 
-    ``floors_s`` are bounds known already for each micro-batch size. Size after size, the smallest
-    floor first, is asked for a plan that is faster than the best one of the sizes before, and its
-    least time narrowed down only where it has one; so the tables of one size are kept at a time.
-    Infinite seconds and no plan where nothing fits in memory.
+    ``floors_s`` are bounds known already for each micro-batch size. Size after size, those with
+    about as many micro-batches as samples in each first, is asked for a plan that is clearly faster
+    than the best one before, and its least time narrowed down roughly where it has one; then the
+    sizes that may still have a faster plan are narrowed down to `PRECISION`. So the tables of one
+    size are kept at a time. Infinite seconds and no plan where nothing fits in memory.
     """
-    least_s, best = inf, None
-    for rows in sorted(floors_s, key=lambda rows: (floors_s[rows], rows)):
-        most_s = best.seconds * (1 - PRECISION) if best else inf
-        if floors_s[rows] >= most_s:
-            least_s = min(least_s, floors_s[rows])
-            continue
-        found_s, found = least_of_size(relaxed.of_size(rows), floors_s[rows], most_s)
-        least_s, best = min(least_s, found_s), found or best
-    return least_s, best
+    lower_s: dict[int, float] = dict(floors_s)
+    best: RelaxedPlan | None = None
+    batch = relaxed.problem.global_batch
+    for rows in sorted(floors_s, key=lambda rows: (abs(log(rows * rows / batch)), rows)):
+        most_s = best.seconds * (1 - ROUGHLY) if best else inf
+        if lower_s[rows] < most_s:
+            size = relaxed.of_size(rows)
+            lower_s[rows], found = least_of_size(size, lower_s[rows], most_s, ROUGHLY)
+            best = found or best
+    if best is None:
+        return inf, None
+    precision = (
+        PRECISION if len(relaxed.problem.cluster.devices) <= MANY_DEVICES else MANY_PRECISION
+    )
+    while min(lower_s.values()) < best.seconds * (1 - precision):
+        rows = min(lower_s, key=lambda rows: (lower_s[rows], rows))
+        most_s = best.seconds * (1 - precision)
+        size = relaxed.of_size(rows)
+        lower_s[rows], found = least_of_size(size, lower_s[rows], most_s, precision)
+        best = found or best
+        if best.seconds <= LEAST_S * FIRST_STEP:
+            break
+    return min(lower_s.values()), best
 
 
 def least_of_size(
-    sized: SizedRelaxation, floor_s: float, most_s: float
+    sized: SizedRelaxation, floor_s: float, most_s: float, precision: float
 ) -> tuple[float, RelaxedPlan | None]:
     """`least_relaxed` of one size; ``most_s`` and no plan where that has none within ``most_s``.
 
-    Without a limit, time is raised until there is a plan; then it is narrowed down by bisection.
+    Without a limit, time is raised until there is a plan; then it is narrowed down by bisection,
+    until the two are as close as ``precision`` says.
     """
     best, step = None, FIRST_STEP
     least_s = max(floor_s, LEAST_S)
@@ -360,7 +382,7 @@ def least_of_size(
             least_s, step = least_s * step, step * step
     if best is None:
         return inf, None
-    while least_s < best.seconds * (1 - PRECISION) and best.seconds > LEAST_S * FIRST_STEP:
+    while least_s < best.seconds * (1 - precision) and best.seconds > LEAST_S * FIRST_STEP:
         middle_s = sqrt(least_s * best.seconds)
         found = sized.reached(middle_s)
         best, least_s = found or best, least_s if found else middle_s
