@@ -182,6 +182,164 @@ def two_links_s(
     return min(fast_s, slow_s)
 
 
+def leaves_time(own: Floats, times: Floats, figures: Floats, question: Floats) -> bool:
+    """Whether the devices that are left can do all work but a stage's ``own`` in ``most_s``."""
+    layers = times.shape[1] - 1
+    all_row, all_fixed = times[1, layers] + times[3, layers], times[0, layers] + times[2, layers]
+    rest_s = (all_row - own[1] - own[3]) * question[1]
+    rest_s += (all_fixed - own[0] - own[2]) * question[9]
+    return question[0] * rest_s * (1 - 1e-9) <= question[10] * figures[17]
+
+
+def stage_tails_s(
+    tail_s: float,
+    full_tail_s: float,
+    own: Floats,
+    gradient_bytes: float,
+    tied: Floats,
+    figures: Floats,
+    question: Floats,
+) -> tuple[float, float, float, float]:
+    """From the start of the last backward to the end of the optimizer's step.
+
+    Of the mean replica, of the slowest and of the fullest, and the part that is left whatever the
+    backward takes. ``tail_s`` and ``full_tail_s``: `gradient_tails` of the mean and the slowest;
+    ``tied``: bytes of tied parameters used elsewhere too, and only here.
+    """
+    most_rows = figures[3]
+    backward_s = own[2] * figures[2] + own[3] * figures[0]
+    slow_back_s = own[2] * figures[2] + own[3] * figures[1]
+    full_back_s = (own[2] + own[3] * most_rows) * figures[2]
+    step_s = question[3] * gradient_bytes * figures[2]
+    # Gradients of tied parameters wait for the whole backward.
+    tied_s = tied[0] / question[8]
+    tied_s = max(tied_s, tied[1] / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures))
+    reduce_s = gradient_bytes / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
+    mean_s = max(tail_s, backward_s + tied_s) + step_s
+    slow_s = max(full_tail_s, slow_back_s + tied_s) + step_s
+    full_s = max(full_back_s + tied_s, reduce_s) + step_s
+    # The slowest replica is the fullest one where all are equally fast.
+    if abs(most_rows * figures[2] - figures[1]) <= 1e-12 * figures[1]:
+        full_s = slow_s
+    return mean_s, slow_s, full_s, reduce_s + step_s
+
+
+def depths_in_memory(
+    held: Floats,
+    own: Floats,
+    workspace_bytes: float,
+    thin_below_s: float,
+    figures: Floats,
+    question: Floats,
+) -> tuple[float, float, float]:
+    """How many micro-batches fit, kept and recomputed, and what one more costs with recompute."""
+    saved, inputs = held[1] + held[2] * figures[3], held[3] + held[4] * figures[3]
+    room = figures[4] - held[0] - workspace_bytes
+    again_s = min((own[0] + own[1]) * figures[2], thin_below_s)
+    if figures[8] == 1:
+        again_s = min(own[0] * figures[2] + own[1] * figures[0], thin_below_s)
+    kept = question[4] * depth_of(room, saved, saved, question[0])
+    recomputed = question[5] * depth_of(room, saved, min(inputs, saved), question[0])
+    return kept, recomputed, again_s
+
+
+def received_s(
+    down: Floats, up: Floats, near: Floats, is_read: bool, figures: Floats, question: Floats
+) -> tuple[float, float, float, float]:
+    """Mean seconds in which a micro-batch's messages come in.
+
+    All of them, and gradients with the activations of the stage before (``near``, if the stage
+    reads from it); both of the mean replica and then of the fullest.
+    """
+    rows, latency_s, most_rows = question[1], question[2], figures[3]
+    best, second, rate = figures[9], figures[11], figures[5]
+    up_s = traffic_s(up, rows, latency_s, best, rate)
+    in_s = up_s + traffic_s(down, rows, latency_s, best, rate)
+    full_up_s = traffic_s(up, most_rows, latency_s, best, best)
+    full_in_s = full_up_s + traffic_s(down, most_rows, latency_s, best, best)
+    # One device takes activations and gradients in from different devices.
+    two_links = figures[8] == 1 and second < best
+    if two_links:
+        in_s = two_links_s(up, down, rows, latency_s, best, second)
+    near_s, full_near_s = up_s, full_up_s
+    if is_read:
+        near_s += traffic_s(near, rows, latency_s, best, rate)
+        full_near_s += traffic_s(near, most_rows, latency_s, best, best)
+        if two_links:
+            near_s = two_links_s(up, near, rows, latency_s, best, second)
+    return in_s, near_s, full_in_s, full_near_s
+
+
+def sending_s(
+    all_out: Floats, out: Floats, near: Floats, is_read: bool, figures: Floats, question: Floats
+) -> tuple[float, float, float]:
+    """Mean seconds in which a micro-batch's messages go out.
+
+    Activations with the gradients to the stage before (``near``, if the stage reads from it), all
+    messages, and all of the fullest replica.
+    """
+    rows, latency_s = question[1], question[2]
+    best, second, rate = figures[10], figures[12], figures[6]
+    two_links = figures[8] == 1 and second < best
+    out_s = traffic_s(out, rows, latency_s, best, rate)
+    if is_read:
+        out_s += traffic_s(near, rows, latency_s, best, rate)
+        if two_links:
+            out_s = two_links_s(out, near, rows, latency_s, best, second)
+    all_out_s = traffic_s(all_out, rows, latency_s, best, rate)
+    if two_links:
+        all_out_s = two_links_s(out, all_out - out, rows, latency_s, best, second)
+    return out_s, all_out_s, traffic_s(all_out, figures[3], latency_s, best, best)
+
+
+def fill_terms(
+    entry: Floats,
+    is_first: bool,
+    own: Floats,
+    below_s: float,
+    tails: tuple[float, float, float, float],
+    depths: tuple[float, float, float],
+    received: tuple[float, float, float, float],
+    sending: tuple[float, float, float],
+    figures: Floats,
+    batches: float,
+) -> None:
+    """Fill the `TERMS` of one run on one option, from its times and those of its messages.
+
+    ``tails``: `stage_tails_s`, ``depths``: `depths_in_memory`, ``received``: `received_s`,
+    ``sending``: `sending_s`; ``below_s``: the least time of a micro-batch in the layers after it.
+    """
+    tail_s, slow_tail_s, full_tail_s, own_s = tails
+    kept, recomputed, again_s = depths
+    in_s, near_s, full_in_s, full_near_s = received
+    out_s, all_out_s, full_all_out_s = sending
+    forward_s = own[0] * figures[2] + own[1] * figures[0]
+    backward_s = own[2] * figures[2] + own[3] * figures[0]
+    whole_s = forward_s + backward_s
+    slowest_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[1]
+    slow_back_s = own[2] * figures[2] + own[3] * figures[1]
+    full_back_s = (own[2] + own[3] * figures[3]) * figures[2]
+    sent_s = forward_s + batches * all_out_s
+    full_sent_s = (own[0] + own[1] * figures[3]) * figures[2] + batches * full_all_out_s
+    entry[0] = max(batches * in_s + tail_s, batches * full_in_s + full_tail_s)
+    entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + own_s)
+    if is_first:
+        entry[1] = max(entry[1], sent_s + tail_s)
+    entry[2] = busy_in_memory_s(batches, whole_s, below_s, again_s, kept, recomputed)
+    entry[3] = batches * in_s + backward_s
+    entry[4] = batches * near_s + backward_s
+    entry[5] = max(batches * near_s + tail_s, batches * full_near_s + full_tail_s)
+    entry[5] = max(entry[5], batches * slowest_s - slow_back_s + slow_tail_s)
+    entry[5] = max(entry[5], full_sent_s + own_s)
+    entry[6] = max(batches * slowest_s, batches * full_near_s + full_back_s)
+    entry[7] = batches * full_in_s + full_back_s
+    entry[8] = max(forward_s + batches * out_s, 0.0)
+    entry[9] = tail_s
+    entry[10] = own_s
+    entry[11], entry[12], entry[13] = kept, recomputed, again_s
+    entry[14] = sent_s + own_s
+
+
 def headroom(
     table: Floats,
     tail: Floats,
@@ -217,16 +375,9 @@ def headroom(
     tensors; of activations in, gradients in, all out, activations out. ``near[0, cut]`` and
     ``near[1, cut]`` likewise, of activations and gradients. ``question``: see `QUESTION`.
     """
-    batches, rows, latency_s, step_s_per_byte = question[0], question[1], question[2], question[3]
     layers = times.shape[1] - 1
-    most_rows, best_in, best_out = figures[3], figures[9], figures[10]
-    second_in, second_out = figures[11], figures[12]
-    # The slowest replica is the fullest one where all are equally fast.
-    same = abs(most_rows * figures[2] - figures[1]) <= 1e-12 * figures[1]
-    all_row, all_fixed = times[1, layers] + times[3, layers], times[0, layers] + times[2, layers]
-    most_s, slowest_ratio = question[10], question[9]
     for last in range(1, layers + 1):
-        lowest = lowest_first(times, last, figures, batches, most_s)
+        lowest = lowest_first(times, last, figures, question[0], question[10])
         gradient_tails(tail, figures, figures[0], times, parameters[0], lowest, last)
         gradient_tails(full_tail, figures, figures[1], times, parameters[0], lowest, last)
         below = times[:, layers] - times[:, last]
@@ -235,93 +386,31 @@ def headroom(
         most_workspace = 0.0
         for lo in range(last - 1, lowest - 1, -1):
             own = times[:, last] - times[:, lo]
-            most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * most_rows)
-            entry = table[lo, last]
-            # The devices that are left must do all other work in time.
-            rest_s = (all_row - own[1] - own[3]) * rows
-            rest_s += (all_fixed - own[0] - own[2]) * slowest_ratio
-            if batches * rest_s * (1 - 1e-9) > most_s * figures[17]:
+            most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * figures[3])
+            entry, held = table[lo, last], memory[lo, last]
+            if not leaves_time(own, times, figures, question):
                 entry[0] = np.inf
                 continue
-            forward_s = own[0] * figures[2] + own[1] * figures[0]
-            backward_s = own[2] * figures[2] + own[3] * figures[0]
-            whole_s = forward_s + backward_s
-            slowest_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[1]
-            slow_back_s = own[2] * figures[2] + own[3] * figures[1]
-            full_forward_s = (own[0] + own[1] * most_rows) * figures[2]
-            full_back_s = (own[2] + own[3] * most_rows) * figures[2]
-            gradient_bytes = parameters[1, last] - parameters[1, lo]
-            step_s = step_s_per_byte * gradient_bytes * figures[2]
-            # Gradients of tied parameters wait for the whole backward.
-            tied_s = memory[lo, last, 5] / question[8]
-            tied_s = max(
-                tied_s, memory[lo, last, 6] / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
-            )
-            reduce_s = gradient_bytes / BUCKET_BYTES * bucket_s(BUCKET_BYTES, figures)
-            tail_s = max(tail[lo], backward_s + tied_s) + step_s
-            slow_tail_s = max(full_tail[lo], slow_back_s + tied_s) + step_s
-            full_tail_s = max(full_back_s + tied_s, reduce_s) + step_s
-            if same:
-                full_tail_s = slow_tail_s
-
-            held = memory[lo, last]
-            saved, inputs = held[1] + held[2] * most_rows, held[3] + held[4] * most_rows
-            room = figures[4] - held[0] - most_workspace
-            again_s = min((own[0] + own[1]) * figures[2], thin_below_s)
-            if figures[8] == 1:
-                again_s = min(forward_s, thin_below_s)
-            kept = question[4] * depth_of(room, saved, saved, batches)
-            recomputed = question[5] * depth_of(room, saved, min(inputs, saved), batches)
-            busy_s = busy_in_memory_s(batches, whole_s, below_s, again_s, kept, recomputed)
-
+            size = parameters[1, last] - parameters[1, lo]
+            tails = stage_tails_s(tail[lo], full_tail[lo], own, size, held[5:], figures, question)
+            depths = depths_in_memory(held, own, most_workspace, thin_below_s, figures, question)
+            is_read = lo > 0 and reader[lo] < last
             down, up = traffic[0, lo, last], traffic[1, lo, last]
-            up_s = traffic_s(up, rows, latency_s, best_in, figures[5])
-            in_s = up_s + traffic_s(down, rows, latency_s, best_in, figures[5])
-            full_up_s = traffic_s(up, most_rows, latency_s, best_in, best_in)
-            full_in_s = full_up_s + traffic_s(down, most_rows, latency_s, best_in, best_in)
-            if figures[8] == 1 and second_in < best_in:
-                # One device takes activations and gradients in from different devices.
-                in_s = two_links_s(up, down, rows, latency_s, best_in, second_in)
-            near_s, full_near_s = up_s, full_up_s
-            out = traffic[3, lo, last]
-            out_s = traffic_s(out, rows, latency_s, best_out, figures[6])
-            full_out_s = traffic_s(out, most_rows, latency_s, best_out, best_out)
-            if lo > 0 and reader[lo] < last:
-                near_s += traffic_s(near[0, lo], rows, latency_s, best_in, figures[5])
-                full_near_s += traffic_s(near[0, lo], most_rows, latency_s, best_in, best_in)
-                out_s += traffic_s(near[1, lo], rows, latency_s, best_out, figures[6])
-                full_out_s += traffic_s(near[1, lo], most_rows, latency_s, best_out, best_out)
-                if figures[8] == 1 and second_out < best_out:
-                    out_s = two_links_s(out, near[1, lo], rows, latency_s, best_out, second_out)
-                if figures[8] == 1 and second_in < best_in:
-                    near_s = two_links_s(up, near[0, lo], rows, latency_s, best_in, second_in)
-            all_out = traffic[2, lo, last]
-            all_out_s = traffic_s(all_out, rows, latency_s, best_out, figures[6])
-            if figures[8] == 1 and second_out < best_out:
-                all_out_s = two_links_s(out, all_out - out, rows, latency_s, best_out, second_out)
-            sent_s = forward_s + batches * all_out_s
-            full_sent_s = full_forward_s + batches * traffic_s(
-                all_out, most_rows, latency_s, best_out, best_out
+            received = received_s(down, up, near[0, lo], is_read, figures, question)
+            all_out, out = traffic[2, lo, last], traffic[3, lo, last]
+            sending = sending_s(all_out, out, near[1, lo], is_read, figures, question)
+            fill_terms(
+                entry,
+                lo == 0,
+                own,
+                below_s,
+                tails,
+                depths,
+                received,
+                sending,
+                figures,
+                question[0],
             )
-            own_s = reduce_s + step_s
-
-            entry[0] = max(batches * in_s + tail_s, batches * full_in_s + full_tail_s)
-            entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + own_s)
-            entry[2] = busy_s
-            entry[3] = batches * in_s + backward_s
-            entry[4] = batches * near_s + backward_s
-            entry[5] = max(batches * near_s + tail_s, batches * full_near_s + full_tail_s)
-            entry[5] = max(entry[5], batches * slowest_s - slow_back_s + slow_tail_s)
-            entry[5] = max(entry[5], full_sent_s + own_s)
-            if lo == 0:
-                entry[1] = max(entry[1], sent_s + tail_s)
-            entry[6] = max(batches * slowest_s, batches * full_near_s + full_back_s)
-            entry[7] = batches * full_in_s + full_back_s
-            entry[8] = max(forward_s + batches * out_s, 0.0)
-            entry[9] = tail_s
-            entry[10] = own_s
-            entry[11], entry[12], entry[13] = kept, recomputed, again_s
-            entry[14] = sent_s + own_s
 
 
 @cache
@@ -338,6 +427,12 @@ def compiled_headroom() -> Callable[..., None]:
         busy_in_memory_s,
         traffic_s,
         two_links_s,
+        leaves_time,
+        stage_tails_s,
+        depths_in_memory,
+        received_s,
+        sending_s,
+        fill_terms,
     ):
         register_jitable(helper)
     return cast("Callable[..., None]", numba.njit(cache=True)(headroom))

@@ -13,6 +13,9 @@ from penstock.plan.bound_steps import (
     IDLE,
     SPREADS,
     WIDTHS,
+    Chain,
+    Offers,
+    are_left,
     busy_below_s,
     hosts_after,
     hub_load,
@@ -32,6 +35,214 @@ from penstock.plan.run_tables import Floats
 __all__ = ["FRONT", "SPREADS", "WIDTHS", "compiled_reach", "reach"]
 
 Integers = NDArray[np.int64]
+
+Fronts = tuple[Integers, Floats, Integers]
+"""How many points each front has, the points, and the point and option that each came from."""
+
+Supply = tuple[Integers, Integers, Integers, Integers, Floats]
+"""What is left in every state, the fewest and the most devices in use, the room on hosts, and for
+every state the most speed left."""
+
+
+def arrival(
+    reached: Floats,
+    cut: int,
+    link: tuple[int, float, float],
+    overlap: float,
+    near: Floats,
+    pairs: Floats,
+    rows: float,
+) -> tuple[float, float, float, float, float]:
+    """A, A + W, a and w of `headroom` for a stage that reads what the stage before it sends.
+
+    And the seconds of all rows of a micro-batch through a port between hosts. ``link``: whether
+    it leads to another host, its latency and seconds per byte.
+    """
+    crossing, latency_s, s_per_byte = link
+    down_s, up_s, port_s = messages_at(
+        near, cut, overlap, rows, crossing, latency_s, s_per_byte, pairs
+    )
+    # Some message may be of a single row.
+    thin_rows = rows if overlap >= rows else 1.0
+    thin_s = reached[2] + message_s(near[0, cut], thin_rows, latency_s, s_per_byte)
+    last_s = reached[3] + message_s(near[1, cut], thin_rows, latency_s, s_per_byte)
+    return reached[0] + down_s, reached[1] + down_s + up_s, thin_s, last_s, port_s
+
+
+def leave_idle(
+    fronts: Fronts,
+    here: tuple[int, int, int, int],
+    left: Integers,
+    steps: Integers,
+    point: Floats,
+) -> None:
+    """Let one device of each kind stay idle: then only what beats this is worth going on from."""
+    counts, points, parents = fronts
+    lo, state, joined, width = here
+    for digit in range(steps.shape[0]):
+        if left[state, digit] == 0:
+            continue
+        idle = state + steps[digit]
+        for k in range(counts[lo, state, joined, width]):
+            point[:] = points[lo, state, joined, width, k]
+            counts[lo, idle, joined, width] = insert(
+                points[lo, idle, joined, width],
+                parents[lo, idle, joined, width],
+                counts[lo, idle, joined, width],
+                point,
+                IDLE,
+                0,
+            )
+
+
+def add_stages(
+    fronts: Fronts,
+    below: Floats,
+    reached: Floats,
+    source: tuple[int, int],
+    option: int,
+    onto: tuple[int, int],
+    link: tuple[int, float, float],
+    overlap: float,
+    table: Floats,
+    figures: Floats,
+    chain: Chain,
+    hub: tuple[Integers, Floats],
+    question: Floats,
+    limit_s: float,
+    point: Floats,
+) -> bool:
+    """Add the points of all stages that start where a point ends; whether one is the last stage.
+
+    ``source``: the index of the point and the layer where it ends, ``onto``: the state and hosts
+    after the stage.
+    """
+    counts, points, parents = fronts
+    index, lo = source
+    target, now = onto
+    times, near, reader, pairs = chain
+    hub_reader, hub_size = hub
+    batches, rows, replicas = question[0], question[1], int(figures[option, 8])
+    layers, into = times.shape[1] - 1, width_of(replicas)
+    apart = (reached[0], reached[1], reached[2], reached[3], 0.0)
+    joint = arrival(reached, lo, link, overlap, near, pairs, rows) if lo > 0 else apart
+    for hi in range(lo + 1, layers + 1):
+        own, entry = times[:, hi] - times[:, lo], table[option, lo, hi]
+        first_s, trip_s, thin_s, last_s, port_s = joint if reader[lo] < hi else apart
+        if reached[2] + last_s + batches * port_s > limit_s:
+            continue
+        forward_s = own[0] * figures[option, 2] + own[1] * figures[option, 0]
+        whole_s = forward_s + own[2] * figures[option, 2] + own[3] * figures[option, 0]
+        if trip_s + batches * whole_s > limit_s:
+            break
+        if not keeps_to(limit_s, entry, first_s, trip_s, reached[2], reached[3], last_s):
+            continue
+        if hi < layers and question[6] == 1:
+            continue
+        below_s = below[hi, target, into]
+        if trip_s + whole_s + below_s > limit_s:
+            continue
+        busy_s = busy_below_s(batches, rows, figures[option, 8], whole_s, below_s, entry)
+        if trip_s + busy_s > limit_s:
+            continue
+        sent_s = first_s + entry[14]
+        point[4], point[5] = hub_load(
+            reached,
+            lo,
+            hi,
+            int(question[8]),
+            hub_reader,
+            hub_size,
+            sent_s,
+            figures[option],
+            question,
+        )
+        if point[4] > limit_s:
+            continue
+        if hi == layers:
+            return True
+        fewest = least_rows(rows, limit_s / batches, replicas, own, figures[option, 2])
+        point[0] = first_s + forward_s
+        point[1] = point[0] + max(entry[9], whole_s - forward_s + trip_s - first_s)
+        point[2] = thin_s + (own[0] + own[1] * fewest) * figures[option, 2]
+        point[3] = max(entry[10], last_s + (own[2] + own[3] * fewest) * figures[option, 2])
+        place = (hi, target, now, into)
+        counts[place] = insert(points[place], parents[place], counts[place], point, index, option)
+    return False
+
+
+def go_on(
+    fronts: Fronts,
+    here: tuple[int, int, int, int],
+    below: Floats,
+    table: Floats,
+    offers: Offers,
+    supply: Supply,
+    chain: Chain,
+    hub: tuple[Integers, Floats],
+    question: Floats,
+    limit_s: float,
+    rest_s: float,
+    point: Floats,
+) -> int:
+    """Add every stage after the points of one front; the index of a point with all layers, or -1.
+
+    ``rest_s``: what the layers that follow take one device of the greatest speed.
+    """
+    counts, points, parents = fronts
+    offsets, taken, figures, places = offers
+    left, used, most_used, room, capacity = supply
+    lo, state, joined, width = here
+    _, states, spread, widths = counts.shape
+    layers = below.shape[0] - 1
+    front, origin = points[here], parents[here]
+    for k in range(counts[here]):
+        reached = front[k]
+        if origin[k, 0] == IDLE:
+            continue
+        if reached[1] * capacity[state] + rest_s > limit_s * capacity[state]:
+            continue
+        index = (((lo * states + state) * spread + joined) * widths + width) * FRONT + k
+        for option in range(offsets.shape[0]):
+            if not are_left(taken, option, left, state):
+                continue
+            target, replicas = state + offsets[option], int(figures[option, 8])
+            senders = widest_of(width, most_used[state])
+            overlap = overlap_rows(question[1], senders, replicas)
+            for crossing in range(2):
+                now = hosts_after(
+                    joined,
+                    crossing,
+                    places[option],
+                    int(figures[option, 7]),
+                    lo == 0,
+                    room,
+                    int(used[target]),
+                )
+                if now < 0:
+                    continue
+                link = (crossing, question[2 + 2 * crossing], question[3 + 2 * crossing])
+                if add_stages(
+                    fronts,
+                    below,
+                    reached,
+                    (index, lo),
+                    option,
+                    (target, now),
+                    link,
+                    overlap,
+                    table,
+                    figures,
+                    chain,
+                    hub,
+                    question,
+                    limit_s,
+                    point,
+                ):
+                    parents[layers, target, now, 0, 0, 0] = index
+                    parents[layers, target, now, 0, 0, 1] = option
+                    return ((layers * states + target) * spread + now) * widths * FRONT
+    return -1
 
 
 def reach(
@@ -72,201 +283,43 @@ def reach(
     makes the tensor with many readers: the last two figures of a point are until when its stage
     sends, and how much longer for each further stage that reads it.
     """
-    batches, rows = question[0], question[1]
-    layers = times.shape[1] - 1
-    states = left.shape[0]
-    trips_below(
-        below,
-        table,
-        offsets,
-        taken,
-        figures,
-        left,
-        most_used,
-        times,
-        near,
-        reader,
-        pairs,
-        question,
-        limit_s,
-    )
+    batches, rows, layers = question[0], question[1], times.shape[1] - 1
+    chain, offers = (times, near, reader, pairs), (offsets, taken, figures, places)
+    supply, hub = (left, used, most_used, room, capacity), (hub_reader, hub_size)
+    trips_below(below, table, offers, left, most_used, chain, question, limit_s)
+    fronts, point = (counts, points, parents), np.zeros(6)
     counts[:] = 0
-    point = np.zeros(6)
-    spread = room.shape[0]
     counts[0, 0, 0, 0] = 1
     points[0, 0, 0, 0, 0, :] = 0.0
     parents[0, 0, 0, 0, 0] = -1
     for lo in range(layers):
         rest_row = times[1, layers] + times[3, layers] - times[1, lo] - times[3, lo]
         rest_fixed = times[0, layers] + times[2, layers] - times[0, lo] - times[2, lo]
-        for state in range(states):
-            if lo == 0 and state > 0:
-                break
-            rest_s = batches * (rest_row * rows + rest_fixed * question[7])
-            for joined in range(spread):
+        rest_s = batches * (rest_row * rows + rest_fixed * question[7])
+        for state in range(left.shape[0] if lo > 0 else 1):
+            for joined in range(room.shape[0]):
                 for width in range(WIDTHS):
-                    here = counts[lo, state, joined, width]
-                    if here == 0:
+                    here = (lo, state, joined, width)
+                    if counts[here] == 0:
                         continue
-                    front = points[lo, state, joined, width]
-                    origin = parents[lo, state, joined, width]
-                    for digit in range(steps.shape[0]):
-                        # Devices may stay idle: then only what beats this is worth going on from.
-                        if left[state, digit] > 0 and lo > 0:
-                            idle = state + steps[digit]
-                            for k in range(here):
-                                point[:] = front[k]
-                                counts[lo, idle, joined, width] = insert(
-                                    points[lo, idle, joined, width],
-                                    parents[lo, idle, joined, width],
-                                    counts[lo, idle, joined, width],
-                                    point,
-                                    IDLE,
-                                    0,
-                                )
-                    for k in range(here):
-                        if origin[k, 0] == IDLE:
-                            continue
-                        if front[k, 1] * capacity[state] + rest_s > limit_s * capacity[state]:
-                            continue
-                        index = (
-                            ((lo * states + state) * spread + joined) * WIDTHS + width
-                        ) * FRONT + k
-                        for option in range(offsets.shape[0]):
-                            fits = True
-                            for digit in range(steps.shape[0]):
-                                if taken[option, digit] > left[state, digit]:
-                                    fits = False
-                            if not fits:
-                                continue
-                            target = state + offsets[option]
-                            for crossing in range(2):
-                                now = hosts_after(
-                                    joined,
-                                    crossing,
-                                    places[option],
-                                    int(figures[option, 7]),
-                                    lo == 0,
-                                    room,
-                                    int(used[target]),
-                                )
-                                if now < 0:
-                                    continue
-                                latency_s = question[4] if crossing else question[2]
-                                s_per_byte = question[5] if crossing else question[3]
-                                overlap = overlap_rows(
-                                    rows,
-                                    widest_of(width, most_used[state]),
-                                    int(figures[option, 8]),
-                                )
-                                for hi in range(lo + 1, layers + 1):
-                                    own = times[:, hi] - times[:, lo]
-                                    thin_s, sent_s = front[k, 2], front[k, 3]
-                                    down_s, up_s, port_s = 0.0, 0.0, 0.0
-                                    last_s = sent_s
-                                    if lo > 0 and reader[lo] < hi:
-                                        down_s, up_s, port_s = messages_at(
-                                            near,
-                                            lo,
-                                            overlap,
-                                            rows,
-                                            crossing,
-                                            latency_s,
-                                            s_per_byte,
-                                            pairs,
-                                        )
-                                        # Some message may be of a single row.
-                                        thin_rows = rows if overlap >= rows else 1.0
-                                        thin_s += message_s(
-                                            near[0, lo], thin_rows, latency_s, s_per_byte
-                                        )
-                                        last_s += message_s(
-                                            near[1, lo], thin_rows, latency_s, s_per_byte
-                                        )
-                                    if front[k, 2] + last_s + batches * port_s > limit_s:
-                                        continue
-                                    first_s = front[k, 0] + down_s
-                                    trip_s = front[k, 1] + down_s + up_s
-                                    forward_s = (
-                                        own[0] * figures[option, 2] + own[1] * figures[option, 0]
-                                    )
-                                    whole_s = (
-                                        forward_s
-                                        + own[2] * figures[option, 2]
-                                        + own[3] * figures[option, 0]
-                                    )
-                                    if trip_s + batches * whole_s > limit_s:
-                                        break
-                                    entry = table[option, lo, hi]
-                                    if not keeps_to(
-                                        limit_s,
-                                        entry,
-                                        first_s,
-                                        trip_s,
-                                        front[k, 2],
-                                        sent_s,
-                                        last_s,
-                                    ):
-                                        continue
-                                    if hi < layers and question[6] == 1:
-                                        continue
-                                    into = width_of(int(figures[option, 8]))
-                                    below_s = below[hi, target, into]
-                                    if trip_s + whole_s + below_s > limit_s:
-                                        continue
-                                    busy_s = busy_below_s(
-                                        batches, rows, figures[option, 8], whole_s, below_s, entry
-                                    )
-                                    if trip_s + busy_s > limit_s:
-                                        continue
-                                    sends_s, each_s = hub_load(
-                                        front[k],
-                                        lo,
-                                        hi,
-                                        int(question[8]),
-                                        hub_reader,
-                                        hub_size,
-                                        first_s + entry[14],
-                                        figures[option],
-                                        question,
-                                    )
-                                    if sends_s > limit_s:
-                                        continue
-                                    if hi == layers:
-                                        parents[layers, target, now, 0, 0, 0] = index
-                                        parents[layers, target, now, 0, 0, 1] = option
-                                        return (
-                                            ((layers * states + target) * spread + now)
-                                            * WIDTHS
-                                            * FRONT
-                                        )
-                                    fewest = least_rows(
-                                        rows,
-                                        limit_s / batches,
-                                        int(figures[option, 8]),
-                                        own,
-                                        figures[option, 2],
-                                    )
-                                    point[0] = first_s + forward_s
-                                    point[1] = point[0] + max(
-                                        entry[9], whole_s - forward_s + trip_s - first_s
-                                    )
-                                    point[2] = (
-                                        thin_s + (own[0] + own[1] * fewest) * figures[option, 2]
-                                    )
-                                    point[3] = max(
-                                        entry[10],
-                                        last_s + (own[2] + own[3] * fewest) * figures[option, 2],
-                                    )
-                                    point[4], point[5] = sends_s, each_s
-                                    counts[hi, target, now, into] = insert(
-                                        points[hi, target, now, into],
-                                        parents[hi, target, now, into],
-                                        counts[hi, target, now, into],
-                                        point,
-                                        index,
-                                        option,
-                                    )
+                    if lo > 0:
+                        leave_idle(fronts, here, left, steps, point)
+                    found = go_on(
+                        fronts,
+                        here,
+                        below,
+                        table,
+                        offers,
+                        supply,
+                        chain,
+                        hub,
+                        question,
+                        limit_s,
+                        rest_s,
+                        point,
+                    )
+                    if found >= 0:
+                        return found
     return -1
 
 
@@ -292,6 +345,11 @@ def compiled_reach() -> Callable[..., int]:
         hub_load,
         traffic_s,
         trips_below,
+        are_left,
+        arrival,
+        leave_idle,
+        add_stages,
+        go_on,
     ):
         register_jitable(helper)
     return cast("Callable[..., int]", numba.njit(cache=True)(reach))

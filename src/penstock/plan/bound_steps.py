@@ -11,6 +11,9 @@ __all__ = [
     "IDLE",
     "SPREADS",
     "WIDTHS",
+    "Chain",
+    "Offers",
+    "are_left",
     "busy_below_s",
     "hosts_after",
     "hub_load",
@@ -27,6 +30,13 @@ __all__ = [
 ]
 
 Integers = NDArray[np.int64]
+
+Chain = tuple[Floats, Floats, Integers, Floats]
+"""Sums of times over the first layers, messages at each cut, the last layer that reads them, and
+seconds per byte there and back of pairs of devices: what every stage is asked of."""
+
+Offers = tuple[Integers, Integers, Floats, Integers]
+"""For every option of devices its step in the states, digits of the supply, figures and place."""
 
 FRONT = 4
 """Points kept of each front; more are merged into points below them, which only lowers bounds."""
@@ -185,18 +195,22 @@ def insert(
     return kept
 
 
+def are_left(taken: Integers, option: int, left: Integers, state: int) -> bool:
+    """Whether the devices of an option are among those left, both as digits of the supply."""
+    fits = True
+    for digit in range(taken.shape[1]):
+        if taken[option, digit] > left[state, digit]:
+            fits = False
+    return fits
+
+
 def trips_below(
     below: Floats,
     table: Floats,
-    offsets: Integers,
-    taken: Integers,
-    figures: Floats,
+    offers: Offers,
     left: Integers,
     most_used: Integers,
-    times: Floats,
-    near: Floats,
-    reader: Integers,
-    pairs: Floats,
+    chain: Chain,
     question: Floats,
     limit_s: float,
 ) -> None:
@@ -205,6 +219,8 @@ def trips_below(
     On devices that are left in ``state``, after a stage of that width, in stages that by
     themselves stay within ``limit_s``; infinite where there are none.
     """
+    offsets, taken, figures, _ = offers
+    times, near, reader, pairs = chain
     rows, layers, states = question[1], times.shape[1] - 1, left.shape[0]
     ends, seconds, count = np.empty(layers, dtype=np.int64), np.empty(layers), 0
     below[:] = np.inf
@@ -227,11 +243,7 @@ def trips_below(
             if count == 0:
                 continue
             for state in range(states - offsets[option]):
-                fits = True
-                for digit in range(taken.shape[1]):
-                    if taken[option, digit] > left[state, digit]:
-                        fits = False
-                if not fits:
+                if not are_left(taken, option, left, state):
                     continue
                 target = state + offsets[option]
                 least_s, least_far_s = np.inf, np.inf
