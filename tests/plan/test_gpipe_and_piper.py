@@ -10,11 +10,10 @@ from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.cost import (
-    backward_s,
     crossing_bytes,
+    crowding,
     device_memory_bytes,
     estimate_s,
-    forward_s,
     rows_by_speed,
 )
 from penstock.plan.gpipe import NEVER, balanced_cuts, gpipe
@@ -116,11 +115,11 @@ def load(problem: PlanningProblem, size: int, layers: range, window: range) -> f
     micro_batches = problem.global_batch // size
     stage = Stage(layers, devices, rows_by_speed(cluster, devices, size))
     in_flight = min(ceil((end - window.start) / d), micro_batches)
-    seconds = forward_s(problem, stage) + backward_s(problem, stage)
+    seconds = slowest_replica_s(problem, stage, forwards=1)
     if problem.recompute == "on" or not holds(problem, stage, in_flight, recompute=False):
         if problem.recompute == "off" or not holds(problem, stage, in_flight, recompute=True):
             return inf
-        seconds += forward_s(problem, stage) if in_flight > 1 else 0.0
+        seconds = slowest_replica_s(problem, stage, forwards=2 if in_flight > 1 else 1)
     for cut, i in ((layers.start, window.start), (layers.stop, window.stop)):
         if 0 < i < end:
             crossing = crossing_bytes(profile, cut, lambda edge: edge.bytes).at(size)
@@ -130,6 +129,16 @@ def load(problem: PlanningProblem, size: int, layers: range, window: range) -> f
         synced = 4 * (d - 1) / d * profile.parameter_bytes(layers) / slowest
         seconds += synced / micro_batches
     return seconds
+
+
+def slowest_replica_s(problem: PlanningProblem, stage: Stage, *, forwards: int) -> float:
+    """Forwards and backward of one micro-batch on the replica that takes longest."""
+    profile, cluster = problem.profile, problem.cluster
+    return crowding(cluster, stage.devices) * max(
+        (forwards * profile.forward_s(stage.layers, rows) + profile.backward_s(stage.layers, rows))
+        / cluster.devices[device].speed
+        for device, rows in zip(stage.devices, stage.slices, strict=True)
+    )
 
 
 def holds(problem: PlanningProblem, stage: Stage, in_flight: int, *, recompute: bool) -> bool:
