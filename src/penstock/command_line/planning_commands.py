@@ -56,15 +56,17 @@ def plan(
     from penstock.command_line.numba_start import is_first_run, start_numba_without_scipy
     from penstock.document import check_place
     from penstock.plan.bounds import lower_bound
+    from penstock.plan.registry import PLANNERS
     from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
-    from penstock.planning.questions import planning_problem
+    from penstock.planning.questions import named, planning_problem
     from penstock.planning.time_limit import plan_within
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
     start_numba_without_scipy()
+    named(PLANNERS, planner, "planner")
     if out:
         check_place(out)
     inputs = PlanInputs(profile, cluster, profile_batch)
