@@ -118,8 +118,8 @@ def test_the_climbs_are_the_same_every_time():
     problem = vgg_problem("mixed-gpus", 512)
 
     def climbed() -> list[Plan]:
-        plans = [plan for batch in climbed_plans(problem, None) for plan in batch]
-        return [*plans, *restarted_plans(problem, plans[0])]
+        plans = [plan for batch in climbed_plans(Climber(problem), None) for plan in batch]
+        return [*plans, *restarted_plans(Climber(problem), plans[0])]
 
     assert climbed() == climbed()
 

@@ -10,6 +10,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.rings import best_ring, host_order, ring_quality
 
 __all__ = [
+    "BUCKET_BYTES",
     "Message",
     "Way",
     "all_reduce_s",
@@ -19,6 +20,10 @@ __all__ = [
     "split_concat_s",
 ]
 
+
+BUCKET_BYTES = 25 << 20
+"""Gradients are all-reduced in buckets of about this size, as in DistributedDataParallel. The
+runtime makes them so; the simulator, the planners and the bounds count on it."""
 
 MOST_ANSWERS = 1 << 16
 """Answers kept with a cluster before they are forgotten."""

@@ -3,7 +3,6 @@
 import os
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["is_first_run", "start_numba_without_scipy"]
@@ -30,9 +29,6 @@ def start_numba_without_scipy() -> None:
 
 def is_first_run() -> bool:
     """Whether the planners' loops are still to be compiled, which takes about a minute, once."""
-    spec = find_spec("penstock.plan")
-    assert spec is not None and spec.origin is not None
-    places = [Path(spec.origin).parent / "__pycache__"]
-    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
-        places = [Path(chosen)]
-    return not any(list(place.rglob("search_climb.climb*.nbi")) for place in places)
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    place = Path(chosen) if chosen else Path(__file__).parent.parent / "plan" / "__pycache__"
+    return next(place.rglob("search_climb.climb*.nbi"), None) is None

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plan", "simulate"]
 
-COMPILING = "first plan here: compiling the planners' loops, about a minute, this once"
-
 
 def plan(
     profile: ProfilePath,
@@ -53,7 +51,7 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Make a plan for PROFILE on a cluster."""
-    from penstock.command_line.numba_start import is_first_run, start_numba_without_scipy
+    from penstock.command_line.numba_start import start_numba_without_scipy
     from penstock.document import check_place
     from penstock.plan.bounds import lower_bound
     from penstock.plan.registry import PLANNERS
@@ -81,8 +79,6 @@ def plan(
         max_stages=max_stages,
     )
     with planning_progress(terminal) as progress:
-        if is_first_run():
-            progress.note(COMPILING)
         start_s, score = perf_counter(), make_score(problem)
         progress.bound_s = (bound := lower_bound(problem)).seconds
         limit = TimeLimit(time_limit, perf_counter) if time_limit else None

@@ -7,6 +7,7 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from penstock.command_line.numba_start import is_first_run
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ SECONDS_BETWEEN_LINES = 2.0
 """So often at most a line is written where no line can be overwritten."""
 
 REFRESHES_PER_S = 5
+
+COMPILING = "first plan here: compiling the planners' loops, about a minute, this once"
 
 
 class PlanningProgress:
@@ -38,6 +41,8 @@ class PlanningProgress:
 @contextmanager
 def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
     """Progress for the block; silent where the terminal is to be quiet."""
+    if is_first_run():
+        terminal.note(COMPILING)
     if terminal.quiet:
         yield PlanningProgress(ignore, ignore)
     elif sys.stderr.isatty():

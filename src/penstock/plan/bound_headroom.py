@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.run_tables import Floats
 
 __all__ = ["FIGURES", "QUESTION", "TERMS", "compiled_headroom", "headroom"]
@@ -69,8 +70,6 @@ TERMS = (
 """The last axis of the table."""
 
 Integers = NDArray[np.int64]
-
-BUCKET_BYTES = float(25 << 20)
 
 
 def bucket_s(size_bytes: float, figures: Floats) -> float:

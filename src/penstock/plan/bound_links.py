@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import Way
+from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.run_tables import Floats
 
 __all__ = ["LinkLimits", "link_limits"]
@@ -98,7 +99,7 @@ def ring(replicas: int, latency_s: float, rate: float) -> Way:
 
 def link_limits(cluster: Cluster) -> LinkLimits:
     """The limits of ``cluster``; a minute's work of a second for a thousand devices."""
-    rates, latencies = link_matrices(cluster)
+    rates, latencies = links_to_others(cluster)
     count = len(cluster.devices)
     if count == 1:
         return LinkLimits(
@@ -136,24 +137,12 @@ def link_limits(cluster: Cluster) -> LinkLimits:
     )
 
 
-def link_matrices(cluster: Cluster) -> tuple[Floats, Floats]:
+def links_to_others(cluster: Cluster) -> tuple[Floats, Floats]:
     """Bytes per second (0 to itself) and latency (infinite to itself) of every pair of devices."""
-    hosts = np.array(cluster.host_index)
-    ports = np.array([float(host.port_bytes_per_s) for host in cluster.hosts])[hosts]
-    port_latencies = np.array([float(host.port_latency_s) for host in cluster.hosts])[hosts]
-    links = np.array([float(host.link_bytes_per_s) for host in cluster.hosts])[hosts]
-    link_latencies = np.array([float(host.link_latency_s) for host in cluster.hosts])[hosts]
-    same = hosts[:, None] == hosts[None, :]
-    rates = np.where(same, links[:, None], np.minimum(ports[:, None], ports[None, :]))
-    latencies = np.where(
-        same, link_latencies[:, None], np.maximum(port_latencies[:, None], port_latencies[None, :])
-    )
-    for link in cluster.special_links.values():
-        rates[link.source, link.target] = link.bytes_per_s
-        latencies[link.source, link.target] = link.latency_s
-    np.fill_diagonal(rates, 0.0)
-    np.fill_diagonal(latencies, inf)
-    return rates, latencies
+    links = link_matrices(cluster)
+    np.fill_diagonal(links.bytes_per_s, 0.0)
+    np.fill_diagonal(links.latency_s, inf)
+    return links.bytes_per_s, links.latency_s
 
 
 def best_pairs(rates: Floats) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.bound_links import LinkLimits, link_matrices
+from penstock.plan.bound_links import LinkLimits, links_to_others
 from penstock.plan.bound_placements import (
     MOST_TRIED,
     Placement,
@@ -25,9 +25,6 @@ MOST_STATES = 400
 
 SINGLE_COUNTS = 16
 """Replica counts up to this are told apart; larger ones in groups at most a quarter wide."""
-
-BUCKET_BYTES = 25 << 20
-"""As in `penstock.simulate.gradients`: gradients are reduced in buckets of at most this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +121,7 @@ def known_placements(
     cluster: Cluster, classes: tuple[DeviceClass, ...], limits: LinkLimits
 ) -> Placements:
     """The placements of a cluster that is small, and whose links are not all the same."""
-    rates, _ = link_matrices(cluster)
+    rates, _ = links_to_others(cluster)
     unequal = len(np.unique(rates[~np.eye(len(rates), dtype=bool)])) > 1
     if not unequal or not 2 < len(cluster.devices) <= MOST_TRIED:
         return {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import Way, all_reduce_ways
-from penstock.plan.bound_links import LinkLimits, link_matrices
+from penstock.plan.bound_links import LinkLimits, links_to_others
 from penstock.plan.run_tables import Floats
 
 __all__ = ["MOST_TRIED", "Placement", "Placements", "best_placements", "placements_by_class"]
@@ -86,7 +86,7 @@ def placements_by_class(cluster: Cluster, classes: Sequence[int], hosts_differ: 
 
     ``classes``: of every device. ``hosts_differ``: whether it makes a difference to be on one host.
     """
-    rates, _ = link_matrices(cluster)
+    rates, _ = links_to_others(cluster)
     found: dict[tuple[int, ...], list[Placement]] = {}
     for count in range(1, len(classes) + 1):
         for devices in combinations(range(len(classes)), count):

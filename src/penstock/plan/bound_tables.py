@@ -1,6 +1,6 @@
 """What every run of layers computes, sends, receives and holds at least."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import Floats, RunTables, run_tables
+from penstock.plan.run_tables import Floats, RunTables, prefix_sums, run_tables
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 __all__ = [
@@ -156,11 +156,6 @@ def time_sums(profile: ModelProfile, rows: int) -> Floats:
 
     forward = sums(lambda layer: layer.forward_s)
     return np.array([*forward, *sums(lambda layer: layer.backward_s)])
-
-
-def prefix_sums(figures: Iterable[float]) -> Floats:
-    """Entry ``i``: the sum of the first ``i`` figures."""
-    return np.concatenate([[0.0], np.cumsum(np.fromiter(figures, dtype=np.float64))])
 
 
 def has_rows(edge: Edge) -> bool:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from math import inf
-from weakref import ref
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.bound_argument import binding_argument
@@ -10,6 +9,7 @@ from penstock.plan.bound_program import PRECISION, RelaxedPlan, least_relaxed, r
 from penstock.plan.bound_tables import floor_of
 from penstock.plan.plan_bound import plan_bound_s
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem_memo import remembered
 from penstock.profile.model_profile import Affine, ModelProfile
 
 __all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s", "proof_of"]
@@ -41,9 +41,6 @@ class Proof:
     plan: RelaxedPlan | None = None
 
 
-known: dict[int, tuple[ref[PlanningProblem], Proof]] = {}
-
-
 def lower_bound(problem: PlanningProblem) -> LowerBound:
     """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
 
@@ -55,28 +52,14 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     return proof_of(problem).bound
 
 
-def proof_of(problem: PlanningProblem) -> Proof:
-    """The bound of ``problem`` with its relaxed plan.
-
-    A problem is asked about often, and hashing its profile is slow, so the answer is kept for as
-    long as the problem is.
-    """
-    kept = known.get(id(problem))
-    if kept and kept[0]() is problem:
-        return kept[1]
-    found = find_bound(problem)
-    key = id(problem)
-    known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
-    return found
-
-
 def lower_bound_s(problem: PlanningProblem) -> float:
     """The seconds of `lower_bound`."""
     return lower_bound(problem).seconds
 
 
-def find_bound(problem: PlanningProblem) -> Proof:
-    """`proof_of`, worked out."""
+@remembered
+def proof_of(problem: PlanningProblem) -> Proof:
+    """The bound of ``problem`` with its relaxed plan."""
     simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
     least = min(simple.values(), key=lambda bound: bound.seconds)
     too_long = len(problem.profile.layers) > MOST_LAYERS

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from weakref import ref
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.chain_table import MOST_CUTS, device_orders, fill
@@ -11,6 +10,7 @@ from penstock.plan.coarse_chain import likely_cuts
 from penstock.plan.cost import leanest_schedule
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem_memo import remembered
 from penstock.plan.run_tables import run_tables
 from penstock.plan.window_costs import CostSource
 
@@ -37,17 +37,10 @@ def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
     return best_candidate(problem, candidates[:SCORED], score, planner="dynamic-program")
 
 
-known: dict[int, tuple[ref[PlanningProblem], tuple[Candidate, ...]]] = {}
-
-
+@remembered
 def known_candidates(problem: PlanningProblem) -> tuple[Candidate, ...]:
-    """`pipeline_candidates`, kept as long as the problem is: the search starts from them too."""
-    kept = known.get(id(problem))
-    if kept and kept[0]() is problem:
-        return kept[1]
-    found, key = tuple(pipeline_candidates(problem)), id(problem)
-    known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
-    return found
+    """`pipeline_candidates`, found once: the search starts from them too."""
+    return tuple(pipeline_candidates(problem))
 
 
 def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:

@@ -6,18 +6,14 @@ from itertools import accumulate
 from typing import TypeVar
 from weakref import ref
 
-from penstock.cluster.collectives import all_reduce_ways
-from penstock.plan.bound_links import link_matrices
+from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_ways
+from penstock.plan.bound_links import links_to_others
 from penstock.plan.bound_tables import floor_of, has_rows
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Edge, ModelProfile
 
 __all__ = ["plan_bound_s"]
-
-BUCKET_BYTES = float(25 << 20)
-"""As in `penstock.simulate.gradients`: the most bytes of one all-reduce."""
-
 
 MOST_ANSWERS = 100_000
 """So many answers are kept of each sort."""
@@ -60,7 +56,7 @@ def prepare(problem: PlanningProblem) -> Prepared:
         [layer.backward_s.per_sample for layer in layers],
         [float(layer.parameter_bytes) for layer in layers],
     )
-    rates, _ = link_matrices(problem.cluster)
+    rates, _ = links_to_others(problem.cluster)
     made = Prepared(
         sums=tuple(tuple(accumulate(figure, initial=0.0)) for figure in figures),
         near=near_edges(problem.profile),

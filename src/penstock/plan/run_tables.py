@@ -15,6 +15,7 @@ __all__ = [
     "Floats",
     "RunTables",
     "crossing_table",
+    "prefix_sums",
     "run_tables",
     "workspace_table",
 ]
@@ -82,9 +83,14 @@ def run_tables(problem: PlanningProblem) -> RunTables:
     )
 
 
+def prefix_sums(figures: Iterable[float]) -> Floats:
+    """Entry ``i``: the sum of the first ``i`` figures."""
+    return np.concatenate([[0.0], np.cumsum(np.fromiter(figures, dtype=np.float64))])
+
+
 def run_sums(figures: Iterable[float]) -> Floats:
     """Entry ``[lo, hi]``: the sum of figures ``lo`` to ``hi - 1``."""
-    prefix = np.concatenate([[0.0], np.cumsum(np.fromiter(figures, dtype=np.float64))])
+    prefix = prefix_sums(figures)
     return prefix[None, :] - prefix[:, None]
 
 

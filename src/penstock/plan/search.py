@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
 from math import inf
 
@@ -15,6 +16,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.plan.search_climbs import climbed_plans, restarted_plans
 from penstock.plan.search_moves import neighbours
+from penstock.plan.search_seeds import Climber
 from penstock.plan.search_step import SearchStep
 
 __all__ = ["search_from", "search_steps"]
@@ -101,6 +103,11 @@ class Incumbent:
     bound_s: float = 0.0
     tried: set[Plan] = field(default_factory=set[Plan])
 
+    @cached_property
+    def climber(self) -> Climber:
+        """Climbs for this problem, whose arrays are made once."""
+        return Climber(self.problem)
+
     @property
     def gap(self) -> float:
         """By how much the best plan is slower than the bound, as a part of the bound."""
@@ -144,7 +151,7 @@ def actions_of(plan: Plan) -> int:
 def climb_hills(best: Incumbent) -> Iterator[SearchStep]:
     """Simulate the plans that hill climbing ends in."""
     yield best.step("hill climbing")
-    for candidates in climbed_plans(best.problem, best.plan):
+    for candidates in climbed_plans(best.climber, best.plan):
         best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
         yield best.step("hill climbing")
 
@@ -156,7 +163,7 @@ def restart(best: Incumbent) -> Iterator[SearchStep]:
             return
         yield best.step("random starts")
         before_s = best.seconds
-        candidates = restarted_plans(best.problem, best.plan, number)
+        candidates = restarted_plans(best.climber, best.plan, number)
         best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
         if best.seconds < before_s:
             yield from improve(best)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import input_table, parameter_table
+from penstock.plan.run_tables import input_table, parameter_table, prefix_sums
 from penstock.profile.model_profile import Affine, ModelProfile
 
 __all__ = ["Integers", "Reals", "SearchArrays", "search_arrays"]
@@ -54,13 +54,13 @@ def search_arrays(problem: PlanningProblem) -> SearchArrays:
     layers = profile.layers
     inputs = input_table(profile)
     edges, edge_bytes = edge_table(profile)
-    bandwidth, latency, port = link_matrices(cluster)
+    links = link_matrices(cluster)
     state = 2 + problem.optimizer_bytes_per_parameter_byte
     return SearchArrays(
         forward=prefix([layer.forward_s for layer in layers]),
         backward=prefix([layer.backward_s for layer in layers]),
         saved=prefix([layer.saved_bytes for layer in layers]),
-        buffers=np.concatenate([[0.0], np.cumsum([float(layer.buffer_bytes) for layer in layers])]),
+        buffers=prefix_sums(float(layer.buffer_bytes) for layer in layers),
         parameters=np.ascontiguousarray(parameter_table(profile)),
         inputs=np.stack([inputs.fixed, inputs.per_sample]),
         layer_parameters=np.array([float(layer.parameter_bytes) for layer in layers]),
@@ -71,9 +71,9 @@ def search_arrays(problem: PlanningProblem) -> SearchArrays:
         memory=np.array([device.memory_bytes for device in cluster.devices]),
         host=np.array(cluster.host_index, dtype=np.int64),
         host_slots=np.array([host.full_speed_devices for host in cluster.hosts], dtype=np.int64),
-        bandwidth=bandwidth,
-        latency=latency,
-        port=port,
+        bandwidth=links.bytes_per_s,
+        latency=links.latency_s,
+        port=links.uses_port.astype(np.uint8),
         scalars=np.array([profile.step_s_per_byte, state]),
     )
 
@@ -101,31 +101,3 @@ def edge_table(profile: ModelProfile) -> tuple[Integers, Reals]:
         sizes[:2, i] = edge.bytes.fixed, edge.bytes.per_sample
         sizes[2:, i] = edge.gradient_bytes.fixed, edge.gradient_bytes.per_sample
     return edges, sizes
-
-
-def link_matrices(cluster: Cluster) -> tuple[Reals, Reals, NDArray[np.uint8]]:
-    """Bandwidth, latency, and whether ports are used, from each device (row) to each other."""
-    hosts = np.array(cluster.host_index, dtype=np.int64)
-    same = hosts[:, None] == hosts[None, :]
-
-    def by_rule(inside: Sequence[float], ports: Sequence[float], slower: np.ufunc) -> Reals:
-        own, port = np.array(inside)[hosts], np.array(ports)[hosts]
-        across = slower(port[:, None], port[None, :])
-        return np.ascontiguousarray(np.where(same, own[:, None], across))
-
-    bandwidth = by_rule(
-        [host.link_bytes_per_s for host in cluster.hosts],
-        [host.port_bytes_per_s for host in cluster.hosts],
-        np.minimum,
-    )
-    latency = by_rule(
-        [host.link_latency_s for host in cluster.hosts],
-        [host.port_latency_s for host in cluster.hosts],
-        np.maximum,
-    )
-    port = np.ascontiguousarray(~same).astype(np.uint8)
-    for link in cluster.links:
-        bandwidth[link.source, link.target] = link.bytes_per_s
-        latency[link.source, link.target] = link.latency_s
-        port[link.source, link.target] = 0
-    return bandwidth, latency, port

@@ -58,13 +58,12 @@ def effort(devices: int) -> float:
     return (16 / max(16, devices)) ** 0.5
 
 
-def climbed_plans(problem: PlanningProblem, known: Plan | None) -> Iterator[Iterator[Plan]]:
+def climbed_plans(climber: Climber, known: Plan | None) -> Iterator[Iterator[Plan]]:
     """Two batches of plans: from the best known plan, then from starts of every depth and size.
 
     The latter are the dynamic program's plans, and even ones.
     """
-    climber = Climber(problem)
-    part = effort(len(problem.cluster.devices))
+    part = effort(len(climber.problem.cluster.devices))
     short, long = int(SHORT_CLIMB * part), int(LONG_CLIMB * part)
     if known is not None:
         yield ranked(climber, climber.climb_all(starts_of(climber, known), long))
@@ -92,14 +91,14 @@ def table_starts(climber: Climber) -> list[Start]:
     return starts[: int(TABLE_STARTS * effort(len(climber.problem.cluster.devices)))]
 
 
-def restarted_plans(problem: PlanningProblem, known: Plan, seed: int = 0) -> Iterator[Plan]:
+def restarted_plans(climber: Climber, known: Plan, seed: int = 0) -> Iterator[Plan]:
     """Plans from random starts around a known plan, and from kicks to it and the best of those.
 
     The same ones for the same ``seed``.
     Cuts and replica counts are drawn anew; the number of stages and the micro-batch size stay near
     those of ``known``, because the climbs change the first slowly and the second never.
     """
-    climber = Climber(problem)
+    problem = climber.problem
     generator = default_rng([len(problem.profile.layers), seed])
     part = effort(len(problem.cluster.devices))
     often = repeats(problem, known)

@@ -12,13 +12,12 @@ numba only notices changes in a function's own file.
 import numba
 import numpy as np
 
+from penstock.cluster.collectives import BUCKET_BYTES
+
 __all__ = ["cost_of_stage"]
 
 compiled = numba.njit
 """Only what Python calls is kept on disk; the rest is part of it."""
-
-BUCKET_BYTES = float(25 << 20)
-"""The size of `penstock.simulate.gradients`."""
 
 
 @compiled

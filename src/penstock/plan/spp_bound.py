@@ -5,16 +5,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penstock.cluster.collectives import Message, all_reduce_ways, message_resources, row_messages
+from penstock.cluster.collectives import (
+    BUCKET_BYTES,
+    Message,
+    all_reduce_ways,
+    message_resources,
+    row_messages,
+)
 from penstock.plan.cost import crowding
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge
 
 __all__ = ["spp_bound_s", "workload_s"]
-
-BUCKET_BYTES = 25 << 20
-"""Gradients are reduced in buckets of at most this size, nearly always of more than its half."""
 
 Resource = tuple[str, int]
 
@@ -180,6 +183,7 @@ def reduction(
     ways = all_reduce_ways(cluster, devices)
     if not ways or not size_bytes:
         return
+    # Buckets are nearly always more than half full.
     buckets = 1 + int(2 * size_bytes / BUCKET_BYTES)
     longest = min(size_bytes, BUCKET_BYTES)
     resources = {(kind, device) for device in devices for kind in ("send", "receive")}

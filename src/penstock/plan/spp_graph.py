@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.run_tables import Floats
 
 __all__ = ["LinkArrays", "device_weights", "link_arrays"]
@@ -26,30 +27,11 @@ class LinkArrays:
 
 def link_arrays(cluster: Cluster, order: tuple[int, ...]) -> LinkArrays:
     """The links between the devices of ``order``, in that order."""
+    links, square = link_matrices(cluster), np.ix_(order, order)
     host = np.array([cluster.host_index[device] for device in order])
-    bytes_per_s, latency_s = host_figures(cluster, host)
-    uses_port = host[:, None] != host[None, :]
-    place = {device: position for position, device in enumerate(order)}
-    for link in cluster.links:
-        if link.source in place and link.target in place:
-            i, j = place[link.source], place[link.target]
-            bytes_per_s[i, j], latency_s[i, j] = link.bytes_per_s, link.latency_s
-            uses_port[i, j] = False
     with np.errstate(divide="ignore"):
-        return LinkArrays(latency_s, 1 / bytes_per_s, uses_port, host)
-
-
-def host_figures(cluster: Cluster, host: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Bandwidth and latency between devices of the given hosts by the rule of the hierarchy."""
-    hosts = cluster.hosts
-    port = np.array([h.port_bytes_per_s for h in hosts])[host]
-    inside = np.array([h.link_bytes_per_s for h in hosts])[host]
-    port_latency = np.array([h.port_latency_s for h in hosts])[host]
-    inside_latency = np.array([h.link_latency_s for h in hosts])[host]
-    same = host[:, None] == host[None, :]
-    bytes_per_s = np.where(same, inside[:, None], np.minimum(port[:, None], port[None, :]))
-    latency = np.maximum(port_latency[:, None], port_latency[None, :])
-    return bytes_per_s, np.where(same, inside_latency[:, None], latency)
+        s_per_byte = 1 / links.bytes_per_s[square]
+    return LinkArrays(links.latency_s[square], s_per_byte, links.uses_port[square], host)
 
 
 def device_weights(cluster: Cluster) -> Floats:

@@ -10,14 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.errors import RunFailed, Stalled
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.world import World
 
 __all__ = ["GradientBuckets", "holders_of_parameters", "make_groups"]
-
-BUCKET_BYTES = 25 << 20
 
 
 def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import Way, all_reduce_ways
+from penstock.cluster.collectives import BUCKET_BYTES, Way, all_reduce_ways
 from penstock.profile.model_profile import SharedParameter
 from penstock.simulate.layer_sums import LayerSums
 
 __all__ = [
-    "BUCKET_BYTES",
     "Ports",
     "Share",
     "TiedGroup",
@@ -21,9 +20,6 @@ __all__ = [
     "shares_of_stage",
     "tied_parameters",
 ]
-
-BUCKET_BYTES = 25 << 20
-"""Gradients are reduced in buckets of about this size, as in DistributedDataParallel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,30 @@
+"""Answers about a problem that are asked for often and take long to find."""
+
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import ref
+
+from penstock.plan.problem import PlanningProblem
+
+__all__ = ["remembered"]
+
+Answer = TypeVar("Answer")
+
+
+def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningProblem], Answer]:
+    """``find``, whose answer is kept for as long as the problem itself.
+
+    By identity, because hashing a problem with its profile is slow.
+    """
+    known: dict[int, tuple[ref[PlanningProblem], Answer]] = {}
+
+    def answer(problem: PlanningProblem) -> Answer:
+        key = id(problem)
+        kept = known.get(key)
+        if kept and kept[0]() is problem:
+            return kept[1]
+        found = find(problem)
+        known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
+        return found
+
+    return answer
