@@ -18,8 +18,8 @@ from penstock.plan.bounds import bound_of_size, lower_bound, lower_bound_s, plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.action import Action
-from penstock.schedule.schedule import Schedule
-from penstock.schedule.validate import validate
+from penstock.schedule.schedule import Schedule, schedule_from_actions
+from penstock.schedule.validate import check_playable
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.plain import play
 from penstock.simulate.score import make_score
@@ -44,7 +44,7 @@ def test_no_plan_of_a_small_problem_beats_its_bounds(problem: PlanningProblem):
 def test_no_order_of_whole_backwards_beats_the_bounds(case: Case, seed: int):
     plan = case.plan
     schedule = any_order(plan, Random(seed))
-    validate(schedule, plan.shape())
+    check_playable(schedule, plan.shape())
     workload = workload_of(plan, case.profile, case.cluster, schedule)
     seconds = play(workload).iteration_s
     problem = PlanningProblem(
@@ -70,7 +70,7 @@ def any_order(plan: Plan, random: Random) -> Schedule:
         if action.kind == "B" and plan.stages[action.stage].recompute and order[-1] != forward:
             order.append(Action("R", action.stage, action.micro_batch))
         order.append(action)
-    return Schedule(tuple(tuple(order) for order in orders))
+    return schedule_from_actions(orders)
 
 
 def is_ready(action: Action, stages: int, done: set[Action]) -> bool:

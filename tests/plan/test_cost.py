@@ -8,7 +8,7 @@ from penstock.plan.cost import DEPTHS, crowding, depth_function
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.schedule.registry import SCHEDULES
-from penstock.schedule.schedule import PipelineShape
+from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import in_flight_peaks
 
 PROFILE = ModelProfile("two", (LayerCost("a", Affine(), Affine(), Affine()),) * 2)

@@ -100,7 +100,7 @@ class Model:
                 yield self.env.timeout(work.at(rows) / speed)
                 if i == layers[-1]:
                     self.send(s, j, action.kind, m)
-                if action is last and len(stage.devices) > 1:
+                if action == last and len(stage.devices) > 1:
                     waiting_bytes += cost.parameter_bytes
                     rest = range(stage.layers.start, i)
                     more = any(self.profile.layers[k].parameter_bytes for k in rest)

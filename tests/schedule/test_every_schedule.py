@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadInput
 from penstock.schedule.registry import SCHEDULES
-from penstock.schedule.schedule import PipelineShape
+from penstock.schedule.shape import PipelineShape
 from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import in_flight_peaks, validate
 

@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.schedule.action import Action
-from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.schedule import Schedule, schedule_from_actions
+from penstock.schedule.shape import PipelineShape
 from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import in_flight_peaks, validate
 from penstock.schedule.wavefront import wavefront
@@ -21,7 +22,7 @@ def sorted_list(shape: PipelineShape) -> Schedule:
             for index, (kind, position) in enumerate(blocks)
         )
         orders.append(tuple(Action(kind, stage, m) for _, m, _, kind in keyed))  # pyright: ignore
-    return Schedule(tuple(orders))
+    return schedule_from_actions(orders)
 
 
 @pytest.mark.parametrize("stages", range(1, 8))

@@ -9,7 +9,8 @@ from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.early_backward import early_backward, one_f_one_b
-from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
 from penstock.simulate import plain
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import simulate_plan

@@ -15,7 +15,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
 from penstock.schedule.early_backward import warm_up_depths
-from penstock.schedule.schedule import PipelineShape
+from penstock.schedule.shape import PipelineShape
 from penstock.schedule.wavefront import wavefront_depth
 
 __all__ = [

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.errors import BadInput
-from penstock.schedule.schedule import PipelineShape
+from penstock.schedule.shape import PipelineShape
 
 __all__ = ["Plan", "Stage"]
 

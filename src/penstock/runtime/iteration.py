@@ -85,7 +85,7 @@ def prepare_iteration(
     place = place_of(plan, rank)
     if place is None:
         return Iteration(cut, (), messages, (), frozenset(), -1, training)
-    order = schedule.of(shape.group_of(place.stage))
+    order = tuple(schedule.of(shape.group_of(place.stage)))
     ends = [action.micro_batch for action in order if action.kind in "BW"]
     return Iteration(
         cut,

@@ -17,7 +17,8 @@ from penstock.plan.plan import Plan
 from penstock.plan.row_split import row_overlaps, row_ranges
 from penstock.runtime.micro_batches import BatchCut
 from penstock.schedule.action import Action, ActionKind
-from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
 
 __all__ = ["Boundary", "Message", "Part", "RankMessages", "boundaries_of", "messages_of_rank"]
 

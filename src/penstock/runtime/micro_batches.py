@@ -7,7 +7,8 @@ from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.row_split import row_ranges, split_rows
 from penstock.schedule.action import Action
-from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.schedule import Schedule, schedule_from_actions
+from penstock.schedule.shape import PipelineShape
 
 __all__ = ["BatchCut", "cut_batch", "forward_schedule", "schedule_of"]
 
@@ -78,4 +79,4 @@ def forward_schedule(shape: PipelineShape) -> Schedule:
     for micro_batch in range(shape.micro_batches):
         for stage in range(shape.stages):
             orders[shape.group_of(stage)].append(Action("F", stage, micro_batch))
-    return Schedule(tuple(tuple(order) for order in orders))
+    return schedule_from_actions(orders)

@@ -6,12 +6,17 @@ from typing import Literal, TypeAlias, get_args
 
 from penstock.errors import BadInput
 
-__all__ = ["Action", "ActionKind", "parse_action"]
+__all__ = ["ACTION_KINDS", "KIND_CODES", "Action", "ActionKind", "parse_action"]
 
 ActionKind: TypeAlias = Literal["F", "B", "I", "W", "R"]
 """F forward, B full backward, I backward for inputs, W backward for weights, R recompute."""
 
-KINDS: dict[str, ActionKind] = {kind: kind for kind in get_args(ActionKind)}
+ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+"""Every kind; its position is the code that stands for it in arrays."""
+
+KIND_CODES: dict[ActionKind, int] = {kind: code for code, kind in enumerate(ACTION_KINDS)}
+
+KINDS: dict[str, ActionKind] = {kind: kind for kind in ACTION_KINDS}
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,7 +1,7 @@
 """What must precede an action: the only place that knows."""
 
 from penstock.schedule.action import Action
-from penstock.schedule.schedule import PipelineShape
+from penstock.schedule.shape import PipelineShape
 
 __all__ = ["predecessors"]
 

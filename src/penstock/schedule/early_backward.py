@@ -4,9 +4,14 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import TypeAlias
 
+import numpy as np
+
 from penstock.errors import BadInput
-from penstock.schedule.action import Action
-from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.action import KIND_CODES
+from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
 
 __all__ = [
     "IN_FLIGHT",
@@ -17,6 +22,8 @@ __all__ = [
     "one_f_one_b",
     "warm_up_depths",
 ]
+
+FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
 
 InFlight: TypeAlias = Callable[[PipelineShape, int], int]
 """The most micro-batches that a stage holds between their forward and their backward."""
@@ -135,14 +142,10 @@ def warm_up_depths(shape: PipelineShape, in_flight: InFlight) -> tuple[int, ...]
     return tuple(accumulate(wanted, min, initial=shape.micro_batches))[1:]
 
 
-def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> tuple[Action, ...]:
+def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:
     """The work of one stage that keeps ``depth`` micro-batches in flight."""
-    actions = [Action("F", stage, m) for m in range(depth)]
-    for m in range(shape.micro_batches):
-        just_ran = bool(actions) and actions[-1] == Action("F", stage, m)
-        if shape.recomputes(stage) and not just_ran:
-            actions.append(Action("R", stage, m))
-        actions.append(Action("B", stage, m))
-        if m + depth < shape.micro_batches:
-            actions.append(Action("F", stage, m + depth))
-    return tuple(actions)
+    steady = np.arange(2 * shape.micro_batches)
+    micro = np.concatenate([np.arange(depth), steady // 2 + depth * (steady % 2)])
+    kinds = np.concatenate([np.full(depth, FORWARD), np.where(steady % 2, FORWARD, BACKWARD)])
+    kept = micro < shape.micro_batches
+    return with_recomputes(order_from_arrays(kinds[kept], stage, micro[kept]), shape)

@@ -4,7 +4,7 @@ import re
 
 from penstock.errors import BadInput
 from penstock.schedule.action import Action, parse_action
-from penstock.schedule.schedule import Schedule
+from penstock.schedule.schedule import Schedule, schedule_from_actions
 
 __all__ = ["parse_schedule"]
 
@@ -20,7 +20,7 @@ def parse_schedule(text: str) -> Schedule:
         BadInput: a line does not start with its stages, or holds a word that is no action.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    return Schedule(tuple(parse_line(line) for line in lines))
+    return schedule_from_actions(parse_line(line) for line in lines)
 
 
 def parse_line(line: str) -> tuple[Action, ...]:

@@ -1,18 +1,23 @@
 """Whether a schedule can be played: complete, in place, free of deadlock, within its limits."""
 
-from collections import deque
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.errors import BadInput
-from penstock.schedule.action import Action, ActionKind
-from penstock.schedule.dependencies import predecessors
-from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.action import ACTION_KINDS, KIND_CODES, Action
+from penstock.schedule.channels import check_channels
+from penstock.schedule.clock import memory_peaks_bytes, play_as_far_as_possible
+from penstock.schedule.deadlock import explain_deadlock
+from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.recompute import needs_recompute
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
 
-__all__ = ["in_flight_peaks", "validate"]
+__all__ = ["check_playable", "in_flight_peaks", "validate"]
 
-ONCE: tuple[ActionKind, ...] = ("F", "B", "I", "W")
-WHOLE: frozenset[ActionKind] = frozenset({"F", "B"})
-SPLIT: frozenset[ActionKind] = frozenset({"F", "I", "W"})
+FORWARD, WHOLE, INPUTS, WEIGHTS, RECOMPUTE = (KIND_CODES[kind] for kind in ACTION_KINDS)
 
 
 def validate(schedule: Schedule, shape: PipelineShape) -> None:
@@ -20,20 +25,24 @@ def validate(schedule: Schedule, shape: PipelineShape) -> None:
 
     Checked are: each stage's work is on its device group, every micro-batch passes every stage
     forward and backward once, recomputes stand where they are needed, no action waits in a
-    circle, and no stage holds more micro-batches than its limit.
+    circle, stages use messages in the order in which they are sent (so that channels which block
+    and keep their order carry them), no stage holds more micro-batches than its limit, and no
+    group saves more bytes than it has memory for.
 
     Raises:
         BadInput: the first violation, with the cycle where actions wait for one another.
     """
+    check_playable(schedule, shape)
+    check_channels(schedule, shape)
+    check_limits(schedule, shape)
+
+
+def check_playable(schedule: Schedule, shape: PipelineShape) -> None:
+    """Raise unless the schedule has all work, in its places, and comes to its end."""
     check_places(schedule, shape)
     check_complete(schedule, shape)
+    check_recomputes(schedule, shape)
     check_deadlock_free(schedule, shape)
-    for stage, peak in enumerate(in_flight_peaks(schedule, shape)):
-        if peak > shape.limit(stage):
-            raise BadInput(
-                f"stage {stage} holds {peak} micro-batches in flight, its limit is "
-                f"{shape.limit(stage)}; use a schedule with fewer warm-up forwards or recompute"
-            )
 
 
 def check_places(schedule: Schedule, shape: PipelineShape) -> None:
@@ -43,47 +52,78 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
             f"the schedule orders {len(schedule.orders)} device groups, the pipeline has "
             f"{shape.groups}; give one order for each"
         )
+    groups = np.array(
+        [[shape.group_of(stage, way) for stage in range(shape.stages)] for way in (0, 1)]
+    )
     for group, order in enumerate(schedule.orders):
-        seen: set[Action] = set()
-        for action in order:
-            if not (
-                0 <= action.stage < shape.stages and 0 <= action.micro_batch < shape.micro_batches
-            ):
-                raise BadInput(
-                    f"action {action} of group {group} is outside {shape.stages} stages and "
-                    f"{shape.micro_batches} micro-batches; both are numbered from 0"
-                )
-            if shape.group_of(action.stage) != group:
-                raise BadInput(
-                    f"action {action} stands in the order of group {group}, but stage "
-                    f"{action.stage} is on group {shape.group_of(action.stage)}; move it there"
-                )
-            if action in seen:
-                raise BadInput(
-                    f"action {action} stands twice in the order of group {group}; once is allowed"
-                )
-            seen.add(action)
+        stages, micro = order.stages, order.micro_batches
+        outside = (
+            (stages < 0) | (stages >= shape.stages) | (micro < 0) | (micro >= shape.micro_batches)
+        )
+        for action in chosen(order, outside):
+            raise BadInput(
+                f"action {action} of group {group} is outside {shape.stages} stages and "
+                f"{shape.micro_batches} micro-batches; both are numbered from 0"
+            )
+        for action in chosen(order, groups[micro % 2, stages] != group):
+            raise BadInput(
+                f"action {action} stands in the order of group {group}, but stage "
+                f"{action.stage} is on group {shape.group_of(action.stage, action.micro_batch)}"
+                f"{' for this micro-batch' if shape.mirrored else ''}; move it there"
+            )
+        numbers = (order.kinds * np.int64(shape.stages) + stages) * shape.micro_batches + micro
+        _, first_places = np.unique(numbers, return_index=True)
+        for action in chosen(order, ~np.isin(np.arange(len(order)), first_places)):
+            raise BadInput(
+                f"action {action} stands twice in the order of group {group}; once is allowed"
+            )
+
+
+def chosen(order: Order, mask: npt.NDArray[np.bool_]) -> Iterator[Action]:
+    """The actions of an order that a mask marks."""
+    return (order[int(index)] for index in np.flatnonzero(mask))
 
 
 def check_complete(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless every stage has each micro-batch's forward, backward and needed recompute."""
-    present = {action for order in schedule.orders for action in order}
-    for stage in range(shape.stages):
-        for m in range(shape.micro_batches):
-            kinds = frozenset(kind for kind in ONCE if Action(kind, stage, m) in present)
-            if kinds not in (WHOLE, SPLIT):
-                raise BadInput(
-                    f"stage {stage}, micro-batch {m} has the actions "
-                    f"{' '.join(sorted(kinds)) or 'none'}; it needs F and either B or both I and W"
-                )
-    needed = {action for order in schedule.orders for action in needed_recomputes(order, shape)}
-    recomputes = {action for action in present if action.kind == "R"}
-    for action in sorted(needed - recomputes):
+    """Raise unless every stage has each micro-batch's forward and backward."""
+    present = np.zeros((len(ACTION_KINDS), shape.stages, shape.micro_batches), dtype=np.bool_)
+    for order in schedule.orders:
+        present[order.kinds, order.stages, order.micro_batches] = True
+    halves = present[INPUTS] & present[WEIGHTS] & ~present[WHOLE]
+    whole = present[WHOLE] & ~present[INPUTS] & ~present[WEIGHTS]
+    wrong = np.argwhere(~(present[FORWARD] & (halves | whole)))
+    if len(wrong):
+        stage, m = wrong[0].tolist()
+        found = set(np.flatnonzero(present[:, stage, m]).tolist()) - {RECOMPUTE}
+        kinds = sorted(ACTION_KINDS[code] for code in found)
+        raise BadInput(
+            f"stage {stage}, micro-batch {m} has the actions {' '.join(kinds) or 'none'}; it needs "
+            f"F and either B or both I and W"
+        )
+
+
+def check_recomputes(schedule: Schedule, shape: PipelineShape) -> None:
+    """Raise unless R stands for exactly the backwards that need it."""
+    needed: set[Action] = set()
+    given: set[Action] = set()
+    for order in schedule.orders:
+        again = order.kinds == RECOMPUTE
+        if not again.any() and not any(shape.recompute):
+            continue
+        given.update(chosen(order, again))
+        without = order_from_arrays(
+            order.kinds[~again], order.stages[~again], order.micro_batches[~again]
+        )
+        needed.update(
+            Action("R", action.stage, action.micro_batch)
+            for action in chosen(without, needs_recompute(without, shape))
+        )
+    for action in sorted(needed - given):
         raise BadInput(
             f"stage {action.stage} recomputes, but {action} is missing before the backward of "
             f"micro-batch {action.micro_batch}; insert it"
         )
-    for action in sorted(recomputes - needed):
+    for action in sorted(given - needed):
         raise BadInput(
             f"{action} is not needed: stage {action.stage} "
             + ("has only just run its forward" if shape.recomputes(action.stage) else "keeps all")
@@ -91,64 +131,37 @@ def check_complete(schedule: Schedule, shape: PipelineShape) -> None:
         )
 
 
-def needed_recomputes(order: tuple[Action, ...], shape: PipelineShape) -> Iterator[Action]:
-    """The R actions of one order: for each backward that its forward does not directly precede."""
-    without = [action for action in order if action.kind != "R"]
-    for before, action in zip([None, *without], without, strict=False):
-        if action.kind in "BI" and shape.recomputes(action.stage):
-            forward = Action("F", action.stage, action.micro_batch)
-            if before != forward:
-                yield Action("R", action.stage, action.micro_batch)
-
-
 def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless the orders and the dependencies together have no cycle (Kahn's algorithm)."""
-    waits_for = wait_graph(schedule, shape)
-    followers: dict[Action, list[Action]] = {action: [] for action in waits_for}
-    for action, before in waits_for.items():
-        for earlier in before:
-            followers[earlier].append(action)
-    missing = {action: len(before) for action, before in waits_for.items()}
-    ready = deque(action for action, count in missing.items() if count == 0)
-    while ready:
-        done = ready.popleft()
-        del missing[done]
-        for follower in followers[done]:
-            missing[follower] -= 1
-            if missing[follower] == 0:
-                ready.append(follower)
-    if missing:
-        stuck = {action: [w for w in waits_for[action] if w in missing] for action in missing}
-        raise BadInput(
-            f"the schedule deadlocks: {describe_cycle(cycle_of(stuck))}; reorder these actions "
-            f"(warm-up depths must not grow from one stage to the next)"
-        )
+    """Raise unless the orders and the dependencies together have no cycle: play them."""
+    streams, _, reached = play_as_far_as_possible(schedule, shape)
+    ends = np.cumsum([len(stream) for stream in streams])
+    if any(stop < end for stop, end in zip(reached, ends.tolist(), strict=True)):
+        left = [
+            stream[stop - int(end) + len(stream) :]
+            for stream, stop, end in zip(streams, reached, ends, strict=True)
+        ]
+        raise BadInput(explain_deadlock(left, shape))
 
 
-def wait_graph(schedule: Schedule, shape: PipelineShape) -> dict[Action, list[Action]]:
-    """For each action those it waits for: the one before it in its order, and its dependencies."""
-    present = {action for order in schedule.orders for action in order}
-    graph: dict[Action, list[Action]] = {}
-    for order in schedule.orders:
-        for position, action in enumerate(order):
-            before = [a for a in predecessors(action, shape) if a in present]
-            graph[action] = [*order[position - 1 : position], *before] if position else before
-    return graph
-
-
-def cycle_of(stuck: dict[Action, list[Action]]) -> list[Action]:
-    """A cycle in a graph whose every node waits for another node of it; its least action first."""
-    path = [min(stuck)]
-    while path[-1] not in path[:-1]:
-        path.append(stuck[path[-1]][-1])
-    cycle = path[path.index(path[-1]) : -1]
-    start = cycle.index(min(cycle))
-    return cycle[start:] + cycle[:start]
-
-
-def describe_cycle(cycle: list[Action]) -> str:
-    """The cycle as a sentence that starts and ends at the same action."""
-    return " waits for ".join(str(action) for action in [*cycle, cycle[0]])
+def check_limits(schedule: Schedule, shape: PipelineShape) -> None:
+    """Raise unless every stage stays within its limit, every group within its memory."""
+    for stage, peak in enumerate(in_flight_peaks(schedule, shape)):
+        if peak > shape.limit(stage):
+            raise BadInput(
+                f"stage {stage} holds {peak} micro-batches in flight, its limit is "
+                f"{shape.limit(stage)}; use a schedule with fewer warm-up forwards or recompute"
+            )
+    if not shape.memory_bytes:
+        return
+    for group, peak in enumerate(memory_peaks_bytes(schedule, shape)):
+        limit = shape.memory_bytes[group]
+        # The peak is a sum of rounded figures.
+        if peak > limit * (1 + 1e-9):
+            raise BadInput(
+                f"device group {group} saves {peak:.6g} bytes at once and has room for "
+                f"{limit:.6g}; use a schedule that keeps fewer micro-batches in flight, or "
+                f"recompute"
+            )
 
 
 def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]:
@@ -159,16 +172,12 @@ def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]
     >>> in_flight_peaks(one_f_one_b(shape), shape)
     (3, 2, 1)
     """
-    held = [0] * shape.stages
+    changes = np.zeros(len(ACTION_KINDS), dtype=np.int64)
+    changes[[FORWARD, WHOLE, WEIGHTS]] = 1, -1, -1
     peaks = [0] * shape.stages
     for order in schedule.orders:
-        for action in order:
-            match action.kind:
-                case "F":
-                    held[action.stage] += 1
-                    peaks[action.stage] = max(peaks[action.stage], held[action.stage])
-                case "B" | "W":
-                    held[action.stage] -= 1
-                case "I" | "R":
-                    pass
+        numbers: list[int] = np.unique(order.stages).tolist()
+        for stage in numbers:
+            held: list[int] = np.cumsum(changes[order.kinds[order.stages == stage]]).tolist()
+            peaks[stage] = max(peaks[stage], *held)
     return tuple(peaks)

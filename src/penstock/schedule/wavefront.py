@@ -1,7 +1,8 @@
 """The order of SPP's list scheduler: blocks by the wave that reaches them first."""
 
 from penstock.schedule.early_backward import early_backward
-from penstock.schedule.schedule import PipelineShape, Schedule
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
 
 __all__ = ["wavefront", "wavefront_depth"]
 

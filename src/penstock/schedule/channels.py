@@ -1,0 +1,52 @@
+"""The channels between stages: they block, and deliver in the order in which they are fed."""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import BadInput
+from penstock.schedule.action import KIND_CODES
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["check_channels"]
+
+FORWARDS = (KIND_CODES["F"],)
+GRADIENTS = (KIND_CODES["B"], KIND_CODES["I"])
+
+
+def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
+    """Raise unless every stage uses messages in the order in which its neighbour sends them.
+
+    Between two stages there is one channel for activations and one for gradients (two of each where
+    the pipeline is mirrored). A receiver that waits for a later message than the one at the head of
+    a channel that keeps its order waits for ever.
+
+    Raises:
+        BadInput: the first pair of messages that overtake one another.
+    """
+    ways = (0, 1) if shape.mirrored else (0,)
+    for way in ways:
+        for kinds, word in ((FORWARDS, "activations"), (GRADIENTS, "gradients")):
+            sent = [passed(schedule, shape, s, way, kinds) for s in range(shape.stages)]
+            for stage in range(shape.stages - 1):
+                if shape.group_of(stage) == shape.group_of(stage + 1):
+                    continue
+                for here, there in zip(sent[stage].tolist(), sent[stage + 1].tolist(), strict=True):
+                    if here == there:
+                        continue
+                    raise BadInput(
+                        f"the {word} of micro-batches {here} and {there} overtake one another "
+                        f"between stages {stage} and {stage + 1}: one has {here} first, the other "
+                        f"{there}; let both work on micro-batches in the same order"
+                    )
+
+
+def passed(
+    schedule: Schedule, shape: PipelineShape, stage: int, way: int, kinds: tuple[int, ...]
+) -> npt.NDArray[np.int32]:
+    """The micro-batches of one direction in the order in which ``stage`` works on them."""
+    order = schedule.of(shape.group_of(stage, way))
+    mine = (order.stages == stage) & np.isin(order.kinds, kinds)
+    if shape.mirrored:
+        mine &= order.micro_batches % 2 == way
+    return order.micro_batches[mine]

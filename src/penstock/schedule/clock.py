@@ -1,0 +1,184 @@
+"""When each action of a schedule runs on a pipeline whose costs are known and whose links are free.
+
+Transfers take the time that the shape says and never wait for one another; that is all that orders
+which adapt to costs need to tell a better order from a worse one. What a plan takes on a cluster,
+with shared links and reductions, is the simulator's business (`penstock.simulate`).
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import BadInput
+from penstock.schedule.action import ACTION_KINDS, KIND_CODES
+from penstock.schedule.clock_loop import FORWARD, GRADIENT, RECOMPUTE, ROWS, compiled_play, play
+from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["Times", "makespan_s", "memory_peaks_bytes", "play_as_far_as_possible", "times_of"]
+
+FEW_ACTIONS = 20_000
+"""Up to here the loop is done before numba is loaded."""
+
+F, B, I, W, R = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Times:
+    """Start and end of every action: ``start_s[group][i]`` is that of action ``i`` of the group."""
+
+    start_s: tuple[npt.NDArray[np.float64], ...]
+    end_s: tuple[npt.NDArray[np.float64], ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds from the first start to the last end."""
+        return max((float(ends.max()) for ends in self.end_s if len(ends)), default=0.0)
+
+
+def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
+    """Seconds of one iteration, without the optimizer's step.
+
+    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> shape = PipelineShape(stages=3, micro_batches=4)
+    >>> makespan_s(one_f_one_b(shape), shape)
+    18.0
+
+    Raises:
+        BadInput: the schedule deadlocks.
+    """
+    return times_of(schedule, shape).makespan_s
+
+
+def times_of(schedule: Schedule, shape: PipelineShape) -> Times:
+    """Start and end of every action, each as early as its order and its dependencies allow.
+
+    Raises:
+        BadInput: the schedule deadlocks.
+    """
+    streams, start, reached = play_as_far_as_possible(schedule, shape)
+    taken = seconds_by_kind(shape, schedule.concurrent)
+    starts: list[npt.NDArray[np.float64]] = []
+    ends: list[npt.NDArray[np.float64]] = []
+    begin = 0
+    for stream, stop in zip(streams, reached, strict=True):
+        if stop < begin + len(stream):
+            raise BadInput(
+                f"action {stream[stop - begin]} waits for ever; `validate` explains the deadlock"
+            )
+        own = start[begin : begin + len(stream)]
+        starts.append(own)
+        ends.append(own + taken[stream.kinds, stream.stages])
+        begin += len(stream)
+    if not schedule.concurrent:
+        return Times(tuple(starts), tuple(ends))
+    return Times(merged(schedule, starts), merged(schedule, ends))
+
+
+def play_as_far_as_possible(
+    schedule: Schedule, shape: PipelineShape
+) -> tuple[tuple[Order, ...], npt.NDArray[np.float64], list[int]]:
+    """The streams of work, the start of every action, and the index at which each stream stops."""
+    streams = streams_of(schedule)
+    stages, micro_batches = shape.stages, shape.micro_batches
+    first = np.cumsum([0, *map(len, streams)])
+    kind = np.concatenate([stream.kinds for stream in streams]).astype(np.int64)
+    stage = np.concatenate([stream.stages for stream in streams]).astype(np.int64)
+    micro = np.concatenate([stream.micro_batches for stream in streams]).astype(np.int64)
+    cells = stages * micro_batches
+    cell = stage * micro_batches + micro
+    ends = np.full(ROWS * cells, inf)
+    ends[RECOMPUTE * cells :] = -inf
+    ends[RECOMPUTE * cells + cell[kind == R]] = inf
+    home = np.full(2 * cells, -1, dtype=np.int64)
+    stream_of = np.repeat(np.arange(len(streams)), np.diff(first))
+    gradients = (kind == B) | (kind == I)
+    home[FORWARD * cells + cell[kind == F]] = stream_of[kind == F]
+    home[GRADIENT * cells + cell[gradients]] = stream_of[gradients]
+    seconds = seconds_by_kind(shape, schedule.concurrent).ravel()
+    start = np.full(len(kind), inf)
+    flat = (first, kind, stage, micro, seconds, transfers_s(shape), ends, home)
+    if len(kind) > FEW_ACTIONS:
+        return streams, start, compiled_play()(stages, micro_batches, *flat, start)
+    listed = start.tolist()
+    reached = play(stages, micro_batches, *(values.tolist() for values in flat), listed)
+    return streams, np.array(listed), reached
+
+
+def streams_of(schedule: Schedule) -> tuple[Order, ...]:
+    """What runs one after the other: the orders; of concurrent ones forwards and backwards."""
+    if not schedule.concurrent:
+        return schedule.orders
+    return tuple(
+        order_from_arrays(order.kinds[mine], order.stages[mine], order.micro_batches[mine])
+        for order in schedule.orders
+        for mine in (order.kinds == F, order.kinds != F)
+    )
+
+
+def merged(
+    schedule: Schedule, values: list[npt.NDArray[np.float64]]
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Values of the two streams of each group, back in the order of the schedule."""
+    made: list[npt.NDArray[np.float64]] = []
+    for group, order in enumerate(schedule.orders):
+        whole = np.empty(len(order))
+        whole[order.kinds == F] = values[2 * group]
+        whole[order.kinds != F] = values[2 * group + 1]
+        made.append(whole)
+    return tuple(made)
+
+
+def seconds_by_kind(shape: PipelineShape, concurrent: bool) -> npt.NDArray[np.float64]:
+    """Seconds of an action by kind and stage.
+
+    Concurrent forwards and backwards share a device in proportion to their work, so that both take
+    as long as one after the other (BaPipe, FBP-AS).
+    """
+    table = np.empty((len(ACTION_KINDS), shape.stages))
+    for stage in range(shape.stages):
+        cost = shape.cost(stage)
+        both_s = cost.forward_s + cost.backward_s
+        forward_s, backward_s = cost.forward_s, cost.backward_s
+        if concurrent:
+            forward_s = backward_s = both_s
+        table[[F, R], stage] = forward_s
+        table[B, stage] = backward_s
+        table[I, stage] = cost.input_backward_s
+        table[W, stage] = cost.weight_backward_s
+    return table
+
+
+def transfers_s(shape: PipelineShape) -> npt.NDArray[np.float64]:
+    """Seconds from each stage to the next one, nothing within a device group."""
+    return np.array(
+        [
+            shape.cost(s).transfer_s if shape.group_of(s) != shape.group_of(s + 1) else 0.0
+            for s in range(shape.stages - 1)
+        ]
+    )
+
+
+def memory_peaks_bytes(schedule: Schedule, shape: PipelineShape) -> tuple[float, ...]:
+    """For each group the most bytes that its stages have saved at once, while an action runs.
+
+    A forward saves when it starts; I frees what W does not need, and B or W the rest, at its end.
+    A stage that recomputes is counted as if it saved all from its forward on.
+
+    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> shape = PipelineShape(stages=3, micro_batches=8)
+    >>> memory_peaks_bytes(one_f_one_b(shape), shape)
+    (3.0, 2.0, 1.0)
+    """
+    changes = np.zeros((len(ACTION_KINDS), shape.stages))
+    for stage in range(shape.stages):
+        cost = shape.cost(stage)
+        changes[F, stage] = cost.saved_bytes
+        changes[B, stage] = -cost.saved_bytes
+        changes[I, stage] = cost.bytes_until_weight_backward - cost.saved_bytes
+        changes[W, stage] = -cost.bytes_until_weight_backward
+    levels = (np.cumsum(changes[order.kinds, order.stages]) for order in schedule.orders)
+    return tuple(max(0.0, float(level.max())) if len(level) else 0.0 for level in levels)

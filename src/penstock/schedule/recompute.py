@@ -1,0 +1,44 @@
+"""Forwards that run again where a stage has kept only its inputs."""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.schedule.action import KIND_CODES
+from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["needs_recompute", "with_recomputes"]
+
+FORWARD, RECOMPUTE = KIND_CODES["F"], KIND_CODES["R"]
+BACKWARDS = (KIND_CODES["B"], KIND_CODES["I"])
+
+
+def with_recomputes(order: Order, shape: PipelineShape) -> Order:
+    """Insert R before every B or I of a stage that recomputes, unless its forward has just ended.
+
+    >>> from penstock.schedule.action import parse_action
+    >>> order = Order(parse_action(text) for text in "0F0 0F1 0B0 0B1".split())
+    >>> shape = PipelineShape(stages=1, micro_batches=2, recompute=(True,))
+    >>> " ".join(map(str, with_recomputes(order, shape)))
+    '0F0 0F1 0R0 0B0 0R1 0B1'
+    """
+    if not any(shape.recompute):
+        return order
+    needed = np.flatnonzero(needs_recompute(order, shape))
+    kinds = np.insert(order.kinds, needed, RECOMPUTE)
+    stages = np.insert(order.stages, needed, order.stages[needed])
+    micro_batches = np.insert(order.micro_batches, needed, order.micro_batches[needed])
+    return order_from_arrays(kinds, stages, micro_batches)
+
+
+def needs_recompute(order: Order, shape: PipelineShape) -> npt.NDArray[np.bool_]:
+    """For each action of an order without R whether an R belongs before it."""
+    recompute = np.array(shape.recompute or (False,) * shape.stages)
+    backward = np.isin(order.kinds, BACKWARDS) & recompute[order.stages]
+    just_ran = np.zeros(len(order), dtype=np.bool_)
+    just_ran[1:] = (
+        (order.kinds[:-1] == FORWARD)
+        & (order.stages[:-1] == order.stages[1:])
+        & (order.micro_batches[:-1] == order.micro_batches[1:])
+    )
+    return backward & ~just_ran
