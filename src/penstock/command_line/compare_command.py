@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from penstock.command_line.numba_start import (
+    collect_garbage_rarely,
+    start_numba_without_scipy,
+)
 from penstock.command_line.options import (
     AsJson,
     Batch,
@@ -64,7 +68,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare planners on PROFILE and a cluster, the best first; -o writes the JSON."""
-    from penstock.command_line.numba_start import start_numba_without_scipy
+    collect_garbage_rarely()
     from penstock.document import check_place
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.questions import planning_problem

@@ -1,11 +1,26 @@
-"""A quicker start of compiled code, for processes that are ours alone."""
+"""A quicker start of planning and compiled code, for processes that are ours alone."""
 
+import atexit
+import gc
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
-__all__ = ["is_first_run", "start_numba_without_scipy"]
+__all__ = ["collect_garbage_rarely", "is_first_run", "start_numba_without_scipy"]
+
+NEW_OBJECTS = 400_000
+"""So many more objects are made than freed before Python looks for cycles among them."""
+
+
+def collect_garbage_rarely() -> None:
+    """Let Python look for unreachable cycles less often, and not at the end: saves about 0.3 s.
+
+    Loading libraries makes a few hundred thousand objects that all stay; to search them again and
+    again finds nothing.
+    """
+    gc.set_threshold(NEW_OBJECTS, 50, 100)
+    atexit.register(gc.freeze)
 
 
 def start_numba_without_scipy() -> None:

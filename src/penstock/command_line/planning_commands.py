@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from penstock.command_line.numba_start import (
+    collect_garbage_rarely,
+    start_numba_without_scipy,
+)
 from penstock.command_line.options import (
     AsJson,
     Batch,
@@ -51,7 +55,7 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Make a plan for PROFILE on a cluster."""
-    from penstock.command_line.numba_start import start_numba_without_scipy
+    collect_garbage_rarely()
     from penstock.document import check_place
     from penstock.plan.bounds import lower_bound
     from penstock.plan.registry import PLANNERS
@@ -114,7 +118,7 @@ def simulate(
     quiet: Quiet = False,
 ) -> None:
     """Play one iteration of PLAN; -o writes its timeline."""
-    from penstock.command_line.numba_start import start_numba_without_scipy
+    collect_garbage_rarely()
     from penstock.plan.json_file import read_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan

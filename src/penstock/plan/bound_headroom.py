@@ -434,4 +434,4 @@ def compiled_headroom() -> Callable[..., None]:
         fill_terms,
     ):
         register_jitable(helper)
-    return cast("Callable[..., None]", numba.njit(cache=True)(headroom))
+    return cast("Callable[..., None]", numba.njit(cache=True, nogil=True)(headroom))

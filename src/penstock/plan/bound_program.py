@@ -1,6 +1,7 @@
 """The least time of any relaxed plan: cuts, replicas, micro-batch size, and the best of links."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, log, sqrt
@@ -34,8 +35,12 @@ ROUGHLY = 0.03
 MANY_DEVICES, MANY_PRECISION = 64, 1e-2
 """The same on more devices than this, where each question takes long."""
 
-FIRST_STEP = 1.02
-"""The first guess above a known bound; each further one goes twice as far."""
+FIRST_STEP, LONGEST_STEP = 1.02, 1.25
+"""The first guess above a known bound; each further one goes twice as far, up to a limit: what no
+plan reaches is soon answered, what many plans reach is not."""
+
+THREADS = 2
+"""Micro-batch sizes that are asked side by side."""
 
 LEAST_S = 1e-9
 """Where nothing is known to take time, the search for the bound starts here."""
@@ -331,35 +336,61 @@ def least_relaxed(
 ) -> tuple[float, RelaxedPlan | None]:
     """Seconds that no plan beats, and a relaxed plan that takes hardly more.
 
-    ``floors_s`` are bounds known already for each micro-batch size. Size after size, those with
-    about as many micro-batches as samples in each first, is asked for a plan that is clearly faster
-    than the best one before, and its least time narrowed down roughly where it has one; then the
-    sizes that may still have a faster plan are narrowed down to `PRECISION`. So the tables of one
-    size are kept at a time. Infinite seconds and no plan where nothing fits in memory.
+    ``floors_s`` are bounds known already for each micro-batch size. The size with about as many
+    micro-batches as samples in each is narrowed down roughly (the next one where it has no plan);
+    all others are asked for a plan that is clearly faster, and narrowed down one after the other
+    where they have one; then the sizes that may still have a faster plan are narrowed down to
+    `PRECISION`. Infinite seconds and no plan where nothing fits in memory.
     """
     lower_s: dict[int, float] = dict(floors_s)
     best: RelaxedPlan | None = None
     batch = relaxed.problem.global_batch
-    for rows in sorted(floors_s, key=lambda rows: (abs(log(rows * rows / batch)), rows)):
-        most_s = best.seconds * (1 - ROUGHLY) if best else inf
-        if lower_s[rows] < most_s:
-            size = relaxed.of_size(rows)
-            lower_s[rows], found = least_of_size(size, lower_s[rows], most_s, ROUGHLY)
-            best = found or best
+    many = len(relaxed.problem.cluster.devices) > MANY_DEVICES
+    precision, roughly = (MANY_PRECISION, MANY_PRECISION) if many else (PRECISION, ROUGHLY)
+    order = sorted(floors_s, key=lambda rows: (abs(log(rows * rows / batch)), rows))
+    while best is None and order:
+        rows = order.pop(0)
+        size = relaxed.of_size(rows)
+        lower_s[rows], best = least_of_size(size, lower_s[rows], inf, max(roughly, ROUGHLY))
     if best is None:
         return inf, None
-    precision = (
-        PRECISION if len(relaxed.problem.cluster.devices) <= MANY_DEVICES else MANY_PRECISION
-    )
-    while min(lower_s.values()) < best.seconds * (1 - precision):
-        rows = min(lower_s, key=lambda rows: (lower_s[rows], rows))
-        most_s = best.seconds * (1 - precision)
-        size = relaxed.of_size(rows)
-        lower_s[rows], found = least_of_size(size, lower_s[rows], most_s, precision)
-        best = found or best
-        if best.seconds <= LEAST_S * FIRST_STEP:
-            break
+    best = faster_sizes(relaxed, order, lower_s, best, roughly)
+    sizes = sorted(floors_s, key=lambda rows: (lower_s[rows], rows))
+    best = faster_sizes(relaxed, sizes, lower_s, best, precision)
     return min(lower_s.values()), best
+
+
+def faster_sizes(
+    relaxed: Relaxation,
+    sizes: Sequence[int],
+    lower_s: dict[int, float],
+    best: RelaxedPlan,
+    precision: float,
+) -> RelaxedPlan:
+    """The best plan once no size has one that is faster by more than ``precision``.
+
+    Raises the bounds ``lower_s`` of the sizes. Questions are asked side by side.
+    """
+
+    def has_faster(rows: int) -> bool:
+        return relaxed.of_size(rows).reached(most_s) is not None
+
+    if best.seconds <= LEAST_S * FIRST_STEP:
+        return best
+    most_s = best.seconds * (1 - precision)
+    open_sizes = [rows for rows in sizes if lower_s[rows] < most_s]
+    with ThreadPoolExecutor(THREADS) as threads:
+        answers = list(threads.map(has_faster, open_sizes))
+    for rows, faster in zip(open_sizes, answers, strict=True):
+        if not faster:
+            lower_s[rows] = most_s
+    for rows in (rows for rows, faster in zip(open_sizes, answers, strict=True) if faster):
+        most_s = best.seconds * (1 - precision)
+        if lower_s[rows] < most_s:
+            size = relaxed.of_size(rows)
+            lower_s[rows], found = least_of_size(size, lower_s[rows], most_s, precision)
+            best = found or best
+    return best
 
 
 def least_of_size(
@@ -379,7 +410,7 @@ def least_of_size(
     while best is None and least_s < MOST_S:
         best = sized.reached(least_s * step)
         if best is None:
-            least_s, step = least_s * step, step * step
+            least_s, step = least_s * step, min(step * step, LONGEST_STEP)
     if best is None:
         return inf, None
     while least_s < best.seconds * (1 - precision) and best.seconds > LEAST_S * FIRST_STEP:

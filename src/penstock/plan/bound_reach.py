@@ -352,4 +352,4 @@ def compiled_reach() -> Callable[..., int]:
         go_on,
     ):
         register_jitable(helper)
-    return cast("Callable[..., int]", numba.njit(cache=True)(reach))
+    return cast("Callable[..., int]", numba.njit(cache=True, nogil=True)(reach))

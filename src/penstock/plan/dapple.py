@@ -1,7 +1,9 @@
 """DAPPLE's planner: a search over layers planned and devices occupied, by a closed form."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, repeat
 from math import inf
 
 from penstock.plan.candidate import Candidate
@@ -32,6 +34,8 @@ SLACK = 1.05
 MOST_STAGES = 64
 """Deeper pipelines are not tried, nor than 24 stages on more than 64 devices."""
 
+THREADS = 2
+"""Micro-batch sizes that are searched side by side."""
 
 MOST_LAYERS = 400
 """Longer chains are made coarser."""
@@ -104,17 +108,17 @@ def searched(searches: Sequence["Search"], least_s: float) -> list["Found"]:
     then in full, the promising sizes first, so that the others are soon known to be worse.
     """
     found = [each for search in searches for each in search.one_stage()]
-    least_s = min([least_s, *(each.seconds for each in found)])
-    quick: list[tuple[float, int]] = []
-    for number, search in enumerate(searches):
-        shallow = search.pipeline(inf, most_stages=2)
-        quick += [(min((each.seconds for each in shallow), default=inf), number)]
-        least_s = min(least_s, quick[-1][0])
-        found += shallow
-    for _, number in sorted(quick):
-        deep = searches[number].pipeline(SLACK * least_s)
-        least_s = min([least_s, *(each.seconds for each in deep)])
-        found += deep
+    with ThreadPoolExecutor(THREADS) as threads:
+        shallow = list(threads.map(Search.pipeline, searches, repeat(inf), repeat(2)))
+        found += chain.from_iterable(shallow)
+        least_s = min([least_s, *(each.seconds for each in found)])
+        quick = [min((each.seconds for each in plans), default=inf) for plans in shallow]
+        order = sorted(range(len(searches)), key=quick.__getitem__)
+        for first in range(0, len(order), THREADS):
+            some = [searches[number] for number in order[first : first + THREADS]]
+            for deep in threads.map(Search.pipeline, some, repeat(SLACK * least_s)):
+                least_s = min([least_s, *(each.seconds for each in deep)])
+                found += deep
     return found
 
 

@@ -229,7 +229,7 @@ def expand(layers, links, groups, steps, memo, cut, place, run, chain, room, res
         try_step(layers, groups, steps, memo, state, run, chain, own, costs, move, passed, best)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def explore(layers, links, groups, steps, run, limit_s):
     """The best plan of at least two stages whose closed form is below ``limit_s``.
 

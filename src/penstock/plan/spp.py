@@ -1,7 +1,9 @@
 """SPP's planner: device order by minimum cuts, exact partition, list schedule."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.plan import Plan
@@ -16,6 +18,9 @@ __all__ = ["spp", "spp_on_order"]
 
 PREFERRED = ("wavefront", "early-backward", "1f1b", "gpipe")
 """SPP's own list order first, then those that resemble it most."""
+
+THREADS = 2
+"""Micro-batch sizes that are partitioned side by side."""
 
 TRIES = 4
 
@@ -87,10 +92,14 @@ def candidates(
     arrays: ProfileArrays, order: tuple[int, ...], sizes: tuple[int, ...], schedule: str
 ) -> Iterator[Candidate]:
     """PRM's plan for every micro-batch size and number of stages."""
-    for size in sizes:
+
+    def of_size(size: int) -> list[Candidate]:
         line = device_line(order, size)
         links = link_arrays(arrays.problem.cluster, line.order)
-        yield from partition(arrays, line, links, size, schedule).candidates()
+        return list(partition(arrays, line, links, size, schedule).candidates())
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        yield from chain.from_iterable(threads.map(of_size, sizes))
 
 
 def preference(schedule: str) -> tuple[int, str]:

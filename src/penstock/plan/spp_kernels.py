@@ -164,7 +164,7 @@ def best_next(own, micro_batches, channel, rest, hi, best, best_choice):
     return best, best_choice
 
 
-@compiled
+@numba.njit(cache=True, nogil=True)
 def extend(
     value,
     least,
