@@ -15,6 +15,7 @@ import numpy as np
 __all__ = ["channel_s", "extend", "stage_s"]
 
 compiled: Any = numba.njit(cache=True)
+side_by_side: Any = numba.njit(cache=True, nogil=True)
 
 AUTO, ALWAYS, NEVER = 0, 1, 2
 
@@ -164,7 +165,7 @@ def best_next(own, micro_batches, channel, rest, hi, best, best_choice):
     return best, best_choice
 
 
-@numba.njit(cache=True, nogil=True)
+@side_by_side
 def extend(
     value,
     least,
