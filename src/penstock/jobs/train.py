@@ -23,6 +23,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
 from penstock.runtime.checkpoint import latest_checkpoint
 from penstock.runtime.launch import launch_workers
+from penstock.runtime.runnable import check_runnable
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
@@ -153,6 +154,7 @@ def plan_for(
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot follow with this job."""
+    check_runnable(plan)
     if max(plan.devices) >= workers:
         raise BadInput(
             f"{name} uses device {max(plan.devices)}, but there are {workers} workers (devices 0 "

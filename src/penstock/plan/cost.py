@@ -31,6 +31,7 @@ __all__ = [
     "leanest_schedule",
     "peak_memory_bytes",
     "rows_by_speed",
+    "slowest_s",
     "tail_s",
     "transfer",
 ]

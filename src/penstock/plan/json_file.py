@@ -8,6 +8,7 @@ from pydantic import Field
 from penstock.document import Entry, Json, check_document, json_text, read_document, write_text
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.schedule.shape import StageCost
 
 __all__ = ["plan_from_json", "plan_to_json", "read_plan", "write_plan"]
 
@@ -21,6 +22,16 @@ class StageEntry(Entry):
     recompute: bool = False
 
 
+class CostEntry(Entry):
+    """What the schedule was told of a stage; see `penstock.schedule.shape.StageCost`."""
+
+    forward_s: float
+    input_backward_s: float
+    weight_backward_s: float
+    transfer_s: float = 0.0
+    saved_bytes: float = 0.0
+
+
 class PlanEntry(Entry):
     """A whole plan."""
 
@@ -31,6 +42,8 @@ class PlanEntry(Entry):
     micro_batches: int
     micro_batch_size: int
     in_flight_limit: list[int] = Field(default_factory=list[int])
+    memory_bytes: list[float] = Field(default_factory=list[float])
+    costs: list[CostEntry] = Field(default_factory=list[CostEntry])
     stages: list[StageEntry]
 
 
@@ -71,6 +84,8 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
             schedule=entry.schedule,
             planner=entry.planner,
             in_flight_limit=tuple(entry.in_flight_limit),
+            costs=tuple(StageCost(**cost.model_dump()) for cost in entry.costs),
+            memory_bytes=tuple(entry.memory_bytes),
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -78,6 +93,21 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
 
 def plan_to_json(plan: Plan) -> dict[str, Json]:
     """The plan as a JSON object; layers as ``[lo, hi)``."""
+    adapted: dict[str, Json] = {}
+    if plan.costs:
+        adapted = {
+            "memory_bytes": list(plan.memory_bytes),
+            "costs": [
+                {
+                    "forward_s": cost.forward_s,
+                    "input_backward_s": cost.input_backward_s,
+                    "weight_backward_s": cost.weight_backward_s,
+                    "transfer_s": cost.transfer_s,
+                    "saved_bytes": cost.saved_bytes,
+                }
+                for cost in plan.costs
+            ],
+        }
     return {
         "format": "penstock-plan",
         "schema_version": 1,
@@ -86,6 +116,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
         "micro_batches": plan.micro_batches,
         "micro_batch_size": plan.micro_batch_size,
         "in_flight_limit": list(plan.in_flight_limit),
+        **adapted,
         "stages": [
             {
                 "layers": [stage.layers.start, stage.layers.stop],

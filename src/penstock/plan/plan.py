@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from penstock.errors import BadInput
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.registry import PLACEMENT_STYLES
+from penstock.schedule.shape import PipelineShape, StageCost
 
 __all__ = ["Plan", "Stage"]
 
@@ -30,11 +31,15 @@ class Stage:
 class Plan:
     """Stages with their devices, the cut of the batch, and the name of the schedule.
 
-    ``in_flight_limit`` has one entry a stage, or none for no limit. Predictions are stored beside
-    a plan, not inside it, because a plan may be written by hand.
+    Stages with the same devices, in the same order, share them; all others have devices of their
+    own. ``in_flight_limit`` has one entry a stage, or none for no limit. ``costs`` (one a stage)
+    and ``memory_bytes`` (one for each set of devices) are what the order was made for, where the
+    schedule adapts to them: a run must find the same order without the profile. Predictions are
+    stored beside a plan, not inside it, because a plan may be written by hand.
 
     Raises:
-        BadInput: layers not covered once, a device used twice, slices that do not add up.
+        BadInput: layers not covered once, stages that share some devices but not all, slices that
+            do not add up.
     """
 
     stages: tuple[Stage, ...]
@@ -43,6 +48,8 @@ class Plan:
     schedule: str
     planner: str = "hand"
     in_flight_limit: tuple[int, ...] = ()
+    costs: tuple[StageCost, ...] = ()
+    memory_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -54,8 +61,26 @@ class Plan:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Every device in use, in order of stage and replica."""
-        return tuple(device for stage in self.stages for device in stage.devices)
+        """Every device in use, once, in order of stage and replica."""
+        return tuple(device for group in self.device_groups for device in group)
+
+    @property
+    def device_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The different sets of devices, in order of their first stage."""
+        return tuple(dict.fromkeys(stage.devices for stage in self.stages))
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The device group of every stage; empty where each stage has its own."""
+        groups = {devices: group for group, devices in enumerate(self.device_groups)}
+        if len(groups) == len(self.stages):
+            return ()
+        return tuple(groups[stage.devices] for stage in self.stages)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the schedule holds every stage twice, on its own devices and the opposite's."""
+        return PLACEMENT_STYLES.get(self.schedule) == "mirrored"
 
     def stage_of_layer(self, layer: int) -> int:
         """The stage that holds ``layer``."""
@@ -66,8 +91,12 @@ class Plan:
         return PipelineShape(
             stages=len(self.stages),
             micro_batches=self.micro_batches,
+            placement=self.placement,
             in_flight_limit=self.in_flight_limit,
             recompute=tuple(stage.recompute for stage in self.stages),
+            costs=self.costs,
+            memory_bytes=self.memory_bytes,
+            mirrored=self.mirrored,
         )
 
 
@@ -100,7 +129,16 @@ def check_plan(plan: Plan) -> None:
             )
     used = plan.devices
     if len(set(used)) != len(used) or min(used) < 0:
-        raise BadInput(f"devices {list(used)} of the plan must be distinct and >= 0")
+        raise BadInput(
+            f"devices {list(used)} of the plan's sets of devices must be distinct and >= 0; stages "
+            f"that share a device must share all of theirs, in the same order"
+        )
+    for name, values, wanted in (
+        ("costs", plan.costs, len(plan.stages)),
+        ("memory_bytes", plan.memory_bytes, len(plan.device_groups)),
+    ):
+        if len(values) not in (0, wanted):
+            raise BadInput(f"{name} of the plan has {len(values)} entries; give {wanted}, or none")
     if plan.in_flight_limit and (
         len(plan.in_flight_limit) != len(plan.stages) or min(plan.in_flight_limit) < 1
     ):

@@ -10,6 +10,7 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import place_of
+from penstock.runtime.runnable import check_runnable
 from penstock.runtime.world import World
 
 __all__ = ["build_stage", "check_plan_fits", "graph_of"]
@@ -34,6 +35,7 @@ def graph_of(
 
 def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
     """Raise `BadInput` where plan, model and processes disagree."""
+    check_runnable(plan)
     layers = plan.stages[-1].layers.stop
     if layers != len(graph.layer_names):
         raise BadInput(

@@ -1,0 +1,103 @@
+"""What a schedule that adapts to costs is told of a plan's stages, and the memory left for it."""
+
+from dataclasses import replace
+
+from penstock.plan.cost import slowest_s, transfer
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.schedule.shape import StageCost
+
+__all__ = ["with_costs"]
+
+
+def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the costs of its stages and the memory that its devices have left.
+
+    Times are those of the slowest replica; a transfer counts with the mean of its two directions.
+    Bytes are those of the replica with the least room for micro-batches. A stage that recomputes
+    keeps its inputs of each micro-batch, and room is set aside for all that it saves of one.
+    """
+    rooms = [room_of_group(problem, plan, devices) for devices in plan.device_groups]
+    replica_of = {
+        devices: replica for devices, (_, replica) in zip(plan.device_groups, rooms, strict=True)
+    }
+    costs = tuple(
+        cost_of_stage(problem, plan, index, replica_of[stage.devices])
+        for index, stage in enumerate(plan.stages)
+    )
+    return replace(plan, costs=costs, memory_bytes=tuple(room for room, _ in rooms))
+
+
+def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int) -> StageCost:
+    """What a micro-batch costs on stage ``index``; its bytes on one replica."""
+    stage, layers = plan.stages[index], problem.profile.layers
+    weight_s = slowest_s(
+        problem,
+        stage,
+        lambda rows: sum(layers[i].backward_weight_s.at(rows) for i in stage.layers),
+    )
+    whole_s = slowest_s(problem, stage, lambda rows: problem.profile.backward_s(stage.layers, rows))
+    transfer_s = 0.0
+    if index + 1 < len(plan.stages) and plan.stages[index + 1].devices != stage.devices:
+        transfer_s = transfer(problem, stage, plan.stages[index + 1]).round_trip_s / 2
+    return StageCost(
+        forward_s=slowest_s(
+            problem, stage, lambda rows: problem.profile.forward_s(stage.layers, rows)
+        ),
+        input_backward_s=max(0.0, whole_s - weight_s),
+        weight_backward_s=weight_s,
+        transfer_s=transfer_s,
+        saved_bytes=kept_bytes(problem, stage, replica),
+    )
+
+
+def room_of_group(
+    problem: PlanningProblem, plan: Plan, devices: tuple[int, ...]
+) -> tuple[float, int]:
+    """Bytes left for saved activations on the replica that has least, and which one that is.
+
+    Least in micro-batches: bytes left over bytes that all stages of the group save of one.
+    """
+    stages = stages_on(plan, devices)
+    rooms: list[tuple[float, float, int]] = []
+    for replica, device in enumerate(devices):
+        left = problem.cluster.devices[device].memory_bytes
+        left -= sum(state_bytes(problem, stage.layers) for stage in stages)
+        left -= max(working_bytes(problem, stage, replica) for stage in stages)
+        kept = sum(kept_bytes(problem, stage, replica) for stage in stages)
+        rooms.append((left / kept if kept else left, left, replica))
+    _, left, replica = min(rooms)
+    return left, replica
+
+
+def stages_on(plan: Plan, devices: tuple[int, ...]) -> list[Stage]:
+    """The stages that a set of devices holds; of a mirrored schedule also the opposite one."""
+    found = [stage for stage in plan.stages if stage.devices == devices]
+    if not plan.mirrored:
+        return found
+    opposite = len(plan.stages) - 1 - plan.stages.index(found[0])
+    twin = plan.stages[opposite]
+    return [*found, replace(twin, devices=devices, slices=found[0].slices)]
+
+
+def state_bytes(problem: PlanningProblem, layers: range) -> float:
+    """Bytes that a device holds of ``layers`` all the time: all but what micro-batches need."""
+    state = problem.profile.parameter_bytes(layers)
+    buffers = sum(problem.profile.layers[i].buffer_bytes for i in layers)
+    return state * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers
+
+
+def working_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
+    """Bytes that a replica needs while it works, beside what it keeps of each micro-batch."""
+    rows = stage.slices[replica]
+    workspace = max(problem.profile.layers[i].workspace_bytes.at(rows) for i in stage.layers)
+    recomputed = problem.profile.saved_bytes(stage.layers, rows) if stage.recompute else 0.0
+    return workspace + recomputed
+
+
+def kept_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
+    """Bytes that a replica keeps of each micro-batch in flight."""
+    rows = stage.slices[replica]
+    if stage.recompute:
+        return sum(edge.bytes.at(rows) for edge in problem.profile.incoming(stage.layers))
+    return problem.profile.saved_bytes(stage.layers, rows)
