@@ -19,6 +19,7 @@ from penstock.schedule.shape import PipelineShape
 from penstock.schedule.wavefront import wavefront_depth
 
 __all__ = [
+    "DEPTHS",
     "Transfer",
     "backward_s",
     "crossing_bytes",

@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.cluster.cluster import Cluster
+from penstock.errors import Infeasible
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
 from penstock.plan.registry import PLANNERS, STARTING_PLANNERS
+from penstock.plan.rescheduled import rescheduled, searched_by_planners
 from penstock.plan.search import search_steps
 from penstock.plan.search_step import SearchStep
 from penstock.planning.questions import named, planning_problem
@@ -74,11 +76,53 @@ def find_plan(
     After the time limit the best plan so far is the answer; at least one plan that fits is found,
     however long that takes. ``tell`` hears what is going on.
 
+    Schedules that planners do not search over take over the devices of the plan that the planner
+    makes for the others (`penstock.plan.rescheduled`).
+
     Raises:
         BadInput: no planner has the name.
         Infeasible: nothing fits; the message says what would.
     """
-    make = named(PLANNERS, planner, "planner")
+    named(PLANNERS, planner, "planner")
+    others = [name for name in problem.schedules if not searched_by_planners(name)]
+    if not others:
+        return searched_plan(problem, planner, score, limit, tell)
+    known = tuple(name for name in problem.schedules if searched_by_planners(name))
+    base = replace(problem, schedules=known or PlanningProblem.schedules)
+    found: list[Plan] = []
+    try:
+        first = searched_plan(base, planner, score, limit, tell)
+        found += [first] if known else []
+    except Infeasible:
+        first = searched_plan(roomy(base), planner, make_score(roomy(base)), limit, tell)
+    for name in others:
+        if tell:
+            tell(SearchStep(f"schedule {name}", None, inf))
+        plan = rescheduled(problem, first, name, score)
+        found += [plan] if plan else []
+    if not found:
+        raise infeasible(base, planner)
+    return min(found, key=score)
+
+
+def roomy(problem: PlanningProblem) -> PlanningProblem:
+    """The problem with devices whose memory holds everything."""
+    hosts = tuple(
+        replace(host, devices=tuple(replace(d, memory_bytes=inf) for d in host.devices))
+        for host in problem.cluster.hosts
+    )
+    return replace(problem, cluster=replace(problem.cluster, hosts=hosts))
+
+
+def searched_plan(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    limit: TimeLimit | None,
+    tell: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """What a planner answers where it knows all schedules; see `find_plan`."""
+    make = PLANNERS[planner]
     deadline_s = limit.clock() + limit.seconds if limit else inf
     limited = score_until(score, deadline_s, limit.clock) if limit else score
     if planner != "search":

@@ -1,6 +1,6 @@
 """What a plan promises: the simulator's prediction beside a proven bound and simpler ways."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.document import Json
@@ -14,6 +14,9 @@ from penstock.planning.answers import find_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
+
+PLAIN = "1f1b"
+"""The schedule of plans of one stage, for which all schedules that keep the order are the same."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,10 @@ def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
 
 
 def baseline_s(problem: PlanningProblem, planner: str, score: Score) -> float:
-    """The score of a planner's plan; infinite where it finds none."""
+    """The score of a planner's plan of one stage; infinite where it finds none."""
+    plain = replace(problem, schedules=(PLAIN,))
     try:
-        return score(find_plan(problem, planner, score))
+        return score(find_plan(plain, planner, score))
     except Infeasible:
         return inf
 
@@ -120,7 +124,7 @@ def one_device_s(problem: PlanningProblem, score: Score) -> float:
         stages=(Stage(layers, (speeds.index(max(speeds)),), (size,)),),
         micro_batches=problem.global_batch // size,
         micro_batch_size=size,
-        schedule=problem.schedules[0],
+        schedule=PLAIN,
         planner="single-device",
     )
     return simulate_plan(whole, problem.profile, problem.cluster).iteration_s

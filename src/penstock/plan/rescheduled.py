@@ -1,0 +1,143 @@
+"""A plan's layers and devices under a schedule that planners do not search over.
+
+Planners choose stages for orders of whole backwards with one stage a device. Other families take
+over the sets of devices and the micro-batches of such a plan; where they hold several stages a
+device, the layers are cut anew, and the cuts are then moved while the simulator finds that better.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import inf
+
+from penstock.plan.cost import DEPTHS
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.schedule_costs import with_costs
+from penstock.plan.search_moves import moved_cuts, other_micro_batches
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.registry import PLACEMENT_STYLES
+
+__all__ = ["rescheduled", "searched_by_planners"]
+
+ANY_PLACEMENT: dict[str, str] = {"zero-bubble": "zb-h1", "list": "1f1b"}
+"""Schedules for every placement, which search long; and one that stands in while cuts move."""
+
+ROUNDS = (2, 3, 4)
+"""Stages that a set of devices holds, as far as there are layers for them."""
+
+TWO_ROUNDS = ("dualpipe-v", "v-half", "v-min", "zb-v")
+
+MOST_SCORES = 300
+"""Plans that are scored for one start."""
+
+
+def searched_by_planners(schedule: str) -> bool:
+    """Whether planners know how deep a schedule fills its stages, and choose stages by that."""
+    return schedule in DEPTHS
+
+
+def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
+    """The best plan found on the devices of ``plan`` under ``schedule``; None where none fits."""
+    best, best_s = None, inf
+    for start in starts(problem, plan, schedule):
+        found, found_s = climbed(problem, start, schedule, score)
+        if found_s < best_s:
+            best, best_s = found, found_s
+    return best
+
+
+def starts(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan]:
+    """Plans to begin at: every placement that the schedule has, without and with recompute."""
+    stand_in = ANY_PLACEMENT.get(schedule, schedule)
+    plain = replace(plan, schedule=stand_in, in_flight_limit=())
+    for placed in placements(problem, plain, schedule):
+        recomputing = dict.fromkeys(
+            replace(placed, stages=tuple(replace(s, recompute=r) for s in placed.stages))
+            for r in {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
+        )
+        yield from dict.fromkeys([placed, *recomputing])
+
+
+def placements(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan]:
+    """The plan's layers on its sets of devices, placed in each way that the schedule allows."""
+    style: PlacementStyle = PLACEMENT_STYLES.get(schedule, "straight")
+    if style in ("straight", "mirrored"):
+        yield plan
+    if schedule in ANY_PLACEMENT:
+        style = "folded"
+    if style in ("looped", "folded"):
+        rounds = (2,) if schedule in TWO_ROUNDS or schedule in ANY_PLACEMENT else ROUNDS
+        for count in rounds:
+            if count * len(plan.stages) <= len(problem.profile.layers):
+                yield recut(problem, plan, style, count)
+
+
+def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: int) -> Plan:
+    """The same sets of devices, each with ``rounds`` stages of about equal time."""
+    groups = plan.device_groups
+    placement = placement_of_style(style, len(groups), rounds)
+    slices = {stage.devices: stage.slices for stage in plan.stages}
+    speeds = [
+        plan.micro_batch_size
+        * min(
+            problem.cluster.devices[device].speed / rows
+            for device, rows in zip(devices, slices[devices], strict=True)
+        )
+        for devices in groups
+    ]
+    seconds = [
+        layer.forward_s.at(plan.micro_batch_size) + layer.backward_s.at(plan.micro_batch_size)
+        for layer in problem.profile.layers
+    ]
+    cuts = even_cuts(seconds, [speeds[group] for group in placement])
+    stages = tuple(
+        Stage(range(lo, hi), groups[group], slices[groups[group]])
+        for (lo, hi), group in zip(pairwise(cuts), placement, strict=True)
+    )
+    return replace(plan, stages=stages, in_flight_limit=())
+
+
+def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
+    """Ends of runs of layers whose shares of the work are nearest to the shares of the speeds.
+
+    >>> even_cuts([1, 1, 1, 1, 1, 1], speeds=[1, 2])
+    [0, 2, 6]
+    """
+    sums = list(accumulate(seconds, initial=0.0))
+    shares = list(accumulate(speeds))
+    cuts = [0]
+    for index, share in enumerate(shares[:-1], start=1):
+        wanted = sums[-1] * share / shares[-1]
+        above = bisect_right(sums, wanted)
+        cut = min((above - 1, above), key=lambda i: abs(sums[min(i, len(sums) - 1)] - wanted))
+        cuts.append(min(max(cut, cuts[-1] + 1), len(seconds) - (len(speeds) - index)))
+    return [*cuts, len(seconds)]
+
+
+def climbed(
+    problem: PlanningProblem, start: Plan, schedule: str, score: Score
+) -> tuple[Plan, float]:
+    """Move cuts and the size of micro-batches while that is better; then the schedule itself."""
+    best, best_s = start, score(priced(problem, start))
+    scores, moved = 1, True
+    while moved and scores < MOST_SCORES:
+        moved = False
+        for other in (*moved_cuts(best), *other_micro_batches(problem, best)):
+            scores += 1
+            other_s = score(priced(problem, other))
+            if other_s < best_s:
+                best, best_s, moved = other, other_s, True
+                break
+            if scores >= MOST_SCORES:
+                break
+    if best.schedule != schedule:
+        best = replace(best, schedule=schedule)
+        best_s = score(priced(problem, best))
+    return priced(problem, best), best_s
+
+
+def priced(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the costs that its schedule asks for; planners' own schedules ask for none."""
+    return plan if searched_by_planners(plan.schedule) else with_costs(problem, plan)
