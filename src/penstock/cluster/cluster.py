@@ -13,11 +13,17 @@ class Device:
     """One accelerator or worker: a name of its kind, its memory, and its speed.
 
     ``speed`` is relative to the device that was profiled: 2.0 halves every compute time.
+    A device that does not overlap communication computes nothing while it sends or receives.
+    Parameters of a stage beyond ``on_chip_bytes`` are read from off-chip memory by every action;
+    without a rate there is no such memory.
     """
 
     kind: str
     memory_bytes: float
     speed: float = 1.0
+    overlaps_communication: bool = True
+    on_chip_bytes: float = 0.0
+    off_chip_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,8 @@ class Host:
     ``link_bytes_per_s`` and ``link_latency_s`` hold between any two devices of the host,
     ``port_bytes_per_s`` and ``port_latency_s`` for its port, in each direction. At most
     ``full_speed_devices`` devices compute at full speed at once (0: all of them): workers that
-    share too few CPU cores slow one another down in proportion.
+    share too few CPU cores slow one another down in proportion. Where messages are
+    ``half_duplex``, those of both directions take turns, on each device's link and on the port.
     """
 
     name: str
@@ -37,6 +44,7 @@ class Host:
     link_latency_s: float = 0.0
     port_latency_s: float = 0.0
     full_speed_devices: int = 0
+    half_duplex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
