@@ -79,7 +79,7 @@ def test_every_preset_survives_a_round_trip(name: str, tmp_path: Path):
     ("old", "new", "words"),
     [
         ("port_bandwidth", "port_bandwith", ["hosts[0]", "did you mean 'port_bandwidth'"]),
-        ("memory", "vram", ["hosts[0].devices[0]", "vram", "kind, memory, speed, count"]),
+        ("memory", "vram", ["hosts[0].devices[0]", "vram", "kind, memory, speed, over"]),
         ("16 GB", "16 XB", ["hosts[0].devices[0].memory", "16 XB", "GiB"]),
         ("25 Gb/s", "25 Gb", ["hosts[0].port_bandwidth", "25 Gb", "Gb/s"]),
         ("25 Gb/s", "0 Gb/s", ["'a0'", "port_bytes_per_s", "0.0", "> 0"]),
@@ -88,6 +88,16 @@ def test_every_preset_survives_a_round_trip(name: str, tmp_path: Path):
         ('memory = "16 GB"', "", ["hosts[0].devices[0].memory", "missing"]),
         ('"two hosts"', '"two', ["not valid TOML", "line 2"]),
         ('"16 GB"', "-1.0", ["memory -1.0", "> 0"]),
+        (
+            "count = 8",
+            "on_chip_memory = -1.0",
+            ["'a0'", "on_chip_bytes -1.0", ">= 0"],
+        ),
+        ("count = 8", 'on_chip_memory = "1 MB"', ["on_chip_bytes 1000000.0", "give the rate"]),
+        ("count = 8", 'off_chip_bandwidth = "1 MB"', ["off_chip_bandwidth", "1 MB", "GB/s"]),
+        ("count = 8", "overlaps_communication = 1", ["overlaps_communication", "1", "boolean"]),
+        ("count = 8", "overlap = true", ["unknown key 'overlap'"]),
+        ("port_latency = 30e-6", 'half_duplex = "yes"', ["hosts[0].half_duplex", "yes", "boolean"]),
     ],
 )
 def test_a_wrong_cluster_is_answered_with_place_value_and_remedy(
@@ -99,6 +109,20 @@ def test_a_wrong_cluster_is_answered_with_place_value_and_remedy(
     message = str(caught.value)
     assert all(word in message for word in ["folder/c.toml", *words]), message
     assert "\n" not in message
+
+
+def test_duplex_overlap_and_the_memory_on_a_chip_are_read_and_written_back(tmp_path: Path):
+    board = 'half_duplex = true\n[[hosts.devices]]\nkind = "FPGA"\nmemory = "8 GB"\n'
+    chip = 'on_chip_memory = "40 MiB"\noff_chip_bandwidth = "38.4 GB/s"\n'
+    text = TWO_HOSTS.split("[[hosts.devices]]")[0] + board + chip + "overlaps_communication = false"
+    cluster = cluster_from_toml(text, "c.toml")
+    assert [host.half_duplex for host in cluster.hosts] == [True, True]
+    assert cluster.devices == (Device("FPGA", 8e9, 1.0, False, 40 * 2**20, 38.4e9),) * 2
+    write_cluster(cluster, tmp_path / "c.toml")
+    assert read_cluster(tmp_path / "c.toml") == cluster
+    usual = cluster_from_toml(TWO_HOSTS, "c.toml")
+    assert not usual.hosts[0].half_duplex
+    assert usual.devices[0].overlaps_communication
 
 
 def hosts_without_ports(devices: int) -> tuple[Host, ...]:

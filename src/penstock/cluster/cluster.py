@@ -45,6 +45,7 @@ class Host:
     port_latency_s: float = 0.0
     full_speed_devices: int = 0
     half_duplex: bool = False
+    half_duplex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ def rates_of(host: Host) -> tuple[float, ...]:
         host.port_bytes_per_s,
         host.link_latency_s,
         host.port_latency_s,
+        host.half_duplex,
     )
 
 
@@ -167,11 +169,7 @@ def check_host(cluster: Cluster, host: Host) -> None:
     """Raise for a device, a rate or a latency that no hardware has."""
     where = f"cluster '{cluster.name}', host '{host.name}'"
     for device in host.devices:
-        if not (device.memory_bytes > 0 and 0 < device.speed < float("inf")):
-            raise BadInput(
-                f"{where}: device '{device.kind}' has memory {device.memory_bytes} B and speed "
-                f"{device.speed}; both must be > 0"
-            )
+        check_device(where, device)
     for figure in ("link_bytes_per_s", "port_bytes_per_s"):
         rate: float = getattr(host, figure)
         if not rate >= 0:
@@ -183,6 +181,25 @@ def check_host(cluster: Cluster, host: Host) -> None:
     if host.full_speed_devices < 0:
         raise BadInput(
             f"{where}: full_speed_devices is {host.full_speed_devices}; it must be >= 0 (0: all)"
+        )
+
+
+def check_device(where: str, device: Device) -> None:
+    """Raise for a memory, a speed or a rate that no device has."""
+    if not (device.memory_bytes > 0 and 0 < device.speed < float("inf")):
+        raise BadInput(
+            f"{where}: device '{device.kind}' has memory {device.memory_bytes} B and speed "
+            f"{device.speed}; both must be > 0"
+        )
+    if not (device.on_chip_bytes >= 0 and device.off_chip_bytes_per_s >= 0):
+        raise BadInput(
+            f"{where}: device '{device.kind}' has on_chip_bytes {device.on_chip_bytes} and "
+            f"off_chip_bytes_per_s {device.off_chip_bytes_per_s}; both must be >= 0 (0: unlimited)"
+        )
+    if device.on_chip_bytes and not device.off_chip_bytes_per_s:
+        raise BadInput(
+            f"{where}: device '{device.kind}' has on_chip_bytes {device.on_chip_bytes} but no "
+            f"off_chip_bytes_per_s; give the rate of the memory beyond, or leave both out"
         )
 
 

@@ -53,6 +53,9 @@ class DeviceEntry(Entry):
     kind: str
     memory: Bytes
     speed: float = 1.0
+    overlaps_communication: bool = True
+    on_chip_memory: Bytes = 0.0
+    off_chip_bandwidth: BytesPerSecond = 0.0
     count: Count = 1
 
 
@@ -66,6 +69,7 @@ class HostEntry(Entry):
     port_bandwidth: BytesPerSecond = 0.0
     port_latency: Seconds = 0.0
     full_speed_devices: int = 0
+    half_duplex: bool = False
     count: Count = 1
 
 
@@ -111,9 +115,7 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
 
 def hosts_of(entry: HostEntry) -> list[Host]:
     """The hosts that an entry stands for, numbered where there are several."""
-    devices = tuple(
-        device for e in entry.devices for device in [Device(e.kind, e.memory, e.speed)] * e.count
-    )
+    devices = tuple(device for e in entry.devices for device in [device_of(e)] * e.count)
     names = [entry.name] if entry.count == 1 else [f"{entry.name}{i}" for i in range(entry.count)]
     return [
         Host(
@@ -124,9 +126,22 @@ def hosts_of(entry: HostEntry) -> list[Host]:
             link_latency_s=entry.link_latency,
             port_latency_s=entry.port_latency,
             full_speed_devices=entry.full_speed_devices,
+            half_duplex=entry.half_duplex,
         )
         for name in names
     ]
+
+
+def device_of(entry: DeviceEntry) -> Device:
+    """One of the equal devices of an entry."""
+    return Device(
+        kind=entry.kind,
+        memory_bytes=entry.memory,
+        speed=entry.speed,
+        overlaps_communication=entry.overlaps_communication,
+        on_chip_bytes=entry.on_chip_memory,
+        off_chip_bytes_per_s=entry.off_chip_bandwidth,
+    )
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -144,6 +159,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
             "port_bandwidth": host.port_bytes_per_s,
             "port_latency": host.port_latency_s,
             "full_speed_devices": host.full_speed_devices,
+            "half_duplex": host.half_duplex,
         }
         blocks.append(table("[[hosts]]", figures))
         for device, equal in groupby(host.devices):
@@ -154,6 +170,9 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
                         "kind": device.kind,
                         "memory": device.memory_bytes,
                         "speed": device.speed,
+                        "overlaps_communication": device.overlaps_communication,
+                        "on_chip_memory": device.on_chip_bytes,
+                        "off_chip_bandwidth": device.off_chip_bytes_per_s,
                         "count": len(list(equal)),
                     },
                 )
@@ -167,10 +186,10 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
 
 def table(head: str, figures: dict[str, str | float]) -> str:
     """One TOML table as text."""
-    # A JSON string is a TOML string, but for DEL, which TOML wants escaped.
+    # A JSON string or truth value is a TOML one, but for DEL, which TOML wants escaped.
     values = {
         key: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        if isinstance(value, str)
+        if isinstance(value, str | bool)
         else repr(value)
         for key, value in figures.items()
     }
