@@ -45,7 +45,6 @@ class Host:
     port_latency_s: float = 0.0
     full_speed_devices: int = 0
     half_duplex: bool = False
-    half_duplex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ def check_device(where: str, device: Device) -> None:
     if not (device.on_chip_bytes >= 0 and device.off_chip_bytes_per_s >= 0):
         raise BadInput(
             f"{where}: device '{device.kind}' has on_chip_bytes {device.on_chip_bytes} and "
-            f"off_chip_bytes_per_s {device.off_chip_bytes_per_s}; both must be >= 0 (0: unlimited)"
+            f"off_chip_bytes_per_s {device.off_chip_bytes_per_s}; both must be >= 0"
         )
     if device.on_chip_bytes and not device.off_chip_bytes_per_s:
         raise BadInput(

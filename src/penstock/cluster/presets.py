@@ -53,6 +53,7 @@ CLUSTERS: dict[str, Callable[[], Cluster]] = {
     "dapple-b-effective": partial(packaged, "dapple-b-effective"),
     "dapple-c-effective": partial(packaged, "dapple-c-effective"),
     "bapipe-gpu": partial(packaged, "bapipe-gpu"),
+    "bapipe-gpu-no-overlap": partial(packaged, "bapipe-gpu-no-overlap"),
     "bapipe-vcu118": partial(packaged, "bapipe-vcu118"),
     "bapipe-vcu129": partial(packaged, "bapipe-vcu129"),
     "bapipe-mixed": partial(packaged, "bapipe-mixed"),
