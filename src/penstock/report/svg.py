@@ -23,7 +23,8 @@ def tick_text(time_s: float, end_s: float) -> str:
     >>> tick_text(0.25, 0.8), tick_text(2.5, 20)
     ('250 ms', '2.5 s')
     """
-    unit, scale = next((u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)) if end_s > s)
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    unit, scale = next(((u, s) for u, s in units if end_s > s), units[-1])
     return f"{round(time_s / scale, 6):g} {unit}"
 
 

@@ -1,0 +1,187 @@
+"""What a Gantt chart shows of a timeline: for each device its lanes of blocks and its memory."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from penstock.report.palette import Style
+from penstock.timeline.metrics import COMPUTE, iteration_s
+from penstock.timeline.timeline import Event, Timeline
+
+__all__ = ["Block", "DeviceRow", "GanttRows", "gantt_rows", "row_ends", "stage_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An event with the style it is drawn in."""
+
+    event: Event
+    style: Style
+
+    @property
+    def start_s(self) -> float:
+        """When it starts."""
+        return self.event.start_s
+
+    @property
+    def end_s(self) -> float:
+        """When it ends."""
+        return self.event.end_s
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A device: what it computes, sends (and reduces) and receives, and its bytes over time.
+
+    ``compute`` is one lane, or two where forwards run beside backwards. ``memory`` holds pairs of
+    time and bytes. ``limit_bytes`` is 0 where it is not known.
+    """
+
+    device: int
+    stages: tuple[int, ...]
+    compute: tuple[tuple[Block, ...], ...]
+    sends: tuple[Block, ...]
+    receives: tuple[Block, ...]
+    memory: tuple[tuple[float, float], ...]
+    limit_bytes: float = 0.0
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most bytes in use at once."""
+        return max((size for _, size in self.memory), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GanttRows:
+    """The rows of a chart, one a device in use.
+
+    ``shades`` is the most stages that a device holds. With ``mirrored`` the micro-batches of odd
+    number pass the devices the other way round; then the second shade is theirs.
+    """
+
+    rows: tuple[DeviceRow, ...]
+    end_s: float
+    shades: int
+    mirrored: bool
+    title: str
+
+    @property
+    def styles(self) -> tuple[Style, ...]:
+        """Every style that occurs."""
+        lanes = (lane for row in self.rows for lane in (*row.compute, row.sends, row.receives))
+        return tuple({block.style: None for lane in lanes for block in lane})
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether anything is sent, received or reduced."""
+        return any(row.sends or row.receives for row in self.rows)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether memory was sampled."""
+        return any(row.memory for row in self.rows)
+
+
+def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> GanttRows:
+    """The rows of ``timeline``; ``memory_limits`` are bytes for each device of the cluster.
+
+    A limit that is 0 or infinite, or missing, is not known.
+    """
+    events: dict[int, list[Event]] = defaultdict(list)
+    for event in timeline.events:
+        events[event.device].append(event)
+    memory: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for sample in timeline.memory:
+        memory[sample.device].append((sample.time_s, sample.bytes))
+    mirrored = is_mirrored(timeline.events)
+    stages = {
+        device: sorted({e.stage for e in own if e.kind in COMPUTE and e.micro_batch >= 0})
+        for device, own in events.items()
+    }
+    shades = 2 if mirrored else max((len(own) for own in stages.values()), default=1) or 1
+    rows: list[DeviceRow] = []
+    for device in sorted(events.keys() | memory.keys()):
+        own, shade_of = events[device], {s: i for i, s in enumerate(stages.get(device, []))}
+        blocks = [Block(e, style_of(e, shade_of, shades, mirrored)) for e in own]
+        rows.append(
+            DeviceRow(
+                device,
+                tuple(shade_of),
+                compute_lanes([b for b in blocks if b.event.kind in COMPUTE]),
+                tuple(b for b in blocks if b.event.kind in ("SEND", "REDUCE")),
+                tuple(b for b in blocks if b.event.kind == "RECV"),
+                tuple(sorted(memory[device])),
+                known_limit(memory_limits, device),
+            )
+        )
+    return GanttRows(tuple(rows), iteration_s(timeline), shades, mirrored, timeline.title)
+
+
+def is_mirrored(events: Iterable[Event]) -> bool:
+    """Whether every device takes only the even or only the odd micro-batches of each stage."""
+    devices: dict[tuple[int, int], set[int]] = defaultdict(set)
+    ways: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for event in events:
+        if event.kind in COMPUTE and event.micro_batch >= 0:
+            way = event.micro_batch % 2
+            ways[event.device, event.stage].add(way)
+            devices[event.stage, way].add(event.device)
+    both_ways = bool(devices) and all((stage, 1 - way) in devices for stage, way in devices)
+    return both_ways and all(len(seen) == 1 for seen in ways.values())
+
+
+def style_of(event: Event, shade_of: dict[int, int], shades: int, mirrored: bool) -> Style:
+    """The style of an event: the shade of its stage on the device, or of its direction."""
+    if event.kind not in COMPUTE or event.micro_batch < 0 or shades == 1:
+        return Style(event.kind)
+    shade = event.micro_batch % 2 if mirrored else shade_of[event.stage]
+    return Style(event.kind, shade, shades)
+
+
+def compute_lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:
+    """One lane; two where forwards overlap the rest: forwards, then the rest."""
+    forwards = tuple(block for block in blocks if block.event.kind == "F")
+    others = tuple(block for block in blocks if block.event.kind != "F")
+    return (forwards, others) if overlap(blocks) else (tuple(blocks),)
+
+
+def overlap(blocks: Sequence[Block]) -> bool:
+    """Whether blocks run at the same time for more than rounding explains."""
+    until_s = 0.0
+    for block in sorted(blocks, key=lambda block: (block.start_s, block.end_s)):
+        if min(until_s, block.end_s) - block.start_s > 1e-6 * (block.end_s - block.start_s):
+            return True
+        until_s = max(until_s, block.end_s)
+    return False
+
+
+def known_limit(memory_limits: Sequence[float], device: int) -> float:
+    """The limit of a device, 0 where it is not known."""
+    limit = memory_limits[device] if device < len(memory_limits) else 0.0
+    return limit if isfinite(limit) else 0.0
+
+
+def stage_names(row: DeviceRow, most: int = 14) -> str:
+    """The stages of a device, in at most so many characters.
+
+    >>> stage_names(DeviceRow(0, (0, 4, 8), (), (), (), ()))
+    'stages 0, 4, 8'
+    >>> stage_names(DeviceRow(0, (0, 64, 128, 192), (), (), (), ()))
+    '4 stages'
+    """
+    if len(row.stages) <= 1:
+        return f"stage {row.stages[0]}" if row.stages else ""
+    words = f"stages {', '.join(map(str, row.stages))}"
+    return words if len(words) <= most else f"{len(row.stages)} stages"
+
+
+def row_ends(count: int, most: int) -> tuple[int, int]:
+    """How many first and last of ``count`` rows are shown where there is room for ``most``.
+
+    >>> row_ends(4, 8), row_ends(64, 9)
+    ((4, 0), (5, 4))
+    """
+    if count <= most:
+        return count, 0
+    return most - most // 2, most // 2

@@ -1,0 +1,108 @@
+"""A drawing as data: blocks, lines, curves and words in places, before it is SVG or a bitmap.
+
+Lengths are pixels of a screen, from the top left corner. Colours are names of a theme's fields or
+styles of blocks, so that one drawing serves light and dark.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock.report.palette import Style
+
+__all__ = ["Anchor", "Curve", "Drawing", "Ink", "Mark", "Rule", "Run", "Slab", "Words"]
+
+Ink: TypeAlias = Literal["paper", "ink", "quiet", "grid", "row", "area", "limit"]
+"""A colour of the theme that is no block's."""
+
+Anchor: TypeAlias = Literal["start", "middle", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A rectangle; ``label`` is shown to those who point at it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: Ink | Style
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Many rectangles of one style on one line, as pairs of place and width, left to right.
+
+    ``strength`` is how much of their place they really fill.
+    """
+
+    y: float
+    height: float
+    fill: Style
+    spans: tuple[tuple[float, float], ...]
+    strength: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A straight line."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    ink: Ink
+    width: float = 1.0
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line through points, or with ``filled`` the area that they enclose."""
+
+    points: tuple[tuple[float, float], ...]
+    ink: Ink | Style
+    filled: bool = False
+    width: float = 1.4
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A line of text on a baseline; ``ink`` is a theme's colour, or what suits a block's style."""
+
+    words: str
+    x: float
+    y: float
+    size: float = 12.0
+    ink: Ink | Style = "ink"
+    anchor: Anchor = "start"
+    bold: bool = False
+
+
+Mark: TypeAlias = Slab | Run | Rule | Curve | Words
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Marks in the order in which they are drawn, on paper of this size."""
+
+    width: float
+    height: float
+    title: str
+    marks: tuple[Mark, ...]
+
+    @property
+    def styles(self) -> tuple[Style, ...]:
+        """Every style of a block, once."""
+        return tuple(dict.fromkeys(style for mark in self.marks for style in styles_of(mark)))
+
+
+def styles_of(mark: Mark) -> Iterable[Style]:
+    """The styles of blocks that a mark needs."""
+    match mark:
+        case Slab() | Run():
+            colour = mark.fill
+        case Rule() | Curve() | Words():
+            colour = mark.ink
+    return (colour,) if isinstance(colour, Style) else ()

@@ -1,0 +1,220 @@
+"""A timeline as a drawing: a row for each device, its messages under it, memory below all."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.report.device_rows import Block, DeviceRow, GanttRows, row_ends, stage_names
+from penstock.report.drawing import Drawing, Mark, Rule, Run, Slab, Words
+from penstock.report.memory_drawing import memory_marks
+from penstock.report.merged_blocks import merged_blocks
+from penstock.report.palette import KIND_WORDS, Style
+from penstock.report.svg import tick_text, ticks
+from penstock.report.time_axis import TimeAxis
+from penstock.words import size_text
+
+__all__ = ["RowHeights", "block_label", "gantt_drawing"]
+
+WIDTH, MARGIN, GUTTER = 1360.0, 28.0, 168.0
+MOST_ROWS = 64
+FEW_BLOCKS = 2500
+"""Up to so many blocks each says, when pointed at, what it is."""
+
+NARROWEST, NARROWEST_MESSAGE = 1.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowHeights:
+    """Pixels of a row: computing, each lane of messages, and the gap below."""
+
+    compute: float
+    lane: float
+    gap: float
+    font: float
+
+    @property
+    def pitch(self) -> float:
+        """From one row to the next."""
+        return self.compute + 2 * self.lane + self.gap
+
+
+def gantt_drawing(chart: GanttRows, title: str, note: str = "", unit: str = "s") -> Drawing:
+    """The drawing of a chart; more than 64 devices show their first and last.
+
+    ``unit`` other than ``s`` names what a second stands for, where times are no seconds.
+    """
+    head, tail = row_ends(len(chart.rows), MOST_ROWS)
+    shown = (*chart.rows[:head], *chart.rows[len(chart.rows) - tail :])
+    heights = row_heights(len(shown), chart.has_transfers)
+    axis = TimeAxis(GUTTER, WIDTH - MARGIN, chart.end_s or 1.0, unit)
+    marks: list[Mark] = [Words(title, MARGIN, 38, 20, bold=True)]
+    if note:
+        marks.append(Words(note, MARGIN, 59, 12.5, "quiet"))
+    legend, top = legend_marks(chart, MARGIN, 84 if note else 66)
+    marks += legend
+    rows_top = top + 18
+    hidden = len(chart.rows) - len(shown)
+    bottom = rows_top + heights.pitch * len(shown) - heights.gap + (20 if hidden else 0)
+    memory, end = memory_marks(shown, axis, bottom + 14) if chart.has_memory else ([], bottom)
+    marks += grid_marks(axis, rows_top - 5, end)
+    with_labels = sum(map(blocks_of, shown)) <= FEW_BLOCKS
+    for index, row in enumerate(shown):
+        y = rows_top + index * heights.pitch + (20 if hidden and index >= head else 0)
+        marks += row_marks(row, axis, y, heights, with_labels, chart.has_transfers)
+        marks += label_marks(row, index, y, heights)
+    if hidden:
+        y = rows_top + head * heights.pitch + 9
+        marks.append(Words(f"... {hidden} more devices ...", GUTTER, y, 11.5, "quiet"))
+    marks += memory
+    marks += axis_marks(axis, end)
+    return Drawing(WIDTH, end + 40, title, tuple(marks))
+
+
+def row_heights(rows: int, has_transfers: bool) -> RowHeights:
+    """Lower rows where there are many."""
+    heights = (
+        RowHeights(24, 5, 8, 12.5)
+        if rows <= 8
+        else RowHeights(15, 3, 5, 12)
+        if rows <= 16
+        else RowHeights(11, 2, 3, 11)
+        if rows <= 32
+        else RowHeights(7, 2, 2, 10)
+    )
+    return heights if has_transfers else replace(heights, lane=0.0)
+
+
+def blocks_of(row: DeviceRow) -> int:
+    """How many blocks a row has."""
+    return sum(map(len, row.compute)) + len(row.sends) + len(row.receives)
+
+
+def row_marks(
+    row: DeviceRow,
+    axis: TimeAxis,
+    y: float,
+    heights: RowHeights,
+    with_labels: bool,
+    has_transfers: bool,
+) -> list[Mark]:
+    """A device: what it computes, and under it what it sends and receives."""
+    marks: list[Mark] = [Slab(axis.left, y, axis.width, heights.compute, "row")]
+    height = heights.compute / len(row.compute)
+    for index, lane in enumerate(row.compute):
+        marks += lane_marks(lane, axis, y + index * height, height, NARROWEST, with_labels)
+    if has_transfers:
+        for index, lane in enumerate((row.sends, row.receives)):
+            place = y + heights.compute + 1 + index * heights.lane
+            height = heights.lane - (1 if heights.lane > 2 else 0.4)
+            marks += lane_marks(lane, axis, place, height, NARROWEST_MESSAGE, with_labels)
+    return marks
+
+
+def lane_marks(
+    blocks: Sequence[Block],
+    axis: TimeAxis,
+    y: float,
+    height: float,
+    narrowest: float,
+    with_labels: bool,
+) -> list[Mark]:
+    """The blocks of a lane, each for itself or as runs, and the numbers that fit on them."""
+    marks: list[Mark] = []
+    runs: dict[tuple[Style, float], list[tuple[float, float]]] = defaultdict(list)
+    numbers: list[Mark] = []
+    for span in merged_blocks(blocks, axis.left, axis.pixels_per_s, narrowest):
+        gap = 0.8 if span.width > 4 else 0.3 if span.width > 2 and span.blocks else 0.0
+        width = span.width - gap
+        if with_labels and span.blocks:
+            label = block_label(span.blocks[0], axis)
+            marks.append(Slab(span.x, y, width, height, span.style, label))
+        else:
+            runs[span.style, span.strength].append((span.x, width))
+        number = span.blocks[0].event.micro_batch if span.blocks else -1
+        if number >= 0 and height >= 11 and width >= 5 + 6.2 * len(str(number)):
+            place = (span.x + width / 2, y + height / 2 + 3.9)
+            numbers.append(Words(str(number), *place, 11, span.style, "middle"))
+    drawn = (
+        Run(y, height, style, tuple(sorted(spans)), strength)
+        for (style, strength), spans in runs.items()
+    )
+    return [*drawn, *marks, *numbers]
+
+
+def block_label(block: Block, axis: TimeAxis) -> str:
+    """What a block is, in a line."""
+    event = block.event
+    parts = [f"device {event.device}: {KIND_WORDS[event.kind]}"]
+    if event.micro_batch >= 0:
+        parts.append(f"stage {event.stage}, micro-batch {event.micro_batch}")
+    if event.peer >= 0:
+        parts.append(f"{'from' if event.kind == 'RECV' else 'to'} device {event.peer}")
+    if event.bytes > 0:
+        parts.append(size_text(event.bytes))
+    parts.append(f"{axis.time_text(event.start_s)} to {axis.time_text(event.end_s)}")
+    return ", ".join(parts)
+
+
+def label_marks(row: DeviceRow, index: int, y: float, heights: RowHeights) -> list[Mark]:
+    """The device and its stages at the left of a row; of low rows every second."""
+    middle = y + heights.compute / 2 + heights.font * 0.36
+    if heights.pitch < heights.font + 2 and index % 2:
+        return []
+    device = Words(f"device {row.device}", MARGIN, middle, heights.font)
+    stages = Words(stage_names(row), GUTTER - 10, middle, heights.font - 1, "quiet", "end")
+    return [device, stages]
+
+
+def legend_marks(chart: GanttRows, left: float, y: float) -> tuple[list[Mark], float]:
+    """Swatches with words, a swatch of every shade; and the baseline of the last line."""
+    occurring = {style.kind for style in chart.styles}
+    computing = {block.event.kind for row in chart.rows for lane in row.compute for block in lane}
+    marks: list[Mark] = []
+    x = left
+    for kind, words in KIND_WORDS.items():
+        if kind not in occurring:
+            continue
+        shades = chart.shades if kind in computing and kind != "STEP" else 1
+        steps = sorted({0, shades - 1} | (set(range(shades)) if shades <= 4 else set()))
+        needed = 12 * len(steps) + 6 + 6.3 * len(words) + 18
+        if x + needed > WIDTH - MARGIN:
+            x, y = left, y + 20
+        for step in steps:
+            marks.append(Slab(x, y - 10, 12, 12, Style(kind, step, shades)))
+            x += 12
+        marks.append(Words(words, x + 6, y, 12, "quiet"))
+        x += needed - 12 * len(steps)
+    if chart.shades > 1:
+        words = shade_words(chart)
+        if x + 6 * len(words) > WIDTH - MARGIN:
+            x, y = left, y + 20
+        marks.append(Words(words, x, y, 12, "quiet"))
+    return marks, y
+
+
+def shade_words(chart: GanttRows) -> str:
+    """What the shades of a kind tell apart."""
+    if chart.mirrored:
+        return "light: odd micro-batches, the other way round"
+    return f"dark to light: the {chart.shades} stages of a device, upstream first"
+
+
+def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
+    """A line at every tick."""
+    return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
+
+
+def axis_marks(axis: TimeAxis, bottom: float) -> list[Mark]:
+    """The times under the ticks, and the end."""
+    marks: list[Mark] = [Rule(axis.left, bottom, axis.right, bottom, "quiet")]
+    end = axis.time_text(axis.end_s)
+    room = axis.right - 7 * len(end) - 14
+    for time_s in ticks(axis.end_s):
+        x = axis.x(time_s)
+        marks.append(Rule(x, bottom, x, bottom + 4, "quiet"))
+        if x < room - 10:
+            words = tick_text(time_s, axis.end_s) if axis.unit == "s" else f"{time_s:g}"
+            marks.append(Words(words, x, bottom + 19, 12, "quiet", "middle"))
+    marks.append(Rule(axis.right, bottom, axis.right, bottom + 4, "ink"))
+    marks.append(Words(end, axis.right, bottom + 19, 12, "ink", "end", bold=True))
+    return marks

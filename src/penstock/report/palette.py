@@ -1,0 +1,201 @@
+"""The colours of every timeline figure: one for each kind of event, a tint for each stage.
+
+The colours of kinds follow Okabe and Ito, "Color Universal Design" (2008), whose palette stays
+distinct for colour-blind readers. The stages of one device are told apart by tints of these.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock.timeline.timeline import EventKind
+
+__all__ = [
+    "KIND_WORDS",
+    "THEMES",
+    "Style",
+    "Theme",
+    "ThemeName",
+    "ansi_code",
+    "fill_of",
+    "ink_on",
+    "mixed",
+]
+
+ThemeName: TypeAlias = Literal["light", "dark"]
+
+KIND_WORDS: dict[EventKind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward for inputs",
+    "W": "backward for weights",
+    "R": "recompute",
+    "STEP": "optimizer step",
+    "SEND": "send",
+    "RECV": "receive",
+    "REDUCE": "gradient all-reduce",
+}
+"""Every kind in words, in the order of a legend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a block looks: its kind, and which of ``shades`` tints of the kind's colour it has."""
+
+    kind: EventKind
+    shade: int = 0
+    shades: int = 1
+
+    @property
+    def name(self) -> str:
+        """The style's name in style sheets.
+
+        >>> Style("F", 1, 2).name
+        'F1'
+        """
+        return f"{self.kind}{self.shade}"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of a figure, as ``#rrggbb``.
+
+    ``tint`` of a kind is what the last stage of a device has; those between are mixtures.
+    """
+
+    paper: str
+    ink: str
+    quiet: str
+    grid: str
+    row: str
+    area: str
+    limit: str
+    kinds: dict[EventKind, str]
+    tints: dict[EventKind, str]
+
+
+LIGHT = Theme(
+    paper="#ffffff",
+    ink="#16202c",
+    quiet="#5c6a7a",
+    grid="#dfe4ea",
+    row="#f0f2f5",
+    area="#cfe2ef",
+    limit="#b3261e",
+    kinds={
+        "F": "#0072b2",
+        "B": "#e69f00",
+        "I": "#d55e00",
+        "W": "#f0e442",
+        "R": "#56b4e9",
+        "STEP": "#cc79a7",
+        "SEND": "#6b7785",
+        "RECV": "#a9b3be",
+        "REDUCE": "#009e73",
+    },
+    tints={
+        "F": "#a9b7e8",
+        "B": "#fbd58f",
+        "I": "#f5b79c",
+        "W": "#fbf7b8",
+        "R": "#c2e6f9",
+        "STEP": "#ecc9dc",
+    },
+)
+
+DARK = Theme(
+    paper="#181f27",
+    ink="#e6ebf0",
+    quiet="#94a2b1",
+    grid="#2b3540",
+    row="#202933",
+    area="#24435a",
+    limit="#ff8a80",
+    kinds={
+        "F": "#3f9bd6",
+        "B": "#e8ae2d",
+        "I": "#e0763a",
+        "W": "#f0e442",
+        "R": "#7cc7f0",
+        "STEP": "#d893b9",
+        "SEND": "#8d9aa8",
+        "RECV": "#5d6a78",
+        "REDUCE": "#2bb78d",
+    },
+    tints={
+        "F": "#c3cdf5",
+        "B": "#fbdfab",
+        "I": "#f5c3ad",
+        "W": "#fbf7b8",
+        "R": "#cdebfa",
+        "STEP": "#ecc9dc",
+    },
+)
+
+THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
+
+DARK_INK, LIGHT_INK = "#16202c", "#ffffff"
+CUBE = (0, 95, 135, 175, 215, 255)
+
+
+def fill_of(style: Style, theme: Theme) -> str:
+    """The colour of a block.
+
+    >>> fill_of(Style("F"), LIGHT), fill_of(Style("F", 1, 2), LIGHT)
+    ('#0072b2', '#a9b7e8')
+    """
+    colour = theme.kinds[style.kind]
+    if style.shade == 0 or style.kind not in theme.tints:
+        return colour
+    return mixed(colour, theme.tints[style.kind], style.shade / (style.shades - 1))
+
+
+def mixed(first: str, second: str, share: float) -> str:
+    """A colour between two, of which the second has this share.
+
+    >>> mixed("#000000", "#ffffff", 0.5)
+    '#808080'
+    """
+    pairs = zip(channels(first), channels(second), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def ink_on(fill: str) -> str:
+    """The text colour that stands out best from a fill (contrast ratio, WCAG 2.1, 1.4.3).
+
+    >>> ink_on("#0072b2"), ink_on("#f0e442")
+    ('#ffffff', '#16202c')
+    """
+    contrasts = [(contrast(ink, fill), ink) for ink in (LIGHT_INK, DARK_INK)]
+    return max(contrasts)[1]
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast ratio of two colours, from 1 to 21."""
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour."""
+    linear = [
+        c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (value / 255 for value in channels(colour))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def ansi_code(colour: str) -> int:
+    """The number of the nearest colour among the 256 of a terminal.
+
+    >>> ansi_code("#0072b2")
+    25
+    """
+    red, green, blue = (
+        min(range(6), key=lambda level: abs(CUBE[level] - value)) for value in channels(colour)
+    )
+    return 16 + 36 * red + 6 * green + blue
+
+
+def channels(colour: str) -> tuple[int, int, int]:
+    """Red, green and blue, from 0 to 255."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

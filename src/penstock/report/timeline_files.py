@@ -1,0 +1,107 @@
+"""A timeline as a file that a browser, an image viewer or Perfetto opens, by its ending."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.document import write_text
+from penstock.errors import BadInput
+from penstock.report.device_rows import gantt_rows
+from penstock.report.drawing import Drawing
+from penstock.report.drawing_svg import drawing_svg
+from penstock.report.gantt_drawing import gantt_drawing
+from penstock.report.gantt_page import gantt_page
+from penstock.report.gantt_text import gantt
+from penstock.report.perfetto import write_trace
+from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devices
+from penstock.timeline.timeline import Timeline
+from penstock.words import percent_text, seconds_text
+
+__all__ = ["FORMATS", "check_timeline_path", "timeline_note", "write_drawing", "write_timeline"]
+
+FORMATS: dict[str, str] = {
+    ".svg": "picture",
+    ".png": "bitmap",
+    ".html": "page to zoom in",
+    ".json": "trace for ui.perfetto.dev",
+    ".txt": "chart of characters",
+}
+"""Every ending that `write_timeline` knows, and what it writes."""
+
+TEXT_WIDTH = 160
+"""Columns of a chart of characters."""
+
+
+def check_timeline_path(path: str | Path) -> str:
+    """The ending of ``path``, before work is done that would be lost.
+
+    Raises:
+        BadInput: an ending that no format has.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        known = ", ".join(f"{ending} ({what})" for ending, what in FORMATS.items())
+        found = f"ends in '{suffix}'" if suffix else "has no ending"
+        raise BadInput(f"picture '{path}' {found}; name it one of {known}")
+    return suffix
+
+
+def write_timeline(
+    path: str | Path,
+    timeline: Timeline,
+    cluster_name: str = "",
+    memory_limits: Sequence[float] = (),
+) -> None:
+    """Write ``timeline`` to ``path`` in the format of its ending, one of `FORMATS`.
+
+    ``memory_limits`` are the bytes of each device of the cluster, for the lines on the memory
+    curves (none, 0 or infinite: no line).
+
+    Raises:
+        BadInput: another ending, or a place that cannot be written to.
+    """
+    suffix = check_timeline_path(path)
+    title = timeline.title or "Timeline"
+    note = timeline_note(timeline, cluster_name)
+    match suffix:
+        case ".json":
+            write_trace([timeline], path)
+        case ".txt":
+            head = f"{title}: {note}\n"
+            write_text(path, head + gantt(timeline, TEXT_WIDTH, colour=False) + "\n")
+        case ".html":
+            write_text(path, gantt_page(gantt_rows(timeline, memory_limits), title, note))
+        case _:
+            write_drawing(path, gantt_drawing(gantt_rows(timeline, memory_limits), title, note))
+
+
+def write_drawing(path: str | Path, drawing: Drawing) -> None:
+    """Write a drawing as a bitmap where ``path`` ends in .png, else as SVG.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    if Path(path).suffix.lower() != ".png":
+        write_text(path, drawing_svg(drawing))
+        return
+    # Pillow is loaded by those who ask for a bitmap only.
+    from penstock.report.drawing_png import drawing_png
+
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(drawing_png(drawing))
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
+
+
+def timeline_note(timeline: Timeline, cluster_name: str = "") -> str:
+    """The line under a title: devices, cluster, seconds, bubble."""
+    devices = len(working_devices(timeline))
+    where = f" of {cluster_name}" if cluster_name else ""
+    return (
+        f"{devices} device{'' if devices == 1 else 's'}{where}, "
+        f"{seconds_text(iteration_s(timeline))}, bubble {percent_text(bubble_fraction(timeline))}"
+    )
