@@ -7,32 +7,53 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BadInput
-from penstock.schedule.registry import SCHEDULES
-from penstock.schedule.shape import PipelineShape
+from penstock.plan.rescheduled import ANY_PLACEMENT, TWO_ROUNDS
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import in_flight_peaks, validate
 
 
+def style_of(name: str) -> PlacementStyle:
+    return PLACEMENT_STYLES.get(name, "straight")
+
+
+def rounds_of(name: str) -> tuple[int, ...]:
+    """How many stages a device group of a family may hold."""
+    if name in TWO_ROUNDS:
+        return (2,)
+    return (1, 2, 3, 4) if style_of(name) in ("looped", "folded") else (1,)
+
+
 @st.composite
-def shapes(draw: st.DrawFn) -> PipelineShape:
-    """Up to six stages and ten micro-batches, with limits and recompute on some."""
-    stages = draw(st.integers(1, 6))
+def shapes(draw: st.DrawFn, name: str) -> PipelineShape:
+    """Up to six groups and ten micro-batches, with limits, recompute and costs on some."""
+    groups = draw(st.integers(1, 6))
+    placement = placement_of_style(style_of(name), groups, draw(st.sampled_from(rounds_of(name))))
+    stages = len(placement)
     micro_batches = draw(st.integers(1, 10))
     per_stage = {"min_size": stages, "max_size": stages}
     limits = st.lists(st.integers(1, micro_batches + 2), **per_stage).map(tuple)
     recompute = st.lists(st.booleans(), **per_stage).map(tuple)
+    seconds = st.sampled_from([0.5, 1.0, 1.75])
+    costs = st.lists(st.builds(StageCost, seconds, seconds, seconds, seconds), **per_stage)
     return PipelineShape(
         stages,
         micro_batches,
+        placement=placement,
         in_flight_limit=draw(st.one_of(st.just(()), limits)),
         recompute=draw(st.one_of(st.just(()), recompute)),
+        costs=draw(st.one_of(st.just(()), costs.map(tuple))),
+        mirrored=style_of(name) == "mirrored",
     )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=80, deadline=None)
-@given(shape=shapes())
-def test_it_can_be_played_within_its_limits_or_is_refused(name: str, shape: PipelineShape) -> None:
+@given(data=st.data())
+def test_it_can_be_played_within_its_limits_or_is_refused(name: str, data: st.DataObject) -> None:
+    shape = data.draw(shapes(name))
     try:
         schedule = SCHEDULES[name](shape)
     except BadInput:
@@ -46,24 +67,41 @@ def test_it_can_be_played_within_its_limits_or_is_refused(name: str, shape: Pipe
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_it_accepts_every_pipeline_without_limits(name: str) -> None:
-    for stages in range(1, 7):
-        for micro_batches in range(1, 9):
-            shape = PipelineShape(stages, micro_batches)
-            validate(SCHEDULES[name](shape), shape)
+    for groups in range(1, 7):
+        for rounds in rounds_of(name):
+            placement = placement_of_style(style_of(name), groups, rounds)
+            for micro_batches in range(1, 9):
+                shape = PipelineShape(
+                    len(placement),
+                    micro_batches,
+                    placement=placement,
+                    mirrored=style_of(name) == "mirrored",
+                )
+                validate(SCHEDULES[name](shape), shape)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=40, deadline=None)
-@given(shape=shapes())
+@given(data=st.data())
 def test_it_does_the_work_of_every_micro_batch_once_and_reads_back_from_text(
-    name: str, shape: PipelineShape
+    name: str, data: st.DataObject
 ) -> None:
+    shape = data.draw(shapes(name))
     assume(not shape.in_flight_limit)
     schedule = SCHEDULES[name](shape)
+    kinds = Counter((a.stage, a.kind) for order in schedule.orders for a in order)
     for stage in range(shape.stages):
-        order = schedule.of(shape.group_of(stage))
-        kinds = Counter(action.kind for action in order)
-        assert kinds["F"] == shape.micro_batches
-        assert kinds["B"] + kinds["I"] == shape.micro_batches
-        assert kinds["R"] <= shape.micro_batches * shape.recomputes(stage)
-    assert parse_schedule(str(schedule)) == schedule
+        assert kinds[stage, "F"] == shape.micro_batches
+        assert kinds[stage, "B"] + kinds[stage, "I"] == shape.micro_batches
+        assert kinds[stage, "R"] <= shape.micro_batches * shape.recomputes(stage)
+    assert parse_schedule(str(schedule)).orders == schedule.orders
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_it_refuses_a_placement_that_is_not_its_own(name: str) -> None:
+    # Neither to and fro nor round and round, nor one stage a group.
+    placement = (0, 0, 1, 0)
+    if name in ANY_PLACEMENT:
+        pytest.skip("takes any placement")
+    with pytest.raises(BadInput, match=r"plac"):
+        SCHEDULES[name](PipelineShape(len(placement), 4, placement=placement))

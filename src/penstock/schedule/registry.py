@@ -1,6 +1,8 @@
 """Every schedule family by the name that plans and the command line use."""
 
+from penstock.schedule.breadth_first import breadth_first
 from penstock.schedule.early_backward import deep_early_backward, gpipe, one_f_one_b
+from penstock.schedule.interleaved import interleaved
 from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.schedule import ScheduleFunction
 from penstock.schedule.wavefront import wavefront
@@ -12,7 +14,12 @@ SCHEDULES: dict[str, ScheduleFunction] = {
     "1f1b": one_f_one_b,
     "early-backward": deep_early_backward,
     "wavefront": wavefront,
+    "interleaved": interleaved,
+    "breadth-first": breadth_first,
 }
 
-PLACEMENT_STYLES: dict[str, PlacementStyle] = {}
+PLACEMENT_STYLES: dict[str, PlacementStyle] = {
+    "interleaved": "looped",
+    "breadth-first": "looped",
+}
 """How a family places its stages, where it is not one a device group."""

@@ -1,0 +1,78 @@
+"""Whether a family's order fits the pipeline it is asked for: its placement and its limits."""
+
+from penstock.errors import BadInput
+from penstock.schedule.clock import memory_peaks_bytes
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+from penstock.schedule.validate import in_flight_peaks
+
+__all__ = ["checked_fit", "fits", "rounds_of"]
+
+PLACES: dict[PlacementStyle, str] = {
+    "straight": "one stage on each group, in their order",
+    "looped": "round after round from the first group to the last, such as 0 1 2 0 1 2",
+    "folded": "to and fro over the groups, such as 0 1 2 2 1 0",
+    "mirrored": "every stage twice: a mirrored pipeline with one stage a group, in their order",
+}
+
+
+def rounds_of(shape: PipelineShape, style: PlacementStyle, schedule: str) -> int:
+    """How many stages each group holds in the placement that ``schedule`` needs.
+
+    >>> shape = PipelineShape(stages=4, micro_batches=1, placement=(0, 1, 1, 0))
+    >>> rounds_of(shape, "folded", schedule="hanayo")
+    2
+
+    Raises:
+        BadInput: the stages are placed in another way.
+    """
+    rounds = shape.stages // shape.groups
+    placement = shape.placement or tuple(range(shape.stages))
+    mirrored = style == "mirrored"
+    if placement == placement_of_style(style, shape.groups, rounds) and shape.mirrored == mirrored:
+        return rounds
+    raise BadInput(
+        f"schedule '{schedule}' with {shape.stages} stages on device groups {list(placement)}"
+        f"{', mirrored' if shape.mirrored else ''}: it needs a {style} placement, "
+        f"{PLACES[style]}; place the stages so or choose another schedule"
+    )
+
+
+def fits(schedule: Schedule, shape: PipelineShape) -> bool:
+    """Whether no stage holds more micro-batches than its limit, and no group more bytes."""
+    return not excess(schedule, shape)
+
+
+def checked_fit(schedule: Schedule, shape: PipelineShape, name: str) -> Schedule:
+    """``schedule``, if it keeps the limits of the shape.
+
+    Raises:
+        BadInput: a stage would hold more micro-batches than its limit, or a group more bytes.
+    """
+    words = excess(schedule, shape)
+    if words:
+        raise BadInput(
+            f"schedule '{name}' with {shape.micro_batches} micro-batches {words}; take fewer or "
+            f"smaller micro-batches, recompute or choose a schedule that keeps fewer in flight"
+        )
+    return schedule
+
+
+def excess(schedule: Schedule, shape: PipelineShape) -> str:
+    """The first limit that a schedule does not keep, in words; empty if there is none."""
+    if shape.in_flight_limit:
+        for stage, peak in enumerate(in_flight_peaks(schedule, shape)):
+            if peak > shape.limit(stage):
+                return (
+                    f"holds {peak} on stage {stage}, whose in-flight limit is {shape.limit(stage)}"
+                )
+    if shape.memory_bytes:
+        peaks = memory_peaks_bytes(schedule, shape)
+        for group, (peak, room) in enumerate(zip(peaks, shape.memory_bytes, strict=True)):
+            # The peak is a sum of rounded figures.
+            if peak > room * (1 + 1e-9):
+                return (
+                    f"saves {peak:.6g} bytes on device group {group}, which has room for {room:.6g}"
+                )
+    return ""

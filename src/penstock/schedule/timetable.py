@@ -1,0 +1,63 @@
+"""Orders from a timetable: every action has a slot in an ideal world, and groups go by the clock.
+
+Most published schedules are drawn on squared paper. Written down as slots, an order for any number
+of micro-batches follows: a device group does its work in the order of the slots. Where the slot of
+every action is later than those of the actions that it needs, the order cannot deadlock, whatever
+the work really takes, since some unfinished action of the earliest slot can always run.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.schedule.action import KIND_CODES
+from penstock.schedule.order import order_from_arrays
+from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["schedule_from_slots"]
+
+FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
+
+
+def schedule_from_slots(
+    shape: PipelineShape, forwards: npt.NDArray[np.int64], backwards: npt.NDArray[np.int64]
+) -> Schedule:
+    """Every group's work in the order of its slots; in the same slot backwards first.
+
+    ``forwards[stage, m]`` and ``backwards[stage, m]`` are the slots, at least 0, of micro-batch
+    ``m`` on a stage. They must grow along the dependencies of a micro-batch, and from one
+    micro-batch to the next in the same order on all stages (of a mirrored pipeline, for each way).
+
+    >>> from penstock.schedule.action import Action
+    >>> shape = PipelineShape(stages=2, micro_batches=2)
+    >>> print(schedule_from_slots(shape, np.array([[0, 2], [1, 3]]), np.array([[3, 5], [2, 4]])))
+    stage 0   F0 F1 B0 B1
+    stage 1   F0 B0 F1 B1
+    """
+    cells = shape.stages * shape.micro_batches
+    slots = np.concatenate([backwards.ravel(), forwards.ravel()])
+    groups = np.tile(groups_of_cells(shape).ravel(), 2)
+    # One number sorts by group, then slot; a stable sort leaves backwards before forwards.
+    by_slot = np.argsort(groups * (int(slots.max()) + 1) + slots, kind="stable")
+    kinds = np.where(by_slot < cells, BACKWARD, FORWARD)
+    stages, micro_batches = np.divmod(by_slot % cells, shape.micro_batches)
+    ends = np.cumsum(np.bincount(groups, minlength=shape.groups)).tolist()
+    return Schedule(
+        tuple(
+            with_recomputes(
+                order_from_arrays(kinds[begin:end], stages[begin:end], micro_batches[begin:end]),
+                shape,
+            )
+            for begin, end in zip([0, *ends], ends, strict=False)
+        )
+    )
+
+
+def groups_of_cells(shape: PipelineShape) -> npt.NDArray[np.int64]:
+    """The device group of every stage and micro-batch."""
+    ways = np.array(
+        [[shape.group_of(stage, way) for way in (0, 1)] for stage in range(shape.stages)],
+        dtype=np.int64,
+    )
+    return ways[:, np.arange(shape.micro_batches) % 2]
