@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isfinite
 
 from penstock.report.palette import Style
 from penstock.timeline.metrics import COMPUTE, iteration_s
-from penstock.timeline.timeline import Event, Timeline
+from penstock.timeline.timeline import Event, EventKind, Timeline
 
 __all__ = ["Block", "DeviceRow", "GanttRows", "gantt_rows", "row_ends", "stage_names"]
 
@@ -134,9 +135,15 @@ def is_mirrored(events: Iterable[Event]) -> bool:
 def style_of(event: Event, shade_of: dict[int, int], shades: int, mirrored: bool) -> Style:
     """The style of an event: the shade of its stage on the device, or of its direction."""
     if event.kind not in COMPUTE or event.micro_batch < 0 or shades == 1:
-        return Style(event.kind)
+        return one_style(event.kind, 0, 1)
     shade = event.micro_batch % 2 if mirrored else shade_of[event.stage]
-    return Style(event.kind, shade, shades)
+    return one_style(event.kind, shade, shades)
+
+
+@cache
+def one_style(kind: EventKind, shade: int, shades: int) -> Style:
+    """The style with these fields, made once: timelines have very many events."""
+    return Style(kind, shade, shades)
 
 
 def compute_lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:

@@ -15,7 +15,7 @@ from penstock.words import size_text
 
 __all__ = ["RowHeights", "block_label", "gantt_drawing"]
 
-WIDTH, MARGIN, GUTTER = 1360.0, 28.0, 168.0
+WIDTH, MARGIN, GUTTER = 1360.0, 28.0, 180.0
 MOST_ROWS = 64
 FEW_BLOCKS = 2500
 """Up to so many blocks each says, when pointed at, what it is."""
@@ -38,7 +38,9 @@ class RowHeights:
         return self.compute + 2 * self.lane + self.gap
 
 
-def gantt_drawing(chart: GanttRows, title: str, note: str = "", unit: str = "s") -> Drawing:
+def gantt_drawing(
+    chart: GanttRows, title: str, note: str = "", unit: str = "s", width: float = WIDTH
+) -> Drawing:
     """The drawing of a chart; more than 64 devices show their first and last.
 
     ``unit`` other than ``s`` names what a second stands for, where times are no seconds.
@@ -46,11 +48,11 @@ def gantt_drawing(chart: GanttRows, title: str, note: str = "", unit: str = "s")
     head, tail = row_ends(len(chart.rows), MOST_ROWS)
     shown = (*chart.rows[:head], *chart.rows[len(chart.rows) - tail :])
     heights = row_heights(len(shown), chart.has_transfers)
-    axis = TimeAxis(GUTTER, WIDTH - MARGIN, chart.end_s or 1.0, unit)
+    axis = TimeAxis(GUTTER, width - MARGIN, chart.end_s or 1.0, unit)
     marks: list[Mark] = [Words(title, MARGIN, 38, 20, bold=True)]
     if note:
         marks.append(Words(note, MARGIN, 59, 12.5, "quiet"))
-    legend, top = legend_marks(chart, MARGIN, 84 if note else 66)
+    legend, top = legend_marks(chart, width, 84 if note else 66)
     marks += legend
     rows_top = top + 18
     hidden = len(chart.rows) - len(shown)
@@ -67,7 +69,7 @@ def gantt_drawing(chart: GanttRows, title: str, note: str = "", unit: str = "s")
         marks.append(Words(f"... {hidden} more devices ...", GUTTER, y, 11.5, "quiet"))
     marks += memory
     marks += axis_marks(axis, end)
-    return Drawing(WIDTH, end + 40, title, tuple(marks))
+    return Drawing(width, end + 40, title, tuple(marks))
 
 
 def row_heights(rows: int, has_transfers: bool) -> RowHeights:
@@ -120,6 +122,7 @@ def lane_marks(
 ) -> list[Mark]:
     """The blocks of a lane, each for itself or as runs, and the numbers that fit on them."""
     marks: list[Mark] = []
+    digits = len(str(max((block.event.micro_batch for block in blocks), default=0)))
     runs: dict[tuple[Style, float], list[tuple[float, float]]] = defaultdict(list)
     numbers: list[Mark] = []
     for span in merged_blocks(blocks, axis.left, axis.pixels_per_s, narrowest):
@@ -131,9 +134,10 @@ def lane_marks(
         else:
             runs[span.style, span.strength].append((span.x, width))
         number = span.blocks[0].event.micro_batch if span.blocks else -1
-        if number >= 0 and height >= 11 and width >= 5 + 6.2 * len(str(number)):
-            place = (span.x + width / 2, y + height / 2 + 3.9)
-            numbers.append(Words(str(number), *place, 11, span.style, "middle"))
+        size = 11 if width >= 5 + 6.4 * digits else 9
+        if number >= 0 and height >= 11 and width >= 1.5 + 5.3 * digits:
+            place = (span.x + width / 2, y + height / 2 + 0.36 * size)
+            numbers.append(Words(str(number), *place, size, span.style, "middle"))
     drawn = (
         Run(y, height, style, tuple(sorted(spans)), strength)
         for (style, strength), spans in runs.items()
@@ -165,20 +169,20 @@ def label_marks(row: DeviceRow, index: int, y: float, heights: RowHeights) -> li
     return [device, stages]
 
 
-def legend_marks(chart: GanttRows, left: float, y: float) -> tuple[list[Mark], float]:
+def legend_marks(chart: GanttRows, width: float, y: float) -> tuple[list[Mark], float]:
     """Swatches with words, a swatch of every shade; and the baseline of the last line."""
     occurring = {style.kind for style in chart.styles}
     computing = {block.event.kind for row in chart.rows for lane in row.compute for block in lane}
     marks: list[Mark] = []
-    x = left
+    x = MARGIN
     for kind, words in KIND_WORDS.items():
         if kind not in occurring:
             continue
         shades = chart.shades if kind in computing and kind != "STEP" else 1
         steps = sorted({0, shades - 1} | (set(range(shades)) if shades <= 4 else set()))
         needed = 12 * len(steps) + 6 + 6.3 * len(words) + 18
-        if x + needed > WIDTH - MARGIN:
-            x, y = left, y + 20
+        if x + needed > width - MARGIN:
+            x, y = MARGIN, y + 20
         for step in steps:
             marks.append(Slab(x, y - 10, 12, 12, Style(kind, step, shades)))
             x += 12
@@ -186,8 +190,8 @@ def legend_marks(chart: GanttRows, left: float, y: float) -> tuple[list[Mark], f
         x += needed - 12 * len(steps)
     if chart.shades > 1:
         words = shade_words(chart)
-        if x + 6 * len(words) > WIDTH - MARGIN:
-            x, y = left, y + 20
+        if x + 6 * len(words) > width - MARGIN:
+            x, y = MARGIN, y + 20
         marks.append(Words(words, x, y, 12, "quiet"))
     return marks, y
 

@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.report.device_rows import Block, DeviceRow, GanttRows, gantt_rows, row_ends
 from penstock.report.palette import KIND_WORDS, THEMES, Style, ansi_code, fill_of, ink_on
 from penstock.report.svg import tick_text, ticks
-from penstock.timeline.metrics import bubble_fraction
+from penstock.timeline.metrics import COMPUTE, bubble_fraction, iteration_s
 from penstock.timeline.timeline import EventKind, Timeline
 from penstock.words import percent_text, seconds_text
 
@@ -34,7 +35,8 @@ def gantt(timeline: Timeline, width: int = 100, colour: bool = True, most_rows: 
     F forward  B backward  . idle
     4.00 s, bubble 25.0 %
     """
-    chart = gantt_rows(timeline)
+    computing = tuple(event for event in timeline.events if event.kind in COMPUTE)
+    chart = replace(gantt_rows(Timeline(computing, timeline.devices)), end_s=iteration_s(timeline))
     if not chart.rows or chart.end_s <= 0:
         return "nothing is computed"
     labels = [f"device {row.device}" for row in chart.rows]
@@ -68,7 +70,7 @@ def lane_text(blocks: Sequence[Block], end_s: float, columns: int, colour: bool)
     parts: list[str] = []
     start = 0
     for column in range(1, columns + 1):
-        if column == columns or owners[column] != owners[start]:
+        if column == columns or owners[column] is not owners[start]:
             parts.append(run_text(owners[start], column - start, colour))
             start = column
     return "".join(parts)
@@ -78,27 +80,27 @@ def column_owners(
     blocks: Sequence[Block], end_s: float, columns: int
 ) -> list[Block | Style | None]:
     """What each column shows: the block that fills half of it, else the leading style, or idle."""
-    shares: list[dict[Block, float]] = [{} for _ in range(columns)]
-    for block in blocks:
+    shares: list[dict[int, float]] = [{} for _ in range(columns)]
+    for index, block in enumerate(blocks):
         left, right = (t / end_s * columns for t in (block.start_s, block.end_s))
         for column in range(min(int(left), columns - 1), min(int(right), columns - 1) + 1):
             part = min(right, column + 1) - max(left, column)
             if part > 1e-9:
-                shares[column][block] = part
-    return [owner(share) for share in shares]
+                shares[column][index] = part
+    return [owner(share, blocks) for share in shares]
 
 
-def owner(shares: dict[Block, float]) -> Block | Style | None:
-    """Who of those that share a column is shown in it."""
+def owner(shares: dict[int, float], blocks: Sequence[Block]) -> Block | Style | None:
+    """Who of the blocks that share a column, by index, is shown in it."""
     idle = 1.0 - sum(shares.values())
     if not shares or idle > 0.5:
         return None
-    most = max(shares, key=lambda block: shares[block])
+    most = max(shares, key=lambda index: shares[index])
     if shares[most] > 0.499:
-        return most
+        return blocks[most]
     styles: dict[Style, float] = defaultdict(float)
-    for block, part in shares.items():
-        styles[block.style] += part
+    for index, part in shares.items():
+        styles[blocks[index].style] += part
     return max(styles, key=lambda style: styles[style])
 
 

@@ -53,8 +53,8 @@ def strip_marks(row: DeviceRow, axis: TimeAxis, y: float, scale: float) -> list[
         Curve(tuple(places), LINE),
     ]
     marks += limit_marks(row, axis, base, scale, STRIP)
-    name = Words(f"device {row.device}", axis.left - 140, y + 14, 12)
-    return [*marks, name, Words(peak_text(row, axis), axis.left - 140, y + 29, 11, "quiet")]
+    name = Words(f"device {row.device}", axis.left - 152, y + 14, 12)
+    return [*marks, name, Words(peak_text(row, axis), axis.left - 152, y + 29, 11, "quiet")]
 
 
 def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mark]:
@@ -68,7 +68,7 @@ def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mar
     upper = [(x, base - v / scale * PANEL) for x, v in zip(xs, high, strict=True)]
     lower = [(x, base - v / scale * PANEL) for x, v in zip(xs, low, strict=True)]
     line = [(axis.x(t), base - v / scale * PANEL) for t, v in stepped(fullest.memory, axis)]
-    left = axis.left - 140
+    left = axis.left - 152
     return [
         Slab(axis.left, y, axis.width, PANEL, "row"),
         Curve((*upper, *reversed(lower)), "area", filled=True),

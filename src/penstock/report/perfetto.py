@@ -5,7 +5,7 @@ metadata ``M``); times are microseconds.
 """
 
 import json
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from penstock.timeline.timeline import Event, Timeline
 
 __all__ = ["trace_events", "write_trace"]
 
-LANES = ("compute", "send", "receive")
+ENGINES = ("compute", "send", "receive")
+MOST_LANES = 64
+"""An engine of a device has at most so many lanes of slices that overlap."""
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
@@ -34,19 +36,62 @@ def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
 
 
 def trace_events(timeline: Timeline, process: int) -> list[dict[str, Json]]:
-    """The trace events of one timeline: names, slices, message arrows, memory counters."""
-    names = process_names(timeline, process)
-    slices = [slice_of(event, process) for event in timeline.events]
-    return [*names, *slices, *message_arrows(timeline, process), *memory(timeline, process)]
+    """The trace events of one timeline: names, slices, message arrows, memory counters.
+
+    A device has a thread for computing, one for sending and reducing and one for receiving, and
+    more where events of one of these overlap: slices of a thread never do.
+    """
+    threads = threads_of(timeline)
+    several = devices_of_several_stages(timeline)
+    slices = [
+        slice_of(event, process, thread, event.device in several)
+        for event, thread in zip(timeline.events, threads, strict=True)
+    ]
+    return [
+        *process_names(timeline, process, threads),
+        *slices,
+        *message_arrows(timeline, process, threads),
+        *memory(timeline, process),
+    ]
 
 
-def process_names(timeline: Timeline, process: int) -> list[dict[str, Json]]:
-    """The process named after the timeline, and a thread for each lane of a device in use."""
+def threads_of(timeline: Timeline) -> list[int]:
+    """For each event its thread: the first of its engine's lanes that is free when it starts."""
+    threads = [0] * len(timeline.events)
+    free_from_s: dict[tuple[int, int], list[float]] = defaultdict(list)
+    by_start = sorted(range(len(threads)), key=lambda i: timeline.events[i].start_s)
+    for index in by_start:
+        event = timeline.events[index]
+        lanes = free_from_s[event.device, engine_of(event)]
+        slack_s = 1e-9 * max(event.end_s, 1e-9)
+        free = (i for i, end_s in enumerate(lanes) if end_s <= event.start_s + slack_s)
+        lane = next(free, len(lanes))
+        if lane == len(lanes):
+            lanes.append(0.0)
+        lanes[lane] = event.end_s
+        threads[index] = thread_of(event.device, engine_of(event), lane)
+    return threads
+
+
+def devices_of_several_stages(timeline: Timeline) -> set[int]:
+    """The devices that compute for more than one stage."""
+    stages: dict[int, set[int]] = defaultdict(set)
+    for event in timeline.events:
+        if event.kind in COMPUTE and event.micro_batch >= 0:
+            stages[event.device].add(event.stage)
+    return {device for device, own in stages.items() if len(own) > 1}
+
+
+def process_names(
+    timeline: Timeline, process: int, threads: Sequence[int]
+) -> list[dict[str, Json]]:
+    """The process named after the timeline, and each of its threads."""
     title = timeline.title or f"timeline {process}"
     named: list[dict[str, Json]] = [metadata("process_name", process, 0, name=title)]
-    for device, lane in sorted({(event.device, lane_of(event)) for event in timeline.events}):
-        thread = thread_of(device, lane)
-        name = f"device {device} {LANES[lane]}"
+    for thread in sorted(set(threads)):
+        device, within = divmod(thread - 1, len(ENGINES) * MOST_LANES)
+        engine, lane = divmod(within, MOST_LANES)
+        name = f"device {device} {ENGINES[engine]}" + (f" {lane + 1}" if lane else "")
         named.append(metadata("thread_name", process, thread, name=name))
         named.append(metadata("thread_sort_index", process, thread, sort_index=thread))
     return named
@@ -57,62 +102,73 @@ def metadata(kind: str, process: int, thread: int, **values: Json) -> dict[str, 
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": values}
 
 
-def lane_of(event: Event) -> int:
-    """The engine of its device that an event occupies, as an index of `LANES`."""
+def engine_of(event: Event) -> int:
+    """The engine of its device that an event occupies, as an index of `ENGINES`."""
     if event.kind in COMPUTE:
         return 0
     return 2 if event.kind == "RECV" else 1
 
 
-def thread_of(device: int, lane: int) -> int:
-    """The thread number of a lane; 0 is left to the process."""
-    return device * len(LANES) + lane + 1
+def thread_of(device: int, engine: int, lane: int) -> int:
+    """The thread number of a lane; 0 is left to the process. The last lane takes all beyond."""
+    return (device * len(ENGINES) + engine) * MOST_LANES + min(lane, MOST_LANES - 1) + 1
 
 
-def slice_of(event: Event, process: int) -> dict[str, Json]:
-    """An event as a complete slice."""
+def slice_of(event: Event, process: int, thread: int, with_stage: bool) -> dict[str, Json]:
+    """An event as a complete slice, named like an action: with its stage where that is needed."""
     number = str(event.micro_batch) if event.micro_batch >= 0 else ""
+    stage = str(event.stage) if with_stage and number else ""
     about: dict[str, Json] = {"stage": event.stage, "micro_batch": event.micro_batch}
     if event.peer >= 0:
-        about |= {"peer": event.peer, "bytes": event.bytes}
+        about["peer"] = event.peer
+    if event.bytes > 0:
+        about["bytes"] = event.bytes
     return {
         "ph": "X",
-        "name": f"{event.kind}{number}",
+        "name": f"{stage}{event.kind}{number}",
         "cat": event.kind,
         "pid": process,
-        "tid": thread_of(event.device, lane_of(event)),
+        "tid": thread,
         "ts": event.start_s * 1e6,
         "dur": (event.end_s - event.start_s) * 1e6,
         "args": about,
     }
 
 
-def message_arrows(timeline: Timeline, process: int) -> list[dict[str, Json]]:
-    """A flow from each send to its receive: the n-th of a pair and micro-batch to the n-th."""
-    sent: dict[tuple[int, int, int], deque[Event]] = defaultdict(deque)
-    for event in timeline.events:
+def message_arrows(
+    timeline: Timeline, process: int, threads: Sequence[int]
+) -> list[dict[str, Json]]:
+    """A flow from each send to its receive.
+
+    Of the sends between the same devices for the same micro-batch, a receive takes the first that
+    no other has taken, those of a neighbouring stage before the others.
+    """
+    sent: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for index, event in enumerate(timeline.events):
         if event.kind == "SEND":
-            sent[event.device, event.peer, event.micro_batch].append(event)
+            sent[event.device, event.peer, event.micro_batch].append(index)
     arrows: list[dict[str, Json]] = []
-    for event in timeline.events:
+    for index, event in enumerate(timeline.events):
         waiting = sent[event.peer, event.device, event.micro_batch]
         if event.kind != "RECV" or not waiting:
             continue
-        sender, number = waiting.popleft(), len(arrows) // 2
+        near = [i for i in waiting if abs(timeline.events[i].stage - event.stage) == 1]
+        sender = (near or waiting)[0]
+        waiting.remove(sender)
         common: dict[str, Json] = {
             "name": "message",
             "cat": "message",
-            "id": f"{process}.{number}",
+            "id": f"{process}.{len(arrows) // 2}",
             "pid": process,
         }
-        arrows.append(common | {"ph": "s"} | place(sender, sender.start_s))
-        arrows.append(common | {"ph": "f", "bp": "e"} | place(event, event.end_s))
+        start: dict[str, Json] = {
+            "tid": threads[sender],
+            "ts": timeline.events[sender].start_s * 1e6,
+        }
+        end: dict[str, Json] = {"tid": threads[index], "ts": event.end_s * 1e6}
+        arrows.append(common | {"ph": "s"} | start)
+        arrows.append(common | {"ph": "f", "bp": "e"} | end)
     return arrows
-
-
-def place(event: Event, time_s: float) -> dict[str, Json]:
-    """The thread of an event and a time on it."""
-    return {"tid": thread_of(event.device, lane_of(event)), "ts": time_s * 1e6}
 
 
 def memory(timeline: Timeline, process: int) -> list[dict[str, Json]]:

@@ -14,6 +14,9 @@ from penstock.words import percent_text, seconds_text
 
 __all__ = ["schedule_drawing", "schedule_picture", "schedule_timeline"]
 
+WIDTH = 960.0
+"""Narrower than a timeline of a run, for pages with text around it."""
+
 
 def schedule_picture(schedule: Schedule, shape: PipelineShape, title: str) -> str:
     """The SVG text of ``schedule`` on ``shape``: a row for each device group, memory under them.
@@ -35,7 +38,7 @@ def schedule_drawing(schedule: Schedule, shape: PipelineShape, title: str) -> Dr
     unit = "s" if shape.costs else "forwards"
     took = seconds_text(chart.end_s) if shape.costs else f"{chart.end_s:g} forwards"
     note = f"{took}, bubble {percent_text(bubble_fraction(timeline))}"
-    return gantt_drawing(chart, title, note, unit)
+    return gantt_drawing(chart, title, note, unit, WIDTH)
 
 
 def schedule_timeline(schedule: Schedule, shape: PipelineShape, title: str = "") -> Timeline:

@@ -51,6 +51,10 @@ function firstBeyond(rows, column, limit) {
 function drawLane(blocks, y, height, colours) {
   let column = -1;
   let shares = new Map();
+  const fill = (place, style, share) => {
+    if (place !== column) { flush(); column = place; }
+    shares.set(style, (shares.get(style) || 0) + share);
+  };
   const flush = () => {
     let [best, total, style] = [0, 0, -1];
     for (const [one, share] of shares) {
@@ -70,8 +74,9 @@ function drawLane(blocks, y, height, colours) {
     if (block[END] < range.low) continue;
     const [left, right] = [xOf(block[START]), xOf(block[END])];
     if (right - left < 1) {
-      if (Math.floor(left) !== column) { flush(); column = Math.floor(left); }
-      shares.set(block[0], (shares.get(block[0]) || 0) + right - left);
+      const edge = Math.floor(left) + 1;
+      fill(edge - 1, block[0], Math.min(right, edge) - left);
+      if (right > edge) fill(edge, block[0], right - edge);
       continue;
     }
     drawBlock(block, Math.max(left, GUTTER - 2), Math.min(right, canvas.clientWidth), y, height, colours);
