@@ -8,7 +8,12 @@ import sys
 
 import typer
 
-from penstock.command_line import compare_command, job_commands, planning_commands
+from penstock.command_line import (
+    compare_command,
+    job_commands,
+    planning_commands,
+    simulate_command,
+)
 from penstock.command_line.terminal import INTERRUPTED, print_error, silence_output
 
 __all__ = ["app", "main"]
@@ -23,7 +28,7 @@ app = typer.Typer(
 )
 app.command("profile")(job_commands.profile)
 app.command("plan")(planning_commands.plan)
-app.command("simulate")(planning_commands.simulate)
+app.command("simulate")(simulate_command.simulate)
 app.command("compare")(compare_command.compare)
 app.command("train")(job_commands.train)
 app.command("verify")(job_commands.verify)

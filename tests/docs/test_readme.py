@@ -2,7 +2,12 @@ import re
 import tomllib
 from pathlib import Path
 
-from penstock.command_line import compare_command, job_commands, planning_commands
+from penstock.command_line import (
+    compare_command,
+    job_commands,
+    planning_commands,
+    simulate_command,
+)
 from penstock.plan.registry import PLANNERS
 from penstock.schedule.registry import SCHEDULES
 
@@ -57,7 +62,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     }
     commands = {
         name: getattr(module, name)
-        for module in (job_commands, planning_commands, compare_command)
+        for module in (job_commands, planning_commands, simulate_command, compare_command)
         for name in module.__all__
     }
     commands["list"] = commands.pop("catalogue")

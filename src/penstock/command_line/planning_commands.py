@@ -1,4 +1,4 @@
-"""``penstock plan`` and ``simulate``: what needs no torch and no running job."""
+"""``penstock plan``: what needs no torch and no running job."""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -17,7 +17,6 @@ from penstock.command_line.options import (
     MaxStages,
     MicroBatch,
     Out,
-    PlanPath,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -27,11 +26,13 @@ from penstock.command_line.progress import planning_progress
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from penstock.cluster.cluster import Cluster
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["plan", "simulate"]
+__all__ = ["plan"]
 
 
 def plan(
@@ -102,66 +103,20 @@ def plan(
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 
 
-def simulate(
-    plan: PlanPath,
-    profile: Annotated[
-        str, Option(metavar="P", help="Its profile, where not recorded or beside the plan.")
-    ] = "",
-    cluster: Annotated[
-        str, Option(metavar="C", help="Its cluster, where not recorded or beside the plan.")
-    ] = "",
-    profile_batch: ProfileBatch = 0,
-    timeline: Annotated[bool, Option("--timeline", help="Add the timeline to the JSON.")] = False,
-    trace: Annotated[str, Option(metavar="PATH", help="Write a trace for ui.perfetto.dev.")] = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Play one iteration of PLAN; -o writes its timeline."""
-    collect_garbage_rarely()
-    from penstock.plan.json_file import read_plan
-    from penstock.planning.assessment import assess_plan, baselines_of
-    from penstock.planning.plan_files import PlanInputs, inputs_of_plan
-    from penstock.planning.questions import problem_of_plan
-    from penstock.report.perfetto import write_trace
-    from penstock.simulate.score import make_score
-    from penstock.timeline.json_file import timeline_to_json, write_timeline
-
-    terminal = Terminal(as_json, quiet)
-    start_numba_without_scipy()
-    given = read_plan(plan)
-    inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
-    costs, machines = inputs.read_profile(), inputs.read_cluster()
-    problem = problem_of_plan(given, costs, machines)
-    start_s = perf_counter()
-    planned = assess_plan(given, problem, baselines_of(problem, make_score(problem)))
-    values: dict[str, object] = {**planned.to_json(perf_counter() - start_s)}
-    played = planned.prediction.timeline
-    if out:
-        write_timeline(played, out)
-    if trace:
-        write_trace([played], trace)
-    if timeline:
-        values |= {"timeline": timeline_to_json(played)}
-    show_planned(terminal, planned, costs, machines, values)
-    for place in filter(None, (out, trace)):
-        terminal.note(f"wrote {place}")
-
-
 def show_planned(
     terminal: Terminal,
     planned: "PlannedPipeline",
     profile: "ModelProfile",
     cluster: "Cluster",
     values: Mapping[str, object],
-    words: Sequence[str] = (),
+    parts: Sequence["RenderableType"] = (),
 ) -> None:
-    """Print a plan with its prediction and ``words``; a note where it does not fit in memory."""
+    """Print a plan with its prediction and ``parts``; a note where it does not fit in memory."""
     from penstock.report.tables import plan_table
 
     prediction = planned.prediction
     table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
-    terminal.show(values, *headline(planned), table, *words)
+    terminal.show(values, *headline(planned), table, *parts)
     if prediction.too_full:
         devices = ", ".join(map(str, prediction.too_full))
         terminal.note(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -16,6 +17,8 @@ from penstock.errors import BadInput, PenstockError, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from penstock.timeline.timeline import Timeline
 
 __all__ = ["INTERRUPTED", "Terminal", "print_error", "silence_output"]
 
@@ -46,6 +49,19 @@ class Terminal:
         console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
         for part in parts:
             console.print(part)
+
+    def chart(self, timeline: "Timeline") -> "RenderableType":
+        """A timeline as a chart of characters: in colour and as wide as the terminal, if it is one.
+
+        ``NO_COLOR`` and ``COLUMNS`` in the environment are heeded.
+        """
+        from rich.text import Text
+
+        from penstock.report.gantt_text import gantt
+
+        in_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        drawn = gantt(timeline, shutil.get_terminal_size((100, 24)).columns, in_colour)
+        return Text.from_ansi(drawn, no_wrap=True)
 
     def save(self, values: Mapping[str, object], path: str) -> None:
         """Write ``values`` as JSON to ``path``; nothing where it is empty."""

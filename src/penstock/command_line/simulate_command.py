@@ -1,0 +1,162 @@
+"""``penstock simulate``: a plan played as it is, or with something changed, and drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from penstock.command_line.numba_start import (
+    collect_garbage_rarely,
+    start_numba_without_scipy,
+)
+from penstock.command_line.options import AsJson, Out, PlanPath, ProfileBatch, Quiet
+from penstock.command_line.planning_commands import show_planned
+from penstock.command_line.terminal import Terminal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.cluster.cluster import Cluster
+    from penstock.planning.what_if import PlayedPlan
+    from penstock.timeline.timeline import Timeline
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    plan: PlanPath,
+    profile: Annotated[
+        str, Option(metavar="P", help="Its profile, where not recorded or beside the plan.")
+    ] = "",
+    cluster: Annotated[
+        str, Option(metavar="C", help="Its cluster, where not recorded or beside the plan.")
+    ] = "",
+    profile_batch: ProfileBatch = 0,
+    link_bandwidth: Annotated[
+        str, Option(metavar="CHANGE", help="What if all links and ports had: x2, x0.5, 10GB/s.")
+    ] = "",
+    link_latency: Annotated[
+        str, Option(metavar="CHANGE", help="What if all links and ports had: x0.5, 5us.")
+    ] = "",
+    device: Annotated[
+        list[str] | None,
+        Option(metavar="CHANGE", help="What if: '3 slower 20 %', '3 faster 20 %'; repeatable."),
+    ] = None,
+    micro_batches: Annotated[
+        int, Option(min=0, metavar="N", help="What if there were so many, of the same size.")
+    ] = 0,
+    schedule: Annotated[
+        str, Option(metavar="NAME", help="What if the plan had this schedule.")
+    ] = "",
+    timeline: Annotated[bool, Option("--timeline", help="Add the timeline to the JSON.")] = False,
+    trace: Annotated[str, Option(metavar="PATH", help="Write a trace for ui.perfetto.dev.")] = "",
+    picture: Annotated[
+        str, Option(metavar="PATH", help="Draw it: .svg, .png, .html, .json or .txt.")
+    ] = "",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Play one iteration of PLAN, as it is or with changes; -o writes its timeline."""
+    collect_garbage_rarely()
+    from penstock.plan.json_file import read_plan
+    from penstock.planning.plan_files import PlanInputs, inputs_of_plan
+    from penstock.planning.what_if import play, play_changed, read_what_if
+    from penstock.timeline.json_file import timeline_to_json
+
+    terminal, files = Terminal(as_json, quiet), TimelineFiles(out, trace, picture)
+    files.check()
+    asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
+    start_numba_without_scipy()
+    given = read_plan(plan)
+    inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
+    costs, machines = inputs.read_profile(), inputs.read_cluster()
+    start_s = perf_counter()
+    before = play(given, costs, machines)
+    after = play_changed(before, asked) if asked.words else before
+    seconds = perf_counter() - start_s
+    values: dict[str, object] = {**after.planned.to_json(seconds)}
+    if asked.words:
+        values = {**after.to_json(seconds), "changes": asked.words, "before": before.to_json()}
+    played = after.planned.prediction.timeline
+    if timeline:
+        values |= {"timeline": timeline_to_json(played)}
+    files.write(played, after.problem.cluster)
+    parts = (
+        [] if as_json else [*change_parts(before, after, asked.words), "", terminal.chart(played)]
+    )
+    show_planned(terminal, after.planned, costs, after.problem.cluster, values, parts)
+    files.tell(terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineFiles:
+    """Where the played timeline is written to; empty where it is not."""
+
+    timeline: str
+    trace: str
+    picture: str
+
+    def check(self) -> None:
+        """Refuse a place that cannot be written to, before work is done that would be lost.
+
+        Raises:
+            BadInput: no such folder, or a picture in no known format.
+        """
+        from penstock.document import check_place
+        from penstock.report.timeline_files import check_timeline_path
+
+        if self.picture:
+            check_timeline_path(self.picture)
+        for place in filter(None, (self.timeline, self.trace, self.picture)):
+            check_place(place)
+
+    def write(self, timeline: "Timeline", cluster: "Cluster") -> None:
+        """Write what is asked for."""
+        from penstock.report import timeline_files
+        from penstock.report.perfetto import write_trace
+        from penstock.timeline.json_file import write_timeline
+
+        if self.timeline:
+            write_timeline(timeline, self.timeline)
+        if self.trace:
+            write_trace([timeline], self.trace)
+        if self.picture:
+            limits = [device.memory_bytes for device in cluster.devices]
+            timeline_files.write_timeline(self.picture, timeline, cluster.name, limits)
+
+    def tell(self, terminal: Terminal) -> None:
+        """Say what was written."""
+        for place in filter(None, (self.timeline, self.trace, self.picture)):
+            terminal.note(f"wrote {place}")
+
+
+def change_parts(
+    before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str]
+) -> list["RenderableType"]:
+    """A table of the figures before and after, and what binds; nothing without changes."""
+    from rich.table import Table
+
+    from penstock.planning.explanation import explanation_words
+    from penstock.words import percent_text, seconds_text, size_text
+
+    if not changes:
+        return []
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"with {', '.join(changes)}")
+    for head in ("before", "after", "change"):
+        table.add_column(head, justify="right")
+    figures = [
+        ("iteration", [x.planned.prediction.iteration_s for x in (before, after)], seconds_text),
+        ("samples a second", [x.samples_per_s for x in (before, after)], "{:.4g}".format),
+        ("bubble", [x.planned.prediction.bubble for x in (before, after)], percent_text),
+        ("peak memory", [x.peak_memory_bytes for x in (before, after)], size_text),
+    ]
+    for name, (old, new), text in figures:
+        relative = percent_text(new / old - 1) if old > 0 and name != "bubble" else ""
+        signed = f"+{relative}" if relative and new > old else relative
+        table.add_row(name, text(old), text(new), signed)
+    words = [explanation_words(x.explanation)[0] for x in (before, after)]
+    return ["", table, f"Before: {words[0]}", f"After: {words[1]}"]

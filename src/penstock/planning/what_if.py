@@ -1,0 +1,194 @@
+"""The same plan with one thing changed: the cluster's links or devices, micro-batches, schedule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.what_if import (
+    DeviceChange,
+    FigureChange,
+    read_bandwidth_change,
+    read_device_change,
+    read_latency_change,
+    with_device_change,
+    with_link_bandwidth,
+    with_link_latency,
+)
+from penstock.document import Json
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.rescheduled import ANY_PLACEMENT, TWO_ROUNDS, priced, recut
+from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
+from penstock.planning.explanation import Explanation, explain_plan
+from penstock.planning.questions import named, problem_of_plan
+from penstock.profile.model_profile import ModelProfile
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.simulate.score import make_score
+
+__all__ = [
+    "PlayedPlan",
+    "WhatIf",
+    "changed_cluster",
+    "changed_plan",
+    "play",
+    "play_changed",
+    "read_what_if",
+]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What is changed; ``words`` names each change as it was asked for."""
+
+    bandwidth: FigureChange | None = None
+    latency: FigureChange | None = None
+    devices: tuple[DeviceChange, ...] = ()
+    micro_batches: int = 0
+    schedule: str = ""
+    words: tuple[str, ...] = ()
+
+
+def read_what_if(
+    link_bandwidth: str = "",
+    link_latency: str = "",
+    devices: Sequence[str] = (),
+    micro_batches: int = 0,
+    schedule: str = "",
+) -> WhatIf:
+    """The changes that people ask for in words; what is empty or 0 stays.
+
+    >>> read_what_if(link_bandwidth="x2", devices=["3 slower 20 %"]).words
+    ('link bandwidth x2', 'device 3 slower 20 %')
+
+    Raises:
+        BadInput: a change that cannot be read, or an unknown schedule.
+    """
+    if schedule:
+        named(SCHEDULES, schedule, "schedule")
+    words = [
+        *([f"link bandwidth {link_bandwidth}"] if link_bandwidth else []),
+        *([f"link latency {link_latency}"] if link_latency else []),
+        *(f"device {text}" for text in devices),
+        *([f"{micro_batches} micro-batches"] if micro_batches else []),
+        *([f"schedule {schedule}"] if schedule else []),
+    ]
+    return WhatIf(
+        read_bandwidth_change(link_bandwidth) if link_bandwidth else None,
+        read_latency_change(link_latency) if link_latency else None,
+        tuple(read_device_change(text) for text in devices),
+        micro_batches,
+        schedule,
+        tuple(words),
+    )
+
+
+def changed_cluster(cluster: Cluster, asked: WhatIf) -> Cluster:
+    """The cluster after the changes; the very same where there are none.
+
+    Raises:
+        BadInput: the cluster has no such device.
+    """
+    if asked.bandwidth:
+        cluster = with_link_bandwidth(cluster, asked.bandwidth)
+    if asked.latency:
+        cluster = with_link_latency(cluster, asked.latency)
+    for change in asked.devices:
+        cluster = with_device_change(cluster, change)
+    return cluster
+
+
+def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
+    """The plan after the changes; ``problem`` is what it is priced with for another schedule.
+
+    Micro-batches keep their size, so that more of them are a larger batch. Under another schedule
+    the plan keeps its layers and devices, and loses its limit of micro-batches in flight; where
+    that schedule holds several stages on a device, or only one, the layers are cut anew.
+
+    Raises:
+        BadInput: there are too few layers for the stages that the schedule needs.
+    """
+    if asked.micro_batches:
+        plan = replace(plan, micro_batches=asked.micro_batches)
+    if not asked.schedule or asked.schedule == plan.schedule:
+        return plan
+    placed = placed_for(problem, plan, asked.schedule)
+    unpriced = replace(
+        placed, schedule=asked.schedule, in_flight_limit=(), costs=(), memory_bytes=()
+    )
+    return priced(problem, unpriced)
+
+
+def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
+    """The plan with as many stages a device as ``schedule`` holds, cut anew where it had others."""
+    style: PlacementStyle = PLACEMENT_STYLES.get(schedule, "straight")
+    groups, stages = len(plan.device_groups), len(plan.stages)
+    if schedule in ANY_PLACEMENT:
+        return plan
+    rounds = 1 if style in ("straight", "mirrored") else max(2, stages // groups)
+    if schedule in TWO_ROUNDS:
+        rounds = 2
+    needed, layers = rounds * groups, len(problem.profile.layers)
+    if needed > layers:
+        raise BadInput(
+            f"schedule '{schedule}' holds {rounds} stages on each of {groups} devices, which needs "
+            f"{needed} layers, and profile '{problem.profile.name}' has {layers}; ask for a "
+            f"schedule with one stage a device, such as '1f1b'"
+        )
+    if rounds == 1:
+        return plan if not plan.placement else recut(problem, plan, "straight", 1)
+    if plan.placement == placement_of_style(style, groups, rounds):
+        return plan
+    return recut(problem, plan, style, rounds)
+
+
+@dataclass(frozen=True)
+class PlayedPlan:
+    """A plan as it was played, with what it was played on."""
+
+    problem: PlanningProblem
+    planned: PlannedPipeline
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of the batch over seconds of the iteration."""
+        return self.planned.plan.global_batch / self.planned.prediction.iteration_s
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """The highest peak of any device."""
+        return max(self.planned.prediction.peak_memory_bytes)
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """What binds the plan."""
+        return explain_plan(self.planned, self.problem)
+
+    def to_json(self, seconds: float = 0.0) -> dict[str, Json]:
+        """The keys of a plan, and what binds it."""
+        return {**self.planned.to_json(seconds), "explanation": self.explanation.to_json()}
+
+
+def play(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlayedPlan:
+    """Play a plan on a cluster.
+
+    Raises:
+        BadInput: the plan is not one for this profile or cluster, or its schedule cannot be played.
+    """
+    problem = problem_of_plan(plan, profile, cluster)
+    baselines = baselines_of(problem, make_score(problem))
+    return PlayedPlan(problem, assess_plan(plan, problem, baselines))
+
+
+def play_changed(before: PlayedPlan, asked: WhatIf) -> PlayedPlan:
+    """The same with the changes that are asked for.
+
+    Raises:
+        BadInput: no such device, or the plan cannot have the schedule.
+    """
+    cluster = changed_cluster(before.problem.cluster, asked)
+    problem = replace(before.problem, cluster=cluster)
+    plan = changed_plan(problem, before.planned.plan, asked)
+    return play(plan, problem.profile, cluster)

@@ -1,0 +1,153 @@
+"""`penstock simulate` with something changed, and what it draws."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cluster.cluster import Cluster, Host
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.simulation import simulate_plan
+from penstock.timeline.json_file import timeline_from_json
+
+Penstock = Callable[..., Any]
+
+
+def refused(answer: Any, *told: str) -> None:
+    assert (answer.code, answer.output) == (2, "")
+    (line,) = answer.errors.splitlines()
+    assert line.startswith("penstock: error: ")
+    assert [words for words in told if words not in line] == []
+
+
+def test_the_answer_is_the_changed_plan_with_the_plan_as_it_is_beside_it(
+    penstock: Penstock, run_directory: Path
+) -> None:
+    plan = run_directory / "plan.json"
+    plain = penstock("simulate", plan, "--json").values
+    assert not {"changes", "before"} & set(plain)
+    values = penstock("simulate", plan, "--link-bandwidth", "x0.1", "--json").values
+    assert values["changes"] == ["link bandwidth x0.1"]
+    before: Any = values["before"]
+    assert before["iteration_s"] == plain["iteration_s"] < values["iteration_s"]
+    assert before["peak_memory_bytes"] == values["peak_memory_bytes"]
+    assert before["explanation"]["binds"] != values["explanation"]["binds"] == "all-reduce"
+
+
+def test_changes_are_those_of_a_cluster_written_by_hand(
+    penstock: Penstock,
+    run_directory: Path,
+    small_plan: Plan,
+    small_profile: ModelProfile,
+    small_cluster: Cluster,
+) -> None:
+    (host,) = small_cluster.hosts
+    fast, slow = host.devices[0], type(host.devices[0])("cpu", 60e6, 1 / 1.5)
+    by_hand = Cluster("hand", (Host("h", (fast, fast, slow, fast), 2e8, 0.0, 5e-5),))
+    options = ["--link-bandwidth", "200 MB/s", "--link-latency", "x0.5", "--device", "2:slower:50%"]
+    values = penstock("simulate", run_directory / "plan.json", *options, "--json").values
+    wanted = simulate_plan(small_plan, small_profile, by_hand)
+    assert values["iteration_s"] == pytest.approx(wanted.iteration_s)
+    assert values["bubble"] == pytest.approx(wanted.bubble)
+
+
+def test_devices_may_change_several_at_once(penstock: Penstock, run_directory: Path) -> None:
+    plan = run_directory / "plan.json"
+    options = [f"--device={device} faster 100 %" for device in range(4)]
+    all_twice = penstock("simulate", plan, *options, "--link-bandwidth=1TB/s", "--json").values
+    as_it_is = penstock("simulate", plan, "--link-bandwidth=1TB/s", "--json").values
+    assert len(all_twice["changes"]) == 5
+    assert all_twice["iteration_s"] < 0.6 * as_it_is["iteration_s"]
+
+
+def test_more_micro_batches_are_a_larger_batch(penstock: Penstock, run_directory: Path) -> None:
+    values = penstock(
+        "simulate", run_directory / "plan.json", "--micro-batches", 12, "--json"
+    ).values
+    assert values["micro_batches"] == 12 and values["before"]["micro_batches"] == 6
+    assert values["micro_batch_size"] == values["before"]["micro_batch_size"]
+    assert values["bubble"] < values["before"]["bubble"]
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 3)])
+def test_another_schedule_keeps_the_devices_and_cuts_anew_where_it_must(
+    penstock: Penstock, run_directory: Path, schedule: str, stages: int
+) -> None:
+    options = ["--schedule", schedule, "--micro-batches", 8]
+    values = penstock("simulate", run_directory / "plan.json", *options, "--json").values
+    assert values["schedule"] == schedule and len(values["stages"]) == stages
+    groups = [tuple(stage["devices"]) for stage in values["stages"]]
+    assert list(dict.fromkeys(groups)) == [(0,), (1, 2), (3,)]
+    assert max(values["peak_memory_bytes"]) > max(values["before"]["peak_memory_bytes"])
+
+
+def test_people_get_before_and_after_what_binds_and_a_chart(
+    penstock: Penstock, run_directory: Path
+) -> None:
+    answer = penstock("simulate", run_directory / "plan.json", "--link-latency", "20ms")
+    assert "with link latency 20ms" in answer.output
+    for words in ("iteration", "samples a second", "bubble", "peak memory", "Before: ", "After: "):
+        assert words in answer.output
+    assert "device 3" in answer.output and "F forward" in answer.output
+    assert "Before: " not in penstock("simulate", run_directory / "plan.json").output
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "html", "json", "txt"])
+def test_a_picture_is_drawn_by_its_ending(
+    penstock: Penstock, run_directory: Path, tmp_path: Path, ending: str
+) -> None:
+    place = tmp_path / f"picture.{ending}"
+    answer = penstock("simulate", run_directory / "plan.json", "--picture", place, "--json")
+    assert answer.errors == f"wrote {place}\n"
+    start = {"svg": b"<svg", "png": b"\x89PNG", "html": b"<!", "json": b"{", "txt": b"predicted"}
+    assert place.read_bytes().lstrip().startswith(start[ending])
+
+
+def test_the_timeline_is_that_of_the_changed_plan(
+    penstock: Penstock, run_directory: Path, tmp_path: Path
+) -> None:
+    options = ["--schedule", "gpipe", "--timeline", "--json"]
+    values = penstock("simulate", run_directory / "plan.json", *options).values
+    events = timeline_from_json(values["timeline"]).events
+    assert max(event.end_s for event in events) == pytest.approx(values["iteration_s"])
+    first = [e.kind for e in sorted(events, key=lambda e: e.start_s) if e.device == 0]
+    assert [kind for kind in first if kind in "FB"] == ["F"] * 6 + ["B"] * 6
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--link-bandwidth", "fast"], ["link bandwidth 'fast'", "x2, x0.5 or 10GB/s"]),
+        (["--link-bandwidth", "x0"], ["'x0' must be > 0"]),
+        (["--link-latency", "x-1"], ["link latency 'x-1'", "5us"]),
+        (["--link-latency", "nan"], ["link latency 'nan'"]),
+        (["--device", "3 slower"], ["'3 slower' cannot be read", "3:slower:20%"]),
+        (["--device", "9 slower 2 %"], ["no device 9", "0..3"]),
+        (["--schedule", "gpip"], ["schedule 'gpip' is unknown", "did you mean 'gpipe'?"]),
+        (["--micro-batches", "-1"], ["--micro-batches"]),
+        (["--micro-batches", "two"], ["--micro-batches"]),
+        (["--picture", "p.gif"], ["'p.gif' ends in '.gif'", ".svg"]),
+        (["--picture", "none/p.svg"], ["folder 'none' does not exist", "name another place"]),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_with_the_remedy(
+    penstock: Penstock, run_directory: Path, options: list[str], told: list[str]
+) -> None:
+    refused(penstock("simulate", run_directory / "plan.json", *options), *told)
+
+
+def test_a_schedule_for_more_stages_than_layers_is_refused(
+    penstock: Penstock, run_directory: Path
+) -> None:
+    plan = json.loads((run_directory / "plan.json").read_text())
+    plan["stages"] = [
+        {"layers": [i, i + 1], "devices": [i], "slices": [2], "recompute": False} for i in range(8)
+    ]
+    (run_directory / "plan.json").write_text(json.dumps(plan))
+    cluster = run_directory / "cluster.toml"
+    cluster.write_text(cluster.read_text().replace("count = 4", "count = 8"))
+    answer = penstock("simulate", run_directory / "plan.json", "--schedule", "interleaved")
+    refused(answer, "'interleaved' holds 2 stages on each of 8 devices", "16 layers", "has 8")
