@@ -1,0 +1,185 @@
+"""The constraint program of a pipeline's schedules, for the CP-SAT solver of OR-Tools."""
+
+# The solver's package is optional and has types for a part of it only.
+# pyright: basic
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.errors import BadInput
+from penstock.schedule.action import Action, ActionKind
+from penstock.schedule.bound import arcs_of, seconds_of, windows_of
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["Solution", "solve"]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The start of every action, and the least makespan that any can have, in the shape's units."""
+
+    start: dict[Action, int]
+    bound: int
+
+
+def solve(
+    shape: PipelineShape,
+    *,
+    split: bool,
+    known: Mapping[Action, int],
+    longest: int,
+    least: int,
+    time_limit_s: float,
+    work_limit: float,
+) -> Solution:
+    """Start times of least makespan for a shape whose costs and memory are whole numbers.
+
+    ``known`` are the starts of a valid schedule that takes ``longest``; no schedule is quicker than
+    ``least``. The search ends with the best so far after ``time_limit_s``, or after ``work_limit``
+    of the solver's own count of its work, which is the same on every machine.
+
+    Raises:
+        BadInput: the solver is not installed.
+    """
+    cp_model = cp_sat()
+    windows = windows_of(shape, split=split)
+    model = cp_model.CpModel()
+    seconds = {action: round(seconds_of(action, shape)) for action in windows.head_s}
+    start = {
+        action: model.new_int_var(
+            round(head), longest - round(windows.tail_s[action]) - seconds[action], str(action)
+        )
+        for action, head in windows.head_s.items()
+    }
+    for before, after, way in arcs_of(shape, split=split):
+        model.add(start[after] >= start[before] + seconds[before] + round(way))
+    recomputed = add_devices(model, shape, start, seconds, longest, split)
+    add_memory(model, shape, start, seconds, longest, split)
+    makespan = model.new_int_var(least, longest, "makespan")
+    for action in start:
+        if action.kind in ("W", "B"):
+            model.add(makespan >= start[action] + seconds[action])
+    model.minimize(makespan)
+    for action, variable in start.items():
+        model.add_hint(variable, known[action])
+    for action, (variable, present) in recomputed.items():
+        model.add_hint(present, action in known)
+        if action in known:
+            model.add_hint(variable, known[action])
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 1
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.max_deterministic_time = work_limit
+    status = solver.solve(model)
+    bound = max(least, round(solver.best_objective_bound))
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Solution(dict(known), bound)
+    return Solution({action: solver.value(at) for action, at in start.items()}, bound)
+
+
+def cp_sat():
+    """OR-Tools' module, loaded when it is needed.
+
+    Raises:
+        BadInput: it is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise BadInput(
+            "schedule 'exact' needs the solver of OR-Tools, which is not installed; "
+            "run: pip install 'penstock[exact]'"
+        ) from None
+    return cp_model
+
+
+def add_devices(model, shape: PipelineShape, start, seconds, longest: int, split: bool):
+    """No two actions of a device group overlap; R where something stands after the forward.
+
+    Of a stage that recomputes, either F and its backward enclose nothing else, waits included, or R
+    and the backward do. Gives the start and the presence of every R.
+    """
+    intervals = [[] for _ in range(shape.groups)]
+    recomputed = {}
+    for action, begin in start.items():
+        if not (shape.recomputes(action.stage) and action.kind != "W"):
+            group = shape.group_of(action.stage, action.micro_batch)
+            intervals[group].append(
+                model.new_fixed_size_interval_var(begin, seconds[action], f"at {action}")
+            )
+    back: ActionKind = "I" if split else "B"
+    for forward, begin in start.items():
+        stage, m = forward.stage, forward.micro_batch
+        if forward.kind != "F" or not shape.recomputes(stage):
+            continue
+        backward, again = Action(back, stage, m), Action("R", stage, m)
+        present = model.new_bool_var(f"has {again}")
+        again_begin = model.new_int_var(0, longest, str(again))
+        end = start[backward] + seconds[backward]
+        model.add(again_begin >= begin + seconds[forward])
+        model.add(start[backward] >= again_begin + seconds[forward]).only_enforce_if(present)
+        one = model.new_optional_fixed_size_interval_var(
+            begin, seconds[forward], present, f"at {forward}"
+        )
+        intervals[shape.group_of(stage, m)] += [
+            one,
+            span(model, again_begin, end, longest, present),
+            span(model, begin, end, longest, present.negated()),
+        ]
+        recomputed[again] = (again_begin, present)
+    for of_group in intervals:
+        model.add_no_overlap(of_group)
+    return recomputed
+
+
+def span(model, begin, end, longest: int, present):
+    """An optional interval between two expressions, as long as it has to be."""
+    length = model.new_int_var(0, longest, "")
+    return model.new_optional_interval_var(begin, length, end, present, "")
+
+
+def add_memory(model, shape: PipelineShape, start, seconds, longest: int, split: bool) -> None:
+    """What a group has saved fits at any time, and no more micro-batches are in flight than may.
+
+    The waits of `arcs_of` say the same where a group has a single stage and W needs all that F
+    saved; they are repeated here in the form that holds in general.
+    """
+    held = [[] for _ in range(shape.groups)]
+    in_flight = {}
+    last: ActionKind = "W" if split else "B"
+    for forward, begin in start.items():
+        if forward.kind != "F":
+            continue
+        stage, m = forward.stage, forward.micro_batch
+        group, cost = shape.group_of(stage, m), shape.cost(stage)
+        free = start[Action(last, stage, m)] + seconds[Action(last, stage, m)]
+        middle = free
+        if split:
+            middle = start[Action("I", stage, m)] + seconds[Action("I", stage, m)]
+        if shape.memory_bytes:
+            length = model.new_int_var(0, longest, "")
+            held[group].append(
+                (model.new_interval_var(begin, length, middle, ""), round(cost.saved_bytes))
+            )
+            if split:
+                length = model.new_int_var(0, longest, "")
+                held[group].append(
+                    (
+                        model.new_interval_var(middle, length, free, ""),
+                        round(cost.bytes_until_weight_backward),
+                    )
+                )
+        if shape.in_flight_limit and shape.group_of(stage) == shape.group_of(stage, 1):
+            length = model.new_int_var(0, longest, "")
+            in_flight.setdefault(stage, []).append(model.new_interval_var(begin, length, free, ""))
+    for group, pairs in enumerate(held):
+        if pairs:
+            model.add_cumulative(
+                [interval for interval, _ in pairs],
+                [bytes_ for _, bytes_ in pairs],
+                round(shape.memory_bytes[group]),
+            )
+    for stage, spans in in_flight.items():
+        if shape.mirrored:
+            model.add_cumulative(spans, [1] * len(spans), shape.limit(stage))
