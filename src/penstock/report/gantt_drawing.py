@@ -17,6 +17,9 @@ __all__ = ["RowHeights", "block_label", "gantt_drawing"]
 
 WIDTH, MARGIN, GUTTER = 1360.0, 28.0, 180.0
 MOST_ROWS = 64
+HIDDEN = 26.0
+"""Pixels for the line that says how many rows are left out."""
+
 FEW_BLOCKS = 2500
 """Up to so many blocks each says, when pointed at, what it is."""
 
@@ -56,16 +59,16 @@ def gantt_drawing(
     marks += legend
     rows_top = top + 18
     hidden = len(chart.rows) - len(shown)
-    bottom = rows_top + heights.pitch * len(shown) - heights.gap + (20 if hidden else 0)
+    bottom = rows_top + heights.pitch * len(shown) - heights.gap + (HIDDEN if hidden else 0)
     memory, end = memory_marks(shown, axis, bottom + 14) if chart.has_memory else ([], bottom)
     marks += grid_marks(axis, rows_top - 5, end)
     with_labels = sum(map(blocks_of, shown)) <= FEW_BLOCKS
     for index, row in enumerate(shown):
-        y = rows_top + index * heights.pitch + (20 if hidden and index >= head else 0)
+        y = rows_top + index * heights.pitch + (HIDDEN if hidden and index >= head else 0)
         marks += row_marks(row, axis, y, heights, with_labels, chart.has_transfers)
         marks += label_marks(row, index, y, heights)
     if hidden:
-        y = rows_top + head * heights.pitch + 9
+        y = rows_top + head * heights.pitch + 15
         marks.append(Words(f"... {hidden} more devices ...", GUTTER, y, 11.5, "quiet"))
     marks += memory
     marks += axis_marks(axis, end)
@@ -102,8 +105,9 @@ def row_marks(
     """A device: what it computes, and under it what it sends and receives."""
     marks: list[Mark] = [Slab(axis.left, y, axis.width, heights.compute, "row")]
     height = heights.compute / len(row.compute)
+    thin = 1.0 if len(row.compute) > 1 else 0.0
     for index, lane in enumerate(row.compute):
-        marks += lane_marks(lane, axis, y + index * height, height, NARROWEST, with_labels)
+        marks += lane_marks(lane, axis, y + index * height, height - thin, NARROWEST, with_labels)
     if has_transfers:
         for index, lane in enumerate((row.sends, row.receives)):
             place = y + heights.compute + 1 + index * heights.lane
@@ -134,7 +138,7 @@ def lane_marks(
         else:
             runs[span.style, span.strength].append((span.x, width))
         number = span.blocks[0].event.micro_batch if span.blocks else -1
-        size = 11 if width >= 5 + 6.4 * digits else 9
+        size = 11 if width >= 5 + 6.4 * digits and height >= 13 else 9
         if number >= 0 and height >= 11 and width >= 1.5 + 5.3 * digits:
             place = (span.x + width / 2, y + height / 2 + 0.36 * size)
             numbers.append(Words(str(number), *place, size, span.style, "middle"))

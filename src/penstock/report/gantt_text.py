@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.report.device_rows import Block, DeviceRow, GanttRows, gantt_rows, row_ends
-from penstock.report.palette import KIND_WORDS, THEMES, Style, ansi_code, fill_of, ink_on
+from penstock.report.palette import KIND_WORDS, Style, terminal_code, terminal_ink
 from penstock.report.svg import tick_text, ticks
 from penstock.timeline.metrics import COMPUTE, bubble_fraction, iteration_s
 from penstock.timeline.timeline import EventKind, Timeline
@@ -120,8 +120,8 @@ def run_text(shown: Block | Style | None, columns: int, colour: bool) -> str:
 
 def painted(words: str, style: Style) -> str:
     """Words on the colour of a style."""
-    fill = fill_of(style, THEMES["light"])
-    return f"\x1b[48;5;{ansi_code(fill)};38;5;{ansi_code(ink_on(fill))}m{words}{RESET}"
+    code = terminal_code(style)
+    return f"\x1b[48;5;{code};38;5;{terminal_ink(code)}m{words}{RESET}"
 
 
 def letter(style: Style) -> str:

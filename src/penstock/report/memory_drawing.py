@@ -25,6 +25,8 @@ def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> tuple
     if not used:
         return [], top
     headline = "memory in use" if axis.unit == "s" else "micro-batches whose activations are saved"
+    if any(limit_is_near(row) for row in used):
+        headline += "; dashed: the limit"
     marks: list[Mark] = [Words(headline, axis.left, top + 10, 12, "quiet")]
     top += 18
     if len(used) > MOST_STRIPS:
@@ -38,8 +40,12 @@ def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> tuple
 
 def top_bytes(row: DeviceRow) -> float:
     """What a strip must have room for: the peak, and the limit where it is not far."""
-    near = row.limit_bytes if row.limit_bytes <= FAR * row.peak_bytes else 0.0
-    return 1.08 * max(row.peak_bytes, near)
+    return 1.08 * max(row.peak_bytes, row.limit_bytes if limit_is_near(row) else 0.0)
+
+
+def limit_is_near(row: DeviceRow) -> bool:
+    """Whether a limit is known, and not far beyond what is used."""
+    return 0 < row.limit_bytes <= FAR * row.peak_bytes
 
 
 def strip_marks(row: DeviceRow, axis: TimeAxis, y: float, scale: float) -> list[Mark]:

@@ -15,10 +15,11 @@ __all__ = [
     "Style",
     "Theme",
     "ThemeName",
-    "ansi_code",
     "fill_of",
     "ink_on",
     "mixed",
+    "terminal_code",
+    "terminal_ink",
 ]
 
 ThemeName: TypeAlias = Literal["light", "dark"]
@@ -135,6 +136,21 @@ THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
 
 DARK_INK, LIGHT_INK = "#16202c", "#ffffff"
 CUBE = (0, 95, 135, 175, 215, 255)
+"""The levels of red, green and blue in a terminal's cube of colours."""
+
+TERMINAL: dict[EventKind, int] = {
+    "F": 25,
+    "B": 214,
+    "I": 166,
+    "W": 227,
+    "R": 74,
+    "STEP": 175,
+    "SEND": 102,
+    "RECV": 145,
+    "REDUCE": 35,
+}
+TERMINAL_TINTS: dict[EventKind, int] = {"F": 146, "B": 223, "I": 217, "W": 230, "R": 153}
+"""Chosen by hand: nearest colours would bring yellow and orange too close."""
 
 
 def fill_of(style: Style, theme: Theme) -> str:
@@ -184,10 +200,35 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def ansi_code(colour: str) -> int:
-    """The number of the nearest colour among the 256 of a terminal.
+def terminal_code(style: Style) -> int:
+    """The number of a block's colour among the 256 of a terminal.
 
-    >>> ansi_code("#0072b2")
+    >>> terminal_code(Style("F")), terminal_code(Style("F", 1, 2))
+    (25, 146)
+    """
+    if style.shade == 0:
+        return TERMINAL[style.kind]
+    if style.shade == style.shades - 1 and style.kind in TERMINAL_TINTS:
+        return TERMINAL_TINTS[style.kind]
+    return nearest_code(fill_of(style, LIGHT))
+
+
+def terminal_ink(code: int) -> int:
+    """The number of the text colour that stands out best from a terminal's colour.
+
+    >>> terminal_ink(25), terminal_ink(227)
+    (231, 16)
+    """
+    level = code - 16
+    rgb = (CUBE[level // 36], CUBE[level // 6 % 6], CUBE[level % 6])
+    fill = "#" + "".join(f"{value:02x}" for value in rgb)
+    return 231 if ink_on(fill) == LIGHT_INK else 16
+
+
+def nearest_code(colour: str) -> int:
+    """The number of the nearest colour of a terminal's cube of 216.
+
+    >>> nearest_code("#0072b2")
     25
     """
     red, green, blue = (
