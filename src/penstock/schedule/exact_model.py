@@ -69,6 +69,8 @@ def solve(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
+    # Linear relaxations prove much sooner what memory does to stages that share a device.
+    solver.parameters.linearization_level = 2
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.max_deterministic_time = work_limit
     status = solver.solve(model)
