@@ -21,7 +21,7 @@ from penstock.schedule.registry import PLACEMENT_STYLES
 
 __all__ = ["rescheduled", "searched_by_planners"]
 
-ANY_PLACEMENT: dict[str, str] = {"zero-bubble": "zb-h1", "list": "1f1b"}
+ANY_PLACEMENT: dict[str, str] = {"zero-bubble": "zb-h1", "list": "1f1b", "exact": "1f1b"}
 """Schedules for every placement, which search long; and one that stands in while cuts move."""
 
 ROUNDS = (2, 3, 4)
