@@ -118,7 +118,7 @@ def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
         BadInput: a device group holds several stages.
     """
     stage_of_group = {shape.group_of(stage): stage for stage in range(shape.stages)}
-    if len(stage_of_group) != shape.stages or shape.groups != shape.stages:
+    if len(stage_of_group) != shape.stages or shape.groups != shape.stages or shape.mirrored:
         raise BadInput(
             f"{shape.stages} stages on device groups {list(shape.placement)}: an early-backward "
             f"schedule gives each group one stage; place every stage on its own group"

@@ -1,5 +1,12 @@
 """Every schedule family by the name that plans and the command line use."""
 
+from penstock.schedule.asynchronous import pipedream, pipedream_2bw, spectrain, xpipe
+from penstock.schedule.bapipe_orders import (
+    fbp_as,
+    one_f_one_b_as,
+    one_f_one_b_sno,
+    one_f_one_b_so,
+)
 from penstock.schedule.breadth_first import breadth_first
 from penstock.schedule.chimera import chimera
 from penstock.schedule.dualpipe import dualpipe
@@ -23,6 +30,14 @@ SCHEDULES: dict[str, ScheduleFunction] = {
     "chimera": chimera,
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
+    "1f1b-as": one_f_one_b_as,
+    "1f1b-sno": one_f_one_b_sno,
+    "1f1b-so": one_f_one_b_so,
+    "fbp-as": fbp_as,
+    "pipedream": pipedream,
+    "2bw": pipedream_2bw,
+    "spectrain": spectrain,
+    "xpipe": xpipe,
     "exact": exact,
 }
 

@@ -1,0 +1,111 @@
+"""Asynchronous 1F1B: which weights a pass uses, and how many copies of them there are."""
+
+import pytest
+from schedule_shapes import every_small_shape, placed
+
+from penstock.errors import BadInput
+from penstock.schedule.asynchronous import (
+    pipedream,
+    pipedream_2bw,
+    prediction_leads,
+    spectrain,
+    xpipe,
+)
+from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.validate import in_flight_peaks, validate
+
+EQUAL = StageCost(1.0, 0.5, 0.5)
+FOUR = [pipedream, pipedream_2bw, spectrain, xpipe]
+
+
+def test_every_small_pipeline_can_be_played_in_the_order_of_one_f_one_b() -> None:
+    for shape in every_small_shape("straight"):
+        for function in FOUR:
+            schedule = function(shape)
+            validate(schedule, shape)
+            assert schedule.orders == one_f_one_b(shape).orders
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("micro_batches", [1, 3, 12])
+def test_pipedream_keeps_a_version_for_every_micro_batch_in_flight(
+    stages: int, micro_batches: int
+) -> None:
+    shape = placed("straight", stages, micro_batches)
+    schedule = pipedream(shape)
+    assert schedule.weights.micro_batches_per_update == 1
+    assert schedule.weights.versions == in_flight_peaks(schedule, shape)
+    limited = PipelineShape(stages, micro_batches, in_flight_limit=(2,) * stages)
+    assert max(pipedream(limited).weights.versions) == min(2, stages, micro_batches)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 4, 12, 13])
+def test_two_versions_are_enough_for_updates_of_as_many_micro_batches(
+    stages: int, micro_batches: int
+) -> None:
+    shape = placed("straight", stages, micro_batches)
+    rule = pipedream_2bw(shape).weights
+    size = rule.micro_batches_per_update
+    assert micro_batches % size == 0
+    assert size >= min(stages, micro_batches)
+    assert rule.versions == (2,) * stages
+    for order in pipedream_2bw(shape).orders:
+        # Updates between a micro-batch's forward and its backward.
+        done = [0] * micro_batches
+        backwards = 0
+        for action in order:
+            if action.kind == "F":
+                done[action.micro_batch] = backwards // size
+            else:
+                assert backwards // size - done[action.micro_batch] <= 1
+                backwards += 1
+
+
+@pytest.mark.parametrize("stages", range(2, 10))
+def test_spectrain_predicts_as_far_as_published_for_equal_halves(stages: int) -> None:
+    shape = placed("straight", stages, 3, cost=EQUAL)
+    rule = spectrain(shape).weights
+    assert rule.prediction == "momentum"
+    assert rule.forward_lead == tuple(k // 2 + stages - k - 1 for k in range(stages))
+    assert rule.backward_lead == tuple(k // 2 for k in range(stages))
+
+
+def test_late_stages_predict_further_where_backwards_take_longer() -> None:
+    four, six = placed("straight", 4, 8), placed("straight", 6, 8)
+    assert [lead[3] for lead in prediction_leads(four)] == [2, 2]
+    assert [lead[5] for lead in prediction_leads(six)] == [3, 3]
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 0.7, 1e-4])
+def test_leads_do_not_depend_on_the_unit_of_time(factor: float) -> None:
+    cost = StageCost(factor, factor / 2, factor / 2)
+    scaled, plain = placed("straight", 7, 4, cost=cost), placed("straight", 7, 4, cost=EQUAL)
+    assert prediction_leads(scaled) == prediction_leads(plain)
+
+
+@pytest.mark.parametrize("stages", range(1, 8))
+def test_xpipe_predicts_as_far_as_published(stages: int) -> None:
+    rule = xpipe(placed("straight", stages, 2 * stages)).weights
+    assert (rule.prediction, rule.micro_batches_per_update) == ("adam", stages)
+    forward = [(stages + stages - k / 2 - 2) / stages for k in range(stages)]
+    backward = [(stages + k // 2 - 1) / stages for k in range(stages)]
+    assert rule.forward_lead == tuple(int(exact + 0.5) for exact in forward)
+    assert rule.backward_lead == tuple(int(exact + 0.5) for exact in backward)
+
+
+def test_a_single_stage_predicts_nothing() -> None:
+    for function in (spectrain, xpipe):
+        rule = function(placed("straight", 1, 4)).weights
+        assert (rule.forward_lead, rule.backward_lead) == ((0,), (0,))
+
+
+def test_limits_that_cannot_be_kept_and_other_placements_are_refused() -> None:
+    for function in FOUR:
+        with pytest.raises(BadInput, match=r"room for 2"):
+            function(PipelineShape(3, 8, memory_bytes=(2.0, 9.0, 9.0)))
+        with pytest.raises(BadInput, match=r"each group one stage"):
+            function(placed("looped", 2, 4, rounds=2))
+        with pytest.raises(BadInput, match=r"each group one stage"):
+            function(placed("mirrored", 2, 4))

@@ -1,0 +1,91 @@
+"""BaPipe's four schedules: the closed forms of its table, as far as they are about the order."""
+
+import pytest
+from schedule_shapes import every_small_shape, placed
+
+from penstock.errors import BadInput
+from penstock.schedule.bapipe_orders import (
+    fbp_as,
+    one_f_one_b_as,
+    one_f_one_b_sno,
+    one_f_one_b_so,
+)
+from penstock.schedule.clock import makespan_s
+from penstock.schedule.early_backward import deep_early_backward, one_f_one_b
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.validate import in_flight_peaks, validate
+
+FOUR = [one_f_one_b_as, one_f_one_b_sno, one_f_one_b_so, fbp_as]
+
+
+def test_every_small_pipeline_can_be_played() -> None:
+    for shape in every_small_shape("straight"):
+        for function in FOUR:
+            validate(function(shape), shape)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 20])
+def test_without_transfers_all_take_the_same_time(stages: int, micro_batches: int) -> None:
+    shape = placed("straight", stages, micro_batches)
+    for function in (one_f_one_b_as, one_f_one_b_sno, one_f_one_b_so):
+        assert makespan_s(function(shape), shape) == (micro_batches + stages - 1) * 3.0
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 20])
+def test_side_by_side_every_pass_takes_a_forward_and_a_backward(
+    stages: int, micro_batches: int
+) -> None:
+    # Published is (M + N - 1) (F + B): N more is what fixed shares cost during fill and drain.
+    shape = placed("straight", stages, micro_batches)
+    assert makespan_s(fbp_as(shape), shape) == (micro_batches + 2 * stages - 1) * 3.0
+
+
+@pytest.mark.parametrize("transfer_s", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_overlapped_transfers_cost_their_way_there_and_back(stages: int, transfer_s: float) -> None:
+    shape = placed("straight", stages, 32, cost=StageCost(transfer_s=transfer_s))
+    published = (32 + stages - 1) * 3.0 + 2 * (stages - 1) * transfer_s
+    assert makespan_s(one_f_one_b_so(shape), shape) == pytest.approx(published)
+    assert makespan_s(one_f_one_b_as(shape), shape) > published
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("micro_batches", [1, 4, 30])
+def test_stages_hold_the_published_numbers(stages: int, micro_batches: int) -> None:
+    shape = placed("straight", stages, micro_batches)
+    to_the_end = [stages - stage for stage in range(stages)]
+    for function, most in (
+        (one_f_one_b_as, to_the_end),
+        (one_f_one_b_sno, to_the_end),
+        (one_f_one_b_so, [2 * left - 1 for left in to_the_end]),
+        (fbp_as, [2 * left for left in to_the_end]),
+    ):
+        assert in_flight_peaks(function(shape), shape) == tuple(
+            min(number, micro_batches) for number in most
+        )
+
+
+def test_they_are_the_orders_of_dapple() -> None:
+    shape = placed("straight", 4, 9)
+    assert one_f_one_b_as(shape) == one_f_one_b_sno(shape) == one_f_one_b(shape)
+    assert one_f_one_b_so(shape) == deep_early_backward(shape)
+    assert fbp_as(shape).concurrent
+
+
+def test_limits_shorten_warm_ups_but_cannot_hold_back_concurrent_forwards() -> None:
+    shape = PipelineShape(3, 8, in_flight_limit=(4, 4, 4))
+    assert in_flight_peaks(one_f_one_b_so(shape), shape) == (4, 3, 1)
+    with pytest.raises(BadInput, match=r"'fbp-as'.*holds 6 on stage 0.*limit is 4"):
+        fbp_as(shape)
+    full = PipelineShape(3, 8, memory_bytes=(2.0, 9.0, 9.0))
+    for function in FOUR:
+        with pytest.raises(BadInput, match=r"on device group 0, which has room for 2"):
+            function(full)
+
+
+def test_another_placement_is_refused() -> None:
+    for function in FOUR:
+        with pytest.raises(BadInput, match=r"each group one stage"):
+            function(placed("folded", 2, 4, rounds=2))
