@@ -7,7 +7,7 @@ model, and compares the tensors that it holds.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.runtime import shared_memory
 from penstock.runtime.pipeline import Pipeline
+from penstock.schedule.placement import placement_of_style
+from penstock.schedule.registry import PLACEMENT_STYLES
 
 # Sums over micro-batches and replicas in another order than the unsplit model's.
 RELATIVE_TOLERANCE = 1e-9
@@ -198,18 +200,25 @@ def plan_of(
     micro_batches: int = MICRO_BATCHES,
     rows: int = ROWS,
 ) -> Plan:
-    """Stages of about equally many layers; a stage of two replicas has slices 3 and 1."""
-    bounds = [round(layers * i / len(replicas)) for i in range(len(replicas) + 1)]
-    devices = iter(range(sum(replicas)))
+    """Stages of about equally many layers; a stage of two replicas has slices 3 and 1.
+
+    Devices hold two stages where the schedule places several on them.
+    """
+    style = PLACEMENT_STYLES.get(schedule, "straight")
+    rounds = 2 if style in ("looped", "folded") else 1
+    placement = placement_of_style(style, len(replicas), rounds)
+    bounds = [round(layers * i / len(placement)) for i in range(len(placement) + 1)]
+    starts = list(accumulate(replicas, initial=0))
+    groups = [tuple(range(lo, hi)) for lo, hi in pairwise(starts)]
     return Plan(
         tuple(
             Stage(
                 range(lo, hi),
-                tuple(next(devices) for _ in range(count)),
-                split_rows(rows, (3, 1) if count == 2 else (1,) * count),
+                groups[group],
+                split_rows(rows, (3, 1) if replicas[group] == 2 else (1,) * replicas[group]),
                 recompute,
             )
-            for (lo, hi), count in zip(pairwise(bounds), replicas, strict=True)
+            for (lo, hi), group in zip(pairwise(bounds), placement, strict=True)
         ),
         micro_batches,
         rows,

@@ -7,7 +7,23 @@ from typing import Any
 import pytest
 
 from penstock.runtime.launch import launch_workers
+from penstock.schedule.placement import placement_of_style
+from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.shape import PipelineShape
+from penstock.schedule.weight_rule import SYNCHRONOUS
 
+
+def is_runnable(name: str) -> bool:
+    """Whether a family holds stages once, flushes, and does one action at a time."""
+    style = PLACEMENT_STYLES.get(name, "straight")
+    if style == "mirrored":
+        return False
+    placement = placement_of_style(style, groups=2, rounds=1 if style == "straight" else 2)
+    schedule = SCHEDULES[name](PipelineShape(len(placement), 4, placement))
+    return schedule.weights == SYNCHRONOUS and not schedule.concurrent
+
+
+RUNNABLE = [name for name in SCHEDULES if is_runnable(name)]
 REPLICATIONS = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1), (1, 2), (3, 1), (2, 2))
 
 
@@ -45,6 +61,16 @@ def test_batch_norm_of_a_traced_net_equals_one_device() -> None:
 
 def test_recompute_changes_nothing() -> None:
     assert_all_equal(["convolutions", "mlp"], [(2, 1), (1, 1, 1)], recompute=True)
+
+
+def test_every_schedule_equals_one_device() -> None:
+    assert_all_equal(["mlp"], [(1,), (1, 1), (2, 1)], schedules=RUNNABLE)
+
+
+def test_stages_that_share_a_rank_share_tied_weights() -> None:
+    folded = ("interleaved", "zb-v")
+    assert_all_equal(["gpt2", "t5"], [(1,), (1, 1), (2, 1)], schedules=folded)
+    assert_all_equal(["convolutions"], [(2,), (1, 1)], schedules=folded, recompute=True)
 
 
 def test_process_groups_carry_what_shared_memory_does() -> None:

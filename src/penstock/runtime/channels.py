@@ -63,11 +63,12 @@ class Places:
 class PipelineChannels:
     """The messages of one rank over a transport.
 
-    ``places[stage]`` belong to the stages of this rank.
+    ``places[stage]`` belong to the stages of this rank, which hand each other tensors as they are:
+    nothing is copied. Without a transport there is only this rank.
     """
 
     def __init__(
-        self, device: int, transport: Transport, places: dict[int, Places], clock: Clock
+        self, device: int, transport: Transport | None, places: dict[int, Places], clock: Clock
     ) -> None:
         self.device = device
         self.transport = transport
@@ -82,21 +83,31 @@ class PipelineChannels:
         self._messages = messages
         self._expected = {peer: deque(stream) for peer, stream in messages.streams.items()}
         self._early.clear()
-        self.transport.begin(messages.streams)
+        if self.transport is not None:
+            self.transport.begin(messages.streams)
 
     def receive(self, action: Action) -> Tensors:
         """Take the messages for ``action`` and put their rows together."""
-        self.transport.at(action)
+        if self.transport is not None:
+            self.transport.at(action)
         if action.kind in "RW":
             return ()
         places = self._places[action.stage]
         slots = places.received if action.kind == "F" else places.sent
         tensors: list[torch.Tensor | None] = [None] * len(slots)
+        borrowed: set[int] = set()
         for message in self._messages.incoming.get(action, ()):
             arrived = self._take(message)
             for part, tensor in zip(message.parts, arrived, strict=True):
                 place = slots[part.spec.name]
-                tensors[place] = joined(tensors[place], part, tensor, message.kind)
+                before = tensors[place]
+                if before is not None and place in borrowed:
+                    # What another stage of this rank made may be another gradient as well.
+                    before = before.clone()
+                    borrowed.discard(place)
+                elif before is None and message.sender == self.device:
+                    borrowed.add(place)
+                tensors[place] = joined(before, part, tensor, message.kind)
         return tensors
 
     def send(self, action: Action, result: Tensors) -> None:
@@ -109,12 +120,18 @@ class PipelineChannels:
         for message in messages:
             start = self._clock.now()
             tensors = [rows_of(result[slots[part.spec.name]], part) for part in message.parts]
+            if message.receiver == self.device:
+                # Detached, so that each stage's backward ends at its own inputs.
+                self._early[message] = [tensor.detach() for tensor in tensors]
+                continue
+            assert self.transport is not None
             self.transport.send(message, tensors)
             self._note("SEND", message, start, message.receiver)
 
     def drain(self) -> None:
         """Wait until everything sent is on its way."""
-        self.transport.drain()
+        if self.transport is not None:
+            self.transport.drain()
 
     def _take(self, message: Message) -> list[torch.Tensor]:
         """The tensors of ``message``; those that its sender sent before are put aside."""
@@ -129,6 +146,7 @@ class PipelineChannels:
             self._early[first] = arrived
 
     def _receive_one(self, message: Message) -> list[torch.Tensor]:
+        assert self.transport is not None
         self.transport.await_message(message)
         start = self._clock.now()
         arrived = self.transport.take(message)

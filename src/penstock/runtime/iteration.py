@@ -11,7 +11,7 @@ from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule
 from penstock.runtime.stage_runner import StageWork
 from penstock.schedule.action import Action
 
-__all__ = ["Iteration", "Place", "place_of", "prepare_iteration"]
+__all__ = ["Iteration", "Place", "StagePart", "places_of", "prepare_iteration"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,50 +22,63 @@ class Place:
     replica: int
 
 
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What one stage of a rank does in an iteration.
+
+    ``rows[m]`` are the rows of the batch that it computes of micro-batch ``m``. ``recomputed`` are
+    the micro-batches whose forward runs again; ``last_backward`` is the last one that completes
+    the stage's gradients.
+    """
+
+    rows: tuple[range, ...]
+    recomputed: frozenset[int]
+    last_backward: int
+
+
 @dataclass(frozen=True)
 class Iteration:
-    """One rank's work on a batch of a certain number of rows.
-
-    ``order`` are its actions; ``rows[m]`` the rows of the batch that it computes of micro-batch
-    ``m``. ``recomputed`` are the micro-batches whose forward runs again; ``last_backward`` is the
-    last one that its order completes.
-    """
+    """One rank's work on a batch of a certain size: its actions, and each stage's part."""
 
     cut: BatchCut
     order: tuple[Action, ...]
     messages: RankMessages
-    rows: tuple[range, ...]
-    recomputed: frozenset[int]
-    last_backward: int
+    parts: dict[int, StagePart]
     training: bool
 
     def work(
-        self, leaves: Sequence[torch.Tensor], batch_inputs: Sequence[int], device: torch.device
+        self,
+        stage: int,
+        leaves: Sequence[torch.Tensor],
+        batch_inputs: Sequence[int],
+        device: torch.device,
     ) -> StageWork:
-        """The rows of the batch's leaves that the stage reads.
+        """The rows of the batch's leaves that a stage reads.
 
         A replica without rows gets the micro-batch's first, in case it must take part anyway.
         """
+        part = self.parts[stage]
         wanted = [leaves[index].to(device) for index in batch_inputs]
         bounds = [
             (rows.start, rows.stop) if rows else (whole.start, whole.start + 1)
-            for rows, whole in zip(self.rows, self.cut.micro_batches, strict=True)
+            for rows, whole in zip(part.rows, self.cut.micro_batches, strict=True)
         ]
         return StageWork(
             tuple(tuple(leaf[lo:hi] for leaf in wanted) for lo, hi in bounds),
-            tuple(len(rows) for rows in self.rows),
-            self.recomputed,
-            self.last_backward,
+            tuple(len(rows) for rows in part.rows),
+            part.recomputed,
+            part.last_backward,
             self.training,
         )
 
 
-def place_of(plan: Plan, rank: int) -> Place | None:
-    """Where ``rank`` stands in the plan; ``None`` if the plan does not use it."""
-    for index, stage in enumerate(plan.stages):
-        if rank in stage.devices:
-            return Place(index, stage.devices.index(rank))
-    return None
+def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
+    """Where ``rank`` stands in the plan, upstream first; nowhere if the plan does not use it."""
+    return tuple(
+        Place(index, stage.devices.index(rank))
+        for index, stage in enumerate(plan.stages)
+        if rank in stage.devices
+    )
 
 
 def prepare_iteration(
@@ -82,17 +95,18 @@ def prepare_iteration(
         shape = replace(shape, recompute=())
         schedule = forward_schedule(shape)
     messages = messages_of_rank(rank, plan, boundaries, schedule, shape, cut)
-    place = place_of(plan, rank)
-    if place is None:
-        return Iteration(cut, (), messages, (), frozenset(), -1, training)
-    order = tuple(schedule.of(shape.group_of(place.stage)))
-    ends = [action.micro_batch for action in order if action.kind in "BW"]
-    return Iteration(
-        cut,
-        order,
-        messages,
+    places = places_of(plan, rank)
+    order = tuple(schedule.of(shape.group_of(places[0].stage))) if places else ()
+    parts = {place.stage: part_of(place, order, cut) for place in places}
+    return Iteration(cut, order, messages, parts, training)
+
+
+def part_of(place: Place, order: Sequence[Action], cut: BatchCut) -> StagePart:
+    """What the stage at ``place`` does in its rank's order."""
+    own = [action for action in order if action.stage == place.stage]
+    ends = [action.micro_batch for action in own if action.kind in "BW"]
+    return StagePart(
         tuple(cut.rows(m, place.stage, place.replica) for m in range(len(cut.micro_batches))),
-        frozenset(action.micro_batch for action in order if action.kind == "R"),
+        frozenset(action.micro_batch for action in own if action.kind == "R"),
         ends[-1] if ends else -1,
-        training,
     )

@@ -84,7 +84,8 @@ class RankMessages:
     """All that one rank sends and receives in one iteration.
 
     ``outgoing`` and ``incoming`` are by the rank's own action; ``streams[peer]`` are the messages
-    from one peer in the order in which it sends them.
+    from one peer in the order in which it sends them. What stages of one rank hand each other is
+    outgoing and incoming, but in no stream.
     """
 
     outgoing: dict[Action, tuple[Message, ...]]
@@ -148,9 +149,11 @@ def messages_of_rank(
                 source = action_of(message, message.sender_stage)
                 if message.sender == rank:
                     outgoing.setdefault(source, []).append(message)
-                elif message.receiver == rank:
-                    target = action_of(message, message.receiver_stage)
-                    incoming.setdefault(target, []).append(message)
+                if message.receiver != rank:
+                    continue
+                target = action_of(message, message.receiver_stage)
+                incoming.setdefault(target, []).append(message)
+                if message.sender != rank:
                     by_source = arrivals.setdefault(message.sender, {})
                     by_source.setdefault(source, []).append(message)
     streams: dict[int, tuple[Message, ...]] = {}

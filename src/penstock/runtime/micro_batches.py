@@ -69,14 +69,22 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
 
 
 def forward_schedule(shape: PipelineShape) -> Schedule:
-    """Forwards only, in order, for an evaluation.
+    """Forwards only, for an evaluation.
 
     >>> print(forward_schedule(PipelineShape(stages=2, micro_batches=3)))
     stage 0   F0 F1 F2
     stage 1   F0 F1 F2
+
+    Groups that hold several stages pass as many micro-batches through one as there are groups
+    before they turn to the next, so that no group waits once the pipeline is full:
+
+    >>> print(forward_schedule(PipelineShape(stages=4, micro_batches=3, placement=(0, 1, 0, 1))))
+    stage 0,2 0F0 0F1 2F0 2F1 0F2 2F2
+    stage 1,3 1F0 1F1 3F0 3F1 1F2 3F2
     """
     orders: list[list[Action]] = [[] for _ in range(shape.groups)]
-    for micro_batch in range(shape.micro_batches):
+    for first in range(0, shape.micro_batches, shape.groups):
         for stage in range(shape.stages):
-            orders[shape.group_of(stage)].append(Action("F", stage, micro_batch))
+            for micro_batch in range(first, min(first + shape.groups, shape.micro_batches)):
+                orders[shape.group_of(stage)].append(Action("F", stage, micro_batch))
     return schedule_from_actions(orders)

@@ -23,7 +23,7 @@ from penstock.runtime.checkpoint import (
 from penstock.runtime.clock import gather_timeline
 from penstock.runtime.metrics import StepMetrics, clip_factor
 from penstock.runtime.recompute import random_state, restore_random_state
-from penstock.runtime.stage_building import build_stage, check_plan_fits, graph_of
+from penstock.runtime.stage_building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.training import MakeOptimizer, MakeSchedule, Training, merged_states
 from penstock.runtime.verify import VerifyResult, verify
 from penstock.runtime.worker import Worker
@@ -76,14 +76,14 @@ class Pipeline:
         self._world = join_world(device, timeout_s)
         check_plan_fits(plan, self._graph, self._world)
         self._graph.batch_leaves(batch)
-        program = build_stage(self._graph, plan, self._world, model, seed)
+        programs = build_stages(self._graph, plan, self._world, model, seed)
         self._worker = Worker(
             self._graph,
             plan,
             self._world,
             autocast=autocast,
             transport=transport,
-            program=program,
+            programs=programs,
         )
         self._worker.share_first_values()
         self._clip_norm = clip_norm
@@ -139,8 +139,8 @@ class Pipeline:
             worker.buckets.scale(factor)
         start = worker.clock.now()
         training.step()
-        if worker.place is not None:
-            worker.clock.add("STEP", worker.place.stage, -1, start, worker.clock.now())
+        if worker.places:
+            worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
         worker.optimizer_s = time.perf_counter() - reduced
         return StepMetrics(
             training.steps,
@@ -161,13 +161,13 @@ class Pipeline:
         """
         leaves = self._graph.batch_leaves(batch)
         worker = self._worker
-        module = worker.program.module if worker.program is not None else None
-        if module is not None:
+        modules = [program.module for program in worker.programs.values()]
+        for module in modules:
             set_training(module, False)
         try:
             return worker.run(leaves, training=False).loss
         finally:
-            if module is not None:
+            for module in modules:
                 set_training(module, True)
 
     def verify(self, batch: Batch) -> VerifyResult:

@@ -16,7 +16,12 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.world import World
 
-__all__ = ["GradientBuckets", "holders_of_parameters", "make_groups"]
+__all__ = [
+    "GradientBuckets",
+    "holders_of_parameters",
+    "make_groups",
+    "stages_of_parameters",
+]
 
 
 def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -25,9 +30,17 @@ def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int,
     for use in graph.parameter_uses:
         stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
         holders[use.name] = tuple(
-            device for stage in stages for device in plan.stages[stage].devices
+            dict.fromkeys(device for stage in stages for device in plan.stages[stage].devices)
         )
     return holders
+
+
+def stages_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """For each parameter, by its first name, the stages that use it."""
+    return {
+        use.name: tuple(sorted({plan.stage_of_layer(layer) for layer in use.layers}))
+        for use in graph.parameter_uses
+    }
 
 
 def make_groups(
@@ -47,43 +60,54 @@ def make_groups(
 
 @dataclass(eq=False)
 class Bucket:
-    """Parameters of one element type with the same holders; their gradients lie in ``flat``."""
+    """Parameters of one element type that the same ranks hold for the same stages.
+
+    Their gradients lie in ``flat``. In an iteration ``expected`` gradients complete it, one from
+    each stage of this rank that uses a parameter; ``missing`` of them are still to come.
+    """
 
     holders: tuple[int, ...]
+    stages: tuple[int, ...]
     parameters: list[nn.Parameter]
     flat: torch.Tensor
+    expected: int = 0
     missing: int = 0
     work: dist.Work | None = None
     started_s: float = 0.0
 
 
 class GradientBuckets:
-    """The gradients of this rank's parameters.
+    """The gradients of this rank's parameters, of all its stages.
 
-    Parameters are taken in reverse, as the backward produces their gradients, and cut into
-    buckets of ``BUCKET_BYTES``. During the last backward of an iteration each bucket's all-reduce
-    starts as soon as its gradients are complete, in the fixed order of the buckets, while the
-    pipeline drains. Sums, not means: the loss seeds carry the weights.
+    ``parameters[stage]`` are those that a stage of this rank uses. They are taken in reverse, as
+    the backward produces their gradients, and cut into buckets of ``BUCKET_BYTES``. During the last
+    backward of a stage each bucket's all-reduce starts as soon as its gradients are complete, in
+    the fixed order of the buckets (the same on all ranks: later stages first, as they end first),
+    while the pipeline drains. Sums, not means: the loss seeds carry the weights.
     """
 
     def __init__(
         self,
         world: World,
-        stage: int,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[int, Mapping[str, nn.Parameter]],
+        stages: Mapping[str, tuple[int, ...]],
         holders: Mapping[str, tuple[int, ...]],
         groups: Mapping[tuple[int, ...], dist.ProcessGroup],
         clock: Clock,
     ) -> None:
         self._world = world
-        self._stage = stage
         self._groups = groups
         self._clock = clock
+        self._used = {stage: set(own.values()) for stage, own in parameters.items()}
         self.buckets: list[Bucket] = []
-        for ranks in sorted({holders[name] for name in parameters}):
-            own = [p for name, p in parameters.items() if holders[name] == ranks]
+        every = {name: p for own in parameters.values() for name, p in own.items()}
+        kinds = {(holders[name], stages[name]) for name in every}
+        for ranks, users in sorted(kinds, key=lambda kind: (-kind[1][0], kind)):
+            own = [p for n, p in every.items() if (holders[n], stages[n]) == (ranks, users)]
             for part in bucket_parts(own[::-1]):
-                self.buckets.append(make_bucket(ranks, part))
+                bucket = make_bucket(ranks, users, part)
+                bucket.expected = sum(p in used for used in self._used.values() for p in part)
+                self.buckets.append(bucket)
         self.shared = [bucket for bucket in self.buckets if bucket.holders in groups]
         self._launched = 0
 
@@ -93,13 +117,13 @@ class GradientBuckets:
         for bucket in self.buckets:
             bucket.flat.zero_()
             bucket.work = None
+            bucket.missing = bucket.expected
 
     @contextmanager
-    def launching(self) -> Iterator[None]:
-        """Around the last backward: start each bucket's all-reduce when its gradients are in."""
+    def launching(self, stage: int) -> Iterator[None]:
+        """Around a stage's last backward: start each all-reduce when its gradients are in."""
         handles = []
         for bucket in self.shared:
-            bucket.missing = len(bucket.parameters)
 
             def arrived(_: torch.Tensor, bucket: Bucket = bucket) -> None:
                 bucket.missing -= 1
@@ -107,7 +131,8 @@ class GradientBuckets:
                     self._launch_complete()
 
             for parameter in bucket.parameters:
-                handles.append(parameter.register_post_accumulate_grad_hook(arrived))
+                if parameter in self._used[stage]:
+                    handles.append(parameter.register_post_accumulate_grad_hook(arrived))
         try:
             yield
         finally:
@@ -163,13 +188,17 @@ class GradientBuckets:
                 bucket.work.wait(timedelta(seconds=self._world.timeout_s))
         except RuntimeError as cause:
             ranks = ", ".join(str(rank) for rank in bucket.holders if rank != self._world.rank)
-            what = f"the gradient sum of stage {self._stage} with rank {ranks}"
+            what = f"the gradient sum of stage {self._stage_of(bucket)} with rank {ranks}"
             if "imed out" in str(cause) or "imeout" in str(cause):
                 limit = f"{self._world.timeout_s:g} s"
                 raise Stalled(f"rank {self._world.rank} waited {limit} for {what}") from cause
             raise RunFailed(f"rank {self._world.rank} lost {what}") from cause
-        end_s = self._clock.now()
-        self._clock.add("REDUCE", self._stage, -1, bucket.started_s, end_s, -1, bucket.flat.nbytes)
+        stage, end_s = self._stage_of(bucket), self._clock.now()
+        self._clock.add("REDUCE", stage, -1, bucket.started_s, end_s, -1, bucket.flat.nbytes)
+
+    def _stage_of(self, bucket: Bucket) -> int:
+        """The first stage of this rank that uses the bucket's parameters."""
+        return next(stage for stage in bucket.stages if stage in self._used)
 
 
 def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -187,7 +216,9 @@ def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Paramet
             yield part
 
 
-def make_bucket(holders: tuple[int, ...], parameters: list[nn.Parameter]) -> Bucket:
+def make_bucket(
+    holders: tuple[int, ...], stages: tuple[int, ...], parameters: list[nn.Parameter]
+) -> Bucket:
     """Flat memory for the gradients of ``parameters``, which become views into it."""
     total = sum(parameter.numel() for parameter in parameters)
     flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
@@ -196,7 +227,7 @@ def make_bucket(holders: tuple[int, ...], parameters: list[nn.Parameter]) -> Buc
         stop = start + parameter.numel()
         parameter.grad = flat[start:stop].view(parameter.shape)
         start = stop
-    return Bucket(holders, parameters, flat)
+    return Bucket(holders, stages, parameters, flat)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

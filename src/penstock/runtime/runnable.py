@@ -1,4 +1,4 @@
-"""Which plans this runtime can run: every synchronous order of one stage a rank."""
+"""Which plans this runtime can run: every synchronous order of stages that are held once."""
 
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
@@ -7,21 +7,13 @@ from penstock.schedule.weight_rule import SYNCHRONOUS
 
 __all__ = ["check_runnable"]
 
-REMEDY = (
-    "it can be simulated but not yet trained; plan with a schedule that has one stage a device, "
-    "such as '1f1b' or 'zb-h1'"
-)
+REMEDY = "it can be simulated but not yet trained; plan with another schedule, such as '1f1b'"
 
 
 def check_runnable(plan: Plan) -> None:
-    """Raise `BadInput` for a plan whose ranks hold several stages or several weight versions."""
+    """Raise `BadInput` for a plan that holds stages twice, or several versions of its weights."""
     if plan.mirrored:
         raise BadInput(f"schedule '{plan.schedule}' holds every stage on two ranks: {REMEDY}")
-    if plan.placement:
-        raise BadInput(
-            f"the plan has {len(plan.stages)} stages on {len(plan.device_groups)} sets of devices, "
-            f"so that ranks hold several stages: {REMEDY}"
-        )
     schedule = order_of(plan)
     if schedule.concurrent:
         raise BadInput(

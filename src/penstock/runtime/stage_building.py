@@ -1,7 +1,9 @@
-"""From a model and a plan to the stage that this rank holds."""
+"""From a model and a plan to the stages that this rank holds."""
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
+import torch
 from torch import nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction, StageProgram
@@ -9,11 +11,11 @@ from penstock.capture.materialise import materialise
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.iteration import place_of
+from penstock.runtime.iteration import places_of
 from penstock.runtime.runnable import check_runnable
 from penstock.runtime.world import World
 
-__all__ = ["build_stage", "check_plan_fits", "graph_of"]
+__all__ = ["build_stages", "check_plan_fits", "graph_of"]
 
 
 def graph_of(
@@ -52,27 +54,58 @@ def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
         )
 
 
-def build_stage(
+def build_stages(
     graph: LayerGraph,
     plan: Plan,
     world: World,
     model: nn.Module | LayerGraph,
     seed: int,
-) -> StageProgram | None:
-    """The module of this rank's stage with its tensors on this rank's device."""
-    place = place_of(plan, world.rank)
-    if place is None:
-        return None
-    program = graph.stage(plan.stages[place.stage].layers)
+) -> dict[int, StageProgram]:
+    """The modules of this rank's stages with their tensors on this rank's device."""
+    programs = {
+        place.stage: graph.stage(plan.stages[place.stage].layers)
+        for place in places_of(plan, world.rank)
+    }
+    for program in programs.values():
+        give_values(program, graph, world, model, seed)
+    share_tied(programs.values(), graph.tied_names)
+    return programs
+
+
+def give_values(
+    program: StageProgram,
+    graph: LayerGraph,
+    world: World,
+    model: nn.Module | LayerGraph,
+    seed: int,
+) -> None:
+    """Put a stage's tensors on this rank's device; initialise those that have no values."""
     module = program.module
-    on_meta = any(t.is_meta for t in (*module.parameters(), *module.buffers()))
-    if on_meta:
-        if not isinstance(model, nn.Module):
-            raise BadInput(
-                f"the model {graph.name} was captured on the meta device; give Pipeline the model "
-                f"itself, so that its stages can be initialised"
-            )
-        materialise(program, device=world.device, seed=seed, model=model)
-    else:
+    if not any(t.is_meta for t in (*module.parameters(), *module.buffers())):
         module.to(world.device)
-    return program
+        return
+    if not isinstance(model, nn.Module):
+        raise BadInput(
+            f"the model {graph.name} was captured on the meta device; give Pipeline the model "
+            f"itself, so that its stages can be initialised"
+        )
+    materialise(program, device=world.device, seed=seed, model=model)
+
+
+def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) -> None:
+    """Make stages of one rank hold the same tensor where the model does: its gradient is one sum.
+
+    The first stage's tensor stands for all.
+    """
+    first: dict[str, torch.Tensor] = {}
+    for program in programs:
+        module = program.module
+        named = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        for name, tensor in named:
+            kept = first.setdefault(tied_names.get(name, name), tensor)
+            if kept is not tensor:
+                path, _, last = name.rpartition(".")
+                setattr(module.get_submodule(path), last, kept)

@@ -1,7 +1,8 @@
-"""One rank's share of a plan: its stage, its channels, its gradients."""
+"""One rank's share of a plan: its stages, its channels, its gradients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import count
 
 import torch
@@ -15,10 +16,15 @@ from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import execute
-from penstock.runtime.iteration import Iteration, Place, place_of, prepare_iteration
+from penstock.runtime.iteration import Iteration, Place, places_of, prepare_iteration
 from penstock.runtime.messages import Message, boundaries_of
 from penstock.runtime.metrics import RankTotals, Totals
-from penstock.runtime.replicas import GradientBuckets, holders_of_parameters, make_groups
+from penstock.runtime.replicas import (
+    GradientBuckets,
+    holders_of_parameters,
+    make_groups,
+    stages_of_parameters,
+)
 from penstock.runtime.shared_segment import PeerFailed
 from penstock.runtime.stage_runner import ModuleRunner
 from penstock.runtime.watchdog import AbortNote
@@ -35,8 +41,8 @@ FINGERPRINT_VALUES = 256
 class Worker:
     """Runs one rank's part of iterations; knows nothing of optimizers.
 
-    ``stage`` and the parts that belong to it are ``None`` on a rank that the plan does not use;
-    such a rank takes part in exchanges only.
+    ``programs`` are its stages; a rank that the plan does not use has none and takes part in
+    exchanges only.
 
     Raises:
         BadInput: plan, model and number of processes do not fit together.
@@ -50,14 +56,14 @@ class Worker:
         *,
         autocast: torch.dtype | None = None,
         transport: TransportChoice = "auto",
-        program: StageProgram | None = None,
+        programs: Mapping[int, StageProgram],
     ) -> None:
         self.graph, self.plan, self.world = graph, plan, world
-        self.place: Place | None = place_of(plan, world.rank)
+        self.places = places_of(plan, world.rank)
         self.boundaries = boundaries_of(graph, plan)
         self.clock = StepClock()
         self.holders = holders_of_parameters(graph, plan)
-        self.program = program
+        self.programs = programs
         self.autocast_dtype = autocast
         self.optimizer_s = 0.0
         self._iterations: dict[tuple[int, bool], Iteration] = {}
@@ -68,55 +74,61 @@ class Worker:
         self.groups = make_groups(world, [*self.holders.values(), *stage_devices])
         self._norm_groups = make_groups(world, stage_devices)
         self.transport = open_transport(world, transport, self._messages_by_rank())
-        self.runner: ModuleRunner | None = None
         self.buckets: GradientBuckets | None = None
-        if program is not None and self.place is not None:
-            self._take_stage(program, self.place)
+        self.channels: PipelineChannels | None = None
+        if programs:
+            self.buckets = self._buckets()
+            parts = {s: Places(p.received, p.sent) for s, p in programs.items()}
+            self.channels = PipelineChannels(world.rank, self.transport, parts, self.clock)
+        self.runners = {place.stage: self._runner(place) for place in self.places}
 
-    def _take_stage(self, program: StageProgram, place: Place) -> None:
-        world, plan = self.world, self.plan
-        self.buckets = GradientBuckets(
-            world,
-            place.stage,
-            {name: p for name, p in self.named_parameters() if p.requires_grad},
-            self.holders,
-            self.groups,
-            self.clock,
-        )
-        devices = plan.stages[place.stage].devices
-        norm = None
+    def _buckets(self) -> GradientBuckets:
+        tied = self.graph.tied_names
+        trained = {
+            stage: {
+                tied.get(name, name): parameter
+                for name, parameter in program.module.named_parameters()
+                if parameter.requires_grad
+            }
+            for stage, program in self.programs.items()
+        }
+        stages = stages_of_parameters(self.graph, self.plan)
+        return GradientBuckets(self.world, trained, stages, self.holders, self.groups, self.clock)
+
+    def _runner(self, place: Place) -> ModuleRunner:
+        world, program, buckets = self.world, self.programs[place.stage], self.buckets
+        devices = self.plan.stages[place.stage].devices
+        norm, launching = None, nullcontext
+        if buckets is not None and buckets.shared:
+            launching = partial(buckets.launching, place.stage)
         if devices in self._norm_groups and uses_batch_norm(program.module):
             group = self._norm_groups[devices]
             norm = SynchronisedBatchNorm(group, place.replica, len(devices))
-        self.runner = ModuleRunner(
+        return ModuleRunner(
             program,
             world.device,
             autocast=self.autocast_dtype,
             synchronised=norm is not None,
             around_forward=norm.counting if norm is not None else None,
-            around_last_backward=self.buckets.launching if self.buckets.shared else nullcontext,
+            around_last_backward=launching,
         )
-        self.channels: PipelineChannels | None = None
-        if self.transport is not None:
-            places = {place.stage: Places(program.received, program.sent)}
-            self.channels = PipelineChannels(world.rank, self.transport, places, self.clock)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """This stage's parameters by their first names in the model."""
-        if self.program is None:
-            return []
+        """This rank's parameters by their first names in the model."""
         tied = self.graph.tied_names
-        return [(tied.get(name, name), p) for name, p in self.program.module.named_parameters()]
+        modules = [program.module for program in self.programs.values()]
+        named = (pair for module in modules for pair in module.named_parameters())
+        return list({tied.get(name, name): parameter for name, parameter in named}.items())
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """This stage's buffers by their first names in the model."""
-        if self.program is None:
-            return []
+        """This rank's buffers by their first names in the model."""
         tied = self.graph.tied_names
-        return [(tied.get(name, name), b) for name, b in self.program.module.named_buffers()]
+        modules = [program.module for program in self.programs.values()]
+        named = (pair for module in modules for pair in module.named_buffers())
+        return list({tied.get(name, name): buffer for name, buffer in named}.items())
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """This stage's parameters and buffers that belong to the model, by name."""
+        """This rank's parameters and buffers that belong to the model, by name."""
         named = [*self.named_parameters(), *self.named_buffers()]
         return {name: tensor for name, tensor in named if name in self.holders}
 
@@ -163,26 +175,19 @@ class Worker:
         iteration = self.iteration(leaves[0].shape[0], training)
         self.clock.restart()
         with self.guarded():
-            if self.runner is not None and self.program is not None:
-                work = iteration.work(leaves, self.program.batch_inputs, self.world.device)
-                self.runner.begin(work)
+            for stage, runner in self.runners.items():
+                inputs = self.programs[stage].batch_inputs
+                runner.begin(iteration.work(stage, leaves, inputs, self.world.device))
+            if self.channels is not None:
                 if training and self.buckets is not None:
                     self.buckets.zero()
                 with within or nullcontext():
-                    self._play(iteration)
+                    self.channels.begin(iteration.messages)
+                    execute(iteration.order, self.runners, self.channels, self.clock)
                 if training and self.buckets is not None:
                     self.buckets.finish()
             table = self.exchange(self._totals(leaves, training), "the end of the iteration")
         return Totals.of(table, len(self.plan.devices))
-
-    def _play(self, iteration: Iteration) -> None:
-        assert self.runner is not None and self.place is not None
-        stages = {self.place.stage: self.runner}
-        if self.channels is None:
-            execute(iteration.order, stages, NoChannels(), self.clock)
-        else:
-            self.channels.begin(iteration.messages)
-            execute(iteration.order, stages, self.channels, self.clock)
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """A few numbers of every rank, by rank."""
@@ -237,7 +242,7 @@ class Worker:
             self.transport.abort()
 
     def _totals(self, leaves: Sequence[torch.Tensor], training: bool) -> list[float]:
-        terms = self.runner.loss_terms if self.runner is not None else []
+        terms = [term for runner in self.runners.values() for term in runner.loss_terms]
         loss_sum = weight = 0.0
         if terms:
             losses = torch.stack([term.loss for term in terms]).double()
@@ -266,22 +271,6 @@ class Worker:
             )
             by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
         return by_rank
-
-
-class NoChannels:
-    """The channels of a single stage on a single rank: nothing to send or receive."""
-
-    device = 0
-
-    def receive(self, action: object) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def send(self, action: object, result: object) -> None:
-        """Nothing."""
-
-    def drain(self) -> None:
-        """Nothing."""
 
 
 def fingerprint(leaf: torch.Tensor) -> float:
