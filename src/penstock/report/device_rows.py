@@ -33,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A device: what it computes, sends (and reduces) and receives, and its bytes over time.
+    """A device: what it computes, reduces and sends, and receives, and its bytes over time.
 
     ``compute`` is one lane, or two where forwards run beside backwards. ``memory`` holds pairs of
     time and bytes. ``limit_bytes`` is 0 where it is not known.
@@ -110,7 +110,10 @@ def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> Gantt
                 device,
                 tuple(shade_of),
                 compute_lanes([b for b in blocks if b.event.kind in COMPUTE]),
-                tuple(b for b in blocks if b.event.kind in ("SEND", "REDUCE")),
+                (
+                    *(b for b in blocks if b.event.kind == "REDUCE"),
+                    *(b for b in blocks if b.event.kind == "SEND"),
+                ),
                 tuple(b for b in blocks if b.event.kind == "RECV"),
                 tuple(sorted(memory[device])),
                 known_limit(memory_limits, device),

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
 
 from penstock.report.device_rows import Block
 from penstock.report.palette import Style
@@ -64,9 +63,8 @@ def joined(columns: dict[int, dict[Style, float]], width: float) -> list[Span]:
     for column in sorted(columns):
         shares = columns[column]
         style = max(shares, key=lambda style: shares[style])
-        strength = ceil(min(sum(shares.values()), 1.0) * STRENGTHS - 1e-6) / STRENGTHS
-        if strength <= 0:
-            continue
+        filled = min(sum(shares.values()), 1.0)
+        strength = max(1, round(filled * STRENGTHS)) / STRENGTHS
         if spans and column == last + 1 and same(spans, style, strength):
             before = spans[-1]
             spans[-1] = Span(before.x, before.width + width, style, strength)

@@ -74,6 +74,16 @@ class Theme:
     tints: dict[EventKind, str]
 
 
+TINTS: dict[EventKind, str] = {
+    "F": "#b4bfe6",
+    "B": "#ffcb85",
+    "I": "#dba48c",
+    "W": "#f2f3b0",
+    "R": "#b9eeff",
+}
+"""What the last stage of a device has: chosen so that also with red-green blindness no two colours
+of computing look alike (`tests/report/test_palette.py` measures it)."""
+
 LIGHT = Theme(
     paper="#ffffff",
     ink="#16202c",
@@ -93,14 +103,7 @@ LIGHT = Theme(
         "RECV": "#a9b3be",
         "REDUCE": "#009e73",
     },
-    tints={
-        "F": "#a9b7e8",
-        "B": "#fbd58f",
-        "I": "#f5b79c",
-        "W": "#fbf7b8",
-        "R": "#c2e6f9",
-        "STEP": "#ecc9dc",
-    },
+    tints=TINTS,
 )
 
 DARK = Theme(
@@ -112,24 +115,17 @@ DARK = Theme(
     area="#24435a",
     limit="#ff8a80",
     kinds={
-        "F": "#3f9bd6",
-        "B": "#e8ae2d",
-        "I": "#e0763a",
+        "F": "#2b86c5",
+        "B": "#e69f00",
+        "I": "#d55e00",
         "W": "#f0e442",
-        "R": "#7cc7f0",
-        "STEP": "#d893b9",
+        "R": "#56b4e9",
+        "STEP": "#cc79a7",
         "SEND": "#8d9aa8",
         "RECV": "#5d6a78",
         "REDUCE": "#2bb78d",
     },
-    tints={
-        "F": "#c3cdf5",
-        "B": "#fbdfab",
-        "I": "#f5c3ad",
-        "W": "#fbf7b8",
-        "R": "#cdebfa",
-        "STEP": "#ecc9dc",
-    },
+    tints=TINTS,
 )
 
 THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
@@ -157,7 +153,7 @@ def fill_of(style: Style, theme: Theme) -> str:
     """The colour of a block.
 
     >>> fill_of(Style("F"), LIGHT), fill_of(Style("F", 1, 2), LIGHT)
-    ('#0072b2', '#a9b7e8')
+    ('#0072b2', '#b4bfe6')
     """
     colour = theme.kinds[style.kind]
     if style.shade == 0 or style.kind not in theme.tints:
