@@ -1,10 +1,8 @@
 """Interleaved 1F1B: several chunks of the model on each device group, in rounds."""
 
-from itertools import accumulate
-
 import numpy as np
-import numpy.typing as npt
 
+from penstock.schedule.blocks import Blocks, Numbers, even_blocks, short_blocks
 from penstock.schedule.early_backward import one_f_one_b
 from penstock.schedule.fitting import checked_fit, fits, rounds_of
 from penstock.schedule.schedule import Schedule
@@ -42,47 +40,30 @@ def interleaved(shape: PipelineShape) -> Schedule:
     """
     if rounds_of(shape, "looped", "interleaved") == 1:
         return checked_fit(one_f_one_b(shape), shape, "interleaved")
-    even, short = even_blocks(shape), short_blocks(shape)
-    for sizes, slots_per_hop in ((even, 2), (even, 1)):
-        schedule = interleaved_in_blocks(shape, sizes, slots_per_hop)
+    for slots_per_hop in (2, 1):
+        schedule = interleaved_in_blocks(shape, even_blocks(shape), slots_per_hop)
         if fits(schedule, shape):
             return schedule
-    return checked_fit(interleaved_in_blocks(shape, short, 1), shape, "interleaved")
+    return checked_fit(
+        interleaved_in_blocks(shape, short_blocks(shape), slots_per_hop=1), shape, "interleaved"
+    )
 
 
-def even_blocks(shape: PipelineShape) -> list[int]:
-    """Sizes of as many blocks as hold at least one micro-batch a group; larger ones first."""
-    blocks = max(1, shape.micro_batches // shape.groups)
-    size, larger = divmod(shape.micro_batches, blocks)
-    return [size + 1] * larger + [size] * (blocks - larger)
-
-
-def short_blocks(shape: PipelineShape) -> list[int]:
-    """Sizes of blocks of one micro-batch a group, and what is left."""
-    blocks, left = divmod(shape.micro_batches, shape.groups)
-    return [shape.groups] * blocks + [left] * (left > 0)
-
-
-def interleaved_in_blocks(shape: PipelineShape, sizes: list[int], slots_per_hop: int) -> Schedule:
-    """The order for blocks of these sizes; a message takes one slot from group to group, or two.
+def interleaved_in_blocks(shape: PipelineShape, blocks: Blocks, slots_per_hop: int) -> Schedule:
+    """The order for these blocks; a message takes one slot from group to group, or two.
 
     Forward number ``k`` of a group has slot ``2 k``, backward number ``k`` the slots between, and
-    both are later by the hops from where they start. With two slots a hop, groups warm up by two
-    forwards more for each group after them, which leaves time for transfers.
+    both are later by the hops from where they start. With two slots a hop, groups warm up by one
+    forward more for each group after them, which leaves time for transfers.
     """
     groups, rounds = shape.groups, shape.stages // shape.groups
     chunks, ranks = np.divmod(np.arange(shape.stages)[:, None], groups)
-    # A chunk of a short block still takes a round trip over the groups.
-    widths = [max(size, groups) for size in sizes]
-    begins = np.repeat(list(accumulate(widths, initial=0))[:-1], sizes) * rounds
-    within = np.concatenate([np.arange(size) for size in sizes])
-    width = np.repeat(widths, sizes)
 
-    def numbers(chunk: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return begins + chunk * width + within
+    def numbers(chunk: Numbers) -> Numbers:
+        return blocks.begin + chunk * blocks.width + blocks.within
 
     last_hop = slots_per_hop * (groups - 1)
-    first_backward = 2 * (rounds - 1) * max(widths) + last_hop + 1
+    first_backward = 2 * (rounds - 1) * int(blocks.width.max()) + last_hop + 1
     forwards = 2 * numbers(chunks) + slots_per_hop * ranks
     backwards = 2 * numbers(rounds - 1 - chunks) + first_backward + last_hop - slots_per_hop * ranks
     return schedule_from_slots(shape, forwards, backwards)

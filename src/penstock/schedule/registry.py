@@ -13,6 +13,7 @@ from penstock.schedule.dualpipe import dualpipe
 from penstock.schedule.dualpipe_v import dualpipe_v
 from penstock.schedule.early_backward import deep_early_backward, gpipe, one_f_one_b
 from penstock.schedule.exact import exact
+from penstock.schedule.hanayo import hanayo
 from penstock.schedule.interleaved import interleaved
 from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.schedule import ScheduleFunction
@@ -27,6 +28,7 @@ SCHEDULES: dict[str, ScheduleFunction] = {
     "wavefront": wavefront,
     "interleaved": interleaved,
     "breadth-first": breadth_first,
+    "hanayo": hanayo,
     "chimera": chimera,
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
@@ -44,6 +46,7 @@ SCHEDULES: dict[str, ScheduleFunction] = {
 PLACEMENT_STYLES: dict[str, PlacementStyle] = {
     "interleaved": "looped",
     "breadth-first": "looped",
+    "hanayo": "folded",
     "chimera": "mirrored",
     "dualpipe": "mirrored",
     "dualpipe-v": "folded",

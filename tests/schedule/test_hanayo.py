@@ -1,0 +1,77 @@
+"""Hanayo: bubbles and memory of its waves against the published ones, for any number of rounds."""
+
+import pytest
+from schedule_shapes import bubble_s, every_small_shape, most_held, placed
+
+from penstock.errors import BadInput
+from penstock.schedule.clock import makespan_s, memory_peaks_bytes
+from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.hanayo import hanayo
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.validate import validate
+
+COSTS = [StageCost(1.0, 1.0, 1.0), StageCost(1.0, 0.5, 0.5), StageCost(2.0, 0.5, 0.25)]
+
+
+def test_every_small_pipeline_can_be_played() -> None:
+    for shape in every_small_shape("folded", rounds=(1, 2, 3, 4, 5)):
+        validate(hanayo(shape), shape)
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("groups", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("waves", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [1, 2, 7])
+def test_the_bubble_shrinks_with_the_waves(
+    groups: int, waves: int, blocks: int, cost: StageCost
+) -> None:
+    shape = placed("folded", groups, blocks * groups, 2 * waves, cost)
+    schedule = hanayo(shape)
+    longer = 2 * waves * max(cost.forward_s, cost.backward_s)
+    assert bubble_s(schedule, shape) == pytest.approx((groups - 1) * longer / waves)
+    assert most_held(schedule, shape) == groups
+
+
+@pytest.mark.parametrize("groups", [2, 4, 8])
+@pytest.mark.parametrize("waves", [1, 2, 4])
+def test_the_bubble_ratio_is_a_little_below_the_published_one(groups: int, waves: int) -> None:
+    # B = P micro-batches, T_B = 2 T_F.
+    shape = placed("folded", groups, groups, 2 * waves)
+    schedule = hanayo(shape)
+    ratio = bubble_s(schedule, shape) / makespan_s(schedule, shape)
+    hops, work = 2 * groups - 2, 3 * groups * waves
+    assert ratio == pytest.approx(hops / (work + hops))
+    assert ratio < hops / (work + groups - 1) < 1.25 * ratio
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4, 6])
+@pytest.mark.parametrize("rounds", [3, 5])
+def test_a_wave_of_three_rounds_idles_less_than_one_f_one_b(groups: int, rounds: int) -> None:
+    shape = placed("folded", groups, 4 * groups, rounds)
+    assert bubble_s(hanayo(shape), shape) < (groups - 1) * rounds * 3.0
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_one_round_is_one_f_one_b(micro_batches: int) -> None:
+    shape = placed("folded", 4, micro_batches)
+    assert hanayo(shape) == one_f_one_b(shape)
+
+
+def test_blocks_of_more_micro_batches_than_groups_give_way_to_limits() -> None:
+    loose = placed("folded", 4, 7, rounds=4)
+    tight = PipelineShape(16, 7, loose.placement, costs=loose.costs, memory_bytes=(16.0,) * 4)
+    schedule = hanayo(tight)
+    validate(schedule, tight)
+    assert max(memory_peaks_bytes(hanayo(loose), loose)) > 16
+    assert makespan_s(hanayo(loose), loose) < makespan_s(schedule, tight)
+
+
+def test_a_limit_that_cannot_be_kept_is_refused() -> None:
+    placement = placed("folded", 2, 6, rounds=2).placement
+    with pytest.raises(BadInput, match=r"'hanayo' with 6 micro-batches.*in-flight limit is 1"):
+        hanayo(PipelineShape(4, 6, placement, in_flight_limit=(1,) * 4))
+
+
+def test_another_placement_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"'hanayo'.*folded placement"):
+        hanayo(placed("looped", 2, 4, rounds=2))
