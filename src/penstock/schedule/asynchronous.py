@@ -132,12 +132,12 @@ def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, 
     """How many updates ahead each stage predicts, for a forward and for a backward.
 
     The number of updates of the stage that end after the pass has started and before the
-    micro-batch's backward starts on stage 0, both strictly (SpecTrain, section 3.2), counted in the
-    middle of a long iteration with the costs of the shape. For ``F = B`` and free transfers stage
+    micro-batch's backward starts on stage 0, both strictly (SpecTrain, section 3.2), counted for
+    one micro-batch of a long iteration with the costs of the shape. For ``F = B`` and free transfers stage
     ``k`` of ``N`` has ``floor(k / 2) + N - k - 1`` and ``floor(k / 2)``, the published forms.
     """
-    # Long enough that neither fill nor drain reaches the middle.
-    long = replace(shape, micro_batches=8 * shape.stages, memory_bytes=())
+    # Late enough that the fill is over, and early enough that the drain has not begun.
+    long = replace(shape, micro_batches=6 * shape.stages, memory_bytes=())
     middle = 4 * shape.stages
     schedule = one_f_one_b(long)
     times = times_of(schedule, long)
