@@ -133,8 +133,9 @@ def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, 
 
     The number of updates of the stage that end after the pass has started and before the
     micro-batch's backward starts on stage 0, both strictly (SpecTrain, section 3.2), counted for
-    one micro-batch of a long iteration with the costs of the shape. For ``F = B`` and free transfers stage
-    ``k`` of ``N`` has ``floor(k / 2) + N - k - 1`` and ``floor(k / 2)``, the published forms.
+    one micro-batch of a long iteration with the costs of the shape. For ``F = B`` and free
+    transfers stage ``k`` of ``N`` has ``floor(k / 2) + N - k - 1`` and ``floor(k / 2)``, the
+    published forms.
     """
     # Late enough that the fill is over, and early enough that the drain has not begun.
     long = replace(shape, micro_batches=6 * shape.stages, memory_bytes=())
