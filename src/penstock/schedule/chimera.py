@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.schedule.fitting import checked_fit, rounds_of
+from penstock.schedule.fitting import checked_fit, fits, rounds_of
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
@@ -19,22 +19,47 @@ def chimera(shape: PipelineShape) -> Schedule:
     stage 1,2 1F1 2F0 1F3 2F2 2B0 1B1 2B2 1B3
     stage 0,3 0F1 0F3 3F0 3B0 3F2 3B2 0B1 0B3
 
-    A unit is ``D`` micro-batches for an even number ``D`` of groups. The forward of number ``j``
-    of one direction has slot ``2 j + s`` on stage ``s``, its backward slot ``2 j + 2 D - 1 - s``:
-    no two share a slot of a group. One unit idles for ``D - 2`` slots with ``F = B``, and for
-    ``2 (D - 2)`` times F with ``B = 2 F``, where 1F1B idles for ``D - 1`` times F and B. Longer
-    iterations are units one after the other (section 3.5, direct concatenation). Those fit
-    without a gap with ``F = B``; with ``B = 2 F`` every further unit idles for ``D - 2`` times F.
-    A group holds ``D / 2 + 1`` to ``D`` micro-batches of one stage each.
+    This is the published unit: as many micro-batches as groups, ``D``, an even number. With ``F =
+    B`` it idles for ``D - 2`` slots against ``2 (D - 1)`` of 1F1B, with ``B = 2 F`` for ``2 (D -
+    2)`` times F. Groups hold ``D / 2 + 1`` to ``D`` micro-batches of one stage each.
 
-    The paper asks for even ``D`` and for full units. Where the last unit is not full, what is
-    missing is left out. For odd ``D`` a unit has ``D + 1`` micro-batches; one direction starts a
-    slot later, and the backwards of the other two slots later, so that again no two share a slot.
+    Units one after the other (section 3.5, direct concatenation) fit without a gap with ``F = B``,
+    but with ``B = 2 F`` each further one idles for ``D - 2`` times F. So further micro-batches
+    follow at the pace of the first ones instead: of each direction one in every two cells of a
+    forward and a backward, the forward on stage ``s`` in cell ``s`` after its start and the
+    backward in cell ``2 (D - 1) - s``. That unit after unit idles no longer than one, and all
+    groups hold ``D`` micro-batches. Direct concatenation is for limits that ask for it.
+
+    The paper asks for even ``D`` and full units; neither is needed here. For odd ``D`` one
+    direction starts a cell later, so that again no two forwards want the same cell.
 
     Raises:
         BadInput: the pipeline is not mirrored with one stage a group, or a limit cannot be kept.
     """
     rounds_of(shape, "mirrored", "chimera")
+    schedule = steadily(shape)
+    if fits(schedule, shape):
+        return schedule
+    return checked_fit(in_units(shape), shape, "chimera")
+
+
+def steadily(shape: PipelineShape) -> Schedule:
+    """One micro-batch of each direction every two cells of a forward and a backward."""
+    starts, way = np.divmod(np.arange(shape.micro_batches), 2)
+    starts = 2 * starts + way * (shape.groups % 2)
+    stages = np.arange(shape.stages)[:, None]
+    forwards = starts + stages
+    backwards = starts + 2 * (shape.stages - 1) - stages
+    return schedule_from_slots(shape, 2 * forwards, 2 * backwards + 1)
+
+
+def in_units(shape: PipelineShape) -> Schedule:
+    """Units one after the other, in slots of a forward or a backward.
+
+    Number ``j`` of one direction of a unit runs forward on stage ``s`` in slot ``2 j + s`` and
+    backward in ``2 j + 2 D - 1 - s``. For odd ``D`` units have one micro-batch more; the direction
+    that starts first then waits two slots before its backwards.
+    """
     odd = shape.groups % 2
     per_direction = (shape.groups + odd) // 2
     number, way = np.divmod(np.arange(shape.micro_batches), 2)
@@ -42,6 +67,5 @@ def chimera(shape: PipelineShape) -> Schedule:
     # A unit keeps each group busy for a forward and a backward of every micro-batch in it.
     begins = 4 * per_direction * units + 2 * within + odd * way
     stages = np.arange(shape.stages)[:, None]
-    forwards = begins + stages
     backwards = begins + 2 * shape.stages - 1 - stages + 2 * odd * (1 - way)
-    return checked_fit(schedule_from_slots(shape, forwards, backwards), shape, "chimera")
+    return schedule_from_slots(shape, begins + stages, backwards)
