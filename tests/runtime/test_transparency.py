@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import BadInput
 from penstock.runtime.launch import launch_workers
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
@@ -14,12 +15,12 @@ from penstock.schedule.weight_rule import SYNCHRONOUS
 
 
 def is_runnable(name: str) -> bool:
-    """Whether a family holds stages once, flushes, and does one action at a time."""
+    """Whether a family flushes, and does one action at a time."""
     style = PLACEMENT_STYLES.get(name, "straight")
-    if style == "mirrored":
-        return False
-    placement = placement_of_style(style, groups=2, rounds=1 if style == "straight" else 2)
-    schedule = SCHEDULES[name](PipelineShape(len(placement), 4, placement))
+    rounds = 2 if style in ("looped", "folded") else 1
+    placement = placement_of_style(style, 2, rounds)
+    shape = PipelineShape(len(placement), 4, placement, mirrored=style == "mirrored")
+    schedule = SCHEDULES[name](shape)
     return schedule.weights == SYNCHRONOUS and not schedule.concurrent
 
 
@@ -71,6 +72,14 @@ def test_stages_that_share_a_rank_share_tied_weights() -> None:
     folded = ("interleaved", "zb-v")
     assert_all_equal(["gpt2", "t5"], [(1,), (1, 1), (2, 1)], schedules=folded)
     assert_all_equal(["convolutions"], [(2,), (1, 1)], schedules=folded, recompute=True)
+
+
+def test_copies_of_a_stage_cannot_share_statistics_and_are_refused() -> None:
+    from pipeline_cases import run_cases
+
+    options = {"schedules": ("chimera",)}
+    with pytest.raises(BadInput, match="batch normalisation.*'chimera' holds it twice"):
+        launch_workers(run_cases, (["convolutions"], [(1, 1)], options), workers=2, threads=1)
 
 
 def test_process_groups_carry_what_shared_memory_does() -> None:

@@ -86,6 +86,25 @@ class Plan:
         """The stage that holds ``layer``."""
         return next(s for s, stage in enumerate(self.stages) if layer in stage.layers)
 
+    def holder(self, stage: int, micro_batch: int) -> Stage:
+        """The stage whose devices and slices work on a micro-batch of ``stage``.
+
+        In a mirrored schedule micro-batches of odd number are worked on where the opposite stage
+        is; else each stage works where it is.
+        """
+        opposite = self.mirrored and micro_batch % 2
+        return self.stages[len(self.stages) - 1 - stage if opposite else stage]
+
+    def devices_of(self, stage: int) -> tuple[int, ...]:
+        """All devices that hold ``stage``, those of its copy in a mirrored schedule after its own.
+
+        >>> stages = tuple(Stage(range(s, s + 1), (s,), (1,)) for s in range(4))
+        >>> Plan(stages, 2, 1, "chimera").devices_of(1)
+        (1, 2)
+        """
+        homes = (self.holder(stage, way).devices for way in (0, 1))
+        return tuple(dict.fromkeys(device for home in homes for device in home))
+
     def shape(self) -> PipelineShape:
         """What a schedule function needs to know of this plan."""
         return PipelineShape(

@@ -10,16 +10,18 @@ from penstock.runtime.messages import Boundary, RankMessages, messages_of_rank
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.stage_runner import StageWork
 from penstock.schedule.action import Action
+from penstock.schedule.shape import PipelineShape
 
 __all__ = ["Iteration", "Place", "StagePart", "places_of", "prepare_iteration"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank holds: replica ``replica`` of stage ``stage``."""
+    """What a rank holds: replica ``replica`` of stage ``stage``, on device group ``group``."""
 
     stage: int
     replica: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,12 @@ class Iteration:
 
 def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
     """Where ``rank`` stands in the plan, upstream first; nowhere if the plan does not use it."""
-    return tuple(
-        Place(index, stage.devices.index(rank))
-        for index, stage in enumerate(plan.stages)
-        if rank in stage.devices
-    )
+    groups = plan.device_groups
+    group = next((g for g, devices in enumerate(groups) if rank in devices), -1)
+    if group < 0:
+        return ()
+    held = plan.shape().stages_of(group)
+    return tuple(Place(stage, groups[group].index(rank), group) for stage in held)
 
 
 def prepare_iteration(
@@ -96,17 +99,25 @@ def prepare_iteration(
         schedule = forward_schedule(shape)
     messages = messages_of_rank(rank, plan, boundaries, schedule, shape, cut)
     places = places_of(plan, rank)
-    order = tuple(schedule.of(shape.group_of(places[0].stage))) if places else ()
-    parts = {place.stage: part_of(place, order, cut) for place in places}
+    order = tuple(schedule.of(places[0].group)) if places else ()
+    parts = {place.stage: part_of(place, order, cut, shape) for place in places}
     return Iteration(cut, order, messages, parts, training)
 
 
-def part_of(place: Place, order: Sequence[Action], cut: BatchCut) -> StagePart:
+def part_of(
+    place: Place, order: Sequence[Action], cut: BatchCut, shape: PipelineShape
+) -> StagePart:
     """What the stage at ``place`` does in its rank's order."""
+
+    def rows(micro_batch: int) -> range:
+        if shape.group_of(place.stage, micro_batch) != place.group:
+            return range(0)
+        return cut.rows(micro_batch, place.stage, place.replica)
+
     own = [action for action in order if action.stage == place.stage]
     ends = [action.micro_batch for action in own if action.kind in "BW"]
     return StagePart(
-        tuple(cut.rows(m, place.stage, place.replica) for m in range(len(cut.micro_batches))),
+        tuple(map(rows, range(len(cut.micro_batches)))),
         frozenset(action.micro_batch for action in own if action.kind == "R"),
         ends[-1] if ends else -1,
     )

@@ -105,7 +105,7 @@ def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[Boundary, ...]:
         consumers = sorted({plan.stage_of_layer(layer) for layer in consumer_layers} - {producer})
         for consumer in consumers:
             ends = (producer, consumer)
-            replicas = [plan.stages[stage].replicas for stage in ends]
+            replicas = [len(plan.devices_of(stage)) for stage in ends]
             if spec.reduced and max(replicas) > 1:
                 raise BadInput(
                     f"tensor '{spec.name}' is computed from all samples of a micro-batch and "
@@ -158,7 +158,8 @@ def messages_of_rank(
                     by_source.setdefault(source, []).append(message)
     streams: dict[int, tuple[Message, ...]] = {}
     for peer, by_source in arrivals.items():
-        group = shape.group_of(next(iter(by_source)).stage)
+        first = next(iter(by_source))
+        group = shape.group_of(first.stage, first.micro_batch)
         streams[peer] = tuple(m for a in schedule.of(group) for m in by_source.get(a, ()))
     return RankMessages(
         {action: tuple(messages) for action, messages in outgoing.items()},
@@ -176,7 +177,7 @@ def messages_across(
     same way back, so that its sum over the replicas counts everything once.
     """
     stages = (boundary.producer, boundary.consumer)
-    senders, receivers = (plan.stages[stage].devices for stage in stages)
+    senders, receivers = (plan.holder(stage, micro_batch).devices for stage in stages)
     have, need = (cut.slices[micro_batch][stage] for stage in stages)
     overlap = {(o.sender, o.receiver): o.rows for o in row_overlaps(have, need)}
     active = [i for i, rows in enumerate(have) if rows]

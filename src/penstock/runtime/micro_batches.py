@@ -50,10 +50,10 @@ def cut_batch(plan: Plan, rows: int) -> BatchCut:
         tuple(range(lo, hi) for lo, hi in pairwise(bounds)),
         tuple(
             tuple(
-                stage.slices if count == plan.micro_batch_size else split_rows(count, stage.slices)
-                for stage in plan.stages
+                slices if count == plan.micro_batch_size else split_rows(count, slices)
+                for slices in (plan.holder(s, m).slices for s in range(len(plan.stages)))
             )
-            for count in counts
+            for m, count in enumerate(counts)
         ),
     )
 
@@ -86,5 +86,5 @@ def forward_schedule(shape: PipelineShape) -> Schedule:
     for first in range(0, shape.micro_batches, shape.groups):
         for stage in range(shape.stages):
             for micro_batch in range(first, min(first + shape.groups, shape.micro_batches)):
-                orders[shape.group_of(stage)].append(Action("F", stage, micro_batch))
+                orders[shape.group_of(stage, micro_batch)].append(Action("F", stage, micro_batch))
     return schedule_from_actions(orders)

@@ -30,7 +30,7 @@ def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int,
     for use in graph.parameter_uses:
         stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
         holders[use.name] = tuple(
-            dict.fromkeys(device for stage in stages for device in plan.stages[stage].devices)
+            dict.fromkeys(device for stage in stages for device in plan.devices_of(stage))
         )
     return holders
 

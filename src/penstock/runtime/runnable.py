@@ -1,4 +1,4 @@
-"""Which plans this runtime can run: every synchronous order of stages that are held once."""
+"""Which plans this runtime can run: all that update weights after a flush."""
 
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
@@ -11,9 +11,7 @@ REMEDY = "it can be simulated but not yet trained; plan with another schedule, s
 
 
 def check_runnable(plan: Plan) -> None:
-    """Raise `BadInput` for a plan that holds stages twice, or several versions of its weights."""
-    if plan.mirrored:
-        raise BadInput(f"schedule '{plan.schedule}' holds every stage on two ranks: {REMEDY}")
+    """Raise `BadInput` for a plan with several versions of its weights, or two actions at once."""
     schedule = order_of(plan)
     if schedule.concurrent:
         raise BadInput(

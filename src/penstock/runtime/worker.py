@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram
-from penstock.errors import RunFailed
+from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
@@ -70,7 +70,7 @@ class Worker:
         self._failed = ""
         self._closed = False
         self._note = AbortNote(next(INSTANCES), alone=world.size == 1)
-        stage_devices = [stage.devices for stage in plan.stages]
+        stage_devices = plan.device_groups
         self.groups = make_groups(world, [*self.holders.values(), *stage_devices])
         self._norm_groups = make_groups(world, stage_devices)
         self.transport = open_transport(world, transport, self._messages_by_rank())
@@ -97,10 +97,16 @@ class Worker:
 
     def _runner(self, place: Place) -> ModuleRunner:
         world, program, buckets = self.world, self.programs[place.stage], self.buckets
-        devices = self.plan.stages[place.stage].devices
+        devices = self.plan.device_groups[place.group]
         norm, launching = None, nullcontext
         if buckets is not None and buckets.shared:
             launching = partial(buckets.launching, place.stage)
+        if self.plan.mirrored and uses_batch_norm(program.module):
+            raise BadInput(
+                f"stage {place.stage} has batch normalisation, and schedule "
+                f"'{self.plan.schedule}' holds it twice: the copies would average different "
+                f"statistics; use a schedule that holds every stage once"
+            )
         if devices in self._norm_groups and uses_batch_norm(program.module):
             group = self._norm_groups[devices]
             norm = SynchronisedBatchNorm(group, place.replica, len(devices))
