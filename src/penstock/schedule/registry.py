@@ -17,7 +17,9 @@ from penstock.schedule.hanayo import hanayo
 from penstock.schedule.interleaved import interleaved
 from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.schedule import ScheduleFunction
+from penstock.schedule.v_schedules import v_half, v_min, zb_v
 from penstock.schedule.wavefront import wavefront
+from penstock.schedule.zero_bubble_handcrafted import zb_h1, zb_h2
 
 __all__ = ["PLACEMENT_STYLES", "SCHEDULES"]
 
@@ -41,6 +43,11 @@ SCHEDULES: dict[str, ScheduleFunction] = {
     "spectrain": spectrain,
     "xpipe": xpipe,
     "exact": exact,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "v-half": v_half,
+    "v-min": v_min,
 }
 
 PLACEMENT_STYLES: dict[str, PlacementStyle] = {
@@ -50,5 +57,8 @@ PLACEMENT_STYLES: dict[str, PlacementStyle] = {
     "chimera": "mirrored",
     "dualpipe": "mirrored",
     "dualpipe-v": "folded",
+    "zb-v": "folded",
+    "v-half": "folded",
+    "v-min": "folded",
 }
 """How a family places its stages, where it is not one a device group."""

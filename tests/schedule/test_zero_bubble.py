@@ -1,0 +1,158 @@
+"""ZB-H1 and ZB-H2: the published bubbles and peaks, W in the gaps of any costs, limits kept."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import BadInput
+from penstock.schedule import zero_bubble_loop, zero_bubble_order
+from penstock.schedule.bound import makespan_bound_s
+from penstock.schedule.clock import makespan_s, times_of
+from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.validate import in_flight_peaks, validate
+from penstock.schedule.zero_bubble_handcrafted import zb_h1, zb_h2
+
+FAMILIES = {"zb-h1": zb_h1, "zb-h2": zb_h2}
+
+EQUAL = [(p, m) for p in range(2, 9) for m in range(1, 4 * p + 1)]
+
+
+def idle_s(schedule: Schedule, shape: PipelineShape) -> list[float]:
+    """Seconds that each group waits from its first start to its last end."""
+    times = times_of(schedule, shape)
+    return [
+        ends[-1] - starts[0] - float((ends - starts).sum())
+        for starts, ends in zip(times.start_s, times.end_s, strict=True)
+    ]
+
+
+def forwards_before_the_first_backward(schedule: Schedule) -> list[int]:
+    return [[a.kind for a in order].index("I") for order in schedule.orders]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_it_is_valid_for_any_numbers(family: Callable[[PipelineShape], Schedule]) -> None:
+    for p in range(1, 8):
+        for m in range(1, 16):
+            shape = PipelineShape(p, m)
+            validate(family(shape), shape)
+
+
+@pytest.mark.parametrize(("p", "m"), EQUAL)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_no_order_is_faster_where_f_i_and_w_are_equal(
+    family: Callable[[PipelineShape], Schedule], p: int, m: int
+) -> None:
+    shape = PipelineShape(p, m)
+    took_s = makespan_s(family(shape), shape)
+    assert took_s == max(3 * m + p - 1, 2 * m + 2 * p - 1)
+    assert took_s == makespan_bound_s(shape)
+
+
+@pytest.mark.parametrize(("p", "m"), EQUAL)
+def test_h1_has_the_published_bubble_peak_and_warm_up(p: int, m: int) -> None:
+    shape = PipelineShape(p, m)
+    schedule = zb_h1(shape)
+    if m >= p:
+        # (p - 1) (F + I - W) with F = I = W, and the work of all stages from the first start on.
+        assert makespan_s(schedule, shape) - 3 * m == p - 1
+        assert idle_s(schedule, shape)[0] == p - 1
+    assert max(in_flight_peaks(schedule, shape)) == min(p, m)
+    warm_up = [min(p - s, m) for s in range(p)]
+    assert forwards_before_the_first_backward(schedule) == warm_up
+    assert warm_up == list(in_flight_peaks(one_f_one_b(shape), shape))
+
+
+@pytest.mark.parametrize(("p", "m"), EQUAL)
+def test_h2_has_the_published_bubble_peak_and_warm_up(p: int, m: int) -> None:
+    shape = PipelineShape(p, m)
+    schedule = zb_h2(shape)
+    if m >= 2 * p - 1:
+        # (p - 1) (F + I - 2 W) with F = I = W: a parallelogram.
+        assert idle_s(schedule, shape) == [0.0] * p
+    assert max(in_flight_peaks(schedule, shape)) == min(2 * p - 1, m)
+    assert forwards_before_the_first_backward(schedule) == [
+        min(2 * (p - s) - 1, m) for s in range(p)
+    ]
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (4, 32), (8, 16), (8, 64), (16, 32), (16, 64)])
+def test_other_costs_take_no_longer_than_the_authors_generators(p: int, m: int) -> None:
+    # Makespans of their emitted orders with F : I : W = 1 : 1.2 : 0.9, replayed with free
+    # transfers; one and two times the memory of 1F1B.
+    published = {
+        (4, 8): (28.7, 27.8),
+        (4, 32): (103.1, 102.2),
+        (8, 16): (58.7, 56.6),
+        (8, 64): (207.5, 205.4),
+        (16, 32): (118.7, 114.2),
+        (16, 64): (217.9, 213.4),
+    }
+    shape = PipelineShape(p, m, costs=(StageCost(1.0, 1.2, 0.9),) * p)
+    for family, most_s in zip(FAMILIES.values(), published[p, m], strict=True):
+        assert makespan_s(family(shape), shape) <= most_s + 1e-9
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_w_is_not_put_where_it_would_hold_others_up(
+    family: Callable[[PipelineShape], Schedule],
+) -> None:
+    # W is three times as long as the gaps before the drain.
+    shape = PipelineShape(4, 4, costs=(StageCost(1.0, 1.0, 3.0),) * 4)
+    assert makespan_s(family(shape), shape) == makespan_bound_s(shape)
+
+
+per_stage_costs = st.builds(
+    StageCost,
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.3, 2.0]),
+    st.sampled_from([0.0, 1.0, 3.0]),
+    st.sampled_from([None, 0.0, 0.5]),
+).map(lambda c: replace(c, kept_bytes=min(c.bytes_until_weight_backward, c.saved_bytes)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_limits_are_kept_as_long_as_one_micro_batch_fits(data: st.DataObject) -> None:
+    p, m = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
+    per_stage = {"min_size": p, "max_size": p}
+    shape = PipelineShape(
+        p,
+        m,
+        costs=data.draw(st.lists(per_stage_costs, **per_stage).map(tuple)),
+        in_flight_limit=data.draw(st.lists(st.integers(1, 4), **per_stage).map(tuple)),
+        recompute=data.draw(st.lists(st.booleans(), **per_stage).map(tuple)),
+        memory_bytes=data.draw(st.lists(st.sampled_from([3.0, 4.5, 9.0]), **per_stage).map(tuple)),
+    )
+    for family in FAMILIES.values():
+        schedule = family(shape)
+        validate(schedule, shape)
+        assert makespan_s(schedule, shape) >= makespan_bound_s(shape) - 1e-9
+
+
+def test_it_says_what_does_not_fit() -> None:
+    costs = (StageCost(saved_bytes=8.0),) * 2
+    with pytest.raises(BadInput, match=r"saves 8 bytes .* group 1, which has room for 7"):
+        zb_h1(PipelineShape(2, 3, costs=costs, memory_bytes=(9.0, 7.0)))
+    with pytest.raises(BadInput, match=r"stage 0 has an in-flight limit of 0"):
+        zb_h2(PipelineShape(2, 3, in_flight_limit=(0, 2)))
+    with pytest.raises(BadInput, match=r"'zb-h1' .* straight placement"):
+        zb_h1(PipelineShape(4, 3, placement=(0, 1, 1, 0)))
+
+
+def test_compiled_loops_give_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = PipelineShape(4, 9, costs=tuple(StageCost(1.0, 1.0 + s / 3, 0.8) for s in range(4)))
+    monkeypatch.setattr(zero_bubble_order, "FEW_STEPS", 0)
+    compiled = [family(shape) for family in FAMILIES.values()]
+    as_they_are = zero_bubble_loop.loop
+    monkeypatch.setattr(
+        zero_bubble_order, "loop", lambda name, compiled: as_they_are(name, compiled=False)
+    )
+    assert [family(shape) for family in FAMILIES.values()] == compiled
