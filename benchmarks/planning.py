@@ -30,8 +30,8 @@ from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 
 HERE = Path(__file__).parent / "planning"
-PLANNER_LIMIT_S = 40.0
-ROW_LIMIT_S = 240.0
+PLANNER_LIMIT_S = 90.0
+ROW_LIMIT_S = 600.0
 EXPLAINED_GAP = 0.05
 ROUNDING = 1e-9
 

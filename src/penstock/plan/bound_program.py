@@ -11,7 +11,7 @@ import numpy as np
 from penstock.plan.bound_headroom import FIGURES, TERMS, compiled_headroom
 from penstock.plan.bound_links import LinkLimits, link_limits
 from penstock.plan.bound_options import Option, Supply, device_supply, options_of
-from penstock.plan.bound_reach import FRONT, SPREADS, WIDTHS, compiled_reach
+from penstock.plan.bound_reach import FRONT, FRONT_OF_MANY, SPREADS, WIDTHS, compiled_reach
 from penstock.plan.bound_tables import ProfileTables, floor_of, profile_tables, time_sums
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import Floats
@@ -41,6 +41,9 @@ plan reaches is soon answered, what many plans reach is not."""
 
 THREADS = 2
 """Micro-batch sizes that are asked side by side."""
+
+MOST_BYTES = 250e6
+"""Sizes with larger tables are asked one after the other."""
 
 LEAST_S = 1e-9
 """Where nothing is known to take time, the search for the bound starts here."""
@@ -223,6 +226,11 @@ class SizedRelaxation:
         workspace = np.array([[w.fixed for w in floors], [w.per_sample for w in floors]])
         return parameters, workspace, memory, self.relaxed.tables.all_traffic
 
+    @property
+    def table_bytes(self) -> float:
+        """Bytes of `table`."""
+        return 8.0 * len(self.options) * self.times.shape[1] ** 2 * len(TERMS)
+
     @cached_property
     def table(self) -> Floats:
         """`headroom` of every option, as `filled` it last."""
@@ -269,10 +277,12 @@ class SizedRelaxation:
         """A relaxed plan that takes no more than ``limit_s``; none: no plan takes so little."""
         relaxed, limits = self.relaxed, self.relaxed.limits
         supply, layers = relaxed.supply, self.times.shape[1] - 1
-        shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS)
-        counts = np.zeros(shape, dtype=np.int64)
-        points = np.empty((*shape, FRONT, 6))
-        parents = np.empty((*shape, FRONT, 2), dtype=np.int64)
+        many = len(relaxed.problem.cluster.devices) > MANY_DEVICES
+        front = FRONT_OF_MANY if many else FRONT
+        shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS, front)
+        counts = np.zeros(shape[:-1], dtype=np.int64)
+        points = np.empty((*shape, 6))
+        parents = np.empty((*shape, 2), dtype=np.int64)
         speeds = [c.speed for c in supply.classes]
         best_rate = max(limits.receive_rates[1], limits.send_rates[1])
         strides = np.array(supply.strides, dtype=np.int64)
@@ -323,7 +333,7 @@ class SizedRelaxation:
     ) -> tuple[RelaxedStage, ...]:
         """The stages on the way to a point."""
         stages: list[RelaxedStage] = []
-        each = FRONT * WIDTHS * shape[2] * shape[1]
+        each = shape[4] * shape[3] * shape[2] * shape[1]
         while found >= each:
             before, option = (int(value) for value in parents[found])
             stages.append(RelaxedStage(range(before // each, found // each), self.options[option]))
@@ -379,7 +389,8 @@ def faster_sizes(
         return best
     most_s = best.seconds * (1 - precision)
     open_sizes = [rows for rows in sizes if lower_s[rows] < most_s]
-    with ThreadPoolExecutor(THREADS) as threads:
+    widest = relaxed.of_size(max(sizes)).table_bytes if open_sizes else 0
+    with ThreadPoolExecutor(THREADS if widest <= MOST_BYTES else 1) as threads:
         answers = list(threads.map(has_faster, open_sizes))
     for rows, faster in zip(open_sizes, answers, strict=True):
         if not faster:

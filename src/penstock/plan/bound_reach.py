@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from penstock.plan.bound_headroom import busy_in_memory_s, traffic_s
 from penstock.plan.bound_steps import (
     FRONT,
+    FRONT_OF_MANY,
     IDLE,
     SPREADS,
     WIDTHS,
@@ -32,7 +33,7 @@ from penstock.plan.bound_steps import (
 )
 from penstock.plan.run_tables import Floats
 
-__all__ = ["FRONT", "SPREADS", "WIDTHS", "compiled_reach", "reach"]
+__all__ = ["FRONT", "FRONT_OF_MANY", "SPREADS", "WIDTHS", "compiled_reach", "reach"]
 
 Integers = NDArray[np.int64]
 
@@ -202,7 +203,7 @@ def go_on(
             continue
         if reached[1] * capacity[state] + rest_s > limit_s * capacity[state]:
             continue
-        index = (((lo * states + state) * spread + joined) * widths + width) * FRONT + k
+        index = (((lo * states + state) * spread + joined) * widths + width) * front.shape[0] + k
         for option in range(offsets.shape[0]):
             if not are_left(taken, option, left, state):
                 continue
@@ -241,7 +242,7 @@ def go_on(
                 ):
                     parents[layers, target, now, 0, 0, 0] = index
                     parents[layers, target, now, 0, 0, 1] = option
-                    return ((layers * states + target) * spread + now) * widths * FRONT
+                    return ((layers * states + target) * spread + now) * widths * front.shape[0]
     return -1
 
 

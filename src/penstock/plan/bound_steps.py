@@ -8,6 +8,7 @@ from penstock.plan.run_tables import Floats
 
 __all__ = [
     "FRONT",
+    "FRONT_OF_MANY",
     "IDLE",
     "SPREADS",
     "WIDTHS",
@@ -38,8 +39,9 @@ seconds per byte there and back of pairs of devices: what every stage is asked o
 Offers = tuple[Integers, Integers, Floats, Integers]
 """For every option of devices its step in the states, digits of the supply, figures and place."""
 
-FRONT = 4
-"""Points kept of each front; more are merged into points below them, which only lowers bounds."""
+FRONT, FRONT_OF_MANY = 8, 4
+"""Points kept of each front, and on many devices; more are merged into points below them, which
+only lowers bounds."""
 
 WIDTHS = 4
 """The last stage's replicas are told apart as 1, 2, 3 to 4, and more."""
@@ -178,7 +180,7 @@ def insert(
             points[kept] = other
             parents[kept] = parents[i]
             kept += 1
-    if kept < FRONT:
+    if kept < points.shape[0]:
         points[kept] = point
         parents[kept, 0], parents[kept, 1] = parent, option
         return kept + 1

@@ -1,10 +1,12 @@
 """The default planner: starts from what the others make, and is judged by the simulator."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from math import inf
+
+from numpy.random import default_rng
 
 from penstock.errors import Infeasible
 from penstock.plan.bound_plans import relaxed_plans
@@ -14,6 +16,7 @@ from penstock.plan.every_plan import every_placement, every_variant
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.plan.search_anneal import annealed, deeper_variants
 from penstock.plan.search_climbs import climbed_plans, restarted_plans
 from penstock.plan.search_moves import neighbours
 from penstock.plan.search_seeds import Climber
@@ -38,6 +41,16 @@ PROVEN = 5e-4
 
 WORTH_A_RESTART = (0.02, 0.15)
 """Gaps from which random starts are tried, and tried again."""
+
+WALKS = ((0.05, 8e6, 0.03), (0.1, 8e6, 0.02), (0.1, 8e6, 0.03), (0.1, 8e6, 0.02))
+"""Of each random walk the gap from which it is tried, its simulated actions and its heat; ten
+million actions take about ten seconds. Every second one starts at the bound's relaxed plan."""
+
+WALKED = 16 * 40
+"""Devices times layers for which walks are so long; for less they are shorter."""
+
+MOST_WALKED = 64
+"""No walks on more devices."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
 """Devices and placements up to which a problem counts as small: then all plans are looked at."""
@@ -70,6 +83,8 @@ def search_steps(
     4. Where the proven bound leaves room: hill climbing from random starts, and moves again.
     5. On small problems every plan there is (`every_plan`), but those whose proven bound shows
        that they cannot win; there the answer is optimal.
+    6. On others, where the bound still leaves room: simulated annealing, first from the relaxed
+       plan of the bound, then from the best plan (`search_anneal`).
 
     2 to 4 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
     wins. The last step has no plan where nothing fits.
@@ -88,7 +103,9 @@ def search_steps(
     for phase in (climb_hills, improve, restart):
         if best.gap > PROVEN:
             yield from phase(best)
-    yield from look_at_all(best)
+    all_tried = yield from look_at_all(best)
+    if not all_tried:
+        yield from anneal(best)
     yield best.step("done")
 
 
@@ -169,6 +186,26 @@ def restart(best: Incumbent) -> Iterator[SearchStep]:
             yield from improve(best)
 
 
+def anneal(best: Incumbent) -> Iterator[SearchStep]:
+    """Walk at random, as the simulator judges, where there may be something better to find."""
+    problem, score, devices = best.problem, best.score, len(best.problem.cluster.devices)
+    if devices > MOST_WALKED:
+        return
+    part = min(1.0, devices * len(problem.profile.layers) / WALKED)
+    for number, (worth, actions, heat) in enumerate(WALKS):
+        if best.plan is None or best.gap < worth:
+            return
+        yield best.step("annealing")
+        relaxed = relaxed_plans(problem) if number % 2 == 0 else ()
+        variants = [variant for plan in relaxed for variant in deeper_variants(problem, plan)]
+        start = min(variants, key=score, default=best.plan)
+        before_s = best.seconds
+        generator = default_rng([len(problem.profile.layers), number])
+        best.offer(annealed(problem, score, start, generator, actions * part, heat))
+        if best.seconds < before_s:
+            yield from improve(best)
+
+
 def improve(best: Incumbent) -> Iterator[SearchStep]:
     """Move from the best plan to a better neighbour until there is none."""
     actions, moves = ACTIONS_FOR_MOVES, MOVES
@@ -185,25 +222,26 @@ def improve(best: Incumbent) -> Iterator[SearchStep]:
                 return
 
 
-def look_at_all(best: Incumbent) -> Iterator[SearchStep]:
-    """On a small problem try every plan that its bound does not rule out."""
+def look_at_all(best: Incumbent) -> Generator[SearchStep, None, bool]:
+    """On a small problem try every plan that its bound does not rule out; whether it is small."""
     problem = best.problem
     if len(problem.cluster.devices) > SMALL_CLUSTER:
-        return
+        return False
     placements = list(islice(every_placement(problem), SMALL_PROBLEM + 1))
     if len(placements) > SMALL_PROBLEM:
-        return
+        return False
     yield best.step("all plans")
     bounds = [plan_bound_s(problem, plan) for plan in placements]
     for i in sorted(range(len(placements)), key=bounds.__getitem__):
         if bounds[i] > best.seconds:
-            return
+            return True
         variants = every_variant(problem, placements[i])
         first = next(variants)
         # With one micro-batch in flight a recompute saves nothing, so nothing is leaner.
         if fits(problem, first) or not first.in_flight_limit:
             for plan in chain([first], variants):
                 best.offer(plan)
+    return True
 
 
 def fits(problem: PlanningProblem, plan: Plan) -> bool:
