@@ -21,7 +21,7 @@ from penstock.schedule.v_schedules import v_half, v_min, zb_v
 from penstock.schedule.wavefront import wavefront
 from penstock.schedule.zero_bubble_handcrafted import zb_h1, zb_h2
 
-__all__ = ["PLACEMENT_STYLES", "SCHEDULES"]
+__all__ = ["ASYNCHRONOUS", "PLACEMENT_STYLES", "PROVEN_BY_SEARCH", "SCHEDULES"]
 
 SCHEDULES: dict[str, ScheduleFunction] = {
     "gpipe": gpipe,
@@ -62,3 +62,9 @@ PLACEMENT_STYLES: dict[str, PlacementStyle] = {
     "v-min": "folded",
 }
 """How a family places its stages, where it is not one a device group."""
+
+ASYNCHRONOUS: frozenset[str] = frozenset({"pipedream", "2bw", "spectrain", "xpipe"})
+"""Families that update weights without a flush: no bubble, but not the gradients of one device."""
+
+PROVEN_BY_SEARCH: frozenset[str] = frozenset({"exact"})
+"""Families that search for a proof, which ends in time on small pipelines only."""
