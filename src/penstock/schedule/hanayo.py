@@ -34,13 +34,13 @@ def hanayo(shape: PipelineShape) -> Schedule:
     rounds ends with a wave of three, each in the first cell that is free in every third.
 
     For ``W`` waves the bubble is ``(P - 1) max(F, B) / W``, F and B being those of all stages of a
-    group, for any multiple of ``P`` micro-batches: a ``1 / (2 W)`` part of 1F1B's with ``F = B``.
-    A group holds ``P`` micro-batches. With ``P`` micro-batches and ``B = 2 F`` the bubble is
+    group, for ``P`` micro-batches or more: a ``1 / (2 W)`` part of 1F1B's with ``F = B``. A group
+    holds ``P`` micro-batches. With ``P`` micro-batches and ``B = 2 F`` the bubble is
     ``(2 P - 2) / (3 P W + 2 P - 2)`` of the iteration; published is
     ``(2 P - 2) / (3 P W + P - 1)``, a little more.
 
-    Other numbers of micro-batches are dealt into blocks of ``P`` or a few more, or of ``P`` and
-    what is left where limits ask for that. One round is 1F1B.
+    What is no multiple of ``P`` is dealt into blocks of ``P`` or a few more, of which a group then
+    holds as many; or, where limits ask for that, of ``P`` and what is left. One round is 1F1B.
 
     Raises:
         BadInput: the placement is not folded, or a limit cannot be kept.

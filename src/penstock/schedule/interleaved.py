@@ -28,8 +28,8 @@ def interleaved(shape: PipelineShape) -> Schedule:
     group, and the first group holds ``p + (p - 1) / v`` micro-batches. One chunk a group is 1F1B.
 
     Megatron-LM asks for a multiple of ``p`` micro-batches. Others are dealt into as many blocks
-    as hold at least ``p`` each, as even as can be: shorter blocks would leave the first group
-    waiting at the end of every chunk.
+    as hold at least ``p`` each, as even as can be, which keeps the bubble: shorter blocks would
+    leave the first group waiting at the end of every chunk.
 
     Where the limits leave too little room, group ``r`` warms up with ``p - 1 - r + (v - 1) p``
     forwards instead: no more than ``p`` micro-batches on any group, and the same bubble as long as
