@@ -128,3 +128,16 @@ def test_memory_is_a_counter_of_each_device() -> None:
     for counter, sample in zip(counters, timeline.memory, strict=True):
         assert (counter["ts"], counter["args"]) == (sample.time_s * 1e6, {"bytes": sample.bytes})
         assert counter["pid"] == 7
+
+
+def test_a_message_that_overtakes_another_still_finds_its_receiver() -> None:
+    events = (
+        Event(0, "SEND", 0, 0, 0.0, 0.5, peer=1),
+        Event(1, "RECV", 3, 0, 0.0, 0.3, peer=0),
+        Event(1, "RECV", 1, 0, 0.05, 0.5, peer=0),
+        Event(0, "SEND", 2, 0, 0.1, 0.3, peer=1),
+    )
+    trace = trace_events(Timeline(events, 2), 0)
+    starts = {e["id"]: e["ts"] for e in trace if e["ph"] == "s"}
+    ends = {e["id"]: e["ts"] for e in trace if e["ph"] == "f"}
+    assert {(starts[i], ends[i]) for i in starts} == {(0.0, 0.5e6), (0.1e6, 0.3e6)}
