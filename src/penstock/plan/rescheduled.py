@@ -17,7 +17,7 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.schedule_costs import with_costs
 from penstock.plan.search_moves import moved_cuts, other_micro_batches
 from penstock.schedule.placement import PlacementStyle, placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES
+from penstock.schedule.registry import PLACEMENT_STYLES, TWO_ROUNDS
 
 __all__ = ["rescheduled", "searched_by_planners"]
 
@@ -26,8 +26,6 @@ ANY_PLACEMENT: dict[str, str] = {"zero-bubble": "zb-h1", "list": "1f1b", "exact"
 
 ROUNDS = (2, 3, 4)
 """Stages that a set of devices holds, as far as there are layers for them."""
-
-TWO_ROUNDS = ("dualpipe-v", "v-half", "v-min", "zb-v")
 
 MOST_SCORES = 300
 """Plans that are scored for one start."""

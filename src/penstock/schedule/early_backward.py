@@ -11,7 +11,7 @@ from penstock.schedule.action import KIND_CODES
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import PipelineShape, StageCost
 
 __all__ = [
     "IN_FLIGHT",
@@ -43,11 +43,12 @@ def gpipe(shape: PipelineShape) -> Schedule:
         BadInput: a stage may hold fewer micro-batches than there are.
     """
     for stage in range(shape.stages):
-        if shape.limit(stage) < shape.micro_batches:
+        limit = most_in_flight(shape, stage)
+        if limit < shape.micro_batches:
             raise BadInput(
                 f"schedule 'gpipe' holds all {shape.micro_batches} micro-batches on stage {stage}, "
-                f"whose in-flight limit is {shape.limit(stage)}; use schedule '1f1b', recompute or "
-                f"at most {shape.limit(stage)} micro-batches"
+                f"whose in-flight limit is {limit}; use schedule '1f1b', recompute or at most "
+                f"{limit} micro-batches"
             )
     return early_backward(shape, in_flight=IN_FLIGHT["gpipe"])
 
@@ -138,8 +139,33 @@ def warm_up_depths(shape: PipelineShape, in_flight: InFlight) -> tuple[int, ...]
     >>> warm_up_depths(PipelineShape(stages=3, micro_batches=9), deep_in_flight)
     (5, 3, 1)
     """
-    wanted = (min(in_flight(shape, s), shape.limit(s)) for s in range(shape.stages))
+    wanted = (min(in_flight(shape, s), most_in_flight(shape, s)) for s in range(shape.stages))
     return tuple(accumulate(wanted, min, initial=shape.micro_batches))[1:]
+
+
+def most_in_flight(shape: PipelineShape, stage: int) -> int:
+    """The most micro-batches that a stage may hold, by its limit and by its group's memory.
+
+    >>> half = StageCost(saved_bytes=0.5)
+    >>> shape = PipelineShape(2, 8, costs=(half, half), memory_bytes=(2.0, 1.2))
+    >>> [most_in_flight(shape, stage) for stage in (0, 1)]
+    [4, 2]
+
+    Raises:
+        BadInput: there is no room for one.
+    """
+    saved = shape.cost(stage).saved_bytes
+    if not shape.memory_bytes or saved <= 0:
+        return shape.limit(stage)
+    room = shape.memory_bytes[shape.group_of(stage)]
+    # Room for a whole number of micro-batches may be a rounded sum.
+    fitting = int(room / saved * (1 + 1e-9)) if room > 0 else 0
+    if fitting < 1:
+        raise BadInput(
+            f"stage {stage} saves {saved:.6g} bytes of a micro-batch and its device group has room "
+            f"for {room:.6g}; recompute, or use smaller micro-batches or more stages"
+        )
+    return min(shape.limit(stage), fitting)
 
 
 def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:

@@ -21,7 +21,7 @@ from penstock.schedule.v_schedules import v_half, v_min, zb_v
 from penstock.schedule.wavefront import wavefront
 from penstock.schedule.zero_bubble_handcrafted import zb_h1, zb_h2
 
-__all__ = ["ASYNCHRONOUS", "PLACEMENT_STYLES", "PROVEN_BY_SEARCH", "SCHEDULES"]
+__all__ = ["ASYNCHRONOUS", "PLACEMENT_STYLES", "PROVEN_BY_SEARCH", "SCHEDULES", "TWO_ROUNDS"]
 
 SCHEDULES: dict[str, ScheduleFunction] = {
     "gpipe": gpipe,
@@ -62,6 +62,9 @@ PLACEMENT_STYLES: dict[str, PlacementStyle] = {
     "v-min": "folded",
 }
 """How a family places its stages, where it is not one a device group."""
+
+TWO_ROUNDS: frozenset[str] = frozenset({"dualpipe-v", "zb-v", "v-half", "v-min"})
+"""Families that place exactly two stages on each device group."""
 
 ASYNCHRONOUS: frozenset[str] = frozenset({"pipedream", "2bw", "spectrain", "xpipe"})
 """Families that update weights without a flush: no bubble, but not the gradients of one device."""
