@@ -123,8 +123,9 @@ def milliseconds(works: list[Callable[[], object]]) -> float:
 def measure(case: Case) -> Result:
     """All four ways to score one case."""
     problem, plan = problem_of(case), plan_of(case)
-    parts = Catalogue(problem.profile, problem.cluster).parts_of(plan, [False] * case.stages)
-    made = [arrays_of(parts, orders_of_plan(plan)) for _ in range(REPEATS)]
+    orders = orders_of_plan(plan)
+    parts = Catalogue(problem.profile, problem.cluster).parts_of(plan, orders.instances)
+    made = [arrays_of(parts, orders) for _ in range(REPEATS)]
     engine_ms = milliseconds([lambda a=a: run(a.whole, a.real) for a in made])
     del made
     score = make_score(problem)

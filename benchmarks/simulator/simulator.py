@@ -27,7 +27,6 @@ from penstock.simulate import compiled, plain
 from penstock.simulate.arrays import Arrays, arrays_of
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.event_loop import run
-from penstock.simulate.orders import flat_orders
 from penstock.simulate.score import make_score
 
 REPEATS = 9
@@ -138,7 +137,7 @@ def measure(case: Case) -> Result:
     profile = model()
     plan, cluster = inputs(case)
     workload = workload_of(plan, profile, cluster, order_of(plan))
-    orders = flat_orders(workload.schedule)
+    orders = compiled.orders_of(workload)
     compiled.iteration_s(workload.parts, orders)
     problem = PlanningProblem(profile, cluster, plan.global_batch, (plan.micro_batch_size,))
     score = make_score(problem)

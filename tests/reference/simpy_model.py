@@ -1,4 +1,4 @@
-"""An independent model of one iteration in SimPy: processes instead of events on arrays.
+"""An independent model of iterations in SimPy: processes instead of events on arrays.
 
 It reads plan, profile, cluster and schedule itself and shares no code with the simulator. Hosts
 have all the cores they need here; no two things may happen at the same instant by chance (give
@@ -7,18 +7,21 @@ every device its own speed).
 
 from collections import defaultdict
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 
 import simpy
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s
 from penstock.plan.plan import Plan
-from penstock.profile.model_profile import Affine, Edge, ModelProfile
+from penstock.profile.model_profile import Affine, Edge, ModelProfile, SharedParameter
+from penstock.schedule.action import Action
 from penstock.schedule.schedule import Schedule
 
 __all__ = ["iteration_s"]
 
 BUCKET_BYTES = 25 * 2**20
+MESSAGE, REDUCTION, COMPUTE = range(3)
 
 Process = Generator[simpy.Event, object, None]
 Output = tuple[tuple[object, ...], list[object], float]
@@ -26,20 +29,20 @@ Output = tuple[tuple[object, ...], list[object], float]
 
 
 class Wires:
-    """Engines and ports: a transfer takes all that it needs or waits; urgent and old ones first."""
+    """Engines, ports, busy devices: who needs several takes all or waits; urgent and old first."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
         self.taken: set[object] = set()
-        self.waiting: list[tuple[bool, int, frozenset[object], simpy.Event]] = []
+        self.waiting: list[tuple[int, int, frozenset[object], simpy.Event]] = []
         self.asked = 0
 
-    def carry(self, needs: Iterable[object], seconds: float, late: bool) -> Process:
+    def carry(self, needs: Iterable[object], seconds: float, urgency: int) -> Process:
         """Hold ``needs`` for ``seconds``, once all are free."""
         wanted = frozenset(needs)
         granted = self.env.event()
         self.asked += 1
-        self.waiting.append((late, self.asked, wanted, granted))
+        self.waiting.append((urgency, self.asked, wanted, granted))
         self.grant()
         yield granted
         yield self.env.timeout(seconds)
@@ -55,133 +58,307 @@ class Wires:
                 request[3].succeed()
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A stage where it is held: mirrored pipelines hold each a second time, the other way round."""
+
+    stage: int
+    way: int
+    layers: range
+    devices: tuple[int, ...]
+    slices: tuple[int, ...]
+
+
 class Model:
-    """The processes of one iteration."""
+    """The processes of some iterations."""
 
     def __init__(
-        self, plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule
+        self,
+        plan: Plan,
+        profile: ModelProfile,
+        cluster: Cluster,
+        schedule: Schedule,
+        iterations: int,
     ) -> None:
         self.plan, self.profile, self.cluster, self.schedule = plan, profile, cluster, schedule
+        self.iterations = iterations
         self.env = simpy.Environment()
         self.wires = Wires(self.env)
         self.done: dict[object, simpy.Event] = defaultdict(self.env.event)
-        self.reductions: dict[int, list[simpy.Process]] = defaultdict(list)
         self.complete: dict[object, int] = defaultdict(int)
-        self.begun: dict[int, list[object]] = defaultdict(list)
-        self.inputs: dict[tuple[int, int, str], list[tuple[object, ...]]] = defaultdict(list)
-        self.outputs: dict[tuple[int, int, str], list[Output]] = defaultdict(list)
+        self.awaited: dict[tuple[int, int], set[object]] = defaultdict(set)
+        self.inputs: dict[tuple[int, int, int, str], list[tuple[object, ...]]] = defaultdict(list)
+        self.outputs: dict[tuple[int, int, int, str], list[Output]] = defaultdict(list)
+        self.copies = {
+            (s, 0): Copy(s, 0, stage.layers, stage.devices, stage.slices)
+            for s, stage in enumerate(plan.stages)
+        }
+        if plan.mirrored:
+            for s, stage in enumerate(plan.stages):
+                other = plan.stages[len(plan.stages) - 1 - s]
+                self.copies[s, 1] = Copy(s, 1, stage.layers, other.devices, other.slices)
+        self.working = {self.copy_of(action) for order in schedule.orders for action in order}
+
+    def copy_of(self, action: Action) -> Copy:
+        """The copy that does an action."""
+        return self.copies[action.stage, action.micro_batch % 2 if self.plan.mirrored else 0]
 
     def run(self) -> float:
         """Seconds until nothing is left to do."""
-        for s, stage in enumerate(self.plan.stages):
-            for j in range(len(stage.devices)):
-                self.env.process(self.replica(s, j))
+        for g, devices in enumerate(self.plan.device_groups):
+            for j in range(len(devices)):
+                if self.schedule.concurrent:
+                    self.env.process(self.stream(g, j, "F"))
+                    self.env.process(self.stream(g, j, "BIWR"))
+                else:
+                    self.env.process(self.stream(g, j, "FBIWR"))
         self.env.run()
         return self.env.now
 
-    def replica(self, s: int, j: int) -> Process:
-        """One device: its actions in order, its messages, its step."""
-        stage = self.plan.stages[s]
-        device, rows = stage.devices[j], stage.slices[j]
+    def stream(self, g: int, j: int, kinds: str) -> Process:
+        """What one device does one after the other: its actions of some kinds, and its steps."""
+        device = self.plan.device_groups[g][j]
+        order = [action for action in self.schedule.of(g) if action.kind in kinds]
+        per_update = self.schedule.weights.micro_batches_per_update
+        made: dict[Copy, int] = defaultdict(int)
+        total = {
+            copy: sum(a.kind in "BW" and self.copy_of(a) == copy for a in order)
+            for copy in set(map(self.copy_of, order))
+        }
+        steps = 0
+        for iteration in range(self.iterations):
+            if kinds == "F" and iteration:
+                yield self.done["step", device, iteration - 1]
+            for action in order:
+                copy = self.copy_of(action)
+                m = action.micro_batch + iteration * self.plan.micro_batches
+                update = -1
+                if action.kind in "BW":
+                    made[copy] += 1
+                    number, rest = divmod(made[copy], per_update or total[copy])
+                    update = -1 if rest else number - 1
+                yield from self.wait(copy, j, action.kind, m)
+                yield from self.act(copy, j, action.kind, m, update, kinds)
+                if update >= 0 and per_update:
+                    yield from self.step(g, j, steps, kinds)
+                    steps += 1
+            if "B" in kinds and not per_update:
+                yield from self.step(g, j, iteration, kinds)
+
+    def wait(self, copy: Copy, j: int, kind: str, m: int) -> Process:
+        """Wait for every message that an action needs, and for its own forward."""
+        way = {"F": "F", "B": "B", "I": "B"}.get(kind, "")
+        for key in self.inputs[copy.stage, copy.way, j, way]:
+            yield self.done[(*key, m)]
+        if kind in "BIR" and self.schedule.concurrent:
+            yield self.done["own", copy, j, m]
+
+    def act(self, copy: Copy, j: int, kind: str, m: int, update: int, kinds: str) -> Process:
+        """One action, layer after layer, in as many parts as it completes gradients."""
+        device = copy.devices[j]
+        layers = list(copy.layers if kind in "FR" else reversed(copy.layers))
+        seconds = self.layer_seconds(copy, j, kind)
+        waiting_bytes, part_s = 0, 0.0
+        for i, layer_s in zip(layers, seconds, strict=True):
+            part_s += layer_s
+            full = False
+            if update >= 0 and len(copy.devices) > 1 and not self.plan.mirrored:
+                waiting_bytes += self.profile.layers[i].parameter_bytes
+                rest = range(copy.layers.start, i)
+                more = any(self.profile.layers[k].parameter_bytes for k in rest)
+                full = waiting_bytes >= BUCKET_BYTES or (waiting_bytes > 0 and not more)
+            if not full and i != layers[-1]:
+                continue
+            yield from self.compute(device, part_s, kinds)
+            part_s = 0.0
+            if i == layers[-1]:
+                for key, needs, message_s in self.outputs[copy.stage, copy.way, j, kind_way(kind)]:
+                    self.env.process(self.message((*key, m), needs, message_s))
+                if kind == "F":
+                    self.done["own", copy, j, m].succeed()
+            if full:
+                name = ("bucket", copy.stage, i)
+                self.gradients([copy], name, waiting_bytes, update)
+                waiting_bytes = 0
+                if i != layers[-1]:
+                    yield self.env.timeout(0)
+        if update >= 0:
+            self.whole_gradients(copy, update)
+        yield self.env.timeout(0)
+
+    def compute(self, device: int, seconds: float, kinds: str) -> Process:
+        """Compute; where communication does not overlap, while the device is free of it."""
+        if self.cluster.devices[device].overlaps_communication:
+            yield self.env.timeout(seconds)
+        else:
+            # Forwards and backwards that run at once take equally long: forwards come first.
+            urgency = COMPUTE if "F" in kinds else COMPUTE + 1
+            yield from self.wires.carry([("compute", device, kinds)], seconds, urgency)
+
+    def layer_seconds(self, copy: Copy, j: int, kind: str) -> list[float]:
+        """Seconds of each layer of an action, in the order in which they run."""
+        rows, kind_of = copy.slices[j], self.cluster.devices[copy.devices[j]]
+        held_bytes = self.profile.parameter_bytes(copy.layers)
+        streams = kind_of.off_chip_bytes_per_s > 0 and held_bytes > kind_of.on_chip_bytes
+        least_s = held_bytes / kind_of.off_chip_bytes_per_s if streams else 0.0
+
+        def of(kind: str) -> list[float]:
+            costs = [self.profile.layers[i] for i in copy.layers]
+            work = {
+                "F": [cost.forward_s for cost in costs],
+                "B": [cost.backward_input_s + cost.backward_weight_s for cost in costs],
+                "I": [cost.backward_input_s for cost in costs],
+                "W": [cost.backward_weight_s for cost in costs],
+            }[kind]
+            seconds = [cost.at(rows) / kind_of.speed for cost in work]
+            factor = max(1.0, least_s / sum(seconds))
+            return [factor * s for s in seconds]
+
+        kind = "F" if kind == "R" else kind
+        seconds = of(kind)
+        if self.schedule.concurrent and kind in "FB":
+            factor = (sum(of("F")) + sum(of("B"))) / sum(seconds)
+            seconds = [factor * s for s in seconds]
+        return seconds if kind == "F" else seconds[::-1]
+
+    def step(self, g: int, j: int, number: int, kinds: str) -> Process:
+        """The optimizer's step of a device, once all gradients that it holds are summed."""
+        device = self.plan.device_groups[g][j]
+        mine = [copy for copy in self.copies.values() if device in copy.devices]
+        for name in self.reductions_of(mine, device):
+            yield self.done["reduced", name, number]
         speed = self.cluster.devices[device].speed
-        order = self.schedule.of(s)
-        last = [a for a in order if a.kind == "B"][-1]
-        for action in order:
-            m = action.micro_batch
-            if action.kind == "F":
-                yield from self.wait_for(s, j, "F", m)
-            if action.kind == "B":
-                yield from self.wait_for(s, j, "B", m)
-            layers = list(stage.layers if action.kind in "FR" else reversed(stage.layers))
-            waiting_bytes = 0
-            for i in layers:
-                cost = self.profile.layers[i]
-                work = cost.forward_s if action.kind in "FR" else cost.backward_s
-                yield self.env.timeout(work.at(rows) / speed)
-                if i == layers[-1]:
-                    self.send(s, j, action.kind, m)
-                if action == last and len(stage.devices) > 1:
-                    waiting_bytes += cost.parameter_bytes
-                    rest = range(stage.layers.start, i)
+        held_bytes = sum(self.profile.parameter_bytes(copy.layers) for copy in mine)
+        yield from self.compute(device, self.profile.step_s_per_byte * held_bytes / speed, kinds)
+        self.done["step", device, number].succeed()
+
+    def reductions_of(self, mine: list[Copy], device: int) -> list[object]:
+        """The names of all sums that a device takes part in."""
+        names: list[object] = []
+        for copy in mine:
+            if self.plan.mirrored:
+                names.append(("copies", copy.stage))
+            elif len(copy.devices) > 1:
+                waiting_bytes = 0
+                for i in reversed(copy.layers):
+                    waiting_bytes += self.profile.layers[i].parameter_bytes
+                    rest = range(copy.layers.start, i)
                     more = any(self.profile.layers[k].parameter_bytes for k in rest)
-                    if waiting_bytes >= BUCKET_BYTES or (waiting_bytes and not more):
-                        self.gradients(stage.devices, (s, i), waiting_bytes, device)
+                    if waiting_bytes >= BUCKET_BYTES or (waiting_bytes > 0 and not more):
+                        names.append(("bucket", copy.stage, i))
                         waiting_bytes = 0
+            names += [("tie", tie.name) for tie, _ in self.ties_of(copy)]
+        names = [name for name in dict.fromkeys(names) if self.is_summed(name)]
+        return names
+
+    def ties_of(self, copy: Copy) -> list[tuple[SharedParameter, list[Copy]]]:
+        """The tied parameters of a copy, with all copies that hold them."""
+        found: list[tuple[SharedParameter, list[Copy]]] = []
         for tie in self.profile.shared:
-            users = [
-                other.devices
-                for other in self.plan.stages
-                if any(i in other.layers for i in tie.layers)
-            ]
-            holders = tuple(d for devices in users for d in devices)
-            if device in holders and len(holders) > 1:
-                self.gradients(holders, tie.name, tie.bytes, device)
-        for name in self.begun[device]:
-            yield self.done["reduced", name]
-        yield self.env.timeout(
-            self.profile.step_s_per_byte * self.profile.parameter_bytes(stage.layers) / speed
-        )
+            users = [c for c in self.copies.values() if any(i in c.layers for i in tie.layers)]
+            within = self.plan.mirrored and len({c.stage for c in users}) == 1
+            if copy in users and not within:
+                found.append((tie, users))
+        return found
 
-    def gradients(
-        self, holders: tuple[int, ...], name: object, size_bytes: int, device: int
-    ) -> None:
-        """A device has its gradients of ``name``; the last one of the holders starts the sum."""
-        self.begun[device].append(name)
-        self.complete[name] += 1
-        if self.complete[name] == len(holders):
-            self.env.process(self.reduce(holders, name, size_bytes))
+    def is_summed(self, name: object) -> bool:
+        """Whether a sum is over several devices, and of anything."""
+        holders, size_bytes = self.sum_named(name)
+        return len({d for copy in holders for d in copy.devices}) > 1 and size_bytes > 0
 
-    def reduce(self, holders: tuple[int, ...], name: object, size_bytes: int) -> Process:
+    def sum_named(self, name: object) -> tuple[list[Copy], int]:
+        """The copies and the bytes of a sum of whole stages or tied parameters."""
+        kind, which = name[0], name[1]  # type: ignore[index]
+        if kind == "bucket":
+            return [self.copies[which, 0]], 1
+        if kind == "tie":
+            tie = next(tie for tie in self.profile.shared if tie.name == which)
+            users = [c for c in self.copies.values() if any(i in c.layers for i in tie.layers)]
+            return users, tie.bytes
+        both = [self.copies[which, 0], self.copies[which, 1]]
+        size_bytes = sum(self.profile.layers[i].parameter_bytes for i in both[0].layers)
+        for tie in self.profile.shared:
+            if all(i in both[0].layers for i in tie.layers):
+                size_bytes += tie.bytes
+        return both, size_bytes
+
+    def whole_gradients(self, copy: Copy, update: int) -> None:
+        """A replica has all its gradients: those that are summed when a stage is done."""
+        # Of what is complete at the same instant, tied parameters go first.
+        names: list[object] = [("tie", tie.name) for tie, _ in self.ties_of(copy)]
+        names += [("copies", copy.stage)] if self.plan.mirrored else []
+        for name in names:
+            if self.is_summed(name):
+                holders, size_bytes = self.sum_named(name)
+                self.gradients(holders, name, size_bytes, update)
+
+    def gradients(self, holders: list[Copy], name: object, size_bytes: int, update: int) -> None:
+        """A replica has its gradients of ``name``; the last one starts the sum."""
+        self.complete[name, update] += 1
+        working = sum(len(copy.devices) for copy in holders if copy in self.working)
+        if self.complete[name, update] == working:
+            devices = tuple(dict.fromkeys(d for copy in holders for d in copy.devices))
+            self.env.process(self.reduce(devices, (name, update), size_bytes))
+
+    def reduce(self, devices: tuple[int, ...], key: tuple[object, int], size_bytes: int) -> Process:
         """Sum in equal buckets, all asked for at once."""
         count = -(-size_bytes // BUCKET_BYTES)
-        needs: set[object] = {(way, d) for way in ("send", "receive") for d in holders}
-        for a in holders:
-            for b in holders:
+        needs: set[object] = set()
+        for a in devices:
+            needs |= {self.engine("send", a), self.engine("receive", a), *self.standing_still(a)}
+            for b in devices:
                 if a != b and self.cluster.uses_port(a, b):
-                    needs |= {("out", self.cluster.host_index[a])}
-                    needs |= {("in", self.cluster.host_index[b])}
-        seconds = all_reduce_s(self.cluster, holders, size_bytes / count)
-        yield self.env.all_of(
-            [self.env.process(self.wires.carry(needs, seconds, late=True)) for _ in range(count)]
-        )
-        self.done["reduced", name].succeed()
+                    needs |= {self.port("out", a), self.port("in", b)}
+        seconds = all_reduce_s(self.cluster, devices, size_bytes / count)
+        carried = [self.wires.carry(needs, seconds, REDUCTION) for _ in range(count)]
+        yield self.env.all_of([self.env.process(each) for each in carried])
+        self.done[("reduced", *key)].succeed()
 
-    def wait_for(self, s: int, j: int, way: str, m: int) -> Process:
-        """Wait for every message that this replica receives before an action."""
-        for key in self.inputs[s, j, way]:
-            yield self.done[(*key, m)]
+    def engine(self, way: str, device: int) -> object:
+        """The send or receive engine of a device; both are one where messages take turns."""
+        half = self.cluster.hosts[self.cluster.host_index[device]].half_duplex
+        return ("both" if half else way, device)
 
-    def send(self, s: int, j: int, way: str, m: int) -> None:
-        """Start all messages of an action."""
-        for key, needs, seconds in self.outputs[s, j, way]:
-            self.env.process(self.message((*key, m), needs, seconds))
+    def port(self, way: str, device: int) -> object:
+        """The outgoing or incoming port of a device's host."""
+        host = self.cluster.host_index[device]
+        return ("port" if self.cluster.hosts[host].half_duplex else way, host)
+
+    def standing_still(self, device: int) -> list[object]:
+        """What of a device computes nothing while it communicates."""
+        if self.cluster.devices[device].overlaps_communication:
+            return []
+        streams = ("F", "BIWR") if self.schedule.concurrent else ("FBIWR",)
+        return [("compute", device, kinds) for kinds in streams]
 
     def message(self, key: tuple[object, ...], needs: list[object], seconds: float) -> Process:
         """One message."""
         if seconds:
-            yield from self.wires.carry(needs, seconds, late=False)
+            yield from self.wires.carry(needs, seconds, MESSAGE)
         self.done[key].succeed()
 
     def prepare(self) -> None:
         """Find all messages: who sends whom how much."""
-        plan, sizes = self.plan, self.message_sizes()
-        for (s, i, way, t, j), tensors in sorted(sizes.items()):
-            source, target = plan.stages[s].devices[i], plan.stages[t].devices[j]
-            seconds = sum(self.cluster.transfer_s(source, target, size) for size in tensors)
-            needs: list[object] = [("send", source), ("receive", target)]
-            if self.cluster.uses_port(source, target):
-                needs.append(("out", self.cluster.host_index[source]))
-                needs.append(("in", self.cluster.host_index[target]))
-            key = (s, i, way, t, j)
-            self.outputs[s, i, way].append((key, needs, seconds))
-            self.inputs[t, j, way].append(key)
+        for way in {copy.way for copy in self.copies.values()}:
+            for (s, i, kind, t, j), tensors in sorted(self.message_sizes(way).items()):
+                source = self.copies[s, way].devices[i]
+                target = self.copies[t, way].devices[j]
+                seconds = sum(self.cluster.transfer_s(source, target, size) for size in tensors)
+                needs = [self.engine("send", source), self.engine("receive", target)]
+                needs += self.standing_still(source) + self.standing_still(target)
+                if self.cluster.uses_port(source, target):
+                    needs += [self.port("out", source), self.port("in", target)]
+                key = (way, s, i, kind, t, j)
+                self.outputs[s, way, i, kind].append((key, needs, seconds))
+                self.inputs[t, way, j, kind].append(key)
 
-    def message_sizes(self) -> dict[tuple[int, int, str, int, int], list[float]]:
+    def message_sizes(self, way: int) -> dict[tuple[int, int, str, int, int], list[float]]:
         """Bytes of every tensor from one replica to another, by direction."""
         plan = self.plan
         sizes: dict[tuple[int, int, str, int, int], list[float]] = defaultdict(list)
         for s in range(len(plan.stages) - 1):
-            for i, j, _ in common_rows(plan.stages[s].slices, plan.stages[s + 1].slices):
+            here, there = self.copies[s, way].slices, self.copies[s + 1, way].slices
+            for i, j, _ in common_rows(here, there):
                 sizes[s, i, "F", s + 1, j] += []
                 sizes[s + 1, j, "B", s, i] += []
         seen: set[tuple[str, int]] = set()
@@ -190,18 +367,22 @@ class Model:
             if s == t or (edge.tensor, t) in seen:
                 continue
             seen.add((edge.tensor, t))
-            for i, j, rows in self.paths(edge, s, t):
+            for i, j, rows in self.paths(edge, self.copies[s, way], self.copies[t, way]):
                 sizes[s, i, "F", t, j].append(bytes_of(edge.bytes, rows))
                 if edge.gradient_bytes != Affine():
                     sizes[t, j, "B", s, i].append(bytes_of(edge.gradient_bytes, rows))
         return sizes
 
-    def paths(self, edge: Edge, s: int, t: int) -> list[tuple[int, int, int]]:
+    def paths(self, edge: Edge, here: Copy, there: Copy) -> list[tuple[int, int, int]]:
         """Which replicas exchange a tensor, and how many rows of it."""
-        senders, receivers = self.plan.stages[s].slices, self.plan.stages[t].slices
         if edge.bytes.fixed and not edge.bytes.per_sample:
-            return [(j % len(senders), j, 1) for j in range(len(receivers))]
-        return common_rows(senders, receivers)
+            return [(j % len(here.slices), j, 1) for j in range(len(there.slices))]
+        return common_rows(here.slices, there.slices)
+
+
+def kind_way(kind: str) -> str:
+    """The direction in which an action of a kind sends: none for those that send nothing."""
+    return {"F": "F", "B": "B", "I": "B"}.get(kind, "")
 
 
 def bytes_of(size: Affine, rows: int) -> float:
@@ -219,8 +400,14 @@ def common_rows(senders: tuple[int, ...], receivers: tuple[int, ...]) -> list[tu
     return [(i, j, count) for (i, j), count in sorted(counts.items())]
 
 
-def iteration_s(plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule) -> float:
-    """Seconds of one iteration by the SimPy model."""
-    model = Model(plan, profile, cluster, schedule)
+def iteration_s(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    schedule: Schedule,
+    iterations: int = 1,
+) -> float:
+    """Seconds of ``iterations`` by the SimPy model."""
+    model = Model(plan, profile, cluster, schedule, iterations)
     model.prepare()
     return model.run()

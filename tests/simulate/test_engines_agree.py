@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from strategies import Case, cases
 
 from penstock.plan.ordering import order_of
+from penstock.schedule.action import Action
 from penstock.schedule.text import parse_schedule
 from penstock.simulate import compiled, plain
 from penstock.simulate.catalogue import workload_of
-from penstock.simulate.orders import flat_orders
 from penstock.simulate.trace import Trace, first_actions
-from penstock.simulate.workload import Workload
+from penstock.simulate.workload import DeviceWork, Workload
 
 RELATIVE = 1e-9
 ABSOLUTE_S = 1e-9
@@ -40,7 +40,7 @@ def test_the_compiled_engine_equals_the_plain_one(case: Case) -> None:
     trace = plain.play(workload)
     assert_equal(compiled.play(workload), trace)
     assert isclose(
-        compiled.iteration_s(workload.parts, flat_orders(workload.schedule)),
+        compiled.iteration_s(workload.parts, compiled.orders_of(workload)),
         trace.iteration_s,
         rel_tol=RELATIVE,
     )
@@ -59,7 +59,7 @@ def test_no_engine_port_or_compute_stream_does_two_things_at_once(case: Case) ->
             for resource in resources:
                 occupied.setdefault(resource, []).append(span)
     for position, first in enumerate(first_actions(workload)):
-        order = workload.schedule.of(workload.devices[position].stage)
+        order = workload.schedule.of(workload.devices[position].group)
         occupied["compute", position] = [
             *trace.actions[first : first + len(order)],
             trace.steps[position],
@@ -79,16 +79,21 @@ def test_computing_devices_of_a_host_share_its_cores_exactly(case: Case) -> None
     computing: list[list[tuple[float, float]]] = [[] for _ in workload.host_slots]
     for position, first in enumerate(first_actions(workload)):
         work = workload.devices[position]
-        count = len(workload.schedule.of(work.stage))
+        count = len(workload.schedule.of(work.group))
         computing[work.host] += [*trace.actions[first : first + count], trace.steps[position]]
     for position, first in enumerate(first_actions(workload)):
         work = workload.devices[position]
         slots = workload.host_slots[work.host] or len(workload.devices)
-        for index, action in enumerate(workload.schedule.of(work.stage)):
+        for index, action in enumerate(workload.schedule.of(work.group)):
             start_s, end_s = trace.actions[first + index]
             done_s = share_s(computing[work.host], slots, start_s, end_s)
-            needed_s = work.seconds(action.kind)
+            needed_s = seconds_of(workload, work, action)
             assert isclose(done_s, needed_s, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def seconds_of(workload: Workload, work: DeviceWork, action: Action) -> float:
+    """Seconds of an action at full speed."""
+    return work.replicas[workload.instances.of(action)].work.seconds(action.kind)
 
 
 def share_s(
@@ -111,7 +116,8 @@ def share_s(
 def test_an_iteration_is_never_shorter_than_the_work_of_its_busiest_device(case: Case) -> None:
     workload = made(case)
     busiest_s = max(
-        sum(work.seconds(action.kind) for action in workload.schedule.of(work.stage)) + work.step_s
+        sum(seconds_of(workload, work, action) for action in workload.schedule.of(work.group))
+        + work.step_s
         for work in workload.devices
     )
     assert plain.play(workload).iteration_s >= busiest_s * (1 - RELATIVE) - ABSOLUTE_S

@@ -19,14 +19,18 @@ from penstock.schedule.early_backward import IN_FLIGHT
 from penstock.schedule.registry import SCHEDULES
 from penstock.simulate import catalogue as catalogues
 from penstock.simulate import score as scores
+from penstock.simulate.instances import instances_of
 from penstock.simulate.memory import held_while
 from penstock.simulate.orders import flatten, orders_of_plan
 from penstock.simulate.recent import Recent
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
-from penstock.simulate.stage_memory import StageMemory
+from penstock.simulate.stage_memory import StageMemory, most_bytes
 
 RELATIVE = 1e-12
+
+SLOW = {"exact"}
+"""Schedules that search for a long time."""
 
 
 @st.composite
@@ -45,7 +49,7 @@ def varied_plans(draw: st.DrawFn, layers: int, devices: int) -> Plan:
         run = range(cuts[index], cuts[index + 1])
         made.append(Stage(run, mine, slices, draw(st.booleans())))
     micro_batches = draw(st.integers(1, 7))
-    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
+    schedule = draw(st.sampled_from(sorted(SCHEDULES.keys() - SLOW)))
     limits: tuple[int, ...] = ()
     if schedule != "gpipe" and draw(st.booleans()):
         limits = tuple(draw(st.integers(1, micro_batches + 1)) for _ in range(stages))
@@ -122,16 +126,23 @@ def test_it_does_so_too_when_it_forgets_almost_everything_at_once(
 def test_orders_written_down_at_once_are_the_valid_ones(data: st.DataObject) -> None:
     """`order_of` validates; the peaks of memory that follow from both are the same."""
     plan = data.draw(varied_plans(6, 6))
-    schedule = order_of(plan)
-    held = held_while(schedule, len(plan.stages))
-    expected, found = flatten(schedule, held), orders_of_plan(plan)
-    for field in ("start", "kind", "micro", "last_backward"):
+    try:
+        schedule = order_of(plan)
+    except BadInput:
+        with pytest.raises(BadInput):
+            orders_of_plan(plan)
+        return
+    instances = instances_of(schedule, plan.shape())
+    held = held_while(schedule, instances)
+    expected = flatten(schedule, instances, plan.micro_batches, held=held)
+    found = orders_of_plan(plan)
+    for field in ("start", "words"):
         assert getattr(found, field).tolist() == getattr(expected, field).tolist(), field
-    assert found.splits == expected.splits
+    assert found.instances == expected.instances
     numbers = st.integers(0, 5).map(float)
     memory = StageMemory(1.0, data.draw(numbers), data.draw(numbers), 2.0)
     for own, all_of_them in zip(found.held, held, strict=True):
-        assert memory.peak(own) == memory.peak(all_of_them)
+        assert most_bytes((memory,), own) == most_bytes((memory,), all_of_them)
 
 
 def test_the_members_of_the_early_backward_family_are_registered_schedules() -> None:

@@ -28,16 +28,20 @@ class Arrays:
 
 
 def arrays_of(parts: Parts, orders: FlatOrders, *, record: bool = False) -> Arrays:
-    """The arrays of one iteration; ``record`` leaves room for the spans of everything."""
+    """The arrays of a workload; ``record`` leaves room for the spans of everything."""
     from penstock.simulate.assembly import assemble
 
     stages, boundaries, ties = parts.stages, parts.boundaries, parts.ties
     ends = np.array([end for p, c, _ in boundaries for end in (p, c)], dtype=np.int64)
     made = assemble(
-        parts.micro_batches,
+        orders.micro_batches,
         int(record),
+        orders.streams_each,
         np.array(parts.host_slots, dtype=np.int64),
-        (orders.start, orders.kind, orders.micro, orders.last_backward),
+        np.array(parts.half_duplex, dtype=np.int64),
+        (orders.start, orders.words),
+        np.array(orders.instances.groups, dtype=np.int64),
+        np.array(orders.instances.rounds, dtype=np.int64) * orders.iterations,
         np.concatenate([stage.whole for stage in stages]),
         np.concatenate([stage.real for stage in stages]),
         ends,

@@ -3,8 +3,9 @@
 Numbers everything through as `Workload` does, compiled by numba; a property test holds the two
 together. The parts come as joined records of whole numbers and of seconds:
 
-    stage      replicas, segments, buckets, outgoing ports, incoming ports; hosts; buckets complete
-               with each segment; outgoing ports; incoming ports
+    stage      replicas, segments, buckets, outgoing ports, incoming ports; hosts; whether each
+               replica's device overlaps; buckets complete with each segment; outgoing ports;
+               incoming ports
                seconds of each replica's pieces; of its segments; of the buckets
     boundary   pairs; for each: sender, receiver, returns, port down, port up
                forward and backward seconds of each pair
@@ -23,14 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.simulate import layout as at
-from penstock.simulate.layout import COUNTS, HEADER, LENGTHS, PIECES, REALS
+from penstock.simulate.layout import COUNTS, HEADER, LENGTHS, PIECES, REALS, STEP
 
 __all__ = ["assemble"]
 
 compiled = numba.njit
 
-# Columns of the table of stages: where the records are, then what their heads say.
-RECORD, REAL_RECORD, FIRST, REPLICAS, SEGMENTS, BUCKETS, OUTGOING, INCOMING = range(8)
+# Columns of the table of instances: where the records are, the first replica, the position of its
+# device, then what the heads of the records say.
+RECORD, REAL_RECORD, FIRST, DEVICE, REPLICAS, SEGMENTS, BUCKETS, OUTGOING, INCOMING = range(9)
 
 STAGE_HEAD = 5
 PAIR = 5
@@ -38,42 +40,57 @@ TIE_HEAD = 4
 
 
 @compiled
-def stage_table(stages, stage_whole):
-    """Where each stage's records start, its first device position, and the head of its record."""
-    table = np.zeros((stages + 1, 8), dtype=np.int64)
-    for s in range(stages):
+def stage_table(groups, stage_whole):
+    """Where each instance's records start, its first replica and device, the head of its record."""
+    table = np.zeros((len(groups) + 1, 9), dtype=np.int64)
+    for s in range(len(groups)):
         record = table[s, RECORD]
         for column in range(REPLICAS, INCOMING + 1):
             table[s, column] = stage_whole[record + column - REPLICAS]
         replicas, segments = table[s, REPLICAS], table[s, SEGMENTS]
-        lists = replicas + segments + table[s, OUTGOING] + table[s, INCOMING]
+        lists = 2 * replicas + segments + table[s, OUTGOING] + table[s, INCOMING]
         seconds = replicas * (PIECES + segments) + table[s, BUCKETS]
         table[s + 1, RECORD] = record + STAGE_HEAD + lists
         table[s + 1, REAL_RECORD] = table[s, REAL_RECORD] + seconds
         table[s + 1, FIRST] = table[s, FIRST] + replicas
+    place_devices(groups, table)
     return table
 
 
 @compiled
-def count_ties(w, table, tie_whole):
-    """Count the buckets and occupations of parameters tied across stages."""
+def place_devices(groups, table):
+    """The first device position of every instance: that of its group. The last row counts all."""
+    first = np.zeros(groups.max() + 2, dtype=np.int64)
+    for s in range(len(groups)):
+        first[groups[s] + 1] = table[s, REPLICAS]
+    for group in range(len(first) - 1):
+        first[group + 1] += first[group]
+    for s in range(len(groups)):
+        table[s, DEVICE] = first[groups[s]]
+    table[-1, DEVICE] = first[-1]
+
+
+@compiled
+def count_ties(w, table, tie_whole, rounds, each):
+    """Count the buckets and occupations of parameters that several instances hold."""
     record = 0
     while record < len(tie_whole):
         users, buckets = tie_whole[record], tie_whole[record + 1]
         ports = tie_whole[record + 2] + tie_whole[record + 3]
-        w[at.GROUPS] += 1
+        w[at.REDUCTIONS] += 1
         w[at.BUCKETS] += buckets
+        w[at.ITEMS] += buckets * rounds[tie_whole[record + TIE_HEAD]]
         w[at.COMPLETIONS] += users * buckets
         w[at.OCCUPATIONS] += ports
         for k in range(users):
             replicas = table[tie_whole[record + TIE_HEAD + k], REPLICAS]
             w[at.MEMBERS] += replicas
-            w[at.OCCUPATIONS] += 2 * replicas
+            w[at.OCCUPATIONS] += (2 + each) * replicas
         record += TIE_HEAD + users + ports
 
 
 @compiled
-def count_messages(w, boundary_whole):
+def count_messages(w, boundary_whole, each):
     """Count the messages of all boundaries, and what they may occupy."""
     record = 0
     while record < len(boundary_whole):
@@ -81,35 +98,52 @@ def count_messages(w, boundary_whole):
         for k in range(pairs):
             w[at.MESSAGES] += 1 + boundary_whole[record + 1 + PAIR * k + 2]
         record += 1 + PAIR * pairs
-    w[at.OCCUPATIONS] += 4 * w[at.MESSAGES]
+    w[at.OCCUPATIONS] += (4 + 2 * each) * w[at.MESSAGES]
 
 
 @compiled
-def count_all(w, table, boundary_whole, tie_whole, order_start, record):
-    """Fill in the counts of the header; those of stages, hosts and micro-batches stand already."""
-    for s in range(w[at.STAGES]):
+def count_all(
+    w, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, record
+):
+    """Fill in the counts of the header; those of instances, hosts and micro-batches stand."""
+    for s in range(w[at.INSTANCES]):
+        overlaps = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
+        for k in range(overlaps, overlaps + table[s, REPLICAS]):
+            w[at.BLOCKING] |= 1 - stage_whole[k]
+    # The streams that a transfer may occupy.
+    each = w[at.STREAMS_EACH] * w[at.BLOCKING]
+    w[at.DEVICES] = table[-1, DEVICE]
+    w[at.REPLICAS] = table[-1, FIRST]
+    w[at.STREAMS] = w[at.DEVICES] * w[at.STREAMS_EACH]
+    counted = np.zeros(groups.max() + 1, dtype=np.int64)
+    for s in range(w[at.INSTANCES]):
         replicas, segments = table[s, REPLICAS], table[s, SEGMENTS]
-        w[at.STAGE_SEGMENTS] += segments
-        w[at.DEVICE_SEGMENTS] += replicas * segments
-        w[at.ACTION_SPANS] += record * replicas * (order_start[s + 1] - order_start[s])
+        w[at.INSTANCE_SEGMENTS] += segments
+        w[at.REPLICA_SEGMENTS] += replicas * segments
+        if not counted[groups[s]]:
+            counted[groups[s]] = 1
+            first = groups[s] * w[at.STREAMS_EACH]
+            words = order_start[first + w[at.STREAMS_EACH]] - order_start[first]
+            w[at.ACTION_SPANS] += record * replicas * words
         if table[s, BUCKETS]:
-            w[at.GROUPS] += 1
+            w[at.REDUCTIONS] += 1
             w[at.BUCKETS] += table[s, BUCKETS]
+            w[at.ITEMS] += table[s, BUCKETS] * rounds[s]
             w[at.COMPLETIONS] += table[s, BUCKETS]
             w[at.MEMBERS] += replicas
-            w[at.OCCUPATIONS] += 2 * replicas + table[s, OUTGOING] + table[s, INCOMING]
-    count_ties(w, table, tie_whole)
-    count_messages(w, boundary_whole)
-    w[at.DEVICES] = table[-1, FIRST]
-    w[at.LANES] = w[at.MESSAGES] + w[at.GROUPS]
-    w[at.ITEMS] = w[at.MESSAGES] * w[at.MICRO_BATCHES] + w[at.BUCKETS]
-    w[at.RESOURCES] = 2 * w[at.DEVICES] + 2 * w[at.HOSTS]
-    w[at.ORDERED_ACTIONS] = order_start[-1]
-    w[at.AWAITED] = 2 * w[at.DEVICES] * w[at.MICRO_BATCHES]
-    w[at.SPANS] = record * w[at.DEVICES]
+            w[at.OCCUPATIONS] += (2 + each) * replicas + table[s, OUTGOING] + table[s, INCOMING]
+    count_ties(w, table, tie_whole, rounds, each)
+    count_messages(w, boundary_whole, each)
+    w[at.LANES] = w[at.MESSAGES] + w[at.REDUCTIONS]
+    w[at.ITEMS] += w[at.MESSAGES] * w[at.MICRO_BATCHES]
+    w[at.WIRES] = 2 * w[at.DEVICES] + 2 * w[at.HOSTS]
+    w[at.RESOURCES] = w[at.WIRES] + w[at.STREAMS]
+    w[at.WORDS] = order_start[-1]
+    w[at.AWAITED] = (1 + w[at.STREAMS_EACH]) * w[at.REPLICAS] * w[at.MICRO_BATCHES]
+    w[at.SPANS] = record
     w[at.ITEM_SPANS] = record * w[at.ITEMS]
     w[at.LEAVES] = 1
-    while w[at.LEAVES] < w[at.DEVICES] + w[at.LANES]:
+    while w[at.LEAVES] < w[at.STREAMS] + w[at.LANES]:
         w[at.LEAVES] *= 2
 
 
@@ -135,47 +169,98 @@ def allocate(header):
 
 
 @compiled
-def fill_stages(w, x, table, stage_whole, stage_real, order_start, last_backward):
-    """Write down the devices of every stage, their orders and their seconds."""
-    segment = device_segment = span = 0
-    for s in range(w[at.STAGES]):
-        record, seconds = table[s, RECORD] + STAGE_HEAD, table[s, REAL_RECORD]
+def fill_replicas(w, x, table, stage_whole, stage_real):
+    """Write down the replicas of every instance and their seconds."""
+    segment = replica_segment = 0
+    for s in range(w[at.INSTANCES]):
+        hosts, seconds = table[s, RECORD] + STAGE_HEAD, table[s, REAL_RECORD]
         first, replicas, segments = table[s, FIRST], table[s, REPLICAS], table[s, SEGMENTS]
+        w[w[at.FIRST_REPLICA] + s] = first
         for i in range(replicas):
-            device = first + i
-            w[w[at.HOST] + device] = stage_whole[record + i]
-            w[w[at.POSITION] + device] = order_start[s]
-            w[w[at.ORDER_END] + device] = order_start[s + 1]
-            w[w[at.LAST_BACKWARD] + device] = order_start[s] + last_backward[s]
-            w[w[at.SPAN_OFFSET] + device] = span - order_start[s]
-            w[w[at.FIRST_SEGMENT] + device] = segment
-            w[w[at.SEGMENT_COUNT] + device] = segments
-            w[w[at.SEGMENT_START] + device] = w[at.SEGMENT_SECONDS] + device_segment
-            span += order_start[s + 1] - order_start[s]
+            replica, device = first + i, table[s, DEVICE] + i
+            w[w[at.REPLICA_DEVICE] + replica] = device
+            w[w[at.DEVICE_HOST] + device] = stage_whole[hosts + i]
+            w[w[at.FIRST_SEGMENT] + replica] = segment
+            w[w[at.SEGMENT_COUNT] + replica] = segments
+            w[w[at.SEGMENT_START] + replica] = w[at.SEGMENT_SECONDS] + replica_segment
+            x[w[at.STEP_SECONDS] + device] += stage_real[seconds + i * PIECES + STEP]
             for k in range(segments):
                 at_segment = seconds + replicas * PIECES + i * segments + k
-                x[w[at.SEGMENT_SECONDS] + device_segment + k] = stage_real[at_segment]
-            device_segment += segments
+                x[w[at.SEGMENT_SECONDS] + replica_segment + k] = stage_real[at_segment]
+            replica_segment += segments
         for k in range(replicas * PIECES):
             x[w[at.SECONDS] + first * PIECES + k] = stage_real[seconds + k]
         segment += segments
 
 
 @compiled
+def fill_streams(w, table, groups, order_start, order_words):
+    """Write down the orders of every stream; positions are those of words in the whole array."""
+    each, span = w[at.STREAMS_EACH], 0
+    w[w[at.WORD] : w[at.WORD] + w[at.WORDS]] = order_words
+    instance_of = np.full(groups.max() + 1, -1)
+    for s in range(len(groups) - 1, -1, -1):
+        instance_of[groups[s]] = s
+    for group in range(len(instance_of)):
+        s = instance_of[group]
+        for i in range(table[s, REPLICAS]):
+            for k in range(each):
+                stream = (table[s, DEVICE] + i) * each + k
+                start, end = order_start[group * each + k], order_start[group * each + k + 1]
+                w[w[at.STREAM_REPLICA] + stream] = i
+                w[w[at.POSITION] + stream] = w[at.WORD] + start
+                w[w[at.ORDER_END] + stream] = w[at.WORD] + end
+                w[w[at.SPAN_OFFSET] + stream] = span - start - w[at.WORD]
+                span += end - start
+
+
+@compiled
 def fill_hosts(w, host_slots):
-    """Write down the devices of every host; those that share too few slots know it."""
-    start = w[at.HOST_DEVICE_START]
+    """Write down the streams of every host; those that share too few slots know it."""
+    start, each = w[at.HOST_STREAM_START], w[at.STREAMS_EACH]
     for host in range(w[at.HOSTS]):
         w[w[at.HOST_SLOTS] + host] = host_slots[host]
-    for device in range(w[at.DEVICES]):
-        host = w[w[at.HOST] + device]
+    for stream in range(w[at.STREAMS]):
+        host = w[w[at.DEVICE_HOST] + stream // each]
         w[start + host + 1] += 1
-        w[w[at.SHARED_HOST] + device] = host if host_slots[host] > 0 else -1
+        w[w[at.SHARED_HOST] + stream] = host if host_slots[host] > 0 else -1
     cursor = running_sum(w, start, w[at.HOSTS])
-    for device in range(w[at.DEVICES]):
-        host = w[w[at.HOST] + device]
-        w[w[at.HOST_DEVICE] + cursor[host]] = device
+    for stream in range(w[at.STREAMS]):
+        host = w[w[at.DEVICE_HOST] + stream // each]
+        w[w[at.HOST_STREAM] + cursor[host]] = stream
         cursor[host] += 1
+
+
+@compiled
+def number_wires(w, table, stage_whole, half_duplex):
+    """Resource numbers: receive engines of devices, incoming ports of hosts; who must stand still.
+
+    The first two are the send engine and the outgoing port where messages are half-duplex.
+    """
+    devices, hosts = w[at.DEVICES], w[at.HOSTS]
+    receive = np.empty(devices, dtype=np.int64)
+    incoming = np.empty(hosts, dtype=np.int64)
+    blocked = np.zeros(devices, dtype=np.int64)
+    for host in range(hosts):
+        incoming[host] = 2 * devices + host + (0 if half_duplex[host] else hosts)
+    for device in range(devices):
+        half = half_duplex[w[w[at.DEVICE_HOST] + device]]
+        receive[device] = device if half else devices + device
+    for s in range(w[at.INSTANCES]):
+        overlaps = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
+        for i in range(table[s, REPLICAS]):
+            blocked[table[s, DEVICE] + i] = 1 - stage_whole[overlaps + i]
+    return receive, incoming, blocked
+
+
+@compiled
+def block_streams(w, place, device, blocked):
+    """Occupy the streams of a device that does not overlap; the next free place."""
+    each = w[at.STREAMS_EACH]
+    for k in range(each * blocked[device]):
+        w[place] = w[at.WIRES] + device * each + k
+        place += 1
+    return place
 
 
 @compiled
@@ -187,7 +272,7 @@ def running_sum(w, start, count):
 
 
 @compiled
-def fill_messages(w, x, table, ends, boundary_whole, boundary_real):
+def fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires):
     """Number the messages, write down what each occupies and its seconds."""
     senders = np.empty(w[at.MESSAGES], dtype=np.int64)
     ports = np.empty(w[at.MESSAGES], dtype=np.int64)
@@ -213,37 +298,50 @@ def fill_messages(w, x, table, ends, boundary_whole, boundary_real):
             seconds += 2 * boundary_whole[record]
             record += 1 + PAIR * boundary_whole[record]
         if counting:
-            cursor = running_sum(w, w[at.SENDS_START], 2 * w[at.DEVICES])
-    occupy_wires(w, x, senders, ports)
+            cursor = running_sum(w, w[at.SENDS_START], 2 * w[at.REPLICAS])
+    occupy_wires(w, x, senders, ports, wires)
 
 
 @compiled
-def occupy_wires(w, x, senders, ports):
+def occupy_wires(w, x, senders, ports, wires):
     """Engines and ports of all messages; one of no seconds occupies nothing. Inputs to come."""
-    count, used = w[at.DEVICES], 0
+    (receive, incoming, blocked), each = wires, w[at.STREAMS_EACH]
+    place = w[at.RESOURCE]
     for lane in range(w[at.MESSAGES]):
         row = w[w[at.INPUT_ROW] + lane]
         for m in range(w[at.MICRO_BATCHES]):
             w[w[at.INPUTS] + row * w[at.MICRO_BATCHES] + m] += 1
         w[w[at.ITEM_START] + lane + 1] = (lane + 1) * w[at.MICRO_BATCHES]
+        source = w[w[at.REPLICA_DEVICE] + senders[lane]]
+        target = w[w[at.REPLICA_DEVICE] + (row >> 1)]
+        w[w[at.RECEIVER] + lane] = target * each + (row & 1) * (each - 1)
         if x[w[at.MESSAGE_SECONDS] + lane] > 0:
-            first = w[at.RESOURCE] + used
-            w[first], w[first + 1] = senders[lane], count + (row >> 1)
-            used += 2
+            w[place], w[place + 1] = source, receive[target]
+            place += 2
             if ports[lane]:
-                w[first + 2] = 2 * count + w[w[at.HOST] + senders[lane]]
-                w[first + 3] = 2 * count + w[at.HOSTS] + w[w[at.HOST] + (row >> 1)]
-                used += 2
-        w[w[at.RESOURCE_START] + lane + 1] = used
+                w[place] = 2 * w[at.DEVICES] + w[w[at.DEVICE_HOST] + source]
+                w[place + 1] = incoming[w[w[at.DEVICE_HOST] + target]]
+                place += 2
+            place = block_streams(w, place, source, blocked)
+            place = block_streams(w, place, target, blocked)
+        w[w[at.RESOURCE_START] + lane + 1] = place - w[at.RESOURCE]
+
+
+@compiled
+def await_own_forwards(w):
+    """Where forwards and backwards are two streams, these wait for those of the same replica."""
+    first = 2 * w[at.REPLICAS] * w[at.MICRO_BATCHES]
+    for k in range(first, w[at.AWAITED]):
+        w[w[at.INPUTS] + k] = 1
 
 
 @compiled
 def count_completions(w, table, stage_whole, tie_whole):
     """Where the buckets that each segment completes are listed; a copy to list them."""
     start = w[at.COMPLETION_START] + 1
-    for s in range(w[at.STAGES]):
+    for s in range(w[at.INSTANCES]):
         first = w[w[at.FIRST_SEGMENT] + table[s, FIRST]]
-        buckets = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
+        buckets = table[s, RECORD] + STAGE_HEAD + 2 * table[s, REPLICAS]
         for k in range(table[s, SEGMENTS]):
             w[start + first + k] = stage_whole[buckets + k]
     record = 0
@@ -254,56 +352,83 @@ def count_completions(w, table, stage_whole, tie_whole):
             last = w[w[at.FIRST_SEGMENT] + table[s, FIRST]] + table[s, SEGMENTS] - 1
             w[start + last] += buckets
         record += TIE_HEAD + users + tie_whole[record + 2] + tie_whole[record + 3]
-    return running_sum(w, start - 1, w[at.STAGE_SEGMENTS])
+    return running_sum(w, start - 1, w[at.INSTANCE_SEGMENTS])
 
 
 @compiled
-def add_buckets(w, x, group, bucket, buckets, seconds, first):
+def add_buckets(w, x, group, bucket, buckets, rounds, seconds, first):
     """Open a group with the buckets from ``bucket`` on; ``seconds[first:]`` are theirs."""
     lane = w[at.MESSAGES] + group
-    w[w[at.ITEM_START] + lane + 1] = w[w[at.ITEM_START] + lane] + buckets
+    w[w[at.ITEM_START] + lane + 1] = w[w[at.ITEM_START] + lane] + buckets * rounds
     w[w[at.RESOURCE_START] + lane + 1] = w[w[at.RESOURCE_START] + lane]
     w[w[at.MEMBER_START] + group + 1] = w[w[at.MEMBER_START] + group]
+    w[w[at.BUCKET_START] + group + 1] = bucket + buckets
     for k in range(buckets):
         x[w[at.BUCKET_SECONDS] + bucket + k] = seconds[first + k]
         w[w[at.GROUP_OF_BUCKET] + bucket + k] = group
 
 
 @compiled
-def add_members(w, group, bucket, buckets, first, replicas):
-    """Let the replicas from position ``first`` on take part in the newest group."""
-    lane = w[at.MESSAGES] + group
-    for device in range(first, first + replicas):
+def add_members(w, table, group, bucket, buckets, s, works):
+    """Let the replicas of instance ``s`` take part in the newest group.
+
+    One that ``works`` not at all gives no gradients, but waits for the sum all the same.
+    """
+    for device in range(table[s, DEVICE], table[s, DEVICE] + table[s, REPLICAS]):
         w[w[at.MEMBER] + w[w[at.MEMBER_START] + group + 1]] = device
         w[w[at.MEMBER_START] + group + 1] += 1
         w[w[at.BUCKETS_LEFT] + device] += buckets
-        used = w[at.RESOURCE] + w[w[at.RESOURCE_START] + lane + 1]
-        w[used], w[used + 1] = device, w[at.DEVICES] + device
-        w[w[at.RESOURCE_START] + lane + 1] += 2
-    for k in range(bucket, bucket + buckets):
-        w[w[at.MEMBERS_LEFT] + k] += replicas
+        w[w[at.BUCKETS_EACH] + device] += buckets
+    if works:
+        w[w[at.MEMBERS_EACH] + group] += table[s, REPLICAS]
+        for k in range(bucket, bucket + buckets):
+            w[w[at.MEMBERS_LEFT] + k] += table[s, REPLICAS]
 
 
 @compiled
-def add_ports(w, group, hosts, first, outgoing, incoming):
+def occupy_members(w, group, wires):
+    """Let the newest group occupy the engines of its members, and their streams where need be."""
+    receive, _, blocked = wires
+    lane = w[at.MESSAGES] + group
+    first = w[at.RESOURCE] + w[w[at.RESOURCE_START] + lane + 1]
+    place = first
+    members = range(w[w[at.MEMBER_START] + group], w[w[at.MEMBER_START] + group + 1])
+    for k in members:
+        device = w[w[at.MEMBER] + k]
+        w[place] = device
+        place += 1
+        if receive[device] != device:
+            w[place] = receive[device]
+            place += 1
+    for k in members:
+        place = block_streams(w, place, w[w[at.MEMBER] + k], blocked)
+    w[w[at.RESOURCE_START] + lane + 1] += place - first
+
+
+@compiled
+def add_ports(w, group, hosts, first, outgoing, incoming, wires):
     """Let the newest group pass the ports of the hosts that ``hosts[first:]`` lists."""
+    _, incoming_of, _ = wires
     lane = w[at.MESSAGES] + group
     used = w[at.RESOURCE] + w[w[at.RESOURCE_START] + lane + 1]
-    ports = 2 * w[at.DEVICES]
-    for k in range(outgoing + incoming):
-        w[used + k] = ports + hosts[first + k] + (w[at.HOSTS] if k >= outgoing else 0)
+    for k in range(outgoing):
+        w[used + k] = 2 * w[at.DEVICES] + hosts[first + k]
+    for k in range(outgoing, outgoing + incoming):
+        w[used + k] = incoming_of[hosts[first + k]]
     w[w[at.RESOURCE_START] + lane + 1] += outgoing + incoming
 
 
 @compiled
-def add_stage_group(w, x, table, s, group, bucket, stage_whole, stage_real, cursor):
-    """The reduction among the replicas of stage ``s``."""
+def add_stage_group(w, x, table, s, group, bucket, rounds, stage_whole, stage_real, cursor, wires):
+    """The reduction among the replicas of instance ``s``."""
     replicas, segments, buckets = table[s, REPLICAS], table[s, SEGMENTS], table[s, BUCKETS]
-    lists = table[s, RECORD] + STAGE_HEAD + replicas
+    lists = table[s, RECORD] + STAGE_HEAD + 2 * replicas
     seconds = table[s, REAL_RECORD] + replicas * (PIECES + segments)
-    add_buckets(w, x, group, bucket, buckets, stage_real, seconds)
-    add_members(w, group, bucket, buckets, table[s, FIRST], replicas)
-    add_ports(w, group, stage_whole, lists + segments, table[s, OUTGOING], table[s, INCOMING])
+    add_buckets(w, x, group, bucket, buckets, rounds[s], stage_real, seconds)
+    add_members(w, table, group, bucket, buckets, s, rounds[s])
+    outgoing, incoming = table[s, OUTGOING], table[s, INCOMING]
+    add_ports(w, group, stage_whole, lists + segments, outgoing, incoming, wires)
+    occupy_members(w, group, wires)
     first = w[w[at.FIRST_SEGMENT] + table[s, FIRST]]
     for segment in range(segments):
         for _ in range(stage_whole[lists + segment]):
@@ -313,36 +438,54 @@ def add_stage_group(w, x, table, s, group, bucket, stage_whole, stage_real, curs
 
 
 @compiled
-def add_tie(w, x, table, group, bucket, tie_whole, record, tie_real, seconds, cursor):
-    """The reduction of parameters tied across stages; where the next record starts."""
+def add_tie(
+    w, x, table, group, bucket, rounds, tie_whole, record, tie_real, seconds, cursor, wires
+):
+    """The reduction of what several instances hold; where the next record starts."""
     users, buckets = tie_whole[record], tie_whole[record + 1]
     outgoing, incoming = tie_whole[record + 2], tie_whole[record + 3]
-    add_buckets(w, x, group, bucket, buckets, tie_real, seconds)
+    add_buckets(
+        w, x, group, bucket, buckets, rounds[tie_whole[record + TIE_HEAD]], tie_real, seconds
+    )
     for k in range(users):
         s = tie_whole[record + TIE_HEAD + k]
-        add_members(w, group, bucket, buckets, table[s, FIRST], table[s, REPLICAS])
+        add_members(w, table, group, bucket, buckets, s, rounds[s])
         last = w[w[at.FIRST_SEGMENT] + table[s, FIRST]] + table[s, SEGMENTS] - 1
         for b in range(bucket, bucket + buckets):
             w[w[at.COMPLETION] + cursor[last]] = b
             cursor[last] += 1
-    add_ports(w, group, tie_whole, record + TIE_HEAD + users, outgoing, incoming)
+    add_ports(w, group, tie_whole, record + TIE_HEAD + users, outgoing, incoming, wires)
+    occupy_members(w, group, wires)
     return record + TIE_HEAD + users + outgoing + incoming
 
 
 @compiled
-def fill_groups(w, x, table, stage_whole, stage_real, tie_whole, tie_real):
-    """Number the reductions by their stages, and write down all about them."""
+def fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_real, wires):
+    """Number the reductions by their instances, and write down all about them."""
     cursor = count_completions(w, table, stage_whole, tie_whole)
     # Every bucket counts its members anew, group after group.
     group = bucket = record = seconds = 0
-    for s in range(w[at.STAGES]):
+    for s in range(w[at.INSTANCES]):
         if table[s, BUCKETS]:
-            add_stage_group(w, x, table, s, group, bucket, stage_whole, stage_real, cursor)
+            add_stage_group(
+                w, x, table, s, group, bucket, rounds, stage_whole, stage_real, cursor, wires
+            )
             group, bucket = group + 1, bucket + table[s, BUCKETS]
         while record < len(tie_whole) and tie_whole[record + TIE_HEAD] == s:
             buckets = tie_whole[record + 1]
             record = add_tie(
-                w, x, table, group, bucket, tie_whole, record, tie_real, seconds, cursor
+                w,
+                x,
+                table,
+                group,
+                bucket,
+                rounds,
+                tie_whole,
+                record,
+                tie_real,
+                seconds,
+                cursor,
+                wires,
             )
             group, bucket, seconds = group + 1, bucket + buckets, seconds + buckets
 
@@ -364,8 +507,12 @@ def fill_users(w):
 def number_through(
     micro_batches,
     record,
+    streams_each,
     host_slots,
+    half_duplex,
     orders,
+    groups,
+    rounds,
     stage_whole,
     stage_real,
     ends,
@@ -374,25 +521,30 @@ def number_through(
     tie_whole,
     tie_real,
 ):
-    """The arrays of one iteration; ``record`` (0 or 1) leaves room for spans.
+    """The arrays of a workload; ``record`` (0 or 1) leaves room for spans.
 
-    ``orders`` are start, kind, micro-batch and last backward of `FlatOrders`; ``ends`` the
-    producer and consumer stage of every boundary.
+    ``orders`` are start and words of `FlatOrders`; ``groups`` and ``rounds`` those of `Instances`,
+    the latter for all iterations; ``ends`` the producer and consumer instance of every boundary.
     """
-    order_start, order_kind, order_micro, last_backward = orders
+    order_start, order_words = orders
     header = np.zeros(HEADER, dtype=np.int64)
-    header[at.STAGES] = len(order_start) - 1
+    header[at.INSTANCES] = len(groups)
     header[at.HOSTS] = len(host_slots)
     header[at.MICRO_BATCHES] = micro_batches
-    table = stage_table(header[at.STAGES], stage_whole)
-    count_all(header, table, boundary_whole, tie_whole, order_start, record)
+    header[at.STREAMS_EACH] = streams_each
+    table = stage_table(groups, stage_whole)
+    count_all(
+        header, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, record
+    )
     w, x = allocate(header)
-    w[w[at.ORDER_KIND] : w[at.ORDER_KIND] + w[at.ORDERED_ACTIONS]] = order_kind
-    w[w[at.ORDER_MICRO] : w[at.ORDER_MICRO] + w[at.ORDERED_ACTIONS]] = order_micro
-    fill_stages(w, x, table, stage_whole, stage_real, order_start, last_backward)
+    fill_replicas(w, x, table, stage_whole, stage_real)
+    fill_streams(w, table, groups, order_start, order_words)
     fill_hosts(w, host_slots)
-    fill_messages(w, x, table, ends, boundary_whole, boundary_real)
-    fill_groups(w, x, table, stage_whole, stage_real, tie_whole, tie_real)
+    wires = number_wires(w, table, stage_whole, half_duplex)
+    fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires)
+    if streams_each > 1:
+        await_own_forwards(w)
+    fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_real, wires)
     fill_users(w)
     return w, x
 

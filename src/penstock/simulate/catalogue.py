@@ -10,7 +10,14 @@ from penstock.cluster.collectives import all_reduce_ways
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.schedule import Schedule
-from penstock.simulate.gradients import TiedGroup, group_ports, share_of, tied_parameters
+from penstock.simulate.gradients import (
+    TiedGroup,
+    bytes_of_own,
+    group_ports,
+    share_of,
+    tied_parameters,
+)
+from penstock.simulate.instances import Instances, StageUse, instances_of, stages_of_instances
 from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.recent import Recent
 from penstock.simulate.stage_work import StageWork, stage_work
@@ -43,27 +50,31 @@ class Catalogue:
         self.producers = np.array([edge.producer for edge in skips], dtype=np.int64)
         self.consumers = np.array([edge.consumer for edge in skips], dtype=np.int64)
         self.host_slots = tuple(host.full_speed_devices for host in cluster.hosts)
+        self.half_duplex = tuple(host.half_duplex for host in cluster.hosts)
         self.numbers = count()
         self.stages = Recent[object, StageWork](MOST_SECONDS, weight_of_stage)
         self.boundaries = Recent[object, Boundary](MOST_PAIRS, weight_of_boundary)
         self.ties = Recent[object, TiedGroup](MOST_PAIRS, lambda tie: len(tie.shares))
 
-    def parts_of(self, plan: Plan, splits: Sequence[bool]) -> Parts:
-        """The parts of ``plan``; ``splits[stage]`` says that gradients come with W, not with B."""
-        stages = tuple(map(self.stage, plan.stages, splits))
-        ends = pairwise(range(len(stages)))
+    def parts_of(self, plan: Plan, instances: Instances) -> Parts:
+        """The parts of ``plan`` as ``instances`` use them."""
+        stages = tuple(map(self.stage, stages_of_instances(plan), instances.uses))
+        ends: list[tuple[int, int]] = list(pairwise(range(len(plan.stages))))
         ties: tuple[TiedGroup, ...] = ()
-        if len(self.producers) or self.shared:
+        if len(self.producers) or self.shared or instances.mirrored:
             lengths = [len(stage.layers) for stage in plan.stages]
-            stage_of_layer = np.repeat(np.arange(len(stages)), lengths)
-            ends = connected_stages(stage_of_layer, self.producers, self.consumers)
-            ties = self.ties_of(stages, stage_of_layer.tolist())
+            stage_of_layer = np.repeat(np.arange(len(plan.stages)), lengths)
+            ends = list(connected_stages(stage_of_layer, self.producers, self.consumers))
+            ties = self.ties_of(stages, stage_of_layer.tolist(), instances)
+        if instances.mirrored:
+            copies = len(plan.stages)
+            ends += [(copies + producer, copies + consumer) for producer, consumer in ends]
         boundaries = tuple((p, c, self.boundary(stages[p], stages[c])) for p, c in ends)
-        return Parts(stages, boundaries, ties, self.host_slots, plan.micro_batches)
+        return Parts(stages, boundaries, ties, self.host_slots, self.half_duplex)
 
-    def stage(self, stage: Stage, split: bool = False) -> StageWork:
-        """The work of one stage."""
-        key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, split)
+    def stage(self, stage: Stage, use: StageUse) -> StageWork:
+        """The work of one instance of a stage."""
+        key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, use)
         return self.stages.find(
             key,
             lambda: stage_work(
@@ -73,7 +84,7 @@ class Catalogue:
                 stage.slices,
                 self.sums,
                 self.cluster,
-                split=split,
+                use,
                 optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
             ),
         )
@@ -86,23 +97,31 @@ class Catalogue:
         )
 
     def ties_of(
-        self, stages: Sequence[StageWork], stage_of_layer: Sequence[int]
+        self, stages: Sequence[StageWork], stage_of_layer: Sequence[int], instances: Instances
     ) -> tuple[TiedGroup, ...]:
-        """What is tied across stages, sorted by stages."""
-        return tuple(
-            self.tie(users, sizes, stages)
-            for users, sizes in tied_parameters(stage_of_layer, self.shared).items()
-        )
+        """What several instances hold, sorted by them: tied parameters, and stages held twice.
+
+        Instances that are all on one device add up their gradients without a message.
+        """
+        held = tied_parameters(stage_of_layer, self.shared)
+        if instances.mirrored:
+            copies = instances.stages
+            held = {(*users, *(copies + s for s in users)): held[users] for users in held}
+            for stage in range(copies):
+                if own_bytes := bytes_of_own(stages[stage].layers, self.sums):
+                    held[stage, copies + stage] = [own_bytes]
+        found = (self.tie(users, sizes, stages) for users, sizes in sorted(held.items()))
+        return tuple(tie for tie in found if tie.shares)
 
     def tie(
         self, users: tuple[int, ...], sizes: Sequence[int], stages: Sequence[StageWork]
     ) -> TiedGroup:
-        """The reduction of tied parameters over all replicas of all stages that use them."""
+        """The reduction of parameters over all replicas of all instances that hold them."""
 
         def make() -> TiedGroup:
-            devices = [device for user in users for device in stages[user].devices]
+            devices = list(dict.fromkeys(d for user in users for d in stages[user].devices))
             ways = all_reduce_ways(self.cluster, devices)
-            shares = tuple(share_of(ways, -1, size) for size in sizes)
+            shares = tuple(share_of(ways, -1, size) for size in sizes) if ways else ()
             return TiedGroup(users, shares, group_ports(self.cluster, devices))
 
         key = (users, tuple(stages[user].number for user in users), tuple(sizes))
@@ -111,7 +130,7 @@ class Catalogue:
 
 def weight_of_stage(work: StageWork) -> int:
     """Figures that a stage keeps: those of each replica, and its segments."""
-    return len(work.devices) * (16 + len(work.segment_layers)) + 20
+    return len(work.devices) * (17 + len(work.segment_layers)) + 20
 
 
 def weight_of_boundary(boundary: Boundary) -> int:
@@ -126,14 +145,10 @@ def workload_of(
     schedule: Schedule,
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
+    iterations: int = 1,
 ) -> Workload:
-    """One iteration of ``plan`` as flat work; ``schedule`` must be valid for ``plan.shape()``."""
-    last_backward = tuple(
-        next(i for i in reversed(range(len(order))) if order[i].kind in ("B", "W"))
-        for order in schedule.orders
-    )
-    splits = [
-        order[last].kind == "W" for order, last in zip(schedule.orders, last_backward, strict=True)
-    ]
+    """Iterations of ``plan`` as flat work; ``schedule`` must be valid for ``plan.shape()``."""
+    instances = instances_of(schedule, plan.shape())
     catalogue = Catalogue(profile, cluster, optimizer_bytes_per_parameter_byte)
-    return Workload(schedule, catalogue.parts_of(plan, splits), last_backward)
+    parts = catalogue.parts_of(plan, instances)
+    return Workload(schedule, parts, instances, plan.micro_batches, iterations)

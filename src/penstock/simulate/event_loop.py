@@ -1,11 +1,11 @@
 """The rules of `penstock.simulate.plain` on flat arrays, compiled by numba.
 
 Equal to the plain engine to rounding (a property test holds them together). The sources of events,
-devices and then lanes, are the leaves of a tournament: each inner node of a binary tree knows the
-earlier of its two, so the next event is at the root, and a new time climbs up. All functions
-stand in one file, because numba looks at this file alone when it asks whether what it kept on
-disk is out of date; after a change of `penstock.simulate.layout`, delete `__pycache__`. Speed:
-see benchmarks/simulator.
+compute streams and then lanes, are the leaves of a tournament: each inner node of a binary tree
+knows the earlier of its two, so the next event is at the root, and a new time climbs up. All
+functions stand in one file, because numba looks at this file alone when it asks whether what it
+kept on disk is out of date; after a change of `penstock.simulate.layout`, delete `__pycache__`.
+Speed: see benchmarks/simulator.
 """
 
 # numba has no types: its decorator makes every compiled function unknown to a strict checker.
@@ -21,45 +21,54 @@ from penstock.simulate.borrowed import borrowed
 from penstock.simulate.layout import (
     ACTING,
     ACTION_SPAN,
+    BLOCKING,
     BUCKET_SECONDS,
+    BUCKET_START,
+    BUCKETS_EACH,
     BUCKETS_LEFT,
     BUSY,
     COMPLETION,
     COMPLETION_START,
     COMPUTING,
     CURRENT,
-    DEVICES,
+    ENDING,
     FINISH,
+    FIRST_REPLICA,
     FIRST_SEGMENT,
     GROUP_OF_BUCKET,
     HEAD,
-    HOST_DEVICE,
-    HOST_DEVICE_START,
     HOST_SLOTS,
+    HOST_STREAM,
+    HOST_STREAM_START,
     INPUT_ROW,
     INPUTS,
+    INSTANCE_MASK,
+    INSTANCE_SHIFT,
     ITEM_SPAN,
     ITEM_START,
-    LAST_BACKWARD,
+    KIND_MASK,
     LEAVES,
     MEMBER,
     MEMBER_START,
+    MEMBERS_EACH,
     MEMBERS_LEFT,
     MESSAGE_SECONDS,
     MESSAGES,
     MICRO_BATCHES,
+    MICRO_SHIFT,
     NEXT,
     NOW,
     ORDER_END,
-    ORDER_KIND,
-    ORDER_MICRO,
     PIECES,
     POSITION,
     PROGRESS,
     QUEUE,
     QUEUE_SEQUENCE,
+    RECEIVER,
+    REPLICAS,
     RESOURCE,
     RESOURCE_START,
+    ROUNDS_DONE,
     RUNNING,
     SECONDS,
     SEGMENT,
@@ -71,17 +80,26 @@ from penstock.simulate.layout import (
     SPAN_OFFSET,
     SPANS,
     STEP,
-    STEP_SPAN,
+    STEP_SECONDS,
+    STEPS_DONE,
+    STREAM_REPLICA,
+    STREAMS,
+    STREAMS_EACH,
     TAIL,
+    UPDATES,
     USER,
     USER_START,
     WAITED,
     WAITING,
+    WIRES,
 )
 
 __all__ = ["run"]
 
 compiled = numba.njit
+
+COMPUTES, TALKS = 1, 2
+"""Why a stream is occupied: by its own work, or because its device cannot do both at once."""
 
 LAST = np.int64(1) << 60
 """Added to the rank of reductions, which let messages go first."""
@@ -130,7 +148,7 @@ def next_source(w, x):
 
 @compiled
 def rate_of(w, host):
-    """Seconds of work that each running device of a host does in a second."""
+    """Seconds of work that each running stream of a host does in a second."""
     return min(1.0, w[w[HOST_SLOTS] + host] / max(1, w[w[COMPUTING] + host]))
 
 
@@ -146,94 +164,157 @@ def change_computing(w, x, host, change):
 def retime(w, x, host):
     """Move the ends of all work on a host to its present rate."""
     rate = rate_of(w, host)
-    for k in range(w[w[HOST_DEVICE_START] + host], w[w[HOST_DEVICE_START] + host + 1]):
-        device = w[w[HOST_DEVICE] + k]
-        if w[w[RUNNING] + device]:
-            left = max(0.0, x[w[FINISH] + device] - x[w[PROGRESS] + host])
-            appoint(w, x, device, x[NOW] + left / rate)
+    for k in range(w[w[HOST_STREAM_START] + host], w[w[HOST_STREAM_START] + host + 1]):
+        stream = w[w[HOST_STREAM] + k]
+        if w[w[RUNNING] + stream] == COMPUTES:
+            left = max(0.0, x[w[FINISH] + stream] - x[w[PROGRESS] + host])
+            appoint(w, x, stream, x[NOW] + left / rate)
 
 
 @compiled
-def occupy(w, x, device, seconds):
-    """Begin work on a device; where the host's slots are limited, slow the others down."""
-    host = w[w[SHARED_HOST] + device]
-    w[w[RUNNING] + device] = 1
+def is_alone(w, stream):
+    """Whether the other stream of a device, where it has one, does not compute."""
+    return w[STREAMS_EACH] == 1 or w[w[RUNNING] + (stream ^ 1)] != COMPUTES
+
+
+@compiled
+def occupy(w, x, stream, seconds):
+    """Begin work on a stream; where the host's slots are limited, slow the others down."""
+    host = w[w[SHARED_HOST] + stream]
+    w[w[RUNNING] + stream] = COMPUTES
     if host < 0:
-        appoint(w, x, device, x[NOW] + seconds)
+        appoint(w, x, stream, x[NOW] + seconds)
     else:
-        change_computing(w, x, host, 1)
-        x[w[FINISH] + device] = x[w[PROGRESS] + host] + seconds
+        change_computing(w, x, host, 1 if is_alone(w, stream) else 0)
+        x[w[FINISH] + stream] = x[w[PROGRESS] + host] + seconds
         retime(w, x, host)
 
 
 @compiled
-def vacate(w, x, device):
-    """End work on a device; where the host's slots are limited, speed the others up."""
-    host = w[w[SHARED_HOST] + device]
-    w[w[RUNNING] + device] = 0
+def vacate(w, x, stream):
+    """End work on a stream; where the host's slots are limited, speed the others up."""
+    host = w[w[SHARED_HOST] + stream]
+    w[w[RUNNING] + stream] = 0
     if host >= 0:
-        change_computing(w, x, host, -1)
+        change_computing(w, x, host, -1 if is_alone(w, stream) else 0)
         retime(w, x, host)
 
 
 @compiled
-def start_if_ready(w, x, device):
-    """Start the next piece of a device that is idle and has its inputs."""
-    if w[w[RUNNING] + device]:
+def inputs_left(w, row, word):
+    """How many messages (or forwards, in the third row of a replica) an action still waits for."""
+    return w[w[INPUTS] + row * w[MICRO_BATCHES] + (word >> MICRO_SHIFT)]
+
+
+@compiled
+def is_ready(w, replica, kind, word):
+    """Whether an action has its inputs."""
+    if kind <= 2 and inputs_left(w, 2 * replica + (kind > 0), word) != 0:
+        return False
+    if w[STREAMS_EACH] == 1 or kind == 0 or kind == 3:
+        return True
+    return inputs_left(w, 2 * w[REPLICAS] + replica, word) == 0
+
+
+@compiled
+def start_if_ready(w, x, stream):
+    """Start the next piece of a stream that is idle and has its inputs."""
+    if w[w[RUNNING] + stream] or stream == w[ENDING]:
         return
-    position, end = w[w[POSITION] + device], w[w[ORDER_END] + device]
-    if position >= end:
-        if position == end and w[w[BUCKETS_LEFT] + device] == 0:
-            if w[SPANS]:
-                x[w[STEP_SPAN] + 2 * device] = x[NOW]
-            occupy(w, x, device, x[w[SECONDS] + PIECES * device + STEP])
+    position = w[w[POSITION] + stream]
+    if position == w[w[ORDER_END] + stream]:
         return
-    kind, segment = w[w[ORDER_KIND] + position], w[w[SEGMENT] + device]
+    word = w[position]
+    kind = word & KIND_MASK
+    if kind >= STEP:
+        device = stream // w[STREAMS_EACH]
+        if kind == STEP:
+            start_step(w, x, stream, device, position)
+            return
+        # A wait for a step takes no time; a forward follows it.
+        if w[w[STEPS_DONE] + device] < word >> MICRO_SHIFT:
+            return
+        position += 1
+        w[w[POSITION] + stream] = position
+        word = w[position]
+        kind = word & KIND_MASK
+    replica = w[w[FIRST_REPLICA] + ((word >> INSTANCE_SHIFT) & INSTANCE_MASK)]
+    replica += w[w[STREAM_REPLICA] + stream]
+    segment = w[w[SEGMENT] + stream]
     if segment == 0:
-        if kind <= 2:
-            row = 2 * device + (kind > 0)
-            if w[w[INPUTS] + row * w[MICRO_BATCHES] + w[w[ORDER_MICRO] + position]] != 0:
-                return
+        if not is_ready(w, replica, kind, word):
+            return
         if w[SPANS]:
-            x[w[ACTION_SPAN] + 2 * (w[w[SPAN_OFFSET] + device] + position)] = x[NOW]
-    if position == w[w[LAST_BACKWARD] + device]:
-        seconds = x[w[w[SEGMENT_START] + device] + segment]
+            x[w[ACTION_SPAN] + 2 * (w[w[SPAN_OFFSET] + stream] + position)] = x[NOW]
+    if word & UPDATES:
+        seconds = x[w[w[SEGMENT_START] + replica] + segment]
     else:
-        seconds = x[w[SECONDS] + PIECES * device + kind]
-    occupy(w, x, device, seconds)
+        seconds = x[w[SECONDS] + PIECES * replica + kind]
+    occupy(w, x, stream, seconds)
 
 
 @compiled
-def end_piece(w, x, device):
+def start_step(w, x, stream, device, position):
+    """Start the optimizer step of a device once all its gradients are reduced."""
+    if w[w[BUCKETS_LEFT] + device] == 0:
+        if w[SPANS]:
+            x[w[ACTION_SPAN] + 2 * (w[w[SPAN_OFFSET] + stream] + position)] = x[NOW]
+        occupy(w, x, stream, x[w[STEP_SECONDS] + device])
+
+
+@compiled
+def end_piece(w, x, stream):
     """A piece of work has ended: send what it made, then go on."""
-    position = w[w[POSITION] + device]
-    vacate(w, x, device)
-    if position == w[w[ORDER_END] + device]:
-        if w[SPANS]:
-            x[w[STEP_SPAN] + 2 * device + 1] = x[NOW]
-        w[w[POSITION] + device] += 1
-        return
-    segment = w[w[SEGMENT] + device] if position == w[w[LAST_BACKWARD] + device] else -1
-    if segment < 0 or segment + 1 == w[w[SEGMENT_COUNT] + device]:
-        if w[SPANS]:
-            x[w[ACTION_SPAN] + 2 * (w[w[SPAN_OFFSET] + device] + position) + 1] = x[NOW]
-        w[w[POSITION] + device] += 1
-        w[w[SEGMENT] + device] = 0
-        send(w, x, device, w[w[ORDER_KIND] + position], w[w[ORDER_MICRO] + position])
+    position = w[w[POSITION] + stream]
+    word = w[position]
+    kind = word & KIND_MASK
+    vacate(w, x, stream)
+    w[ENDING] = stream
+    if w[BLOCKING]:
+        start_waiting(w, x, w[WIRES] + stream)
+    if kind == STEP:
+        device = stream // w[STREAMS_EACH]
+        w[w[BUCKETS_LEFT] + device] += w[w[BUCKETS_EACH] + device]
+        w[w[STEPS_DONE] + device] += 1
+        end_word(w, x, stream, position)
     else:
-        w[w[SEGMENT] + device] += 1
-    if segment >= 0:
-        complete_buckets(w, x, w[w[FIRST_SEGMENT] + device] + segment)
-    start_if_ready(w, x, device)
+        replica = w[w[FIRST_REPLICA] + ((word >> INSTANCE_SHIFT) & INSTANCE_MASK)]
+        end_action(w, x, stream, position, word, replica + w[w[STREAM_REPLICA] + stream])
+    w[ENDING] = -1
+    if w[STREAMS_EACH] == 2:
+        start_if_ready(w, x, stream & ~1)
+        start_if_ready(w, x, stream | 1)
+    else:
+        start_if_ready(w, x, stream)
 
 
 @compiled
-def send(w, x, device, kind, micro_batch):
-    """Offer what a forward or backward sends."""
-    if kind <= 2:
-        row = w[SENDS_START] + 2 * device + (kind == 0)
-        for lane in range(w[row], w[row + 1]):
-            offer(w, x, lane, micro_batch)
+def end_word(w, x, stream, position):
+    """Write down the end of an action or a step, and go to the next one."""
+    if w[SPANS]:
+        x[w[ACTION_SPAN] + 2 * (w[w[SPAN_OFFSET] + stream] + position) + 1] = x[NOW]
+    w[w[POSITION] + stream] = position + 1
+
+
+@compiled
+def end_action(w, x, stream, position, word, replica):
+    """An action, or a segment of one, has ended: send, and give gradients."""
+    segment, kind = -1, word & KIND_MASK
+    if word & UPDATES:
+        segment = w[w[SEGMENT] + stream]
+        w[w[SEGMENT] + stream] = segment + 1
+    if segment < 0 or segment + 1 == w[w[SEGMENT_COUNT] + replica]:
+        w[w[SEGMENT] + stream] = 0
+        end_word(w, x, stream, position)
+        if kind <= 2:
+            row = w[SENDS_START] + 2 * replica + (kind == 0)
+            for lane in range(w[row], w[row + 1]):
+                offer(w, x, lane, word >> MICRO_SHIFT)
+        if kind == 0 and w[STREAMS_EACH] == 2:
+            row = 2 * w[REPLICAS] + replica
+            w[w[INPUTS] + row * w[MICRO_BATCHES] + (word >> MICRO_SHIFT)] = 0
+    if segment >= 0:
+        complete_buckets(w, x, w[w[FIRST_SEGMENT] + replica] + segment)
 
 
 @compiled
@@ -244,9 +325,13 @@ def complete_buckets(w, x, segment):
         bucket = w[w[COMPLETION] + k]
         w[w[MEMBERS_LEFT] + bucket] -= 1
         if w[w[MEMBERS_LEFT] + bucket] == 0:
-            lane = w[MESSAGES] + w[w[GROUP_OF_BUCKET] + bucket]
-            item = w[MESSAGES] * w[MICRO_BATCHES] + bucket - w[w[ITEM_START] + lane]
-            offer(w, x, lane, item)
+            group = w[w[GROUP_OF_BUCKET] + bucket]
+            w[w[MEMBERS_LEFT] + bucket] = w[w[MEMBERS_EACH] + group]
+            first = w[w[BUCKET_START] + group]
+            size = w[w[BUCKET_START] + group + 1] - first
+            item = w[w[ROUNDS_DONE] + bucket] * size + bucket - first
+            w[w[ROUNDS_DONE] + bucket] += 1
+            offer(w, x, w[MESSAGES] + group, item)
 
 
 @compiled
@@ -254,8 +339,9 @@ def seconds_of_item(w, x, lane, item):
     """How long a message or a bucket takes."""
     if lane < w[MESSAGES]:
         return x[w[MESSAGE_SECONDS] + lane]
-    first_bucket = w[w[ITEM_START] + lane] - w[MESSAGES] * w[MICRO_BATCHES]
-    return x[w[BUCKET_SECONDS] + first_bucket + item]
+    group = lane - w[MESSAGES]
+    first = w[w[BUCKET_START] + group]
+    return x[w[BUCKET_SECONDS] + first + item % (w[w[BUCKET_START] + group + 1] - first)]
 
 
 @compiled
@@ -285,7 +371,10 @@ def set_busy(w, lane, busy):
 
 @compiled
 def offer(w, x, lane, item):
-    """A message or bucket is ready: start it if it can, else let it wait."""
+    """A message or bucket is ready: start it if it can, else let it wait.
+
+    Nothing else that waits can start at this moment: it would have when its wires became free.
+    """
     if seconds_of_item(w, x, lane, item) == 0.0:
         record_item(w, x, lane, item, x[NOW])
         arrive(w, x, lane, item)
@@ -306,10 +395,10 @@ def offer(w, x, lane, item):
 def start_transfer(w, x, lane, item):
     """Occupy the lane's resources with an item."""
     w[w[CURRENT] + lane] = item
-    set_busy(w, lane, 1)
+    set_busy(w, lane, TALKS)
     end_s = x[NOW] + seconds_of_item(w, x, lane, item)
     record_item(w, x, lane, item, end_s)
-    appoint(w, x, w[DEVICES] + lane, end_s)
+    appoint(w, x, w[STREAMS] + lane, end_s)
 
 
 @compiled
@@ -322,66 +411,87 @@ def first_waiting(w, lane):
 
 
 @compiled
-def next_startable(w, freed):
-    """The lane that starts next on what ``freed`` has left, or -1: messages first, then oldest."""
-    best, best_rank = -1, np.int64(0)
-    for k in range(w[w[RESOURCE_START] + freed], w[w[RESOURCE_START] + freed + 1]):
-        row = w[USER_START] + w[w[RESOURCE] + k]
-        for u in range(w[row], w[row + 1]):
-            lane = w[w[USER] + u]
-            head = w[w[HEAD] + lane]
-            if w[w[TAIL] + lane] > head:
-                rank = w[w[QUEUE_SEQUENCE] + w[w[ITEM_START] + lane] + head]
-                rank += LAST if lane >= w[MESSAGES] else 0
-                if (best < 0 or rank < best_rank) and can_start(w, lane):
-                    best, best_rank = lane, rank
+def best_waiting(w, resource, best):
+    """The better of ``best`` and the lanes that wait for a resource and can start now."""
+    best_rank = rank_of(w, best) if best >= 0 else 2 * LAST
+    row = w[USER_START] + resource
+    for u in range(w[row], w[row + 1]):
+        lane = w[w[USER] + u]
+        if w[w[TAIL] + lane] > w[w[HEAD] + lane]:
+            rank = rank_of(w, lane)
+            if rank < best_rank and can_start(w, lane):
+                best, best_rank = lane, rank
     return best
 
 
 @compiled
+def rank_of(w, lane):
+    """Where the first item of a lane stands among all that wait: messages first, then oldest."""
+    rank = w[w[QUEUE_SEQUENCE] + w[w[ITEM_START] + lane] + w[w[HEAD] + lane]]
+    return rank + LAST if lane >= w[MESSAGES] else rank
+
+
+@compiled
+def start_waiting(w, x, resource):
+    """Start what waited for one resource that is free now."""
+    while w[WAITING] > 0:
+        following = best_waiting(w, resource, -1)
+        if following < 0:
+            break
+        start_transfer(w, x, following, first_waiting(w, following))
+
+
+@compiled
 def end_transfer(w, x, lane):
-    """Free the lane's resources, start what waited for them, deliver."""
+    """Free the lane's resources, start what waited for them, deliver, go on with work."""
     set_busy(w, lane, 0)
     item = w[w[CURRENT] + lane]
+    first, end = w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]
     while w[WAITING] > 0:
-        following = next_startable(w, lane)
+        following = -1
+        for k in range(first, end):
+            following = best_waiting(w, w[w[RESOURCE] + k], following)
         if following < 0:
             break
         start_transfer(w, x, following, first_waiting(w, following))
     arrive(w, x, lane, item)
+    if w[BLOCKING]:
+        for k in range(first, end):
+            resource = w[w[RESOURCE] + k]
+            if resource >= w[WIRES]:
+                start_if_ready(w, x, resource - w[WIRES])
 
 
 @compiled
 def arrive(w, x, lane, item):
     """Deliver a message, or the sum of a bucket."""
     if lane < w[MESSAGES]:
-        row = w[w[INPUT_ROW] + lane]
-        w[w[INPUTS] + row * w[MICRO_BATCHES] + item] -= 1
-        start_if_ready(w, x, row >> 1)
+        w[w[INPUTS] + w[w[INPUT_ROW] + lane] * w[MICRO_BATCHES] + item] -= 1
+        start_if_ready(w, x, w[w[RECEIVER] + lane])
     else:
-        row = w[MEMBER_START] + lane - w[MESSAGES]
+        row, each = w[MEMBER_START] + lane - w[MESSAGES], w[STREAMS_EACH]
         for k in range(w[row], w[row + 1]):
             member = w[w[MEMBER] + k]
             w[w[BUCKETS_LEFT] + member] -= 1
-            start_if_ready(w, x, member)
+            start_if_ready(w, x, member * each + each - 1)
 
 
 def play_to_the_end(whole, real):
     """Play to the end in place; the time of the last event."""
     w, x = borrowed(whole), borrowed(real)
-    w[ACTING] = -1
-    for device in range(w[DEVICES]):
-        start_if_ready(w, x, device)
+    w[ACTING] = w[ENDING] = -1
+    for stream in range(w[STREAMS]):
+        start_if_ready(w, x, stream)
     root = w[NEXT] + 1
     while x[root] < np.inf:
         x[NOW] = x[root]
         source = next_source(w, x)
         w[ACTING] = source
         x[w[NEXT] + w[LEAVES] + source] = np.inf
-        if source < w[DEVICES]:
+        if source < w[STREAMS]:
             end_piece(w, x, source)
         else:
-            end_transfer(w, x, source - w[DEVICES])
+            end_transfer(w, x, source - w[STREAMS])
         finish_acting(w, x)
     return x[NOW]
 

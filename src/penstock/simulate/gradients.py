@@ -14,6 +14,7 @@ __all__ = [
     "Ports",
     "Share",
     "TiedGroup",
+    "bytes_of_own",
     "gradient_cuts",
     "group_ports",
     "share_of",
@@ -45,7 +46,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class TiedGroup:
-    """The tied parameters of one set of stages; complete with the last segment of each."""
+    """Parameters that several instances hold; complete with the last segment of each.
+
+    Parameters tied across stages, and all of a stage that is held twice.
+    """
 
     stages: tuple[int, ...]
     shares: tuple[Share, ...]
@@ -101,6 +105,15 @@ def shares_of_stage(
     ]
     ways = all_reduce_ways(cluster, devices)
     return tuple(stops), tuple(share_of(ways, *size) for size in sizes)
+
+
+def bytes_of_own(layers: range, sums: LayerSums) -> int:
+    """Bytes of the parameters that no layer outside ``layers`` uses."""
+    return sums.own_parameter_bytes.of(layers) + sum(
+        shared.bytes
+        for shared in sums.profile.shared
+        if shared.layers and all(layer in layers for layer in shared.layers)
+    )
 
 
 def tied_parameters(

@@ -8,38 +8,62 @@ value ``i`` of a field is ``whole[whole[HOST] + i]`` or ``real[whole[FINISH] + i
 lists is its joined items and where each list starts. Two arrays, because passing an array costs
 numba a reference count: with one array a field the engine was more than twenty times slower.
 
-Devices are numbered by position, in order of stage and replica. *Lanes* are the messages, sorted
-by sender, direction (B before F) and receiver, then the reductions. *Items* are what passes a
-lane one after the other: the micro-batches of a message, the buckets of a reduction.
+Numbers are those of `penstock.simulate.workload.Workload`: replicas in order of instance, devices
+in order of their group, compute streams device after device. *Lanes* are the messages, sorted by
+sender, direction (B before F) and receiver, then the reductions. *Items* are what passes a lane
+one after the other: the micro-batches of a message, the buckets of a reduction, round after round.
+
+An action is one *word*, and so is a step or a wait for one: from the lowest bit on the kind (3
+bits), whether it makes the last gradients before an update (1), the instance (20), and the
+micro-batch, which is the number of the awaited step in a WAIT.
 """
 
 import numpy as np
 
-from penstock.schedule.action import ActionKind
+from penstock.schedule.action import ACTION_KINDS
 
-__all__ = ["HEADER", "KIND_CODES", "LENGTHS"]
+__all__ = [
+    "HEADER",
+    "INSTANCE_SHIFT",
+    "LENGTHS",
+    "MICRO_SHIFT",
+    "STEP",
+    "UPDATES",
+    "WAIT",
+]
 
-KIND_CODES: dict[ActionKind, int] = {"F": 0, "B": 1, "I": 2, "W": 3, "R": 4}
-STEP = len(KIND_CODES)
+STEP = len(ACTION_KINDS)
+WAIT = STEP + 1
 PIECES = STEP + 1
-"""Different pieces of work of a device: its actions by kind, then the step."""
+"""Different pieces of work of a replica: its actions by kind, then its part of the step."""
+
+KIND_MASK = 7
+UPDATES = 8
+INSTANCE_SHIFT = 4
+INSTANCE_MASK = (1 << 20) - 1
+MICRO_SHIFT = 24
 
 # Counts: of the workload, then of the play. The spans are counted only where they are recorded.
-COUNTS = 24
+# Wires are engines and ports; with the compute streams, which follow them, they are resources.
+COUNTS = 30
 (
-    STAGES,
+    INSTANCES,
     DEVICES,
+    REPLICAS,
+    STREAMS,
+    STREAMS_EACH,
     HOSTS,
     MICRO_BATCHES,
     MESSAGES,
-    GROUPS,
+    REDUCTIONS,
     BUCKETS,
     LANES,
     ITEMS,
+    WIRES,
     RESOURCES,
-    ORDERED_ACTIONS,
-    STAGE_SEGMENTS,
-    DEVICE_SEGMENTS,
+    WORDS,
+    INSTANCE_SEGMENTS,
+    REPLICA_SEGMENTS,
     COMPLETIONS,
     MEMBERS,
     OCCUPATIONS,
@@ -48,29 +72,35 @@ COUNTS = 24
     SPANS,
     ACTION_SPANS,
     ITEM_SPANS,
+    BLOCKING,
     WAITED,
     WAITING,
     ACTING,
+    ENDING,
 ) = range(COUNTS)
 
 # Whole numbers: of the workload, then of the play; the last two need no first value.
-REALS = 62
+# RUNNING must follow BUSY: the streams are the resources numbered after the wires.
+REALS = 75
 (
-    HOST,
+    WORD,
+    FIRST_REPLICA,
+    STREAM_REPLICA,
     SHARED_HOST,
-    ORDER_KIND,
-    ORDER_MICRO,
     ORDER_END,
-    LAST_BACKWARD,
     SPAN_OFFSET,
+    DEVICE_HOST,
+    REPLICA_DEVICE,
     SEGMENT_START,
     FIRST_SEGMENT,
     SEGMENT_COUNT,
     COMPLETION_START,
     COMPLETION,
     GROUP_OF_BUCKET,
+    BUCKET_START,
     SENDS_START,
     INPUT_ROW,
+    RECEIVER,
     ITEM_START,
     RESOURCE_START,
     RESOURCE,
@@ -78,16 +108,20 @@ REALS = 62
     USER,
     MEMBER_START,
     MEMBER,
+    BUCKETS_EACH,
+    MEMBERS_EACH,
     HOST_SLOTS,
-    HOST_DEVICE_START,
-    HOST_DEVICE,
+    HOST_STREAM_START,
+    HOST_STREAM,
     POSITION,
     SEGMENT,
-    RUNNING,
     BUCKETS_LEFT,
+    STEPS_DONE,
     MEMBERS_LEFT,
+    ROUNDS_DONE,
     COMPUTING,
     BUSY,
+    RUNNING,
     HEAD,
     TAIL,
     CURRENT,
@@ -98,9 +132,10 @@ REALS = 62
 
 # Real numbers: of the workload, then of the play (`real[NOW]` is the time itself).
 NOW = 0
-HEADER = 73
+HEADER = 86
 (
     SECONDS,
+    STEP_SECONDS,
     SEGMENT_SECONDS,
     MESSAGE_SECONDS,
     BUCKET_SECONDS,
@@ -110,60 +145,66 @@ HEADER = 73
     NEXT,
     ACTION_SPAN,
     ITEM_SPAN,
-    STEP_SPAN,
 ) = range(REALS, HEADER)
 
 # How long a field is: a count, times a factor, plus one where it holds the starts of lists.
 LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
-    HOST: (DEVICES, 1, 0),
-    SHARED_HOST: (DEVICES, 1, 0),
-    ORDER_KIND: (ORDERED_ACTIONS, 1, 0),
-    ORDER_MICRO: (ORDERED_ACTIONS, 1, 0),
-    ORDER_END: (DEVICES, 1, 0),
-    LAST_BACKWARD: (DEVICES, 1, 0),
-    SPAN_OFFSET: (DEVICES, 1, 0),
-    SEGMENT_START: (DEVICES, 1, 0),
-    FIRST_SEGMENT: (DEVICES, 1, 0),
-    SEGMENT_COUNT: (DEVICES, 1, 0),
-    COMPLETION_START: (STAGE_SEGMENTS, 1, 1),
+    WORD: (WORDS, 1, 0),
+    FIRST_REPLICA: (INSTANCES, 1, 0),
+    STREAM_REPLICA: (STREAMS, 1, 0),
+    SHARED_HOST: (STREAMS, 1, 0),
+    ORDER_END: (STREAMS, 1, 0),
+    SPAN_OFFSET: (STREAMS, 1, 0),
+    DEVICE_HOST: (DEVICES, 1, 0),
+    REPLICA_DEVICE: (REPLICAS, 1, 0),
+    SEGMENT_START: (REPLICAS, 1, 0),
+    FIRST_SEGMENT: (REPLICAS, 1, 0),
+    SEGMENT_COUNT: (REPLICAS, 1, 0),
+    COMPLETION_START: (INSTANCE_SEGMENTS, 1, 1),
     COMPLETION: (COMPLETIONS, 1, 0),
     GROUP_OF_BUCKET: (BUCKETS, 1, 0),
-    SENDS_START: (DEVICES, 2, 1),
+    BUCKET_START: (REDUCTIONS, 1, 1),
+    SENDS_START: (REPLICAS, 2, 1),
     INPUT_ROW: (MESSAGES, 1, 0),
+    RECEIVER: (MESSAGES, 1, 0),
     ITEM_START: (LANES, 1, 1),
     RESOURCE_START: (LANES, 1, 1),
     RESOURCE: (OCCUPATIONS, 1, 0),
     USER_START: (RESOURCES, 1, 1),
     USER: (OCCUPATIONS, 1, 0),
-    MEMBER_START: (GROUPS, 1, 1),
+    MEMBER_START: (REDUCTIONS, 1, 1),
     MEMBER: (MEMBERS, 1, 0),
+    BUCKETS_EACH: (DEVICES, 1, 0),
+    MEMBERS_EACH: (REDUCTIONS, 1, 0),
     HOST_SLOTS: (HOSTS, 1, 0),
-    HOST_DEVICE_START: (HOSTS, 1, 1),
-    HOST_DEVICE: (DEVICES, 1, 0),
-    POSITION: (DEVICES, 1, 0),
-    SEGMENT: (DEVICES, 1, 0),
-    RUNNING: (DEVICES, 1, 0),
+    HOST_STREAM_START: (HOSTS, 1, 1),
+    HOST_STREAM: (STREAMS, 1, 0),
+    POSITION: (STREAMS, 1, 0),
+    SEGMENT: (STREAMS, 1, 0),
     BUCKETS_LEFT: (DEVICES, 1, 0),
+    STEPS_DONE: (DEVICES, 1, 0),
     MEMBERS_LEFT: (BUCKETS, 1, 0),
+    ROUNDS_DONE: (BUCKETS, 1, 0),
     COMPUTING: (HOSTS, 1, 0),
-    BUSY: (RESOURCES, 1, 0),
+    BUSY: (WIRES, 1, 0),
+    RUNNING: (STREAMS, 1, 0),
     HEAD: (LANES, 1, 0),
     TAIL: (LANES, 1, 0),
     CURRENT: (LANES, 1, 0),
     INPUTS: (AWAITED, 1, 0),
     QUEUE: (ITEMS, 1, 0),
     QUEUE_SEQUENCE: (ITEMS, 1, 0),
-    SECONDS: (DEVICES, PIECES, 0),
-    SEGMENT_SECONDS: (DEVICE_SEGMENTS, 1, 0),
+    SECONDS: (REPLICAS, PIECES, 0),
+    STEP_SECONDS: (DEVICES, 1, 0),
+    SEGMENT_SECONDS: (REPLICA_SEGMENTS, 1, 0),
     MESSAGE_SECONDS: (MESSAGES, 1, 0),
     BUCKET_SECONDS: (BUCKETS, 1, 0),
-    FINISH: (DEVICES, 1, 0),
+    FINISH: (STREAMS, 1, 0),
     PROGRESS: (HOSTS, 1, 0),
     SINCE: (HOSTS, 1, 0),
     NEXT: (LEAVES, 2, 0),
     ACTION_SPAN: (ACTION_SPANS, 2, 0),
     ITEM_SPAN: (ITEM_SPANS, 2, 0),
-    STEP_SPAN: (SPANS, 2, 0),
 }
 
 LENGTHS = np.array([LENGTH_OF_FIELD[field] for field in range(COUNTS, HEADER)], dtype=np.int64)

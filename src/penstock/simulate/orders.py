@@ -1,4 +1,4 @@
-"""The orders of a schedule as flat arrays, made without actions where that is proven to be safe.
+"""The orders of a schedule as one flat array of words, and all else that scoring needs of them.
 
 The orders of the early-backward family are valid by construction: their depths never grow
 downstream and respect every limit (a property test holds them to `penstock.schedule.validate`).
@@ -16,101 +16,95 @@ import numpy.typing as npt
 
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
+from penstock.schedule.action import KIND_CODES
 from penstock.schedule.early_backward import IN_FLIGHT, warm_up_depths
+from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
-from penstock.simulate.layout import KIND_CODES
+from penstock.simulate.instances import Instances, StageUse, instances_of, updating
+from penstock.simulate.layout import INSTANCE_SHIFT, KIND_MASK, MICRO_SHIFT, STEP, UPDATES, WAIT
 from penstock.simulate.memory import held_while
-from penstock.simulate.stage_memory import Held
+from penstock.simulate.stage_memory import Held, Holding
 
-__all__ = ["FlatOrders", "flat_orders", "flatten", "orders_of_plan"]
+__all__ = ["FlatOrders", "flatten", "orders_of_plan"]
 
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 FORWARD, BACKWARD, RECOMPUTE = KIND_CODES["F"], KIND_CODES["B"], KIND_CODES["R"]
-GRADIENTS = (KIND_CODES["B"], KIND_CODES["W"])
 
 
 @dataclass(frozen=True, slots=True)
 class FlatOrders:
-    """Kind and micro-batch of every action, stage after stage; where each stage starts.
+    """The words of every compute stream (`penstock.simulate.layout`), group after group.
 
-    ``last_backward[stage]`` is the index, in the stage's order, of its last action that makes
-    gradients. ``held[stage]`` is what the stage holds while it works; what is less than another in
-    every respect may be left out.
+    ``words[start[k] : start[k + 1]]`` are those of stream ``k``; each group has ``streams_each``.
+    ``held[group]`` is what the group holds while it works; what is less than another in every
+    respect may be left out. ``micro_batches`` counts those of all iterations.
     """
 
     start: Whole
-    kind: Whole
-    micro: Whole
-    last_backward: Whole
-    held: tuple[tuple[Held, ...], ...]
+    words: Whole
+    instances: Instances
+    micro_batches: int
+    iterations: int
+    held: tuple[tuple[Holding, ...], ...]
+    concurrent: bool = False
 
     @property
-    def splits(self) -> tuple[bool, ...]:
-        """For each stage whether its backwards are split, so that W makes the gradients."""
-        kinds = self.kind[self.start[:-1] + self.last_backward]
-        return tuple((kinds == KIND_CODES["W"]).tolist())
+    def streams_each(self) -> int:
+        """Compute streams of a device."""
+        return 2 if self.concurrent else 1
+
+    @property
+    def is_step(self) -> npt.NDArray[np.bool_]:
+        """Which words are steps, not actions."""
+        return (self.words & KIND_MASK) == STEP
 
 
 def orders_of_plan(plan: Plan) -> FlatOrders:
-    """The orders of ``plan``, valid.
+    """The orders of one iteration of ``plan``, valid.
 
     Raises:
         BadInput: as `order_of`.
     """
-    in_flight = IN_FLIGHT.get(plan.schedule)
-    if in_flight is None or (plan.schedule == "gpipe" and plan.in_flight_limit):
+    in_flight, shape = IN_FLIGHT.get(plan.schedule), plan.shape()
+    limited = plan.schedule == "gpipe" and plan.in_flight_limit
+    if in_flight is None or limited or shape.placement or shape.mirrored:
         schedule = order_of(plan)
-        return flatten(schedule, held_while(schedule, len(plan.stages)))
-    depths = warm_up_depths(plan.shape(), in_flight)
-    return joined(
-        [
-            early_backward_order(plan.micro_batches, depth, stage.recompute)
-            for stage, depth in zip(plan.stages, depths, strict=True)
-        ]
-    )
-
-
-def flat_orders(schedule: Schedule) -> FlatOrders:
-    """Flatten the orders of ``schedule``, where no memory is asked for."""
-    return flatten(schedule, ((),) * len(schedule.orders))
-
-
-def flatten(schedule: Schedule, held: tuple[tuple[Held, ...], ...]) -> FlatOrders:
-    """Flatten the orders of a schedule that holds ``held``."""
-    orders: list[StageOrder] = []
-    for order, held_by_stage in zip(schedule.orders, held, strict=True):
-        kind = np.array([KIND_CODES[action.kind] for action in order], dtype=np.int64)
-        micro = np.array([action.micro_batch for action in order], dtype=np.int64)
-        last_backward = int(np.flatnonzero(np.isin(kind, GRADIENTS))[-1])
-        orders.append(StageOrder(kind, micro, last_backward, held_by_stage))
-    return joined(orders)
-
-
-@dataclass(frozen=True, slots=True)
-class StageOrder:
-    """The order of one stage, as in `FlatOrders`."""
-
-    kind: Whole
-    micro: Whole
-    last_backward: int
-    held: tuple[Held, ...]
-
-
-def joined(orders: Sequence[StageOrder]) -> FlatOrders:
-    """The orders of all stages, one after the other."""
+        instances = instances_of(schedule, shape)
+        held = held_while(schedule, instances)
+        return flatten(schedule, instances, plan.micro_batches, held=held)
+    depths = warm_up_depths(shape, in_flight)
+    orders = [
+        early_backward_words(plan.micro_batches, depth, stage.recompute)
+        for stage, depth in zip(plan.stages, depths, strict=True)
+    ]
+    words = np.concatenate([words for words, _ in orders])
+    sizes = [len(words) for words, _ in orders]
+    start = np.array(list(accumulate(sizes, initial=0)))
+    words |= np.repeat(np.arange(len(orders)) << INSTANCE_SHIFT, sizes)
+    words[start[1:] - 1] = STEP
     return FlatOrders(
-        np.array(list(accumulate((len(order.kind) for order in orders), initial=0))),
-        np.concatenate([order.kind for order in orders]),
-        np.concatenate([order.micro for order in orders]),
-        np.array([order.last_backward for order in orders]),
-        tuple(order.held for order in orders),
+        start,
+        words,
+        one_instance_a_stage(len(orders)),
+        plan.micro_batches,
+        1,
+        tuple(held for _, held in orders),
     )
 
 
 @lru_cache(maxsize=256)
-def early_backward_order(micro_batches: int, depth: int, recompute: bool) -> StageOrder:
-    """`penstock.schedule.early_backward.order_of_stage`, as arrays.
+def one_instance_a_stage(stages: int) -> Instances:
+    """The instances of a pipeline whose stages have devices of their own, and whole backwards."""
+    once = (1,) * stages
+    return Instances(stages, False, tuple(range(stages)), (StageUse(),) * stages, once)
+
+
+@lru_cache(maxsize=256)
+def early_backward_words(
+    micro_batches: int, depth: int, recompute: bool
+) -> tuple[Whole, tuple[Holding, ...]]:
+    """`penstock.schedule.early_backward.order_of_stage` of stage 0, as words; what it holds.
 
         F(0) .. F(K-1)   [R(0)] B(0) F(K)   [R(1)] B(1) F(K+1)  ..  [R(M-1)] B(M-1)
 
@@ -124,6 +118,65 @@ def early_backward_order(micro_batches: int, depth: int, recompute: bool) -> Sta
     )
     micro[depth:][kind[depth:] == FORWARD] += depth
     kept = micro < micro_batches
+    words = np.append(kind[kept] | micro[kept] << MICRO_SHIFT, STEP)
+    words[-2] |= UPDATES
     held = (Held(0, depth), Held(1, depth - 1)) if again else (Held(depth, 0),)
-    kind, micro = kind[kept].astype(np.int64), micro[kept]
-    return StageOrder(kind, micro, len(kind) - 1, held)
+    return words, tuple(Holding(0, (now,)) for now in held)
+
+
+def flatten(
+    schedule: Schedule,
+    instances: Instances,
+    micro_batches: int,
+    *,
+    iterations: int = 1,
+    held: tuple[tuple[Holding, ...], ...] = (),
+) -> FlatOrders:
+    """The orders of ``schedule``, ``iterations`` times; ``micro_batches`` pass in each."""
+    streams: list[Whole] = []
+    for order in schedule.orders:
+        for words in streams_of(order, instances, schedule.concurrent):
+            streams.append(repeated(words, micro_batches, iterations))
+    return FlatOrders(
+        np.array(list(accumulate(map(len, streams), initial=0)), dtype=np.int64),
+        np.concatenate(streams),
+        instances,
+        micro_batches * iterations,
+        iterations,
+        held,
+        schedule.concurrent,
+    )
+
+
+def streams_of(order: Order, instances: Instances, concurrent: bool) -> Sequence[Whole]:
+    """The words of each compute stream of a device group, in one iteration."""
+    instance = instances.numbers_in(order)
+    per_update = instances.micro_batches_per_update
+    marked = updating(order, instance, per_update)
+    words = (
+        order.kinds.astype(np.int64)
+        | np.where(marked, UPDATES, 0)
+        | instance << INSTANCE_SHIFT
+        | order.micro_batches.astype(np.int64) << MICRO_SHIFT
+    )
+    if not concurrent:
+        return [with_steps(words, per_update)]
+    forwards = order.kinds == FORWARD
+    wait = np.array([WAIT], dtype=np.int64)
+    return [np.concatenate((wait, words[forwards])), with_steps(words[~forwards], per_update)]
+
+
+def with_steps(words: Whole, per_update: int) -> Whole:
+    """The words with a step at the end, or, without a flush, after every update's gradients."""
+    if not per_update:
+        return np.append(words, STEP)
+    return np.insert(words, np.flatnonzero(words & UPDATES) + 1, STEP)
+
+
+def repeated(words: Whole, micro_batches: int, iterations: int) -> Whole:
+    """The words of several iterations, with micro-batches and awaited steps numbered through."""
+    if iterations == 1:
+        return words
+    kinds = words & KIND_MASK
+    more = np.where(kinds < STEP, micro_batches, kinds == WAIT)
+    return np.concatenate([words + (more * i << MICRO_SHIFT) for i in range(iterations)])

@@ -1,61 +1,90 @@
 """The rules of the simulator in plain Python: the reference that the compiled engine must equal.
 
-    compute     one stream a device; actions start in schedule order once their inputs are there;
-                the optimizer steps once the device's gradients are reduced
+    compute     one stream a device, two where forwards run beside backwards; actions start in
+                schedule order once their inputs are there; the optimizer steps once the device's
+                gradients are reduced, and the next iteration follows the step
     slots       of the devices of a host, `host_slots` compute at full speed; when more compute,
                 all of them slow down alike: rate = slots / computing
     messages    leave when their action has ended and occupy the sender's send engine, the
                 receiver's receive engine and, between hosts, both ports, all at once; of those
                 that wait, the one that was ready first starts first; one that is blocked does not
-                block others
+                block others; between stages on one device there is none
     reductions  a bucket occupies both engines of its members (and ports) when all of them have
                 its gradients; messages that can start go first
+    turns       half-duplex: both engines of a device are one, both ports of a host are one;
+                a device that does not overlap starts neither message nor reduction while it
+                computes, and computes nothing meanwhile; what can be sent goes before work
 
-Ties in time are broken by the order of devices, then messages, then reductions.
+Ties in time are broken by the order of streams, then messages, then reductions.
 """
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import accumulate
 from math import inf
+from typing import Literal, TypeAlias
 
-from penstock.schedule.action import Action
+from penstock.schedule.action import ActionKind
+from penstock.simulate.instances import updating
 from penstock.simulate.trace import Span, Trace
-from penstock.simulate.workload import Workload
+from penstock.simulate.workload import DeviceWork, Replica, Workload
 
 __all__ = ["play"]
+
+Input: TypeAlias = Literal["F", "B", "own"]
+"""Messages of a direction, or the replica's own forward."""
+
+Key: TypeAlias = tuple[int, Input, int]
+"""What a replica waits for: an input for a micro-batch."""
+
+AWAITED: dict[ActionKind, tuple[Input, ...]] = {
+    "F": ("F",),
+    "B": ("B", "own"),
+    "I": ("B", "own"),
+    "W": (),
+    "R": ("own",),
+}
+"""What each action waits for; its own forward where that is not in the same stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Uninterrupted work of a device: an action, a segment of its last backward, or the step."""
+    """Uninterrupted work of a stream.
 
-    action: Action | None
+    An action, a segment of one that completes gradients, or a step. A piece without a replica is a
+    step or, without a kind, the wait of a stream of forwards for step ``micro_batch``.
+    """
+
+    kind: ActionKind | Literal["STEP", ""]
     seconds: float
+    replica: int = -1
+    micro_batch: int = 0
     starts: bool = True
     ends: bool = True
     buckets: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
-class Computer:
-    """A device while it plays its pieces."""
+class Device:
+    """What the streams of a device share. ``buckets_left`` are those of the next step."""
 
+    buckets: int
+    buckets_left: int
+    steps_done: int = 0
+
+
+@dataclass(slots=True)
+class Stream:
+    """A compute stream while it plays its pieces."""
+
+    device: int
     host: int
     pieces: list[Piece]
-    inputs: dict[tuple[str, int], int]
-    buckets_left: int = 0
     next_piece: int = 0
-    running: bool = False
+    computes: bool = False
+    ending: bool = False
     finish: float = 0.0
-    spans: list[list[float]] = field(default_factory=list[list[float]])
-
-    def is_ready(self) -> bool:
-        """Whether the next piece has its inputs."""
-        piece = self.pieces[self.next_piece]
-        if piece.action is None:
-            return self.buckets_left == 0
-        kind = {"F": "F", "B": "B", "I": "B"}.get(piece.action.kind, "")
-        return not piece.starts or not self.inputs.get((kind, piece.action.micro_batch), 0)
+    spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
 
 
 @dataclass(slots=True)
@@ -78,32 +107,35 @@ class Processor:
     progress: float = 0.0
     since_s: float = 0.0
 
-    def rate(self) -> float:
-        """Seconds of work that each running device does in a second."""
-        return min(1.0, self.slots / len(self.running)) if self.running else 1.0
-
 
 class Play:
-    """One run of the rules; sources of events are devices, then lanes."""
+    """One run of the rules; sources of events are streams, then lanes."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.now_s = 0.0
         self.sequence = 0
         self.first_reduction = len(workload.messages)
-        self.first_bucket: list[int] = []
+        sizes = (len(group.buckets) for group in workload.reductions)
+        self.first_bucket = list(accumulate(sizes, initial=0))
         self.lanes = self.make_lanes()
-        self.computers = [self.make_computer(position) for position in range(len(workload.devices))]
+        self.devices = [self.make_device(position) for position in range(len(workload.devices))]
+        self.streams = [
+            Stream(position, work.host, pieces)
+            for position, work in enumerate(workload.devices)
+            for pieces in self.pieces_of(work)
+        ]
+        self.first_stream = workload.resources - len(self.streams)
         self.processors = [Processor(slots) for slots in workload.host_slots]
         self.busy = [False] * workload.resources
         self.lanes_of: list[list[int]] = [[] for _ in self.busy]
         for index, lane in enumerate(self.lanes):
             for resource in lane.resources:
                 self.lanes_of[resource].append(index)
-        self.members_left = [
-            len(group.members) for group in workload.reductions for _ in group.buckets
-        ]
-        self.next_s = [inf] * (len(self.computers) + len(self.lanes))
+        self.inputs = self.make_inputs()
+        self.members_left = [self.working_members(b) for b in range(self.first_bucket[-1])]
+        self.rounds_done = [0] * self.first_bucket[-1]
+        self.next_s = [inf] * (len(self.streams) + len(self.lanes))
         self.heap: list[tuple[float, int]] = []
 
     def make_lanes(self) -> list[Lane]:
@@ -114,47 +146,79 @@ class Play:
             for m in self.workload.messages
         ]
         for group in self.workload.reductions:
-            self.first_bucket.append(sum(len(r.seconds) for r in lanes[self.first_reduction :]))
-            seconds = [bucket.seconds for bucket in group.buckets]
+            seconds = [bucket.seconds for bucket in group.buckets] * group.rounds
             lanes.append(Lane(group.resources, seconds, [(0.0, 0.0)] * len(seconds)))
         return lanes
 
-    def make_computer(self, position: int) -> Computer:
-        """The pieces of one device and what they wait for."""
-        work = self.workload.devices[position]
-        pieces: list[Piece] = []
-        for index, action in enumerate(self.workload.schedule.of(work.stage)):
-            if index == self.workload.last_backward[work.stage]:
-                last = len(work.last_backward) - 1
-                for i, segment in enumerate(work.last_backward):
-                    pieces.append(
-                        Piece(action, segment.seconds, i == 0, i == last, segment.buckets)
-                    )
-            else:
-                pieces.append(Piece(action, work.seconds(action.kind)))
-        pieces.append(Piece(None, work.step_s))
-        inputs: dict[tuple[str, int], int] = {}
-        for message in self.workload.messages:
-            if message.receiver == position:
-                for m in range(self.workload.micro_batches):
-                    key = (message.direction, m)
-                    inputs[key] = inputs.get(key, 0) + 1
-        groups = (group for group in self.workload.reductions if position in group.members)
-        return Computer(work.host, pieces, inputs, sum(len(group.buckets) for group in groups))
+    def make_device(self, position: int) -> Device:
+        """A device and how many buckets each of its steps waits for."""
+        held = self.workload.devices[position].replicas
+        buckets = sum(
+            len(group.buckets) * sum(instance in held for instance in group.instances)
+            for group in self.workload.reductions
+        )
+        return Device(buckets, buckets)
+
+    def pieces_of(self, work: DeviceWork) -> list[list[Piece]]:
+        """The pieces of each stream of a device, of all iterations."""
+        workload, order = self.workload, self.workload.schedule.of(work.group)
+        instances = [workload.instances.of(action) for action in order]
+        per_update = workload.instances.micro_batches_per_update
+        marked: list[bool] = updating(order, instances, per_update).tolist()
+        streams: list[list[Piece]] = [[] for _ in range(workload.streams_each)]
+        first = workload.parts.stages[workload.instances.members[work.group][0]]
+        index = first.devices.index(work.device)
+        for iteration in range(workload.iterations):
+            if len(streams) > 1 and iteration:
+                streams[0].append(Piece("", 0.0, micro_batch=iteration))
+            for action, instance, updates in zip(order, instances, marked, strict=True):
+                number = workload.starts[instance] + index
+                micro_batch = action.micro_batch + iteration * workload.micro_batches_per_iteration
+                stream = streams[0] if action.kind == "F" else streams[-1]
+                replica = workload.replicas[number]
+                stream += pieces_of_action(action.kind, replica, number, micro_batch, updates)
+                if updates and per_update:
+                    stream.append(Piece("STEP", work.step_s))
+            if not per_update:
+                streams[-1].append(Piece("STEP", work.step_s))
+        return streams
+
+    def make_inputs(self) -> dict[Key, int]:
+        """How many messages each action waits for; concurrent backwards also for their forward."""
+        workload, inputs = self.workload, dict[Key, int]()
+        for message in workload.messages:
+            for m in range(workload.micro_batches):
+                key: Key = (message.receiver, message.direction, m)
+                inputs[key] = inputs.get(key, 0) + 1
+        if workload.schedule.concurrent:
+            for replica in range(len(workload.replicas)):
+                for m in range(workload.micro_batches):
+                    inputs[replica, "own", m] = 1
+        return inputs
+
+    def working_members(self, bucket: int) -> int:
+        """How many members of a reduction have gradients to give: some copies have no work."""
+        group = self.workload.reductions[self.group_of(bucket)]
+        instances = (self.workload.replicas[member].instance for member in group.members)
+        return sum(self.workload.instances.rounds[instance] > 0 for instance in instances)
+
+    def group_of(self, bucket: int) -> int:
+        """The reduction that sums a bucket."""
+        return max(g for g, first in enumerate(self.first_bucket[:-1]) if first <= bucket)
 
     def run(self) -> Trace:
         """Play to the end."""
-        for position in range(len(self.computers)):
-            self.start_if_ready(position)
+        for number in range(len(self.streams)):
+            self.start_if_ready(number)
         while self.heap:
             time_s, source = heappop(self.heap)
             if self.next_s[source] == time_s:
                 self.now_s = time_s
                 self.next_s[source] = inf
-                if source < len(self.computers):
+                if source < len(self.streams):
                     self.end_piece(source)
                 else:
-                    self.end_transfer(source - len(self.computers))
+                    self.end_transfer(source - len(self.streams))
         return self.trace()
 
     def schedule_event(self, source: int, time_s: float) -> None:
@@ -162,65 +226,124 @@ class Play:
         self.next_s[source] = time_s
         heappush(self.heap, (time_s, source))
 
-    def start_if_ready(self, position: int) -> None:
-        """Start the next piece of a device that is idle and has its inputs."""
-        computer = self.computers[position]
-        if computer.running or computer.next_piece == len(computer.pieces):
-            return
-        if computer.is_ready():
-            piece = computer.pieces[computer.next_piece]
-            computer.running = True
-            if piece.starts:
-                computer.spans.append([self.now_s, self.now_s])
-            self.occupy(position, piece.seconds)
+    def is_ready(self, stream: Stream) -> bool:
+        """Whether the next piece has its inputs."""
+        piece, device = stream.pieces[stream.next_piece], self.devices[stream.device]
+        match piece.kind:
+            case "":
+                return device.steps_done >= piece.micro_batch
+            case "STEP":
+                return device.buckets_left == 0
+            case "F" | "B" | "I" | "W" | "R":
+                keys: list[Key] = [
+                    (piece.replica, way, piece.micro_batch) for way in AWAITED[piece.kind]
+                ]
+                return not piece.starts or not any(self.inputs.get(key, 0) for key in keys)
 
-    def occupy(self, position: int, seconds: float) -> None:
-        """Begin work on a device; where the host's slots are limited, slow the others down."""
-        processor = self.processors[self.computers[position].host]
-        if processor.slots == 0:
-            self.schedule_event(position, self.now_s + seconds)
+    def start_if_ready(self, number: int) -> None:
+        """Start the next piece of a stream that is idle and has its inputs."""
+        stream = self.streams[number]
+        if stream.ending or self.busy[self.first_stream + number]:
             return
-        processor.progress += processor.rate() * (self.now_s - processor.since_s)
-        processor.since_s = self.now_s
-        processor.running.add(position)
-        self.computers[position].finish = processor.progress + seconds
+        while stream.next_piece < len(stream.pieces) and self.is_ready(stream):
+            piece = stream.pieces[stream.next_piece]
+            if not piece.kind:
+                stream.next_piece += 1
+                continue
+            if piece.starts:
+                stream.spans.append((piece.kind, self.now_s, self.now_s))
+            self.occupy(number, piece.seconds)
+            return
+
+    def occupy(self, number: int, seconds: float) -> None:
+        """Begin work on a stream; where the host's slots are limited, slow the others down."""
+        stream = self.streams[number]
+        self.busy[self.first_stream + number] = stream.computes = True
+        processor = self.processors[stream.host]
+        if processor.slots == 0:
+            self.schedule_event(number, self.now_s + seconds)
+            return
+        self.advance(processor)
+        processor.running.add(number)
+        stream.finish = processor.progress + seconds
         self.retime(processor)
 
-    def vacate(self, position: int) -> None:
-        """End work on a device; where the host's slots are limited, speed the others up."""
-        processor = self.processors[self.computers[position].host]
+    def vacate(self, number: int) -> None:
+        """End work on a stream; where the host's slots are limited, speed the others up."""
+        stream = self.streams[number]
+        self.busy[self.first_stream + number] = stream.computes = False
+        processor = self.processors[stream.host]
         if processor.slots:
-            processor.progress += processor.rate() * (self.now_s - processor.since_s)
-            processor.since_s = self.now_s
-            processor.running.remove(position)
+            self.advance(processor)
+            processor.running.remove(number)
             self.retime(processor)
+
+    def rate(self, processor: Processor) -> float:
+        """Seconds of work that each running stream does in a second."""
+        devices = {self.streams[number].device for number in processor.running}
+        return min(1.0, processor.slots / len(devices)) if devices else 1.0
+
+    def advance(self, processor: Processor) -> None:
+        """Bring the virtual time of a host to the present."""
+        processor.progress += self.rate(processor) * (self.now_s - processor.since_s)
+        processor.since_s = self.now_s
 
     def retime(self, processor: Processor) -> None:
         """Move the ends of all work on a host to its present rate."""
-        rate = processor.rate()
-        for position in processor.running:
-            left = max(0.0, self.computers[position].finish - processor.progress)
-            self.schedule_event(position, self.now_s + left / rate)
+        rate = self.rate(processor)
+        for number in processor.running:
+            left = max(0.0, self.streams[number].finish - processor.progress)
+            self.schedule_event(number, self.now_s + left / rate)
 
-    def end_piece(self, position: int) -> None:
+    def end_piece(self, number: int) -> None:
         """A piece of work has ended: send what it made, then go on."""
-        computer = self.computers[position]
-        piece = computer.pieces[computer.next_piece]
-        computer.running = False
-        computer.next_piece += 1
-        computer.spans[-1][1] = self.now_s
-        self.vacate(position)
-        if piece.action and piece.ends and piece.action.kind in "FBI":
-            direction = "F" if piece.action.kind == "F" else "B"
-            for index, message in enumerate(self.workload.messages):
-                if message.sender == position and message.direction == direction:
-                    self.offer(index, piece.action.micro_batch)
+        stream = self.streams[number]
+        piece = stream.pieces[stream.next_piece]
+        stream.next_piece += 1
+        stream.spans[-1] = (*stream.spans[-1][:2], self.now_s)
+        self.vacate(number)
+        stream.ending = True
+        self.start_waiting(self.lanes_of[self.first_stream + number])
+        if piece.kind == "STEP":
+            self.end_step(stream.device)
+        elif piece.ends:
+            self.send(piece)
         for bucket in piece.buckets:
             self.members_left[bucket] -= 1
             if self.members_left[bucket] == 0:
-                group = max(g for g, first in enumerate(self.first_bucket) if first <= bucket)
-                self.offer(self.first_reduction + group, bucket - self.first_bucket[group])
-        self.start_if_ready(position)
+                self.complete(bucket)
+        stream.ending = False
+        if piece.kind == "F" and piece.ends:
+            self.inputs.pop((piece.replica, "own", piece.micro_batch), None)
+        for each in self.streams_of(stream.device):
+            self.start_if_ready(each)
+
+    def streams_of(self, device: int) -> range:
+        """The numbers of the streams of a device."""
+        each = self.workload.streams_each
+        return range(device * each, device * each + each)
+
+    def end_step(self, device: int) -> None:
+        """The next step of a device waits for its buckets anew."""
+        self.devices[device].buckets_left += self.devices[device].buckets
+        self.devices[device].steps_done += 1
+
+    def send(self, piece: Piece) -> None:
+        """Offer the messages of a forward or a backward."""
+        if piece.kind in ("F", "B", "I"):
+            direction = "F" if piece.kind == "F" else "B"
+            for index, message in enumerate(self.workload.messages):
+                if message.sender == piece.replica and message.direction == direction:
+                    self.offer(index, piece.micro_batch)
+
+    def complete(self, bucket: int) -> None:
+        """All members have the gradients of a bucket, once more."""
+        self.members_left[bucket] = self.working_members(bucket)
+        group = self.group_of(bucket)
+        size = self.first_bucket[group + 1] - self.first_bucket[group]
+        item = self.rounds_done[bucket] * size + bucket - self.first_bucket[group]
+        self.rounds_done[bucket] += 1
+        self.offer(self.first_reduction + group, item)
 
     def offer(self, index: int, item: int) -> None:
         """A message or bucket is ready: start it if it can, else let it wait."""
@@ -246,53 +369,80 @@ class Play:
             self.busy[resource] = True
         end_s = self.now_s + lane.seconds[lane.current]
         lane.spans[lane.current] = (self.now_s, end_s)
-        self.schedule_event(len(self.computers) + index, end_s)
+        self.schedule_event(len(self.streams) + index, end_s)
+
+    def start_waiting(self, lanes: list[int]) -> None:
+        """Start what can be started of ``lanes``: messages first, then the oldest."""
+        while True:
+            startable = [
+                (index >= self.first_reduction, self.lanes[index].waiting[0], index)
+                for index in lanes
+                if self.lanes[index].waiting and self.can_start(index)
+            ]
+            if not startable:
+                break
+            self.start_transfer(min(startable)[-1])
 
     def end_transfer(self, index: int) -> None:
-        """Free the lane's resources, start what waited for them, deliver."""
+        """Free the lane's resources, start what waited for them, deliver, go on with work."""
         lane = self.lanes[index]
         done = lane.current  # the lane may start its next item below
         for resource in lane.resources:
             self.busy[resource] = False
         neighbours = {other for resource in lane.resources for other in self.lanes_of[resource]}
-        while True:
-            startable = [
-                (other >= self.first_reduction, self.lanes[other].waiting[0], other)
-                for other in neighbours
-                if self.lanes[other].waiting and self.can_start(other)
-            ]
-            if not startable:
-                break
-            self.start_transfer(min(startable)[-1])
+        self.start_waiting(sorted(neighbours))
         self.arrive(index, done)
+        for resource in lane.resources:
+            if resource >= self.first_stream:
+                self.start_if_ready(resource - self.first_stream)
 
     def arrive(self, index: int, item: int) -> None:
         """Deliver a message, or the sum of a bucket."""
+        workload = self.workload
         if index < self.first_reduction:
-            message = self.workload.messages[index]
-            self.computers[message.receiver].inputs[message.direction, item] -= 1
-            self.start_if_ready(message.receiver)
+            message = workload.messages[index]
+            self.inputs[message.receiver, message.direction, item] -= 1
+            streams = self.streams_of(workload.replicas[message.receiver].position)
+            self.start_if_ready(streams[0] if message.direction == "F" else streams[-1])
         else:
-            for position in self.workload.reductions[index - self.first_reduction].members:
-                self.computers[position].buckets_left -= 1
-                self.start_if_ready(position)
+            for member in workload.reductions[index - self.first_reduction].members:
+                position = workload.replicas[member].position
+                self.devices[position].buckets_left -= 1
+                self.start_if_ready(self.streams_of(position)[-1])
 
     def trace(self) -> Trace:
         """The spans of everything."""
-        spans = [[(start, end) for start, end in c.spans] for c in self.computers]
+        actions: list[Span] = []
+        steps: list[Span] = []
+        for stream in self.streams:
+            for kind, start_s, end_s in stream.spans:
+                (steps if kind == "STEP" else actions).append((start_s, end_s))
         messages, reductions = (
             self.lanes[: self.first_reduction],
             self.lanes[self.first_reduction :],
         )
         return Trace(
-            actions=tuple(span for device in spans for span in device[:-1]),
+            actions=tuple(actions),
             messages=tuple(span for lane in messages for span in lane.spans),
             buckets=tuple(span for lane in reductions for span in lane.spans),
-            steps=tuple(device[-1] for device in spans),
+            steps=tuple(steps),
             iteration_s=self.now_s,
         )
 
 
+def pieces_of_action(
+    kind: ActionKind, replica: Replica, number: int, micro_batch: int, updates: bool
+) -> list[Piece]:
+    """An action as one piece; where it completes gradients, as its segments."""
+    if not updates:
+        return [Piece(kind, replica.work.seconds(kind), number, micro_batch)]
+    last = len(replica.last_backward) - 1
+    return [
+        Piece(kind, segment.seconds, number, micro_batch, k == 0, k == last, segment.buckets)
+        for k, segment in enumerate(replica.last_backward)
+    ]
+
+
 def play(workload: Workload) -> Trace:
-    """Play one iteration; the schedule must be valid, or the trace ends where it is stuck."""
+    """Play all iterations; the schedule must be valid, or the trace ends where it is stuck."""
     return Play(workload).run()

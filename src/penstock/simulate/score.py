@@ -8,13 +8,14 @@ from penstock.simulate.catalogue import Catalogue
 from penstock.simulate.compiled import iteration_s
 from penstock.simulate.orders import FlatOrders, orders_of_plan
 from penstock.simulate.recent import Recent
-from penstock.simulate.simulation import check_plan_fits_inputs
+from penstock.simulate.simulation import check_plan_fits_inputs, simulate_plan
+from penstock.simulate.stage_memory import most_bytes
 from penstock.simulate.workload import Parts
 
 __all__ = ["make_score"]
 
 MOST_ACTIONS = 1_000_000
-"""Actions in the orders of one generation; an action takes 16 bytes."""
+"""Actions in the orders of one generation; an action takes 8 bytes."""
 
 
 def make_score(problem: PlanningProblem) -> Score:
@@ -22,25 +23,45 @@ def make_score(problem: PlanningProblem) -> Score:
 
     Equal to `simulate_plan`, from parts that plans share: the work of a stage, the messages of a
     pair of stages and the orders of a shape are made once and remembered while they are in use.
+    Where forwards run beside backwards, memory depends on times: such a plan is simulated whole.
     """
     profile, cluster = problem.profile, problem.cluster
     catalogue = Catalogue(profile, cluster, problem.optimizer_bytes_per_parameter_byte)
-    orders_of_shapes = Recent[object, FlatOrders](MOST_ACTIONS, lambda orders: len(orders.kind))
+    orders_of_shapes = Recent[object, FlatOrders](MOST_ACTIONS, lambda orders: len(orders.words))
 
     def score(plan: Plan) -> float:
         check_plan_fits_inputs(plan, profile, cluster)
         key = (plan.schedule, plan.shape())
         orders = orders_of_shapes.find(key, lambda: orders_of_plan(plan))
-        parts = catalogue.parts_of(plan, orders.splits)
+        if orders.concurrent:
+            return score_by_times(plan)
+        parts = catalogue.parts_of(plan, orders.instances)
         return iteration_s(parts, orders) if fits(parts, orders) else inf
+
+    def score_by_times(plan: Plan) -> float:
+        prediction = simulate_plan(
+            plan,
+            profile,
+            cluster,
+            optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
+        )
+        return prediction.iteration_s if prediction.fits else inf
 
     return score
 
 
 def fits(parts: Parts, orders: FlatOrders) -> bool:
-    """Whether every replica of every stage has the memory."""
-    return all(
-        memory.peak(held) <= limit_bytes
-        for stage, held in zip(parts.stages, orders.held, strict=True)
-        for memory, limit_bytes in stage.memory_limits
-    )
+    """Whether every device has the memory for all its replicas."""
+    if len(orders.held) == len(parts.stages):
+        return all(
+            most_bytes((memory,), held) <= limit_bytes
+            for stage, held in zip(parts.stages, orders.held, strict=True)
+            for memory, limit_bytes in stage.memory_limits
+        )
+    for members, held in zip(orders.instances.members, orders.held, strict=True):
+        stages = [parts.stages[instance] for instance in members]
+        for index, limit_bytes in enumerate(stages[0].device_bytes):
+            memories = [stage.replicas[index].memory for stage in stages]
+            if most_bytes(memories, held) > limit_bytes:
+                return False
+    return True

@@ -1,6 +1,7 @@
 """What a plan will do on a cluster: its timeline, time, bubbles and memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
@@ -10,9 +11,9 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.simulate import compiled, plain
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
-from penstock.simulate.trace import Engine, timeline_of
+from penstock.simulate.trace import Engine, Trace, spans_of_actions, timeline_of
 from penstock.simulate.workload import Workload
-from penstock.timeline.metrics import bubble_fraction
+from penstock.timeline.metrics import bubble_fraction, peak_memory_bytes
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["Prediction", "check_plan_fits_inputs", "simulate_plan"]
@@ -25,8 +26,10 @@ FEW_ACTIONS = 4000
 class Prediction:
     """What simulating a plan predicts.
 
-    ``peak_memory_bytes`` has one entry for each device of the cluster, 0 for one that the plan
-    does not use; ``too_full`` are the devices whose memory it exceeds.
+    ``iteration_s`` is from the start to the end of the first iteration, or of the only one;
+    ``steady_s`` is what each further one adds. ``peak_memory_bytes`` has one entry for each device
+    of the cluster, 0 for one that the plan does not use; ``too_full`` are the devices whose memory
+    it exceeds.
     """
 
     timeline: Timeline
@@ -34,6 +37,7 @@ class Prediction:
     bubble: float
     peak_memory_bytes: tuple[float, ...]
     too_full: tuple[int, ...]
+    steady_s: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -47,37 +51,96 @@ def simulate_plan(
     cluster: Cluster,
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
+    iterations: int = 1,
 ) -> Prediction:
-    """Play one iteration of ``plan``; the same order of work that a run executes.
+    """Play iterations of ``plan``; the same order of work that a run executes.
 
-    A plan that does not fit in memory is simulated all the same; the prediction says so.
+    Each device begins its next iteration right after its own step; its micro-batches are numbered
+    on. Where weights are updated without a flush, the order is that of all iterations together:
+
+        steady_s = (end of the last iteration - end of the first) / (iterations - 1)
+
+    and ``iteration_s`` where there is only one. A plan that does not fit in memory is simulated all
+    the same; the prediction says so.
 
     Raises:
-        BadInput: the plan is not one for this profile or cluster, or its schedule cannot be played.
+        BadInput: the plan is not one for this profile or cluster, its schedule cannot be played,
+            or there are no iterations.
     """
+    if iterations < 1:
+        raise BadInput(f"{iterations} iterations to simulate; ask for at least 1")
     check_plan_fits_inputs(plan, profile, cluster)
-    schedule = order_of(plan)
-    workload = workload_of(
-        plan,
-        profile,
-        cluster,
-        schedule,
-        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+    workload = workload_of_iterations(
+        plan, profile, cluster, optimizer_bytes_per_parameter_byte, iterations
     )
     trace = engine_for(workload)(workload)
     memory = memory_samples(workload, trace)
-    held = held_while(schedule, len(plan.stages))
-    peaks = peaks_bytes(workload.parts.stages, held, len(cluster.devices))
     timeline = timeline_of(workload, trace, len(cluster.devices), memory, "predicted")
+    peaks = peaks_of(workload, timeline)
+    ends_s = ends_of_iterations(workload, trace, plan.micro_batches, iterations)
     return Prediction(
         timeline=timeline,
-        iteration_s=trace.iteration_s,
+        iteration_s=ends_s[0],
         bubble=bubble_fraction(timeline),
         peak_memory_bytes=peaks,
         too_full=tuple(
             i for i, device in enumerate(cluster.devices) if peaks[i] > device.memory_bytes
         ),
+        steady_s=(ends_s[-1] - ends_s[0]) / (iterations - 1) if iterations > 1 else ends_s[0],
     )
+
+
+def workload_of_iterations(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    optimizer_bytes_per_parameter_byte: float,
+    iterations: int,
+) -> Workload:
+    """The work of several iterations: the order repeated, or, without flushes, one long order."""
+    schedule = order_of(plan)
+    if iterations > 1 and schedule.weights.micro_batches_per_update:
+        plan, iterations = replace(plan, micro_batches=plan.micro_batches * iterations), 1
+        schedule = order_of(plan)
+    return workload_of(
+        plan,
+        profile,
+        cluster,
+        schedule,
+        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        iterations=iterations,
+    )
+
+
+def peaks_of(workload: Workload, timeline: Timeline) -> tuple[float, ...]:
+    """The most bytes in use on every device, by the order; by the times where these decide."""
+    if workload.schedule.concurrent:
+        return peak_memory_bytes(timeline)
+    held = held_while(workload.schedule, workload.instances)
+    members = workload.instances.members
+    return peaks_bytes(workload.parts.stages, members, held, timeline.devices)
+
+
+def ends_of_iterations(
+    workload: Workload, trace: Trace, micro_batches: int, iterations: int
+) -> tuple[float, ...]:
+    """When the last work of each iteration has ended: its actions, and its steps."""
+    if iterations == 1:
+        return (trace.iteration_s,)
+    ends_s = [0.0] * iterations
+    for _, streams in spans_of_actions(workload, trace):
+        for actions, spans in streams:
+            for action, (_, end_s) in zip(actions, spans, strict=True):
+                number = action.micro_batch // micro_batches
+                ends_s[number] = max(ends_s[number], end_s)
+    first = 0
+    for work in workload.devices:
+        count = workload.instances.steps_of(work.group) * workload.iterations
+        for index, (_, end_s) in enumerate(trace.steps[first : first + count]):
+            number = index * iterations // count
+            ends_s[number] = max(ends_s[number], end_s)
+        first += count
+    return tuple(accumulate(ends_s, max))
 
 
 def engine_for(workload: Workload) -> Engine:

@@ -1,22 +1,25 @@
 """Bytes that one replica of a stage needs.
 
-    device = parameters + gradients + optimizer state + buffers            all the time
-           + saved bytes of its slice, for every micro-batch in flight     F (or R) to B (or W)
-           + workspace of its largest layer                                while it computes
+    replica = parameters * versions + gradients + optimizer state + buffers   all the time
+            + saved bytes of its slice, for every micro-batch in flight       F (or R) to B (or W)
+            + workspace of its largest layer                                  while it computes
+
+    device  = sum of its replicas at each moment
 
 A stage that recomputes keeps only its inputs from F to R, and everything (which holds the inputs)
 from R to B; where the backward follows its forward directly there is no R and everything is kept
-at once. Buffers of messages on their way are not counted.
+at once. Buffers of messages on their way are not counted. Where updates do not wait for a flush,
+several versions of the parameters are kept (`penstock.schedule.weight_rule`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.profile.model_profile import first_of_each_tensor
 from penstock.schedule.action import Action
 from penstock.simulate.layer_sums import LayerSums
 
-__all__ = ["Held", "StageMemory", "stage_memory"]
+__all__ = ["Held", "Holding", "StageMemory", "most_bytes", "stage_memory"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,13 +63,34 @@ class StageMemory:
         """Bytes while nothing runs."""
         return self.fixed_bytes + held.saved * self.saved_bytes + held.inputs * self.input_bytes
 
-    def peak(self, held: Iterable[Held]) -> float:
-        """The most bytes while an action runs; ``held`` are what is held while one does."""
-        return max(self.at(now) for now in held) + self.workspace_bytes
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What each instance on a device holds while an action of the ``running`` one runs."""
+
+    running: int
+    held: tuple[Held, ...]
+
+
+def most_bytes(memories: Sequence[StageMemory], holdings: Iterable[Holding]) -> float:
+    """The most bytes of a device with replicas of these memories while an action runs."""
+    if len(memories) == 1:
+        memory = memories[0]
+        most_bytes = max(memory.at(holding.held[0]) for holding in holdings)
+        return most_bytes + memory.workspace_bytes
+    return max(
+        sum(memory.at(held) for memory, held in zip(memories, holding.held, strict=True))
+        + memories[holding.running].workspace_bytes
+        for holding in holdings
+    )
 
 
 def stage_memory(
-    layers: range, rows: int, sums: LayerSums, optimizer_bytes_per_parameter_byte: float
+    layers: range,
+    rows: int,
+    sums: LayerSums,
+    optimizer_bytes_per_parameter_byte: float,
+    versions: int = 1,
 ) -> StageMemory:
     """The bytes of a replica that computes ``rows`` rows of every micro-batch.
 
@@ -76,7 +100,7 @@ def stage_memory(
     inputs = first_of_each_tensor(
         edge for edge in sums.crossing[layers.start] if edge.consumer in layers
     )
-    state_bytes = sums.parameter_bytes(layers) * (2 + optimizer_bytes_per_parameter_byte)
+    state_bytes = sums.parameter_bytes(layers) * (versions + 1 + optimizer_bytes_per_parameter_byte)
     return StageMemory(
         fixed_bytes=state_bytes + sums.buffer_bytes.of(layers),
         saved_bytes=sums.saved_bytes.of(layers, rows),

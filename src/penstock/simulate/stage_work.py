@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cluster.cluster import Cluster
-from penstock.schedule.action import ActionKind
+from penstock.schedule.action import ACTION_KINDS, ActionKind
 from penstock.simulate.gradients import Ports, Share, group_ports, shares_of_stage
+from penstock.simulate.instances import StageUse
 from penstock.simulate.layer_sums import LayerSums
-from penstock.simulate.layout import KIND_CODES
 from penstock.simulate.stage_memory import StageMemory, stage_memory
 
 __all__ = ["ReplicaWork", "StageWork", "stage_work"]
@@ -24,6 +24,12 @@ class ReplicaWork:
 
     ``segments_s`` are the parts of its last action that makes gradients (B, or W where the
     backward is split), cut where gradients are complete.
+
+        seconds = layer seconds of its rows / speed, at least parameter bytes / off-chip rate
+        concurrent forwards, recomputes and backwards: forward seconds + backward seconds each
+
+    The off-chip rate counts where the parameters exceed what the chip holds: then every action
+    reads them anew.
     """
 
     forward_s: float
@@ -49,11 +55,12 @@ class ReplicaWork:
 
 @dataclass(frozen=True, eq=False)
 class StageWork:
-    """One stage on its devices. ``number`` tells it from all others of one `Catalogue`.
+    """One instance of a stage on its devices. ``number`` tells it from others of a `Catalogue`.
 
     Segment ``k`` of the last backward ends at the first layer ``segment_layers[k]``; ``shares``
     are the gradients that the replicas reduce among themselves, through ``ports``.
-    ``memory_limits`` pairs what a replica needs with what its device has, without repetition.
+    ``device_bytes`` is the memory of each device; ``memory_limits`` pairs what a replica needs with
+    it, without repetition.
     """
 
     number: int
@@ -61,7 +68,9 @@ class StageWork:
     devices: tuple[int, ...]
     hosts: tuple[int, ...]
     slices: tuple[int, ...]
+    overlaps: tuple[bool, ...]
     replicas: tuple[ReplicaWork, ...]
+    device_bytes: tuple[float, ...]
     memory_limits: tuple[tuple[StageMemory, float], ...]
     segment_layers: tuple[int, ...]
     shares: tuple[Share, ...]
@@ -75,13 +84,14 @@ class StageWork:
             buckets[share.segment] += share.buckets
         outgoing, incoming = self.ports.outgoing, self.ports.incoming
         counts = (len(self.devices), len(buckets), sum(buckets), len(outgoing), len(incoming))
-        return np.array([*counts, *self.hosts, *buckets, *outgoing, *incoming], dtype=np.int64)
+        lists = (*self.hosts, *self.overlaps, *buckets, *outgoing, *incoming)
+        return np.array([*counts, *lists], dtype=np.int64)
 
     @cached_property
     def real(self) -> npt.NDArray[np.float64]:
         """The seconds, for `penstock.simulate.assembly`."""
         actions = [
-            seconds for r in self.replicas for seconds in (*map(r.seconds, KIND_CODES), r.step_s)
+            seconds for r in self.replicas for seconds in (*map(r.seconds, ACTION_KINDS), r.step_s)
         ]
         segments = [seconds for r in self.replicas for seconds in r.segments_s]
         buckets = [share.seconds for share in self.shares for _ in range(share.buckets)]
@@ -95,31 +105,40 @@ def stage_work(
     slices: tuple[int, ...],
     sums: LayerSums,
     cluster: Cluster,
+    use: StageUse,
     *,
-    split: bool,
     optimizer_bytes_per_parameter_byte: float,
 ) -> StageWork:
-    """The work of a stage; ``split`` says that its gradients come with W instead of B."""
-    stops, shares = shares_of_stage(layers, devices, sums, cluster)
-    made: dict[tuple[int, float], ReplicaWork] = {}
+    """The work of an instance of a stage."""
+    stops, shares = (layers.start,), ()
+    if use.reduces:
+        stops, shares = shares_of_stage(layers, devices, sums, cluster)
+    parameter_bytes = sums.parameter_bytes(layers)
+    made: dict[tuple[int, float, float], ReplicaWork] = {}
     replicas: list[ReplicaWork] = []
     for device, rows in zip(devices, slices, strict=True):
-        speed = cluster.devices[device].speed
-        if (rows, speed) not in made:
-            memory = stage_memory(layers, rows, sums, optimizer_bytes_per_parameter_byte)
-            made[rows, speed] = replica_work(layers, stops, rows, speed, sums, memory, split)
-        replicas.append(made[rows, speed])
-    limits = (
-        (replica.memory, cluster.devices[device].memory_bytes)
-        for replica, device in zip(replicas, devices, strict=True)
-    )
+        kind = cluster.devices[device]
+        least_s = 0.0
+        if kind.off_chip_bytes_per_s and parameter_bytes > kind.on_chip_bytes:
+            least_s = parameter_bytes / kind.off_chip_bytes_per_s
+        key = (rows, kind.speed, least_s)
+        if key not in made:
+            memory = stage_memory(
+                layers, rows, sums, optimizer_bytes_per_parameter_byte, use.versions
+            )
+            made[key] = replica_work(layers, stops, *key, sums, memory, use)
+        replicas.append(made[key])
+    device_bytes = tuple(cluster.devices[device].memory_bytes for device in devices)
+    limits = zip((replica.memory for replica in replicas), device_bytes, strict=True)
     return StageWork(
         number=number,
         layers=layers,
         devices=devices,
         hosts=tuple(cluster.host_index[device] for device in devices),
         slices=slices,
+        overlaps=tuple(cluster.devices[device].overlaps_communication for device in devices),
         replicas=tuple(replicas),
+        device_bytes=device_bytes,
         memory_limits=tuple(dict.fromkeys(limits)),
         segment_layers=stops,
         shares=shares,
@@ -132,22 +151,41 @@ def replica_work(
     stops: Sequence[int],
     rows: int,
     speed: float,
+    least_s: float,
     sums: LayerSums,
     memory: StageMemory,
-    split: bool,
+    use: StageUse,
 ) -> ReplicaWork:
-    """The work of a replica with ``rows`` rows of a micro-batch; its speed divides all seconds."""
-    gradients_s = sums.backward_weight_s if split else sums.backward_s
-    parameter_bytes = sums.parameter_bytes(layers)
+    """The work of a replica with ``rows`` rows of a micro-batch; its speed divides all seconds.
+
+    No action takes less than ``least_s``.
+    """
+    forward_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
+    backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
+    weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
+    if use.concurrent:
+        forward_s = backward_s = forward_s + backward_s
+    layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
+    segments_s = tuple(
+        layer_gradients_s.of(range(lower, upper), rows) / speed
+        for upper, lower in pairwise((layers.stop, *stops))
+    )
+    if least_s or use.concurrent:
+        segments_s = stretched(segments_s, weight_s if use.split else backward_s)
     return ReplicaWork(
-        forward_s=sums.forward_s.of(layers, rows) / speed,
-        backward_s=sums.backward_s.of(layers, rows) / speed,
-        backward_input_s=sums.backward_input_s.of(layers, rows) / speed,
-        backward_weight_s=sums.backward_weight_s.of(layers, rows) / speed,
-        step_s=sums.profile.step_s_per_byte * parameter_bytes / speed,
-        segments_s=tuple(
-            gradients_s.of(range(lower, upper), rows) / speed
-            for upper, lower in pairwise((layers.stop, *stops))
-        ),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed),
+        backward_weight_s=weight_s,
+        step_s=sums.profile.step_s_per_byte * sums.parameter_bytes(layers) / speed,
+        segments_s=segments_s,
         memory=memory,
     )
+
+
+def stretched(parts_s: Sequence[float], whole_s: float) -> tuple[float, ...]:
+    """The parts of an action in proportion, so that they take ``whole_s`` together."""
+    sum_s = sum(parts_s)
+    if not sum_s:
+        return (*parts_s[:-1], whole_s)
+    return tuple(part_s * whole_s / sum_s for part_s in parts_s)

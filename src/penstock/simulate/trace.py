@@ -1,14 +1,15 @@
 """When everything of a workload started and ended, and the timeline made of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
+from penstock.schedule.action import Action
 from penstock.simulate.workload import DeviceWork, Workload
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
-__all__ = ["Engine", "Span", "Trace", "first_actions", "timeline_of"]
+__all__ = ["Engine", "Span", "Trace", "first_actions", "spans_of_actions", "timeline_of"]
 
 Span: TypeAlias = tuple[float, float]
 """Start and end, in seconds."""
@@ -16,11 +17,12 @@ Span: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The spans of one played workload.
+    """The spans of one played workload, of all its iterations.
 
-    ``actions`` are those of the first device in order, then of the second, and so on;
-    ``messages[i * micro_batches + m]`` is message ``i`` of micro-batch ``m``; ``buckets`` and
-    ``steps`` (one a device) are numbered as in the workload.
+    ``actions`` are those of the first compute stream in order, then of the second, and so on;
+    ``messages[i * micro_batches + m]`` is message ``i`` of micro-batch ``m`` (0, 0 for a
+    micro-batch that passes another copy of the stage); ``buckets`` are those of the first reduction
+    round after round, then of the second; ``steps`` those of the first device, then of the second.
     """
 
     actions: tuple[Span, ...]
@@ -36,8 +38,45 @@ Engine: TypeAlias = Callable[[Workload], Trace]
 
 def first_actions(workload: Workload) -> tuple[int, ...]:
     """For each device position the index of its first action in `Trace.actions`."""
-    counts = (len(workload.schedule.of(work.stage)) for work in workload.devices)
+    counts = (
+        len(workload.schedule.of(work.group)) * workload.iterations for work in workload.devices
+    )
     return tuple(accumulate(counts, initial=0))[:-1]
+
+
+def played_actions(workload: Workload, work: DeviceWork) -> tuple[list[Action], ...]:
+    """The actions of each compute stream of a device, with micro-batches numbered through."""
+    order = list(workload.schedule.of(work.group))
+    streams = [order]
+    if workload.streams_each > 1:
+        streams = [
+            [action for action in order if action.kind == "F"],
+            [action for action in order if action.kind != "F"],
+        ]
+    return tuple(
+        [
+            Action(
+                action.kind,
+                action.stage,
+                action.micro_batch + iteration * workload.micro_batches_per_iteration,
+            )
+            for iteration in range(workload.iterations)
+            for action in stream
+        ]
+        for stream in streams
+    )
+
+
+def spans_of_actions(
+    workload: Workload, trace: Trace
+) -> Iterator[tuple[DeviceWork, tuple[tuple[list[Action], tuple[Span, ...]], ...]]]:
+    """For each device the actions and spans of each of its compute streams."""
+    for work, first in zip(workload.devices, first_actions(workload), strict=True):
+        streams: list[tuple[list[Action], tuple[Span, ...]]] = []
+        for actions in played_actions(workload, work):
+            streams.append((actions, trace.actions[first : first + len(actions)]))
+            first += len(actions)
+        yield work, tuple(streams)
 
 
 def timeline_of(
@@ -63,14 +102,17 @@ def timeline_of(
 def compute_events(workload: Workload, trace: Trace) -> list[Event]:
     """Actions and optimizer steps."""
     events: list[Event] = []
-    for position, first in enumerate(first_actions(workload)):
-        work = workload.devices[position]
-        for index, action in enumerate(workload.schedule.of(work.stage)):
-            span = trace.actions[first + index]
-            events.append(Event(work.device, action.kind, work.stage, action.micro_batch, *span))
-        step = trace.steps[position]
-        if step[1] > step[0]:
-            events.append(Event(work.device, "STEP", work.stage, -1, *step))
+    steps = iter(trace.steps)
+    for work, streams in spans_of_actions(workload, trace):
+        for actions, spans in streams:
+            for action, span in zip(actions, spans, strict=True):
+                events.append(
+                    Event(work.device, action.kind, action.stage, action.micro_batch, *span)
+                )
+        for _ in range(workload.instances.steps_of(work.group) * workload.iterations):
+            step = next(steps)
+            if step[1] > step[0]:
+                events.append(Event(work.device, "STEP", work.stage, -1, *step))
     return events
 
 
@@ -79,18 +121,22 @@ def message_events(workload: Workload, trace: Trace) -> list[Event]:
     events: list[Event] = []
     for index, message in enumerate(workload.messages):
         if message.seconds > 0:
-            sender = workload.devices[message.sender]
-            receiver = workload.devices[message.receiver]
-            ends: tuple[tuple[DeviceWork, EventKind, DeviceWork], ...] = (
-                (sender, "SEND", receiver),
-                (receiver, "RECV", sender),
+            sender, receiver = (
+                workload.replicas[message.sender],
+                workload.replicas[message.receiver],
+            )
+            source, target = (workload.devices[end.position].device for end in (sender, receiver))
+            ends: tuple[tuple[int, EventKind, int, int], ...] = (
+                (source, "SEND", sender.stage, target),
+                (target, "RECV", receiver.stage, source),
             )
             for m in range(workload.micro_batches):
                 span = trace.messages[index * workload.micro_batches + m]
-                for here, kind, there in ends:
-                    events.append(
-                        Event(here.device, kind, here.stage, m, *span, there.device, message.bytes)
-                    )
+                if span[1] > span[0]:
+                    events += [
+                        Event(here, kind, stage, m, *span, there, message.bytes)
+                        for here, kind, stage, there in ends
+                    ]
     return events
 
 
@@ -99,12 +145,15 @@ def reduction_events(workload: Workload, trace: Trace) -> list[Event]:
     events: list[Event] = []
     spans = iter(trace.buckets)
     for reduction in workload.reductions:
-        for bucket in reduction.buckets:
+        stages: dict[int, int] = {}
+        for member in reduction.members:
+            replica = workload.replicas[member]
+            stages.setdefault(workload.devices[replica.position].device, replica.stage)
+        for bucket in reduction.buckets * reduction.rounds:
             span = next(spans)
             if span[1] > span[0]:
-                for position in reduction.members:
-                    work = workload.devices[position]
-                    events.append(
-                        Event(work.device, "REDUCE", work.stage, -1, *span, bytes=bucket.bytes)
-                    )
+                events += [
+                    Event(device, "REDUCE", stage, -1, *span, bytes=bucket.bytes)
+                    for device, stage in stages.items()
+                ]
     return events

@@ -82,8 +82,8 @@ class Load:
             self.bytes += size_bytes
 
     def seconds(self, cluster: Cluster, source: int, target: int) -> float:
-        """Each tensor with its own latency."""
-        if not self.messages:
+        """Each tensor with its own latency; none from a device to itself."""
+        if not self.messages or source == target:
             return 0.0
         sent_s = self.bytes / cluster.bandwidth(source, target)
         return self.messages * cluster.latency(source, target) + sent_s
@@ -98,7 +98,8 @@ def boundary_between(
     replica sends each replica the rows that both hold. A tensor without rows goes whole, to
     receiver ``j`` from sender ``j`` modulo the senders. Tensors of one pair and direction leave
     together, each with its own latency. Neighbouring stages depend on each other even where no
-    tensor passes (`penstock.schedule.dependencies`): that message takes no time.
+    tensor passes (`penstock.schedule.dependencies`): that message takes no time. Nor does one
+    from a device to itself, where it holds both stages.
     """
     loads: dict[tuple[int, int], tuple[Load, Load]] = {}
     overlaps = rows_shared(producer.slices, consumer.slices)

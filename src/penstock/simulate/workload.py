@@ -1,23 +1,33 @@
-"""All that the engines need to know of one iteration: seconds, messages, reductions, resources.
+"""All that the engines need to know of a plan's work: seconds, messages, reductions, resources.
 
-`Parts` are what stages, pairs of stages and tied parameters need, each numbered from zero on its
-own, so that plans which differ in one stage share all other parts. A `Workload` adds the order of
-work and numbers everything through.
+`Parts` are what instances of stages, pairs of them and tied parameters need, each numbered from
+zero on its own, so that plans which differ in one stage share all other parts. A `Workload` adds
+the order of work and numbers everything through.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
-from penstock.schedule.action import ActionKind
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.gradients import Ports, Share, TiedGroup
+from penstock.simulate.instances import Instances
 from penstock.simulate.stage_work import ReplicaWork, StageWork
 from penstock.simulate.transfers import Boundary
 
-__all__ = ["Bucket", "DeviceWork", "Direction", "Message", "Parts", "Reduction", "Workload"]
+__all__ = [
+    "Bucket",
+    "DeviceWork",
+    "Direction",
+    "Message",
+    "Parts",
+    "Reduction",
+    "Replica",
+    "Segment",
+    "Workload",
+]
 
 Direction: TypeAlias = Literal["F", "B"]
 """Activations flow with the forwards, gradients with the backwards."""
@@ -27,53 +37,67 @@ Direction: TypeAlias = Literal["F", "B"]
 class Parts:
     """The work of a plan without its order.
 
-    ``boundaries`` are sorted by producer and consumer stage, ``ties`` by their stages.
-    ``host_slots[host]`` is how many devices of the host compute at full speed at once (0: all).
+    ``stages`` are instances. ``boundaries`` name producer and consumer instance; ``ties`` are
+    sorted by their instances. ``host_slots[host]`` is how many devices of the host compute at full
+    speed at once (0: all).
     """
 
     stages: tuple[StageWork, ...]
     boundaries: tuple[tuple[int, int, Boundary], ...]
     ties: tuple[TiedGroup, ...]
     host_slots: tuple[int, ...]
-    micro_batches: int
+    half_duplex: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a stage's last backward, and the gradient buckets that are complete at its end."""
+    """A part of a last backward, and the gradient buckets that are complete at its end."""
 
     seconds: float
     buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceWork:
-    """One replica of one stage: its device in the cluster, and its seconds.
+class Replica:
+    """One replica of one instance: the position of its device in `Workload.devices`, its work.
 
-    ``last_backward`` replaces the last action that makes gradients (B or W) by its segments.
+    ``last_backward`` replaces the actions that make the last gradients before an update (B or W)
+    by their segments.
     """
 
-    device: int
+    position: int
     stage: int
-    host: int
-    replica: ReplicaWork
+    instance: int
+    work: ReplicaWork
     last_backward: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """One device: its number in the cluster, its group, and its replicas by their instance."""
+
+    device: int
+    group: int
+    host: int
+    overlaps: bool
+    replicas: Mapping[int, Replica]
+
+    @property
+    def stage(self) -> int:
+        """The first stage that the device holds."""
+        return min(replica.stage for replica in self.replicas.values())
 
     @property
     def step_s(self) -> float:
-        """Seconds of the optimizer step."""
-        return self.replica.step_s
-
-    def seconds(self, kind: ActionKind) -> float:
-        """Seconds of one action at full speed."""
-        return self.replica.seconds(kind)
+        """Seconds of the optimizer step, which is one for all its replicas."""
+        return sum(replica.work.step_s for replica in self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """All tensors that one replica sends another for each micro-batch, in one direction.
 
-    ``sender`` and ``receiver`` are positions in `Workload.devices`. A message of no seconds only
+    ``sender`` and ``receiver`` are numbers in `Workload.replicas`. A message of no seconds only
     orders the two stages; it occupies nothing.
     """
 
@@ -96,77 +120,105 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The gradient all-reduces among the replicas of some stages, bucket after bucket."""
+    """The gradient all-reduces among the replicas of some instances, bucket after bucket.
 
-    stages: tuple[int, ...]
+    ``members`` are numbers in `Workload.replicas`. The buckets are summed ``rounds`` times.
+    """
+
+    instances: tuple[int, ...]
     members: tuple[int, ...]
     buckets: tuple[Bucket, ...]
     resources: tuple[int, ...]
+    rounds: int
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One iteration of one plan, ready to play.
+    """Iterations of one plan, ready to play.
 
-    Devices are in order of stage and replica. Buckets are numbered through over `reductions`.
-    `resources` counts what messages and reductions occupy one at a time, numbered
+    Replicas are in order of instance, devices in order of their group. Buckets are numbered
+    through over `reductions`. `resources` counts what messages and reductions occupy one at a
+    time, numbered
 
         0 .. D-1          send engine of device position d
-        D .. 2D-1         receive engine of d
+        D .. 2D-1         receive engine of d (the send engine, where messages are half-duplex)
         2D .. 2D+H-1      outgoing port of host h
-        2D+H .. 2D+2H-1   incoming port of h
+        2D+H .. 2D+2H-1   incoming port of h (the outgoing one, where messages are half-duplex)
+        2D+2H ..          compute streams, device after device: occupied too where a device does
+                          not compute and communicate at once
 
-    ``last_backward[stage]`` is the index of the stage's last action that makes gradients.
+    A device has one compute stream; where its forwards run beside its backwards, one for each.
     """
 
     schedule: Schedule
     parts: Parts
-    last_backward: tuple[int, ...]
+    instances: Instances
+    micro_batches_per_iteration: int
+    iterations: int = 1
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches pass the pipeline."""
-        return self.parts.micro_batches
+        """How many micro-batches pass the pipeline, in all iterations together."""
+        return self.micro_batches_per_iteration * self.iterations
 
     @property
     def host_slots(self) -> tuple[int, ...]:
         """See `Parts`."""
         return self.parts.host_slots
 
+    @property
+    def streams_each(self) -> int:
+        """Compute streams of a device."""
+        return 2 if self.schedule.concurrent else 1
+
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first position of every stage, and the number of devices."""
+        """The first replica of every instance, and the number of replicas."""
         return tuple(accumulate((len(stage.devices) for stage in self.parts.stages), initial=0))
 
     @cached_property
-    def hosts(self) -> tuple[int, ...]:
-        """The host of every device position."""
-        return tuple(host for stage in self.parts.stages for host in stage.hosts)
+    def group_starts(self) -> tuple[int, ...]:
+        """The first device position of every group, and the number of devices."""
+        first = (self.parts.stages[members[0]] for members in self.instances.members)
+        return tuple(accumulate((len(stage.devices) for stage in first), initial=0))
+
+    @cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        """The replicas of all instances."""
+        made: list[Replica] = []
+        for instance, stage in enumerate(self.parts.stages):
+            buckets = self.buckets_of_segments(instance, stage)
+            first = self.group_starts[self.instances.groups[instance]]
+            for index, work in enumerate(stage.replicas):
+                segments = tuple(map(Segment, work.segments_s, buckets))
+                number = instance % self.instances.stages
+                made.append(Replica(first + index, number, instance, work, segments))
+        return tuple(made)
 
     @cached_property
     def devices(self) -> tuple[DeviceWork, ...]:
         """The work of every device position."""
         made: list[DeviceWork] = []
-        for index, stage in enumerate(self.parts.stages):
-            buckets = self.buckets_of_segments(index, stage)
-            replicas = zip(stage.devices, stage.hosts, stage.replicas, strict=True)
-            for device, host, replica in replicas:
-                segments = tuple(map(Segment, replica.segments_s, buckets))
-                made.append(DeviceWork(device, index, host, replica, segments))
+        for group, members in enumerate(self.instances.members):
+            first = self.parts.stages[members[0]]
+            for index, device in enumerate(first.devices):
+                held = {i: self.replicas[self.starts[i] + index] for i in members}
+                host, overlaps = first.hosts[index], first.overlaps[index]
+                made.append(DeviceWork(device, group, host, overlaps, held))
         return tuple(made)
 
     def buckets_of_segments(self, index: int, stage: StageWork) -> list[tuple[int, ...]]:
-        """The numbers of the buckets that each segment of a stage's last backward completes."""
+        """The numbers of the buckets that each segment of an instance's last backward completes."""
         found: list[list[int]] = [[] for _ in stage.segment_layers]
         first = 0
-        for group in self.reductions:
-            numbers = range(first, first + len(group.buckets))
+        for instances, shares, _ in self.reduced:
+            numbers = range(first, first + sum(share.buckets for share in shares))
             first = numbers.stop
-            if group.stages == (index,):
+            if instances == (index,):
                 own = iter(numbers)
                 for share in stage.shares:
                     found[share.segment] += [next(own) for _ in range(share.buckets)]
-            elif index in group.stages:
+            elif index in instances:
                 found[-1] += numbers
         return [tuple(buckets) for buckets in found]
 
@@ -184,48 +236,75 @@ class Workload:
         return tuple(sorted(made, key=lambda m: (m.sender, m.direction, m.receiver)))
 
     def occupied(self, sender: int, receiver: int, port: bool) -> tuple[int, ...]:
-        """What a message occupies."""
-        hosts = self.hosts
-        ports = Ports((hosts[sender],), (hosts[receiver],)) if port else Ports()
-        return (sender, len(hosts) + receiver, *self.port_numbers(ports))
+        """What a message between two replicas occupies."""
+        ends = (self.replicas[sender].position, self.replicas[receiver].position)
+        hosts = [(self.devices[position].host,) for position in ends]
+        ports = self.port_numbers(Ports(*hosts)) if port else ()
+        wires = (ends[0], self.receive_engine(ends[1]), *ports)
+        return tuple(dict.fromkeys((*wires, *self.blocked_streams(ends))))
+
+    def receive_engine(self, position: int) -> int:
+        """The resource number of a device's receive engine."""
+        half = self.parts.half_duplex[self.devices[position].host]
+        return position if half else self.group_starts[-1] + position
 
     def port_numbers(self, ports: Ports) -> tuple[int, ...]:
         """Resource numbers of ports."""
-        first, hosts = 2 * self.starts[-1], len(self.host_slots)
-        outgoing = (first + host for host in ports.outgoing)
-        return (*outgoing, *(first + hosts + host for host in ports.incoming))
+        first, hosts = 2 * self.group_starts[-1], len(self.host_slots)
+        outgoing = [first + host for host in ports.outgoing]
+        half = self.parts.half_duplex
+        incoming = [first + host + (0 if half[host] else hosts) for host in ports.incoming]
+        return (*outgoing, *incoming)
+
+    def blocked_streams(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """Resource numbers of the compute streams that stand still while their devices talk."""
+        first = 2 * self.group_starts[-1] + 2 * len(self.host_slots)
+        each = self.streams_each
+        return tuple(
+            first + position * each + stream
+            for position in positions
+            if not self.devices[position].overlaps
+            for stream in range(each)
+        )
+
+    @cached_property
+    def reduced(self) -> tuple[tuple[tuple[int, ...], tuple[Share, ...], Ports], ...]:
+        """Instances, gradients and ports of every reduction, sorted by instances."""
+        own = [((s,), stage.shares, stage.ports) for s, stage in enumerate(self.parts.stages)]
+        tied = [(tie.stages, tie.shares, tie.ports) for tie in self.parts.ties]
+        found = (group for group in [*own, *tied] if group[1])
+        return tuple(sorted(found, key=lambda group: group[0]))
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
-        """The reductions, sorted by their stages."""
-        own = [((s,), stage.shares, stage.ports) for s, stage in enumerate(self.parts.stages)]
-        tied = [(tie.stages, tie.shares, tie.ports) for tie in self.parts.ties]
-        groups = sorted((group for group in [*own, *tied] if group[1]), key=lambda group: group[0])
-        return tuple(self.reduction(*group) for group in groups)
+        """The reductions, sorted by their instances."""
+        return tuple(self.reduction(*group) for group in self.reduced)
 
     def reduction(
-        self, stages: tuple[int, ...], shares: Sequence[Share], ports: Ports
+        self, instances: tuple[int, ...], shares: Sequence[Share], ports: Ports
     ) -> Reduction:
-        """The reduction among all replicas of ``stages``."""
-        members = tuple(p for s in stages for p in range(self.starts[s], self.starts[s + 1]))
-        received = (self.starts[-1] + member for member in members)
+        """The reduction among all replicas of ``instances``."""
+        members = tuple(r for i in instances for r in range(self.starts[i], self.starts[i + 1]))
+        positions = tuple(dict.fromkeys(self.replicas[member].position for member in members))
         buckets = (
-            Bucket(stages[0], share.seconds, share.bytes)
+            Bucket(instances[0] % self.instances.stages, share.seconds, share.bytes)
             for share in shares
             for _ in range(share.buckets)
         )
-        resources = (*members, *received, *self.port_numbers(ports))
-        return Reduction(stages, members, tuple(buckets), resources)
+        engines = (*positions, *map(self.receive_engine, positions))
+        resources = (*engines, *self.port_numbers(ports), *self.blocked_streams(positions))
+        rounds = max(self.instances.rounds[i] for i in instances) * self.iterations
+        return Reduction(
+            instances, members, tuple(buckets), tuple(dict.fromkeys(resources)), rounds
+        )
 
     @property
     def resources(self) -> int:
-        """The number of engines and ports."""
-        return 2 * len(self.devices) + 2 * len(self.host_slots)
+        """The number of engines, ports and compute streams."""
+        devices = len(self.devices)
+        return 2 * devices + 2 * len(self.host_slots) + devices * self.streams_each
 
     @property
     def actions(self) -> int:
         """Compute actions of all devices together."""
-        return sum(
-            len(self.schedule.of(index)) * len(stage.devices)
-            for index, stage in enumerate(self.parts.stages)
-        )
+        return self.iterations * sum(len(self.schedule.of(device.group)) for device in self.devices)

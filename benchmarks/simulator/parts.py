@@ -1,0 +1,67 @@
+"""The parts of the benchmark, each with its results and a table of them."""
+
+from collections.abc import Callable
+
+from generation import MICRO_BATCHES, Generated, generate_all
+from large_run import LargeRun, run_apart
+from playing import PLAYED, SCORED, Played, Scored, play_case, score_case
+
+__all__ = ["PARTS"]
+
+
+def playing() -> tuple[list[Played], list[str]]:
+    """Actions a second."""
+    found = [play_case(case) for case in PLAYED]
+    head = f"{'million actions a second':<48}{'actions':>9}{'engine':>9}{'plain':>9}"
+    rows = [
+        f"{r.name:<48}{r.compute_actions:>9}{r.engine_actions_per_s / 1e6:>9.2f}"
+        f"{r.plain_actions_per_s / 1e6:>9.3f}"
+        for r in found
+    ]
+    return found, [head, *rows]
+
+
+def scoring() -> tuple[list[Scored], list[str]]:
+    """Milliseconds of a score."""
+    score_case(SCORED[0])
+    found = [score_case(case) for case in SCORED]
+    heads = ("engine", "again", "moved", "fresh")
+    head = f"{'milliseconds of a score':<48}" + "".join(f"{name:>9}" for name in heads)
+    rows = [
+        f"{r.name:<48}{r.engine_ms:>9.2f}{r.again_ms:>9.2f}{r.moved_ms:>9.2f}{r.fresh_ms:>9.2f}"
+        for r in found
+    ]
+    return found, [head, *rows]
+
+
+def large() -> tuple[list[LargeRun], list[str]]:
+    """One large cluster."""
+    r = run_apart()
+    rows = [
+        f"{r.name}: {r.compute_actions} actions, order {r.order_s:.2f} s, arrays "
+        f"{r.arrays_s:.2f} s, engine {r.engine_s:.2f} s ({r.actions_per_s / 1e6:.2f} million "
+        f"actions a second), at most {r.peak_bytes / 2**20:.0f} MiB "
+        f"({r.peak_bytes_before / 2**20:.0f} before)"
+    ]
+    return [r], rows
+
+
+def generation() -> tuple[list[Generated], list[str]]:
+    """Nanoseconds an action."""
+    found = generate_all()
+    head = f"{'nanoseconds an action, by micro-batches':<48}"
+    head += "".join(f"{count:>9}" for count in MICRO_BATCHES)
+    rows = [
+        f"{r.schedule:<48}"
+        + "".join(f"{'-' if ns is None else f'{ns:.0f}':>9}" for ns in r.nanoseconds_an_action)
+        for r in found
+    ]
+    return found, [head, *rows]
+
+
+PARTS: dict[str, Callable[[], tuple[list, list[str]]]] = {
+    "playing": playing,
+    "scoring": scoring,
+    "large": large,
+    "generation": generation,
+}

@@ -1,0 +1,158 @@
+"""The copies of stages that devices hold, and what a schedule makes of them.
+
+Engines know *instances* of stages only. A pipeline has one for each stage; a mirrored one has two:
+instance ``s`` works on the even micro-batches, and instance ``S + s``, on the devices of stage
+``S - 1 - s``, on the odd ones (Chimera, SC 2021, section 3.1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+from penstock.schedule.action import KIND_CODES, Action
+from penstock.schedule.order import Order
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["Instances", "StageUse", "instances_of", "stages_of_instances", "updating"]
+
+Whole: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+GRADIENTS = (KIND_CODES["B"], KIND_CODES["W"])
+
+
+class StageUse(NamedTuple):
+    """What a schedule makes of an instance.
+
+    ``split``: its gradients come with W, not with B. ``concurrent``: forwards and backwards run at
+    the same time. ``versions``: how many copies of its parameters are kept. ``reduces``: its
+    replicas sum its gradients among themselves.
+    """
+
+    split: bool = False
+    concurrent: bool = False
+    versions: int = 1
+    reduces: bool = True
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Where the instances of a pipeline are, and how it uses them.
+
+    ``groups[i]`` is the device group of instance ``i``. ``rounds[i]`` is how many times in an
+    iteration it makes gradients that its device steps with; 0 where it has no work.
+    """
+
+    stages: int
+    mirrored: bool
+    groups: tuple[int, ...]
+    uses: tuple[StageUse, ...]
+    rounds: tuple[int, ...]
+    micro_batches_per_update: int = 0
+
+    def of(self, action: Action) -> int:
+        """The instance that an action is work of."""
+        return action.stage + self.stages * (action.micro_batch % 2 if self.mirrored else 0)
+
+    def numbers_in(self, order: Order) -> Whole:
+        """The instance that each action of an order is work of."""
+        stages = order.stages.astype(np.int64)
+        return stages + self.stages * (order.micro_batches % 2) if self.mirrored else stages
+
+    def steps_of(self, group: int) -> int:
+        """How many times the devices of a group step in an iteration."""
+        return self.rounds[self.members[group][0]] if self.micro_batches_per_update else 1
+
+    @cached_property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The instances of every device group, in order."""
+        found: list[list[int]] = [[] for _ in range(max(self.groups) + 1)]
+        for instance, group in enumerate(self.groups):
+            found[group].append(instance)
+        return tuple(map(tuple, found))
+
+
+def stages_of_instances(plan: Plan) -> tuple[Stage, ...]:
+    """The stages of ``plan`` as its instances hold them.
+
+    >>> halves = Stage(range(0, 1), (0,), (1,)), Stage(range(1, 2), (1,), (1,))
+    >>> plan = Plan(halves, micro_batches=2, micro_batch_size=1, schedule="1f1b")
+    >>> stages_of_instances(plan) == halves
+    True
+    """
+    if not plan.mirrored:
+        return plan.stages
+    opposite = (
+        replace(stage, devices=other.devices, slices=other.slices)
+        for stage, other in zip(plan.stages, reversed(plan.stages), strict=True)
+    )
+    return (*plan.stages, *opposite)
+
+
+def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
+    """The instances of a pipeline that plays ``schedule``.
+
+    Raises:
+        BadInput: updates without a flush where a device group holds several stages, or where some
+            backwards of a stage are split and others not.
+    """
+    weights = schedule.weights
+    ways = (0, 1) if shape.mirrored else (0,)
+    groups = [shape.group_of(stage, way) for way in ways for stage in range(shape.stages)]
+    if weights.micro_batches_per_update and len(set(groups)) < len(groups):
+        raise BadInput(
+            f"weights are updated every {weights.micro_batches_per_update} micro-batches and "
+            f"device groups hold several stages, {groups}; give each stage devices of its own, or "
+            f"use a schedule that updates once an iteration"
+        )
+    bare = Instances(shape.stages, shape.mirrored, tuple(groups), (), ())
+    splits, rounds = [False] * len(groups), [0] * len(groups)
+    for order in schedule.orders:
+        instance = bare.numbers_in(order)
+        marked = updating(order, instance, weights.micro_batches_per_update)
+        for index in np.flatnonzero(marked).tolist():
+            number, split = int(instance[index]), bool(order.kinds[index] == KIND_CODES["W"])
+            if rounds[number] and split != splits[number]:
+                raise BadInput(
+                    f"stage {number} updates its weights now after B, now after W; a schedule "
+                    f"without a flush must split all backwards of a stage or none"
+                )
+            splits[number] = split
+            rounds[number] += 1
+    uses = (
+        StageUse(
+            split,
+            schedule.concurrent,
+            weights.versions_of(number % shape.stages),
+            not shape.mirrored,
+        )
+        for number, split in enumerate(splits)
+    )
+    return replace(
+        bare,
+        uses=tuple(uses),
+        rounds=tuple(rounds),
+        micro_batches_per_update=weights.micro_batches_per_update,
+    )
+
+
+def updating(order: Order, instance: Sequence[int] | Whole, per_update: int) -> Flags:
+    """Which actions make the last gradients that an update of their instance waits for.
+
+    The last B or W of each instance, or, where updates do not wait for the end of the iteration,
+    every ``per_update``-th one.
+    """
+    marked = np.zeros(len(order), dtype=np.bool_)
+    gradient = np.isin(order.kinds, GRADIENTS)
+    held: list[int] = np.unique(instance).tolist()
+    for number in held:
+        mine = np.flatnonzero(gradient & (np.asarray(instance) == number))
+        marked[mine[per_update - 1 :: per_update] if per_update else mine[-1:]] = True
+    return marked

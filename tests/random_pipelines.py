@@ -1,0 +1,211 @@
+"""Random pipelines of every kind: any placement, any valid order, any link, unequal throughout."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from random import Random
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.plan.plan import Plan, Stage
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    ModelProfile,
+    SharedParameter,
+)
+from penstock.schedule.action import Action
+from penstock.schedule.dependencies import predecessors
+from penstock.schedule.order import Order
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.registry import PLACEMENT_STYLES
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
+
+__all__ = ["RandomPipeline", "random_order", "random_pipeline"]
+
+MEGABYTE = 10**6
+
+STYLES: tuple[PlacementStyle, ...] = ("straight", "looped", "folded", "mirrored")
+
+
+@dataclass(frozen=True)
+class RandomPipeline:
+    """A plan with all that plays it; the plan's schedule is not the one of its name."""
+
+    plan: Plan
+    profile: ModelProfile
+    cluster: Cluster
+    schedule: Schedule
+    iterations: int
+
+
+def random_pipeline(random: Random, *, slots: bool = False) -> RandomPipeline:
+    """A pipeline of any kind; with ``slots`` some hosts have too few cores.
+
+    Without them no two things happen at the same instant but by a rare chance: forwards that run
+    beside backwards take as long as these, so there all devices overlap communication.
+    """
+    style = random.choice(STYLES)
+    without_flush = style == "straight" and random.random() < 0.4
+    groups, rounds = random.randint(1, 3), 1
+    if style in ("looped", "folded"):
+        rounds = random.randint(2, 3)
+    if style == "mirrored":
+        groups = random.randint(1, 4)
+    stages = groups * rounds
+    profile = random_profile(random, random.randint(stages, stages + 4), ties=not without_flush)
+    cluster = random_cluster(random, groups + random.randint(0, 3), slots)
+    micro_batches = random.randint(1, 6)
+    plan = random_plan(random, profile, len(cluster.devices), micro_batches, style, groups, rounds)
+    weights = SYNCHRONOUS
+    if without_flush:
+        versions = tuple(random.randint(1, 4) for _ in plan.stages)
+        weights = WeightRule(random.randint(1, micro_batches), versions)
+    overlap = all(device.overlaps_communication for device in cluster.devices)
+    concurrent = random.random() < 0.3 and (overlap or slots)
+    schedule = random_order(random, plan.shape(), concurrent, weights)
+    iterations = 1 if without_flush else random.choice([1, 1, 2, 3])
+    return RandomPipeline(plan, profile, cluster, schedule, iterations)
+
+
+def random_profile(random: Random, layers: int, *, ties: bool) -> ModelProfile:
+    """Unequal layers, skip connections, tensors without rows, a tied parameter."""
+
+    def seconds() -> Affine:
+        return Affine(random.uniform(0.01, 0.5), random.uniform(0.1, 2))
+
+    def size() -> Affine:
+        return Affine(random.uniform(0, 2), random.uniform(1, 9))
+
+    costs = tuple(
+        LayerCost(
+            f"layer{i}",
+            seconds(),
+            seconds(),
+            seconds(),
+            random.choice([0, 5, 30, 80]) * MEGABYTE,
+            random.randrange(1000),
+            size(),
+            size(),
+        )
+        for i in range(layers)
+    )
+    edges: list[Edge] = []
+    for i in range(layers - 1):
+        tensor = random.choice([size(), Affine(random.uniform(1, 9), 0.0)])
+        gradient = random.choice([tensor, Affine()])
+        consumers = {i + 1, random.randrange(i + 1, layers)}
+        edges += [Edge(i, j, f"tensor{i}", tensor, gradient) for j in sorted(consumers)]
+    # A tensor without gradients passes no time upwards: let every pair exchange one that does.
+    edges += [Edge(i, i + 1, f"also{i}", size(), size()) for i in range(layers - 1)]
+    shared: tuple[SharedParameter, ...] = ()
+    if ties and random.random() < 0.5:
+        users = tuple(sorted({random.randrange(layers), layers - 1}))
+        shared = (SharedParameter("tied", 40 * MEGABYTE, users),)
+    return ModelProfile("model", costs, tuple(edges), shared, step_s_per_byte=1e-9)
+
+
+def random_cluster(random: Random, devices: int, slots: bool) -> Cluster:
+    """Unequal devices of every kind on up to three hosts of every kind."""
+    sizes = [0] * random.randint(1, min(3, devices))
+    for _ in range(devices):
+        sizes[random.randrange(len(sizes))] += 1
+    overlaps = random.random() < 0.6
+    rate = random.choice([1, MEGABYTE])
+    hosts = [
+        Host(
+            f"host{i}",
+            tuple(random_device(random, overlaps) for _ in range(size)),
+            link_bytes_per_s=random.uniform(2, 40) * rate,
+            port_bytes_per_s=random.uniform(2, 40) * rate,
+            link_latency_s=random.uniform(0.001, 0.1),
+            port_latency_s=random.uniform(0.001, 0.1),
+            full_speed_devices=random.choice([0, 1, 2]) if slots else 0,
+            half_duplex=random.random() < 0.4,
+        )
+        for i, size in enumerate(sizes)
+        if size
+    ]
+    return Cluster("cluster", tuple(hosts))
+
+
+def random_device(random: Random, overlaps: bool) -> Device:
+    """A device of its own speed; some communicate alone, some read parameters from off the chip."""
+    off_chip = random.random() < 0.3
+    return Device(
+        "device",
+        1e12,
+        random.uniform(0.5, 2),
+        overlaps_communication=overlaps or random.random() < 0.3,
+        on_chip_bytes=20e6 if off_chip else 0.0,
+        off_chip_bytes_per_s=random.uniform(5e6, 2e8) if off_chip else 0.0,
+    )
+
+
+def random_plan(
+    random: Random,
+    profile: ModelProfile,
+    devices: int,
+    micro_batches: int,
+    style: PlacementStyle,
+    groups: int,
+    rounds: int,
+) -> Plan:
+    """Any cuts, unequal slices that differ between the stages of one device group."""
+    layers, stages = len(profile.layers), groups * rounds
+    cuts = [0, *sorted(random.sample(range(1, layers), stages - 1)), layers]
+    free = random.sample(range(devices), devices)
+    size = random.randint(3, 6)
+    held: list[tuple[int, ...]] = []
+    for group in range(groups):
+        replicas = random.randint(1, min(3, len(free) - (groups - group - 1)))
+        held.append(tuple(free[:replicas]))
+        free = free[replicas:]
+    made: list[Stage] = []
+    for stage, group in enumerate(placement_of_style(style, groups, rounds)):
+        replicas = len(held[group])
+        ends = [0, *sorted(random.sample(range(1, size), replicas - 1)), size]
+        slices = tuple(ends[i + 1] - ends[i] for i in range(replicas))
+        run = range(cuts[stage], cuts[stage + 1])
+        made.append(Stage(run, held[group], slices, random.random() < 0.3))
+    if style != "mirrored":
+        return Plan(tuple(made), micro_batches, size, "1f1b")
+    mirrored = next(name for name, kind in PLACEMENT_STYLES.items() if kind == "mirrored")
+    return Plan(tuple(made), micro_batches, size, mirrored)
+
+
+def random_order(
+    random: Random,
+    shape: PipelineShape,
+    concurrent: bool = False,
+    weights: WeightRule = SYNCHRONOUS,
+) -> Schedule:
+    """Any order that can be played: actions one after the other as their inputs allow.
+
+    Some backwards are split; without a flush all of a stage or none.
+    """
+    halves = {
+        (stage, m): random.random() < 0.4
+        for stage in range(shape.stages)
+        for m in range(shape.micro_batches)
+    }
+    if weights.micro_batches_per_update:
+        halves = {(stage, m): halves[stage, 0] for stage, m in halves}
+    todo = [
+        Action(kind, stage, m)
+        for (stage, m), split in halves.items()
+        for kind in (("F", "I", "W") if split else ("F", "B"))
+    ]
+    needed = {action: set(predecessors(action, shape)) & set(todo) for action in todo}
+    orders: dict[int, list[Action]] = defaultdict(list)
+    while needed:
+        ready = [action for action, before in needed.items() if not before & needed.keys()]
+        # Mostly the oldest work, so that orders look like schedules, not like noise.
+        ready.sort(key=lambda a: (a.micro_batch - (a.kind != "F"), a.stage))
+        action = ready[min(int(random.expovariate(0.7)), len(ready) - 1)]
+        orders[shape.group_of(action.stage, action.micro_batch)].append(action)
+        del needed[action]
+    made = (with_recomputes(Order(orders[group]), shape) for group in range(shape.groups))
+    return Schedule(tuple(made), concurrent, weights)

@@ -1,0 +1,84 @@
+"""Looped, folded and mirrored pipelines, split backwards, turns, several iterations: both engines.
+
+The order is any that can be played; what no schedule family would do is done here too.
+"""
+
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from random_pipelines import RandomPipeline, random_pipeline
+
+from penstock.simulate import compiled, plain
+from penstock.simulate.catalogue import workload_of
+from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
+from penstock.simulate.trace import Trace, spans_of_actions
+from penstock.simulate.workload import Workload
+
+RELATIVE = 1e-9
+ABSOLUTE_S = 1e-9
+
+
+def played(seed: int, *, slots: bool = True) -> tuple[RandomPipeline, Workload, Trace]:
+    """A random pipeline, played by the plain engine."""
+    made = random_pipeline(Random(seed), slots=slots)
+    workload = workload_of(
+        made.plan, made.profile, made.cluster, made.schedule, iterations=made.iterations
+    )
+    return made, workload, plain.play(workload)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_the_compiled_engine_equals_the_plain_one(seed: int) -> None:
+    _, workload, trace = played(seed)
+    other = compiled.play(workload)
+    assert len(trace.actions) == workload.actions
+    for field in ("actions", "messages", "buckets", "steps", "iteration_s"):
+        np.testing.assert_allclose(
+            getattr(trace, field), getattr(other, field), RELATIVE, ABSOLUTE_S, err_msg=field
+        )
+    orders = compiled.orders_of(workload)
+    assert compiled.iteration_s(workload.parts, orders) == pytest.approx(trace.iteration_s)
+
+
+@pytest.mark.parametrize("seed", range(2000, 2060))
+def test_nothing_does_two_things_at_once_and_devices_that_cannot_overlap_do_not(seed: int) -> None:
+    _, workload, trace = played(seed)
+    occupied: dict[int, list[tuple[float, float]]] = {}
+    lanes = [m.resources for m in workload.messages for _ in range(workload.micro_batches)]
+    lanes += [r.resources for r in workload.reductions for _ in range(r.rounds * len(r.buckets))]
+    for resources, span in zip(lanes, trace.messages + trace.buckets, strict=True):
+        if span[1] > span[0]:
+            for resource in resources:
+                occupied.setdefault(resource, []).append(span)
+    number = workload.resources - len(workload.devices) * workload.streams_each
+    for work, streams in spans_of_actions(workload, trace):
+        for _, spans in streams:
+            # The segments of a last backward leave room for messages between them.
+            if work.overlaps:
+                occupied.setdefault(number, []).extend(spans)
+            number += 1
+    for resource, used in occupied.items():
+        used.sort()
+        for (_, end_s), (start_s, _) in pairwise(used):
+            assert start_s >= end_s - ABSOLUTE_S, resource
+
+
+@pytest.mark.parametrize("seed", range(3000, 3100))
+def test_memory_over_time_reaches_exactly_the_peaks_that_follow_from_the_order(seed: int) -> None:
+    made, workload, trace = played(seed)
+    if made.schedule.concurrent:
+        return
+    devices = len(made.cluster.devices)
+    held = held_while(made.schedule, workload.instances)
+    expected = peaks_bytes(workload.parts.stages, workload.instances.members, held, devices)
+    found = [0.0] * devices
+    samples = memory_samples(workload, trace)
+    for sample in samples:
+        found[sample.device] = max(found[sample.device], sample.bytes)
+    assert found == pytest.approx(expected, rel=1e-12)
+    for device in made.plan.devices:
+        mine = [sample.bytes for sample in samples if sample.device == device]
+        assert mine[-1] == pytest.approx(mine[0])
+        assert min(mine) == pytest.approx(mine[0])
