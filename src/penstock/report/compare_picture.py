@@ -240,10 +240,8 @@ def lane_heights(lanes: int) -> tuple[float, float, float]:
 
 def lane_label(lane: StageLane, y: float, height: float) -> str:
     """The stages of a lane."""
-    name = f"stage {lane.first_stage}"
-    if lane.last_stage > lane.first_stage:
-        name = f"stages {lane.first_stage}-{lane.last_stage}"
-    elif lane.replicas > 1:
+    name = lane.name
+    if lane.replicas > 1 and lane.last_stage == lane.first_stage:
         name += f"  on {lane.replicas} devices"
     return text(name, GUTTER - 10, y + height / 2 + 4, "small end-anchor")
 

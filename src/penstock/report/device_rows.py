@@ -10,7 +10,7 @@ from penstock.report.palette import Style
 from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
-__all__ = ["Block", "DeviceRow", "GanttRows", "gantt_rows", "row_ends", "stage_names"]
+__all__ = ["Block", "DeviceRow", "GanttRows", "gantt_rows", "row_ends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +170,6 @@ def known_limit(memory_limits: Sequence[float], device: int) -> float:
     """The limit of a device, 0 where it is not known."""
     limit = memory_limits[device] if device < len(memory_limits) else 0.0
     return limit if isfinite(limit) else 0.0
-
-
-def stage_names(row: DeviceRow, most: int = 14) -> str:
-    """The stages of a device, in at most so many characters.
-
-    >>> stage_names(DeviceRow(0, (0, 4, 8), (), (), (), ()))
-    'stages 0, 4, 8'
-    >>> stage_names(DeviceRow(0, (0, 64, 128, 192), (), (), (), ()))
-    '4 stages'
-    """
-    if len(row.stages) <= 1:
-        return f"stage {row.stages[0]}" if row.stages else ""
-    words = f"stages {', '.join(map(str, row.stages))}"
-    return words if len(words) <= most else f"{len(row.stages)} stages"
 
 
 def row_ends(count: int, most: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The figures of the page as plain JSON values, for the script that draws them."""
 
 from penstock.document import Json
+from penstock.report.device_stages import stage_names, stages_by_device
 from penstock.report.record import RunRecord
 from penstock.timeline.metrics import iteration_s
 from penstock.timeline.timeline import Timeline
@@ -19,9 +20,8 @@ def page_figures(record: RunRecord) -> dict[str, Json]:
             ),
         ],
         "devices": [
-            device_figure(record, device, stage)
-            for stage, planned in enumerate(record.plan.stages)
-            for device in planned.devices
+            device_figure(record, device, stages)
+            for device, stages in stages_by_device(record.plan).items()
         ],
         "training": [[row.step, row.loss] for row in record.steps],
         "evaluations": [[row.step, row.evaluation_loss] for row in record.evaluations],
@@ -44,11 +44,12 @@ def timeline_figure(key: str, title: str, note: str, timeline: Timeline) -> dict
     }
 
 
-def device_figure(record: RunRecord, device: int, stage: int) -> dict[str, Json]:
-    """A device: its stage, and its memory predicted over time, limited and measured."""
+def device_figure(record: RunRecord, device: int, stages: tuple[int, ...]) -> dict[str, Json]:
+    """A device: its stages, and its memory predicted over time, limited and measured."""
     return {
         "device": device,
-        "stage": stage,
+        "stages": [*stages],
+        "stage_names": stage_names(stages),
         "limit_bytes": record.cluster.devices[device].memory_bytes,
         "measured_peak_bytes": record.measured_peaks.get(device, 0.0),
         "predicted": [

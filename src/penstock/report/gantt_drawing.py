@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.report.device_rows import Block, DeviceRow, GanttRows, row_ends, stage_names
+from penstock.report.device_rows import Block, DeviceRow, GanttRows, row_ends
+from penstock.report.device_stages import stage_names
 from penstock.report.drawing import Drawing, Mark, Rule, Run, Slab, Words
 from penstock.report.memory_drawing import memory_marks
 from penstock.report.merged_blocks import merged_blocks
@@ -169,7 +170,7 @@ def label_marks(row: DeviceRow, index: int, y: float, heights: RowHeights) -> li
     if heights.pitch < heights.font + 2 and index % 2:
         return []
     device = Words(f"device {row.device}", MARGIN, middle, heights.font)
-    stages = Words(stage_names(row), GUTTER - 10, middle, heights.font - 1, "quiet", "end")
+    stages = Words(stage_names(row.stages), GUTTER - 10, middle, heights.font - 1, "quiet", "end")
     return [device, stages]
 
 
@@ -184,7 +185,7 @@ def legend_marks(chart: GanttRows, width: float, y: float) -> tuple[list[Mark], 
             continue
         shades = chart.shades if kind in computing and kind != "STEP" else 1
         steps = sorted({0, shades - 1} | (set(range(shades)) if shades <= 4 else set()))
-        needed = 12 * len(steps) + 6 + 6.3 * len(words) + 18
+        needed = 12 * len(steps) + 6 + 6.6 * len(words) + 18
         if x + needed > width - MARGIN:
             x, y = MARGIN, y + 20
         for step in steps:

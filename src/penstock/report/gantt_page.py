@@ -4,7 +4,8 @@ from html import escape
 from string import Template
 
 from penstock.document import Json
-from penstock.report.device_rows import Block, DeviceRow, GanttRows, stage_names
+from penstock.report.device_rows import Block, DeviceRow, GanttRows
+from penstock.report.device_stages import stage_names
 from penstock.report.page import asset, embedded_json
 from penstock.report.palette import KIND_WORDS, THEMES, Style, Theme, fill_of, ink_on
 
@@ -42,7 +43,7 @@ def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
     """A device with its lanes."""
     return {
         "device": row.device,
-        "stages": stage_names(row),
+        "stages": stage_names(row.stages),
         "limit_bytes": row.limit_bytes,
         "compute": [lane_data(lane, number) for lane in row.compute],
         "messages": [lane_data(row.sends, number), lane_data(row.receives, number)],

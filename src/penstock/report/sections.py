@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from html import escape
 
 from penstock.plan.plan import Stage
+from penstock.report.device_stages import stages_by_device
 from penstock.report.record import RunRecord
 from penstock.timeline.metrics import (
     bubble_fraction,
@@ -170,12 +171,11 @@ def time_table(record: RunRecord) -> str:
     rows = [
         [
             str(device),
-            str(stage),
+            ", ".join(map(str, stages)),
             split_cell(record.predicted, device),
             split_cell(record.measured, device),
         ]
-        for stage, planned in enumerate(record.plan.stages)
-        for device in planned.devices
+        for device, stages in stages_by_device(record.plan).items()
     ]
     return table(heads, rows)
 

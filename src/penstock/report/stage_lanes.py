@@ -1,4 +1,7 @@
-"""A timeline as bars, one lane a stage, few enough to draw whatever the size of the pipeline."""
+"""A timeline as bars, one lane a stage, few enough to draw whatever the size of the pipeline.
+
+Stages that share their devices share a lane.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.plan.plan import Plan
+from penstock.report.device_stages import stage_names, stages_by_device
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
@@ -40,8 +44,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class StageLane:
-    """One stage, or several neighbouring ones: what its busiest replica computes and sends."""
+    """One stage, or several neighbouring ones: what its busiest replica computes and sends.
 
+    ``name`` tells the stages; where they share devices, they need not be neighbours.
+    """
+
+    name: str
     first_stage: int
     last_stage: int
     replicas: int
@@ -50,28 +58,43 @@ class StageLane:
 
 
 def stage_lanes(timeline: Timeline, plan: Plan) -> tuple[StageLane, ...]:
-    """A lane for each stage of ``plan``, or for as many neighbouring ones as needed."""
-    per_lane = ceil(len(plan.stages) / MOST_LANES)
+    """A lane for each set of devices of ``plan``, or for as many neighbouring ones as needed."""
+    held, groups = stages_by_device(plan), plan.device_groups
+    per_lane = ceil(len(groups) / MOST_LANES)
     end_s = max((event.end_s for event in timeline.events), default=0.0)
     by_device: dict[int, list[Event]] = defaultdict(list)
     for event in timeline.events:
         by_device[event.device].append(event)
     lanes: list[StageLane] = []
-    for first in range(0, len(plan.stages), per_lane):
-        stages = plan.stages[first : first + per_lane]
-        shown = [busiest([by_device[device] for device in stage.devices]) for stage in stages]
+    for first in range(0, len(groups), per_lane):
+        chosen = groups[first : first + per_lane]
+        stages = sorted({stage for group in chosen for stage in held[group[0]]})
+        shown = [busiest([by_device[device] for device in group]) for group in chosen]
         compute = [[e for e in events if e.kind in COMPUTE] for events in shown]
         transfers = [[e for e in events if e.kind not in COMPUTE] for events in shown]
         lanes.append(
             StageLane(
-                first,
-                first + len(stages) - 1,
-                stages[0].replicas,
+                lane_name(stages, per_lane),
+                stages[0],
+                stages[-1],
+                len(chosen[0]),
                 bars_of(compute, end_s),
                 bars_of(transfers, end_s),
             )
         )
     return tuple(lanes)
+
+
+def lane_name(stages: Sequence[int], per_lane: int) -> str:
+    """The stages of a lane, a run of them where several sets of devices share it.
+
+    >>> lane_name([4, 5, 6], per_lane=3), lane_name([0, 4], per_lane=1)
+    ('stages 4-6', 'stages 0, 4')
+    """
+    is_run = list(stages) == list(range(stages[0], stages[-1] + 1))
+    if per_lane > 1 and is_run and len(stages) > 1:
+        return f"stages {stages[0]}-{stages[-1]}"
+    return stage_names(stages, most=20)
 
 
 def busiest(replicas: Sequence[list[Event]]) -> list[Event]:

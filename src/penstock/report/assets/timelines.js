@@ -1,6 +1,6 @@
 // The predicted and the measured timeline, one above the other on one time axis.
 
-const GUTTER = 118;
+const GUTTER = Math.max(118, ...run.devices.map((d) => 64 + 6.6 * d.stage_names.length));
 const ROW = { compute: 20, lane: 5, gap: 9 };
 const rowHeight = ROW.compute + 2 * ROW.lane + ROW.gap + 2;
 
@@ -17,10 +17,12 @@ function drawBar(panel, event, x, top) {
   const [device, kind, stage, microBatch, start, end] = event;
   const [offset, height] = laneOf(kind);
   const row = run.devices.findIndex((d) => d.device === device);
+  // Every second stage of a device is paler.
+  const pale = run.devices[row].stages.indexOf(stage) % 2 === 1 && microBatch >= 0 ? " pale" : "";
   const left = x(start);
   const width = Math.max(x(end) - left, 0.75);
   const bar = element("rect", {
-    class: `bar ${kind}`, x: left, y: top + row * rowHeight + offset,
+    class: `bar ${kind}${COMPUTE.has(kind) ? pale : ""}`, x: left, y: top + row * rowHeight + offset,
     width: Math.max(width - (width > 3 ? 0.8 : 0), 0.5), height, rx: width > 6 ? 2 : 0,
     "data-key": `${device}/${kind}/${stage}/${microBatch}`,
   });
@@ -29,7 +31,7 @@ function drawBar(panel, event, x, top) {
   if (COMPUTE.has(kind) && width > 15) {
     const label = microBatch >= 0 ? `${microBatch}` : width > 34 ? "step" : "";
     panel.append(element("text", {
-      class: `label on-${kind}`, x: left + width / 2, y: top + row * rowHeight + offset + 14,
+      class: `label on-${kind}${pale}`, x: left + width / 2, y: top + row * rowHeight + offset + 14,
     }, label));
   }
 }
@@ -45,7 +47,7 @@ function drawPanel(svg, timeline, top, x, width) {
       class: "row", x: GUTTER, y, width: Math.max(width - GUTTER, 0), height: ROW.compute,
     }));
     const name = element("text", { class: "row-name", x: 0, y: y + 14 }, `device ${device.device}`);
-    name.append(element("tspan", { class: "quiet", dx: 6 }, `stage ${device.stage}`));
+    name.append(element("tspan", { class: "quiet", dx: 6 }, device.stage_names));
     svg.append(name);
   });
   const panel = element("g", { class: "panel", "data-panel": timeline.key, "clip-path": "url(#plot)" });

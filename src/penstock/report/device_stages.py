@@ -1,0 +1,35 @@
+"""Which stages a device holds, as a plan says and as figures say it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from penstock.plan.plan import Plan
+
+__all__ = ["stage_names", "stages_by_device"]
+
+
+def stages_by_device(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """For each device in use the stages that it holds, with the copies of a mirrored schedule.
+
+    >>> from penstock.plan.plan import Stage
+    >>> stages = tuple(Stage(range(s, s + 1), (s % 2,), (1,)) for s in range(4))
+    >>> stages_by_device(Plan(stages, 2, 1, "interleaved"))
+    {0: (0, 2), 1: (1, 3)}
+    """
+    held: dict[int, list[int]] = defaultdict(list)
+    for stage in range(len(plan.stages)):
+        for device in plan.devices_of(stage):
+            held[device].append(stage)
+    return {device: tuple(held[device]) for device in plan.devices}
+
+
+def stage_names(stages: Sequence[int], most: int = 14) -> str:
+    """Some stages, in at most so many characters.
+
+    >>> stage_names((3,)), stage_names((0, 4, 8)), stage_names((0, 64, 128, 192))
+    ('stage 3', 'stages 0, 4, 8', '4 stages')
+    """
+    if len(stages) <= 1:
+        return f"stage {stages[0]}" if stages else ""
+    words = f"stages {', '.join(map(str, stages))}"
+    return words if len(words) <= most else f"{len(stages)} stages"
