@@ -118,3 +118,16 @@ def test_columns_keep_the_time_of_every_kind() -> None:
     for kind in ("F", "B"):
         shown_s = sum((b.end_s - b.start_s) * b.strength for b in lane.compute if b.kind == kind)
         assert shown_s == pytest.approx(200.0, rel=0.02)
+
+
+def test_stages_that_share_devices_share_a_lane(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    stages = tuple(Stage(range(2 * s, 2 * s + 2), (s % 2,), (2,)) for s in range(4))
+    plan = Plan(stages, 4, 2, "interleaved")
+    prediction = simulate_plan(plan, small_profile, small_cluster)
+    one = compared(plan, prediction.timeline, prediction.iteration_s, "looped")
+    assert [lane.name for lane in one.lanes] == ["stages 0, 2", "stages 1, 3"]
+    for lane in one.lanes:
+        assert len([bar for bar in lane.compute if bar.kind != "STEP"]) == 2 * 2 * 4
+    assert {"stages 0, 2", "stages 1, 3"} <= set(words(parts([one])))

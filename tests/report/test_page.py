@@ -1,14 +1,19 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from penstock.report.page import write_report
+from penstock.plan.plan import Plan, Stage
+from penstock.report.page import page_html, write_report
+from penstock.report.record import RunRecord, read_run
+from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.json_file import read_timeline
+from penstock.timeline.metrics import COMPUTE
 from penstock.words import seconds_text
 
 CHROMIUM = "/usr/bin/chromium"
@@ -153,3 +158,30 @@ def test_a_run_without_measured_memory_says_so(run_directory: Path) -> None:
     summary = json.loads(path.read_text()) | {"measured_peak_memory_bytes": [0, 0, 0, 0]}
     path.write_text(json.dumps(summary))
     assert "not measured" in write_report(run_directory).read_text()
+
+
+def looped(record: RunRecord) -> RunRecord:
+    """The run with two stages on each of two devices."""
+    stages = tuple(Stage(range(2 * s, 2 * s + 2), (s % 2,), (2,)) for s in range(4))
+    plan = Plan(stages, 4, 2, "interleaved")
+    timeline = simulate_plan(plan, record.profile, record.cluster).timeline
+    return replace(record, plan=plan, predicted=timeline, measured=timeline)
+
+
+def test_a_device_of_several_stages_has_one_row_with_all_its_work(
+    browser: Browser, run_directory: Path, tmp_path: Path
+) -> None:
+    record = looped(read_run(run_directory))
+    path = tmp_path / "looped.html"
+    path.write_text(page_html(record))
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened = Opened(page, path)
+    assert opened.complaints == []
+    names = page.locator("#timelines .row-name").all_text_contents()
+    assert names == ["device 0stages 0, 2", "device 1stages 1, 3"] * 2
+    assert opened.bars("predicted") == len(record.predicted.events)
+    pale = page.locator('[data-panel="predicted"] .bar.pale').count()
+    upper = sum(e.stage >= 2 and e.kind in COMPUTE - {"STEP"} for e in record.predicted.events)
+    assert pale == upper > 0
+    assert page.locator("[id='memory-0']").count() == 1
+    page.close()
