@@ -21,6 +21,9 @@ COLD = 1e-4
 STRAYED = 1.15
 """A walk that is so much slower than its best plan goes back there."""
 
+LOST = 500
+"""After so many plans in a row without a time a walk ends: nothing fits, or time is up."""
+
 DEPTHS = (1, 2, 3, 4, 6, 8)
 """Micro-batches in flight that variants have for every stage that is left."""
 
@@ -41,8 +44,8 @@ def annealed(
     first, a plan whose proven bound is too slow for it is not simulated at all.
     """
     layout, current_s = layout_of(start), score(start)
-    best, best_s, left = start, current_s, actions
-    while left > 0:
+    best, best_s, left, lost = start, current_s, actions, 0
+    while left > 0 and lost < LOST:
         left -= MOVE_COST
         changed = moved(problem, layout, generator)
         plan = plan_of(problem, changed) if changed else None
@@ -54,6 +57,7 @@ def annealed(
             continue
         seconds = score(plan)
         left -= 2 * plan.micro_batches * len(plan.devices)
+        lost = lost + 1 if seconds == inf else 0
         if seconds > limit_s or seconds == inf:
             continue
         layout, current_s = changed, seconds
