@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from penstock.document import Json
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.rescheduled import searched_by_planners
 from penstock.planning.assessment import PlannedPipeline
-from penstock.planning.memory_limits import Change, Fullness, best_forbidden, fullest_device
+from penstock.planning.memory_limits import Change, Fullness, best_forbidden, fullest_of
 from penstock.planning.path_shares import (
     AllReduce,
     PathShare,
@@ -71,13 +72,19 @@ class Explanation:
 
 
 def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanation:
-    """What binds a plan of ``problem``."""
+    """What binds a plan of ``problem``.
+
+    What memory forbids is told of schedules that planners search over: to try a change under
+    another one is to make its order anew.
+    """
     timeline, plan = planned.prediction.timeline, planned.plan
     shares = path_shares(timeline, problem.cluster)
     by_kind = seconds_on_path(critical_path(timeline))
     used = utilisations(timeline, problem.cluster)
     links = [u for u in used if not u.resource.startswith("computing")]
     centre = next((s.where for s in shares if s.kind == "compute"), "stage 0")
+    stage, is_searched = int(centre.removeprefix("stage ")), searched_by_planners(plan.schedule)
+    peaks = {device: planned.prediction.peak_memory_bytes[device] for device in plan.devices}
     return Explanation(
         planner=plan.planner,
         iteration_s=planned.prediction.iteration_s,
@@ -87,8 +94,8 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
         all_reduce=max(all_reduces(timeline), key=lambda a: a.after_s, default=None),
         busiest=used[0],
         busiest_link=links[0] if links else None,
-        fullest=fullest_device(problem, plan),
-        forbidden=best_forbidden(problem, plan, int(centre.removeprefix("stage "))),
+        fullest=fullest_of(problem.cluster, peaks),
+        forbidden=best_forbidden(problem, plan, stage) if is_searched else None,
     )
 
 

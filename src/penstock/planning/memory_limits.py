@@ -1,6 +1,6 @@
 """What a plan would gain from a small change, and whether memory forbids it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster
@@ -9,7 +9,14 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.simulate.score import make_score
 
-__all__ = ["Change", "Fullness", "best_forbidden", "changes_of", "fullest_device"]
+__all__ = [
+    "Change",
+    "Fullness",
+    "best_forbidden",
+    "changes_of",
+    "fullest_device",
+    "fullest_of",
+]
 
 BOUNDLESS_BYTES = 1e30
 """More memory than any device has."""
@@ -88,15 +95,17 @@ def with_cut(plan: Plan, stage: int, start: int) -> Plan:
 
 def fullest_device(problem: PlanningProblem, plan: Plan) -> Fullness:
     """The device of which ``plan`` needs the largest part of its memory."""
-    peaks = peak_memory_bytes(problem, plan)
-    devices = problem.cluster.devices
-    return max(
-        (
-            Fullness(device, peak, devices[device].memory_bytes)
-            for device, peak in zip(plan.devices, peaks, strict=True)
-        ),
-        key=lambda fullness: fullness.share,
+    peaks = dict(zip(plan.devices, peak_memory_bytes(problem, plan), strict=True))
+    return fullest_of(problem.cluster, peaks)
+
+
+def fullest_of(cluster: Cluster, peaks: Mapping[int, float]) -> Fullness:
+    """The device with the largest part of its memory in use, by the peak bytes of each."""
+    fullnesses = (
+        Fullness(device, peak, cluster.devices[device].memory_bytes)
+        for device, peak in peaks.items()
     )
+    return max(fullnesses, key=lambda fullness: fullness.share)
 
 
 def with_boundless_memory(problem: PlanningProblem) -> PlanningProblem:
