@@ -21,6 +21,7 @@ iterations are outside of all this.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ from penstock.schedule.shape import PipelineShape
 
 __all__ = ["Arc", "Windows", "arcs_of", "kinds_of", "makespan_bound_s", "seconds_of", "windows_of"]
 
+SLACK = 1 + 2e-9
+"""Twice what `penstock.schedule.validate` lets a group save above its memory."""
+
 
 class Arc(NamedTuple):
     """``after`` starts no earlier than ``way_s`` seconds from the end of ``before``."""
@@ -38,6 +42,14 @@ class Arc(NamedTuple):
     before: Action
     after: Action
     way_s: float
+
+
+class Wait(NamedTuple):
+    """At most ``most`` micro-batches are between F of a stage and ``end`` of ``of_stage``."""
+
+    end: ActionKind
+    of_stage: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
     Besides the way of a micro-batch and the order of the micro-batches these are the waits for
     memory: if at most ``k`` micro-batches can be between an action ``a`` and a later ``z`` of
     theirs, ``a`` of the ``k``-th next one waits for ``z``: else, both in order, all ``k + 1`` would
-    be between the two (`waits_of` has the pairs).
+    be between the two (`waits_of` has the proofs).
     """
     step = 2 if shape.mirrored else 1
     way_s = [0.0, *transfers_s(shape).tolist(), 0.0]
@@ -145,9 +157,9 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
                 yield Arc(Action("F", stage - 1, m), forward, way_s[stage])
             if m >= step:
                 yield Arc(Action("F", stage, m - step), forward, 0.0)
-            for end, most in waits[m % step][stage]:
+            for end, of_stage, most in waits[m % step][stage]:
                 if m >= step * most:
-                    yield Arc(Action(end, stage, m - step * most), forward, 0.0)
+                    yield Arc(Action(end, of_stage, m - step * most), forward, 0.0)
         for stage in reversed(range(shape.stages)):
             backward = Action(back, stage, m)
             yield Arc(Action("F", stage, m), backward, 0.0)
@@ -161,49 +173,50 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
                 yield Arc(Action("W", stage, m - step), Action("W", stage, m), 0.0)
 
 
-def waits_of(
-    shape: PipelineShape, stage: int, way: int, *, split: bool
-) -> list[tuple[ActionKind, int]]:
-    """Pairs ``(z, k)``: at most ``k`` micro-batches of a way are between F and ``z`` of ``stage``.
+def waits_of(shape: PipelineShape, stage: int, way: int, *, split: bool) -> list[Wait]:
+    """What the memory that F of ``stage`` needs may have to wait for, on one way.
 
-    - The in-flight limit of the stage, until the end of the backward.
-    - Between F and the end of I (or B) of a stage a micro-batch holds what this stage has saved and
-      what the earlier stages on the same group have, since their backwards come later.
-    - Between F and the end of W it holds at least what W needs.
+    - The in-flight limit holds from F to the end of the backward.
+    - Between F and the end of W a micro-batch holds at least what W needs.
+    - Let the stages on the group save ``p(j)`` up to and with ``j``. While a micro-batch is between
+      F and the end of I (or B) of stage ``j`` it holds ``p(j)``, since the backwards of earlier
+      stages come later; one that is between F of ``i <= j`` and I of ``i`` holds ``p(i)``. Let
+      ``k`` be between F of ``i`` and I of ``j``. The first of them is past F of ``j``, or will be
+      with the others still there, since they are in order. So ``p(j) + (k - 1) p(i)`` fits.
 
     Raises:
-        BadInput: ``k`` is zero.
+        BadInput: not one micro-batch may be there.
     """
-    last: ActionKind = "W" if split else "B"
     if shape.limit(stage) < 1:
         raise BadInput(
             f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
             f"micro-batch"
         )
-    waits: list[tuple[ActionKind, int]] = [(last, shape.limit(stage))]
+    back: ActionKind = "I" if split else "B"
+    last: ActionKind = "W" if split else "B"
+    waits = [Wait(last, stage, shape.limit(stage))]
     if shape.memory_bytes:
-        group = shape.group_of(stage, way)
+        group, cost = shape.group_of(stage, way), shape.cost(stage)
         room_bytes = shape.memory_bytes[group]
-        cost = shape.cost(stage)
-        saved_bytes = sum(
-            shape.cost(s).saved_bytes for s in range(stage + 1) if shape.group_of(s, way) == group
-        )
-        if fits(saved_bytes, room_bytes) < 1:
-            raise BadInput(
-                f"one micro-batch saves {saved_bytes:.6g} bytes on the stages of device group "
-                f"{group}, which has room for {room_bytes:.6g}; use smaller micro-batches, "
-                f"recompute, or more stages"
-            )
         kept_bytes = min(cost.saved_bytes, cost.bytes_until_weight_backward)
-        waits.append(("I" if split else "B", fits(saved_bytes, room_bytes)))
-        waits.append((last, fits(kept_bytes, room_bytes)))
-    return [(end, most) for end, most in waits if most < shape.micro_batches]
+        waits.append(Wait(last, stage, fits(kept_bytes, room_bytes)))
+        here = [s for s in range(shape.stages) if shape.group_of(s, way) == group]
+        up_to = dict(zip(here, accumulate(shape.cost(s).saved_bytes for s in here), strict=True))
+        for later in here[here.index(stage) :]:
+            if fits(up_to[later], room_bytes) < 1:
+                raise BadInput(
+                    f"one micro-batch saves {up_to[later]:.6g} bytes on the stages of device group "
+                    f"{group}, which has room for {room_bytes:.6g}; use smaller micro-batches, "
+                    f"recompute, or more stages"
+                )
+            others = fits(up_to[stage], max(0.0, room_bytes * SLACK - up_to[later]))
+            waits.append(Wait(back, later, 1 + others))
+    return [wait for wait in waits if wait.most < shape.micro_batches]
 
 
 def fits(each_bytes: float, room_bytes: float) -> int:
-    """How many times something fits, with the slack of `penstock.schedule.validate`."""
-    # The second nanounit covers the rounding of the quotient itself.
-    return int(min(room_bytes / each_bytes * (1 + 2e-9), 1e9)) if each_bytes > 0 else 10**9
+    """How many times something fits, rounded up where it may be a matter of floating point."""
+    return int(min(room_bytes / each_bytes * SLACK + 1e-9, 1e9)) if each_bytes > 0 else 10**9
 
 
 def preemptive_end_s(jobs: list[tuple[float, float, float]]) -> float:

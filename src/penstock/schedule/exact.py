@@ -95,6 +95,7 @@ def find_exact(
     Raises:
         BadInput: the solver is not installed, or one micro-batch alone does not fit.
     """
+    bound_s = makespan_bound_s(shape, split=split)
     rounded = rounded_shape(shape)
     whole = rounded.shape
     least = ceil(makespan_bound_s(whole, split=split) - 1e-6)
@@ -124,7 +125,7 @@ def find_exact(
         schedule = schedule_of(found.start, whole)
     validate(schedule, shape)
     taken_s = makespan_s(schedule, shape)
-    return ExactAnswer(schedule, taken_s, min(taken_s, rounded.seconds(bound)))
+    return ExactAnswer(schedule, taken_s, min(taken_s, max(bound_s, rounded.seconds(bound))))
 
 
 def known_schedules(

@@ -1,0 +1,80 @@
+"""The bound is below every order, and is met where an optimum has a closed form."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.every_order import enumerated_makespan_s
+from schedule_strategies import small_shapes
+
+from penstock.errors import BadInput
+from penstock.schedule.bound import makespan_bound_s, preemptive_end_s
+from penstock.schedule.clock import makespan_s
+from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.exact import find_exact
+from penstock.schedule.placement import folded
+from penstock.schedule.shape import PipelineShape, StageCost
+
+
+@pytest.mark.parametrize("split", [True, False])
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_no_order_falls_below_it(split: bool, data: st.DataObject) -> None:
+    shape = data.draw(small_shapes(most_groups=2, most_micro_batches=1 if split else 2))
+    if shape.groups == 1 and shape.stages > 1 and shape.micro_batches > 1:
+        shape = PipelineShape(1, 2, costs=shape.costs[:1])
+    if len(shape.placement) == 4 and shape.micro_batches > 1:
+        shape = PipelineShape(2, 2, costs=shape.costs[:2])
+    assert makespan_bound_s(shape, split=split) <= enumerated_makespan_s(shape, split=split) + 1e-9
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 20])
+def test_it_is_the_time_of_one_f_one_b_for_whole_backwards(stages: int, micro_batches: int) -> None:
+    costs = (StageCost(1.0, 1.25, 0.5),) * stages
+    shape = PipelineShape(stages, micro_batches, costs=costs)
+    expected_s = (micro_batches + stages - 1) * 2.75
+    assert makespan_bound_s(shape, split=False) == pytest.approx(expected_s)
+    assert makespan_s(one_f_one_b(shape), shape) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_few_micro_batches_in_flight_cost_round_trips(in_flight: int) -> None:
+    stages, micro_batches = 4, 8
+    shape = PipelineShape(stages, micro_batches, in_flight_limit=(in_flight,) * stages)
+    round_trip_s = 3.0 * stages
+    bound_s = makespan_bound_s(shape, split=False)
+    assert bound_s >= micro_batches / in_flight * round_trip_s
+    assert bound_s <= makespan_s(one_f_one_b(shape), shape)
+
+
+def test_memory_counts_all_stages_of_a_group() -> None:
+    # One micro-batch needs two at the turn, so none may start before another is past its own.
+    free = PipelineShape(4, 3, placement=folded(2, 2))
+    tight = replace(free, memory_bytes=(2.5, 2.5))
+    past_the_turn_s, round_trip_s = 4 * 1.0 + 2.0, 12.0
+    assert makespan_bound_s(tight, split=False) >= 2 * past_the_turn_s + round_trip_s
+    assert makespan_bound_s(tight, split=False) > makespan_bound_s(free, split=False)
+    assert makespan_bound_s(tight, split=False) <= find_exact(tight, split=False).makespan_s
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 9)), min_size=1)
+)
+def test_the_preemptive_rule_ends_at_the_worst_set_of_jobs(
+    jobs: list[tuple[int, int, int]],
+) -> None:
+    # Of all sets with a least head and a least tail the fullest one has every job above both.
+    worst = 0
+    for head, _, _ in jobs:
+        for _, _, tail in jobs:
+            chosen = [job for job in jobs if job[0] >= head and job[2] >= tail]
+            if chosen:
+                worst = max(worst, head + sum(job[1] for job in chosen) + tail)
+    assert preemptive_end_s([(float(h), float(p), float(t)) for h, p, t in jobs]) == worst
+
+
+def test_an_in_flight_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"stage 1 has an in-flight limit of 0; allow at least one"):
+        makespan_bound_s(PipelineShape(2, 2, in_flight_limit=(1, 0)))

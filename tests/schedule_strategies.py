@@ -1,0 +1,46 @@
+"""Hypothesis strategies: small pipelines with unequal stages."""
+
+from hypothesis import strategies as st
+
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.shape import PipelineShape, StageCost
+
+__all__ = ["STYLES", "small_shapes"]
+
+STYLES: tuple[PlacementStyle, ...] = ("straight", "looped", "folded", "mirrored")
+
+
+@st.composite
+def small_shapes(
+    draw: st.DrawFn,
+    *,
+    most_groups: int = 3,
+    most_micro_batches: int = 4,
+    style: PlacementStyle | None = None,
+    limited: bool = True,
+) -> PipelineShape:
+    """Unequal stages in any placement, some without a cost, some with little memory."""
+    chosen = draw(st.sampled_from(STYLES)) if style is None else style
+    groups = draw(st.integers(1, most_groups))
+    rounds = 2 if chosen in ("looped", "folded") else 1
+    placement = placement_of_style(chosen, groups, rounds)
+    stages = len(placement)
+    micro_batches = draw(st.integers(1, most_micro_batches))
+    seconds = st.one_of(st.integers(1, 20).map(lambda n: n / 8), st.sampled_from([0.0, 1 / 3]))
+    saved = st.sampled_from([0.5, 1.0, 1.5])
+    costs = tuple(
+        StageCost(*(draw(seconds) for _ in range(4)), b, b * draw(st.sampled_from([0.5, 1.0])))
+        for b in draw(st.lists(saved, min_size=stages, max_size=stages))
+    )
+    mirrored = chosen == "mirrored"
+    limits = st.lists(st.integers(1, micro_batches), min_size=stages, max_size=stages)
+    roomy = st.lists(st.sampled_from([3.0, 4.25, 6.0]), min_size=groups, max_size=groups)
+    return PipelineShape(
+        stages,
+        micro_batches,
+        placement=placement,
+        in_flight_limit=draw(st.one_of(st.just(()), limits.map(tuple))) if limited else (),
+        costs=costs,
+        memory_bytes=draw(st.one_of(st.just(()), roomy.map(tuple))) if limited else (),
+        mirrored=mirrored,
+    )
