@@ -139,7 +139,7 @@ def test_limits_are_kept_as_long_as_one_micro_batch_fits(data: st.DataObject) ->
 
 def test_it_says_what_does_not_fit() -> None:
     costs = (StageCost(saved_bytes=8.0),) * 2
-    with pytest.raises(BadInput, match=r"saves 8 bytes .* group 1, which has room for 7"):
+    with pytest.raises(BadInput, match=r"stage 1 saves 8 bytes .* room for 7"):
         zb_h1(PipelineShape(2, 3, costs=costs, memory_bytes=(9.0, 7.0)))
     with pytest.raises(BadInput, match=r"stage 0 has an in-flight limit of 0"):
         zb_h2(PipelineShape(2, 3, in_flight_limit=(0, 2)))

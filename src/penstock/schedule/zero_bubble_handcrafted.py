@@ -58,21 +58,10 @@ def zb_h2(shape: PipelineShape) -> Schedule:
 def handcrafted(shape: PipelineShape, name: str, slope: int) -> Schedule:
     """1F1B, with ``slope`` micro-batches more in flight on each stage than on the next."""
     rounds_of(shape, "straight", name)
-
-    def in_flight(shape: PipelineShape, stage: int) -> int:
-        return min(slope * (shape.stages - 1 - stage) + 1, with_room(shape, stage))
-
     m = np.arange(shape.micro_batches)
-    depths = np.array(warm_up_depths(shape, in_flight))[:, np.newaxis]
-    forwards = np.where(m < depths, m, 2 * m - depths + 1)
-    backwards = 2 * m + depths
+    depths = warm_up_depths(shape, lambda shape, s: slope * (shape.stages - 1 - s) + 1)
+    d = np.array(depths)[:, np.newaxis]
+    forwards = np.where(m < d, m, 2 * m - d + 1)
+    backwards = 2 * m + d
     most = slope * (shape.stages - 1) + 1
     return schedule_of_pattern(shape, Pattern(np.array([forwards, backwards]), most))
-
-
-def with_room(shape: PipelineShape, stage: int) -> int:
-    """How many micro-batches' saved bytes fit on a stage that has its group for itself."""
-    each_bytes = shape.cost(stage).saved_bytes
-    if not shape.memory_bytes or each_bytes <= 0:
-        return shape.micro_batches
-    return int(min(shape.memory_bytes[stage] / each_bytes * (1 + 1e-9), shape.micro_batches))

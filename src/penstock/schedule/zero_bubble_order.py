@@ -28,9 +28,6 @@ ROWS = [KIND_CODES["F"], KIND_CODES["I"], KIND_CODES["W"]]
 FEW_STEPS = 200_000
 """Up to here loops run as they are, which then takes less time than to load numba."""
 
-HEAD_START = 9
-"""Slots by which forwards on their way up the V are put earlier where they go first."""
-
 LATENESS = (0.25, 0.5, 0.75)
 """How late a W may make what follows, in times of the shortest W."""
 
@@ -38,13 +35,15 @@ LATENESS = (0.25, 0.5, 0.75)
 class Way(NamedTuple):
     """One way to rearrange the pattern of a V.
 
-    A group may take in ``deeper`` micro-batches on the way down beyond those of the pattern;
-    ``up_first`` gives forwards on their way up a head start; a ``patient`` group starts no W that
-    would end after something it can see coming.
+    F on the way up the V rank ``up`` slots later than they are drawn, and I on the way back from
+    down ``down`` slots later; earlier if negative. A group may take in ``deeper`` micro-batches on
+    the way down beyond those of the pattern. A ``patient`` group starts no W that would end after
+    something it can see coming.
     """
 
+    up: int = 0
+    down: int = 0
     deeper: int = 0
-    up_first: bool = False
     patient: bool = False
 
 
@@ -185,8 +184,8 @@ def with_weights(drawn: Drawing, actions: Slots, lateness: float) -> tuple[Slots
 def rearrangement(drawn: Drawing, way: Way) -> Slots:
     """Orders of F and I made from the pattern by `rearranged`."""
     slots = drawn.pattern.slots.copy()
-    if way.up_first:
-        slots[0, drawn.shape.groups :] -= HEAD_START
+    slots[0, drawn.shape.groups :] += way.up
+    slots[1, : drawn.shape.groups] += way.down
     deepest = np.minimum(depths(drawn) + way.deeper, drawn.pattern.most - 1)
     flat = (slots.ravel(), deepest, way.patient, drawn.seconds, drawn.way_s, drawn.slack_s)
     out = np.zeros(len(drawn.order), dtype=np.int64)
