@@ -183,5 +183,6 @@ def test_a_device_of_several_stages_has_one_row_with_all_its_work(
     pale = page.locator('[data-panel="predicted"] .bar.pale').count()
     upper = sum(e.stage >= 2 and e.kind in COMPUTE - {"STEP"} for e in record.predicted.events)
     assert pale == upper > 0
+    assert "pale: every second stage of a device" in page.locator(".legend").first.inner_text()
     assert page.locator("[id='memory-0']").count() == 1
     page.close()

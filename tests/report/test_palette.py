@@ -1,3 +1,4 @@
+from importlib.resources import files
 from itertools import combinations
 
 import pytest
@@ -81,3 +82,17 @@ def test_a_terminal_shows_different_colours_too() -> None:
 def test_shades_between_the_first_and_the_last_stage_are_different() -> None:
     fills = {fill_of(Style("F", shade, 4), THEMES["light"]) for shade in range(4)}
     assert len(fills) == 4
+
+
+def test_the_pages_have_the_same_colours() -> None:
+    """Style sheets are written by hand, so that they could differ."""
+    page = (files("penstock.report") / "assets" / "page.css").read_text()
+    light, _, dark = page.partition("prefers-color-scheme: dark")
+    comparison = (files("penstock.report") / "assets" / "compare.css").read_text()
+    for kind in KIND_WORDS:
+        assert f"--{kind}: {THEMES['light'].kinds[kind]};" in light
+        here = THEMES["dark"].kinds[kind]
+        assert f"--{kind}: {here};" in dark or here == THEMES["light"].kinds[kind]
+        assert f".comparison .bar.{kind} {{ fill: {THEMES['light'].kinds[kind]}; }}" in comparison
+    for kind, tint in THEMES["light"].tints.items():
+        assert f".bar.{kind}.pale {{ fill: {tint}; }}" in page

@@ -11,6 +11,7 @@ from importlib.resources import files
 from math import inf
 
 from penstock.plan.plan import Plan
+from penstock.report.palette import KIND_WORDS
 from penstock.report.stage_lanes import Bar, StageLane
 from penstock.report.svg import cut_mark, line, rect, shortened, text, tick_text, ticks
 from penstock.report.tables import ComparisonRow
@@ -27,18 +28,6 @@ FAR = 2.6
 
 FEW_BARS = 800
 """Up to so many bars of a plan each says, when pointed at, what it is."""
-
-KIND_WORDS = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward for inputs",
-    "W": "backward for weights",
-    "R": "recompute",
-    "SEND": "send",
-    "RECV": "receive",
-    "REDUCE": "gradient all-reduce",
-    "STEP": "optimizer step",
-}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from html import escape
 
 from penstock.plan.plan import Stage
 from penstock.report.device_stages import stages_by_device
+from penstock.report.palette import KIND_WORDS
 from penstock.report.record import RunRecord
 from penstock.timeline.metrics import (
     bubble_fraction,
@@ -13,7 +14,7 @@ from penstock.timeline.metrics import (
     iteration_s,
     peak_memory_bytes,
 )
-from penstock.timeline.timeline import EventKind, Timeline
+from penstock.timeline.timeline import Timeline
 from penstock.words import layers_text, percent_text, seconds_text, size_text
 
 __all__ = [
@@ -30,18 +31,6 @@ __all__ = [
 
 CLOSE_ENOUGH = 0.15
 """A prediction within this part of the measurement is shown as a good one."""
-
-WORDS: dict[EventKind, str] = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward for inputs",
-    "W": "backward for weights",
-    "R": "recompute",
-    "SEND": "send",
-    "RECV": "receive",
-    "REDUCE": "gradient all-reduce",
-    "STEP": "optimizer step",
-}
 
 
 def facts(record: RunRecord) -> str:
@@ -100,11 +89,14 @@ def tile(name: str, value: str, more: str, verdict: str = "") -> str:
 def legend(record: RunRecord) -> str:
     """The colours of the kinds of event that occur."""
     occurring = {e.kind for t in (record.predicted, record.measured) for e in t.events}
-    return "\n".join(
+    entries = [
         f'<li><span class="swatch" style="background:var(--{kind})"></span>{word}</li>'
-        for kind, word in WORDS.items()
+        for kind, word in KIND_WORDS.items()
         if kind in occurring
-    )
+    ]
+    if any(len(stages) > 1 for stages in stages_by_device(record.plan).values()):
+        entries.append("<li>pale: every second stage of a device</li>")
+    return "\n".join(entries)
 
 
 def plan_note(record: RunRecord) -> str:

@@ -102,22 +102,25 @@ function drawMemory(row, y, colours) {
   pen.fillStyle = colours.row;
   pen.fillRect(GUTTER, y, plotWidth(), height);
   const first = Math.max(firstBeyond(row.memory, 0, range.low) - 1, 0);
-  pen.beginPath();
-  pen.moveTo(Math.max(xOf(row.memory[first][0]), GUTTER), base);
-  let last = base;
+  const begin = Math.max(xOf(row.memory[first][0]), GUTTER);
+  const end = Math.min(xOf(whole), GUTTER + plotWidth());
+  let last = level(row.memory[first][1]);
+  const line = new Path2D();
+  line.moveTo(begin, last);
   for (let i = first; i < row.memory.length && row.memory[i][0] <= range.high; i += 1) {
     const x = Math.max(xOf(row.memory[i][0]), GUTTER);
-    pen.lineTo(x, last);
+    line.lineTo(x, last);
     last = level(row.memory[i][1]);
-    pen.lineTo(x, last);
+    line.lineTo(x, last);
   }
-  const end = Math.min(xOf(whole), GUTTER + plotWidth());
-  pen.lineTo(end, last);
-  pen.lineTo(end, base);
+  line.lineTo(end, last);
+  const area = new Path2D(line);
+  area.lineTo(end, base);
+  area.lineTo(begin, base);
   pen.fillStyle = colours.area;
-  pen.fill();
+  pen.fill(area);
   pen.strokeStyle = colours.quiet;
-  pen.stroke();
+  pen.stroke(line);
   const limit = level(row.limit_bytes);
   if (row.limit_bytes > 0 && limit >= y) {
     pen.strokeStyle = colours.limit;
