@@ -11,7 +11,7 @@ from penstock.cluster.cluster import Cluster, Host
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
-from penstock.timeline.json_file import timeline_from_json
+from penstock.timeline.json_file import read_timeline, timeline_from_json
 
 Penstock = Callable[..., Any]
 
@@ -72,7 +72,10 @@ def test_more_micro_batches_are_a_larger_batch(penstock: Penstock, run_directory
     assert values["bubble"] < values["before"]["bubble"]
 
 
-@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 3)])
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [("gpipe", 3), ("zb-h1", 3), ("pipedream", 3), ("interleaved", 6), ("hanayo", 6), ("zb-v", 6)],
+)
 def test_another_schedule_keeps_the_devices_and_cuts_anew_where_it_must(
     penstock: Penstock, run_directory: Path, schedule: str, stages: int
 ) -> None:
@@ -81,7 +84,42 @@ def test_another_schedule_keeps_the_devices_and_cuts_anew_where_it_must(
     assert values["schedule"] == schedule and len(values["stages"]) == stages
     groups = [tuple(stage["devices"]) for stage in values["stages"]]
     assert list(dict.fromkeys(groups)) == [(0,), (1, 2), (3,)]
-    assert max(values["peak_memory_bytes"]) > max(values["before"]["peak_memory_bytes"])
+    assert values["iteration_s"] > 0 and values["before"]["schedule"] == "1f1b"
+
+
+def test_a_plan_with_several_stages_a_device_is_cut_anew_for_one(
+    penstock: Penstock, run_directory: Path, tmp_path: Path
+) -> None:
+    plan = run_directory / "plan.json"
+    document = json.loads(plan.read_text())
+    document["stages"] = [
+        {"layers": [2 * i, 2 * i + 2], "devices": [i % 2], "slices": [2], "recompute": False}
+        for i in range(4)
+    ]
+    document["schedule"] = "interleaved"
+    plan.write_text(json.dumps(document))
+    kept = penstock("simulate", plan, "--schedule", "breadth-first", "--json").values
+    assert [s["layers"] for s in kept["stages"]] == [s["layers"] for s in kept["before"]["stages"]]
+    straight = penstock("simulate", plan, "--schedule", "1f1b", "--json").values
+    assert [s["devices"] for s in straight["stages"]] == [[0], [1]]
+    assert straight["stages"][-1]["layers"][1] == 8
+
+
+def test_several_iterations_are_played_in_a_row(
+    penstock: Penstock, run_directory: Path, tmp_path: Path
+) -> None:
+    plan, out = run_directory / "plan.json", tmp_path / "timeline.json"
+    values = penstock("simulate", plan, "--iterations", 3, "-o", out, "--json").values
+    one = penstock("simulate", plan, "--json").values
+    assert not {"iterations", "steady_s"} & set(one)
+    assert values["iterations"] == 3 and values["iteration_s"] == one["iteration_s"]
+    assert 0 < values["steady_s"] <= values["iteration_s"] * (1 + 1e-9)
+    end_s = max(event.end_s for event in read_timeline(out).events)
+    assert end_s == pytest.approx(values["iteration_s"] + 2 * values["steady_s"])
+    shown = penstock("simulate", plan, "--iterations", 3).output
+    assert "3 iterations in a row" in shown and "for each after the first" in shown
+    changed = penstock("simulate", plan, "--iterations", 2, "--link-latency", "x9", "--json").values
+    assert changed["steady_s"] > changed["before"]["steady_s"]
 
 
 def test_people_get_before_and_after_what_binds_and_a_chart(
@@ -129,6 +167,8 @@ def test_the_timeline_is_that_of_the_changed_plan(
         (["--schedule", "gpip"], ["schedule 'gpip' is unknown", "did you mean 'gpipe'?"]),
         (["--micro-batches", "-1"], ["--micro-batches"]),
         (["--micro-batches", "two"], ["--micro-batches"]),
+        (["--iterations", "0"], ["--iterations"]),
+        (["--iterations", "100000"], ["--iterations"]),
         (["--picture", "p.gif"], ["'p.gif' ends in '.gif'", ".svg"]),
         (["--picture", "none/p.svg"], ["folder 'none' does not exist", "name another place"]),
     ],

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
+MOST_ITERATIONS = 1000
+
 
 def simulate(
     plan: PlanPath,
@@ -50,6 +52,9 @@ def simulate(
     schedule: Annotated[
         str, Option(metavar="NAME", help="What if the plan had this schedule.")
     ] = "",
+    iterations: Annotated[
+        int, Option(min=1, max=MOST_ITERATIONS, metavar="N", help="Play so many in a row.")
+    ] = 1,
     timeline: Annotated[bool, Option("--timeline", help="Add the timeline to the JSON.")] = False,
     trace: Annotated[str, Option(metavar="PATH", help="Write a trace for ui.perfetto.dev.")] = "",
     picture: Annotated[
@@ -59,7 +64,7 @@ def simulate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Play one iteration of PLAN, as it is or with changes; -o writes its timeline."""
+    """Play PLAN, as it is or with changes; -o writes its timeline."""
     collect_garbage_rarely()
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
@@ -74,21 +79,43 @@ def simulate(
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     start_s = perf_counter()
-    before = play(given, costs, machines)
+    before = play(given, costs, machines, iterations)
     after = play_changed(before, asked) if asked.words else before
-    seconds = perf_counter() - start_s
-    values: dict[str, object] = {**after.planned.to_json(seconds)}
-    if asked.words:
-        values = {**after.to_json(seconds), "changes": asked.words, "before": before.to_json()}
-    played = after.planned.prediction.timeline
+    values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
-        values |= {"timeline": timeline_to_json(played)}
-    files.write(played, after.problem.cluster)
-    parts = (
-        [] if as_json else [*change_parts(before, after, asked.words), "", terminal.chart(played)]
-    )
+        values |= {"timeline": timeline_to_json(after.timeline)}
+    files.write(after.timeline, after.problem.cluster)
+    parts: list[RenderableType] = []
+    if not as_json:
+        parts = [*change_parts(before, after, asked.words), *iteration_lines(after), ""]
+        parts.append(terminal.chart(after.timeline))
     show_planned(terminal, after.planned, costs, after.problem.cluster, values, parts)
     files.tell(terminal)
+
+
+def values_of(
+    before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str], seconds: float
+) -> dict[str, object]:
+    """The JSON: the keys of the plan; with changes what they are, and the plan without them."""
+    values: dict[str, object] = {**after.to_json(seconds, explained=bool(changes))}
+    if changes:
+        values |= {"changes": list(changes), "before": before.to_json(0.0, explained=True)}
+    return values
+
+
+def iteration_lines(played: "PlayedPlan") -> list[str]:
+    """What several iterations take, where several were played."""
+    from penstock.timeline.metrics import iteration_s
+    from penstock.words import seconds_text
+
+    if played.repeated is None:
+        return []
+    each_s = played.repeated.steady_s
+    rate = played.planned.plan.global_batch / each_s if each_s > 0 else 0.0
+    return [
+        f"{played.iterations} iterations in a row: {seconds_text(iteration_s(played.timeline))}, "
+        f"{seconds_text(each_s)} for each after the first, {rate:.4g} samples a second"
+    ]
 
 
 @dataclass(frozen=True, slots=True)

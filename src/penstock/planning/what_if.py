@@ -27,6 +27,8 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
 from penstock.simulate.score import make_score
+from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.timeline.timeline import Timeline
 
 __all__ = [
     "PlayedPlan",
@@ -146,10 +148,20 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
 
 @dataclass(frozen=True)
 class PlayedPlan:
-    """A plan as it was played, with what it was played on."""
+    """A plan as it was played, with what it was played on.
+
+    ``repeated`` is the prediction of several iterations in a row, where they are asked for.
+    """
 
     problem: PlanningProblem
     planned: PlannedPipeline
+    iterations: int = 1
+    repeated: Prediction | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """That of all iterations."""
+        return (self.repeated or self.planned.prediction).timeline
 
     @property
     def samples_per_s(self) -> float:
@@ -166,20 +178,34 @@ class PlayedPlan:
         """What binds the plan."""
         return explain_plan(self.planned, self.problem)
 
-    def to_json(self, seconds: float = 0.0) -> dict[str, Json]:
-        """The keys of a plan, and what binds it."""
-        return {**self.planned.to_json(seconds), "explanation": self.explanation.to_json()}
+    def to_json(self, seconds: float, explained: bool) -> dict[str, Json]:
+        """The keys of a plan, and of several iterations; what binds it where that is asked for."""
+        values = self.planned.to_json(seconds)
+        if self.repeated:
+            values |= {"iterations": self.iterations, "steady_s": self.repeated.steady_s}
+        if explained:
+            values |= {"explanation": self.explanation.to_json()}
+        return values
 
 
-def play(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlayedPlan:
-    """Play a plan on a cluster.
+def play(plan: Plan, profile: ModelProfile, cluster: Cluster, iterations: int = 1) -> PlayedPlan:
+    """Play one iteration of a plan on a cluster, and ``iterations`` in a row where more are asked.
 
     Raises:
         BadInput: the plan is not one for this profile or cluster, or its schedule cannot be played.
     """
     problem = problem_of_plan(plan, profile, cluster)
-    baselines = baselines_of(problem, make_score(problem))
-    return PlayedPlan(problem, assess_plan(plan, problem, baselines))
+    planned = assess_plan(plan, problem, baselines_of(problem, make_score(problem)))
+    repeated = None
+    if iterations > 1:
+        repeated = simulate_plan(
+            plan,
+            profile,
+            cluster,
+            optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
+            iterations=iterations,
+        )
+    return PlayedPlan(problem, planned, iterations, repeated)
 
 
 def play_changed(before: PlayedPlan, asked: WhatIf) -> PlayedPlan:
@@ -191,4 +217,4 @@ def play_changed(before: PlayedPlan, asked: WhatIf) -> PlayedPlan:
     cluster = changed_cluster(before.problem.cluster, asked)
     problem = replace(before.problem, cluster=cluster)
     plan = changed_plan(problem, before.planned.plan, asked)
-    return play(plan, problem.profile, cluster)
+    return play(plan, problem.profile, cluster, before.iterations)
