@@ -1,0 +1,81 @@
+"""Which of BaPipe's closed forms the simulator gives exactly, and how far off the others are."""
+
+import pytest
+from reproduction.balanced_stages import play_balanced
+from reproduction.bapipe_forms import closed_form_s, played_s
+
+from penstock.plan.bapipe_formulas import features_kept
+
+STAGES = (1, 2, 3, 4, 8)
+MICRO_BATCHES = (1, 2, 5, 32)
+BACKWARDS_S = (1.0, 2.0)
+TRANSFERS_S = (0.25, 0.5, 1.0)
+SIZES = [(n, m) for n in STAGES for m in MICRO_BATCHES]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
+def test_1f1b_as_is_exact(stages: int, micro_batches: int) -> None:
+    for backward_s in BACKWARDS_S:
+        form_s = closed_form_s("1f1b-as", stages, micro_batches, 1 + backward_s, 0.0)
+        played = played_s("1f1b-as", stages, micro_batches, 1.0, backward_s, 0.0)
+        assert played == pytest.approx(form_s)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
+def test_1f1b_so_is_exact_up_to_a_transfer_as_long_as_a_forward(
+    stages: int, micro_batches: int
+) -> None:
+    for backward_s in BACKWARDS_S:
+        for transfer_s in TRANSFERS_S:
+            form_s = closed_form_s("1f1b-so", stages, micro_batches, 1 + backward_s, transfer_s)
+            played = played_s("1f1b-so", stages, micro_batches, 1.0, backward_s, transfer_s)
+            assert played == pytest.approx(form_s)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [s for s in SIZES if s[0] <= 2 or s[1] == 1])
+def test_1f1b_sno_is_exact_on_two_stages_and_for_one_micro_batch(
+    stages: int, micro_batches: int
+) -> None:
+    for backward_s in BACKWARDS_S:
+        for transfer_s in TRANSFERS_S:
+            form_s = closed_form_s("1f1b-sno", stages, micro_batches, 1 + backward_s, transfer_s)
+            played = played_s("1f1b-sno", stages, micro_batches, 1.0, backward_s, transfer_s)
+            assert played == pytest.approx(form_s)
+
+
+@pytest.mark.parametrize("stages", [3, 4, 8])
+@pytest.mark.parametrize("transfer_s", TRANSFERS_S)
+def test_1f1b_sno_counts_two_transfers_a_micro_batch_where_a_middle_stage_has_four(
+    stages: int, transfer_s: float
+) -> None:
+    """A stage between two others receives and sends an activation, and receives and sends a
+    gradient; the closed form has 2 SR a micro-batch, what is played 4."""
+    for backward_s in BACKWARDS_S:
+        seconds = [played_s("1f1b-sno", stages, m, 1.0, backward_s, transfer_s) for m in (64, 128)]
+        each_s = (seconds[1] - seconds[0]) / 64
+        assert each_s == pytest.approx(1 + backward_s + 4 * transfer_s)
+        assert seconds[0] > closed_form_s("1f1b-sno", stages, 64, 1 + backward_s, transfer_s)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
+def test_fbp_as_takes_one_more_pass_a_stage_than_its_closed_form(
+    stages: int, micro_batches: int
+) -> None:
+    """Each of a micro-batch's 2 N passes takes F + B on its fixed share of a device."""
+    for backward_s in BACKWARDS_S:
+        form_s = closed_form_s("fbp-as", stages, micro_batches, 1 + backward_s, 0.0)
+        played = played_s("fbp-as", stages, micro_batches, 1.0, backward_s, 0.0)
+        assert played - form_s == pytest.approx(stages * (1 + backward_s))
+
+
+@pytest.mark.parametrize("method", ["1f1b-as", "1f1b-sno", "fbp-as"])
+def test_stages_keep_the_features_of_as_many_micro_batches_as_published(method: str) -> None:
+    peaks = play_balanced(method, 4, 32).peak_memory_bytes
+    kept = [features_kept(method, stage=s, stages=4) for s in range(4)]  # type: ignore[arg-type]
+    assert list(peaks) == kept
+
+
+def test_1f1b_so_keeps_one_less_than_published() -> None:
+    """BaPipe rounds its warm-up of 2 (N - i) + 1 up to 2 (N - i + 1)."""
+    peaks = play_balanced("1f1b-so", 4, 32).peak_memory_bytes
+    assert list(peaks) == [features_kept("1f1b-so", stage=s, stages=4) - 1 for s in range(4)]
