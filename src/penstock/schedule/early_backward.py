@@ -11,7 +11,7 @@ from penstock.schedule.action import KIND_CODES
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape
 
 __all__ = [
     "IN_FLIGHT",
@@ -146,6 +146,7 @@ def warm_up_depths(shape: PipelineShape, in_flight: InFlight) -> tuple[int, ...]
 def most_in_flight(shape: PipelineShape, stage: int) -> int:
     """The most micro-batches that a stage may hold, by its limit and by its group's memory.
 
+    >>> from penstock.schedule.shape import StageCost
     >>> half = StageCost(saved_bytes=0.5)
     >>> shape = PipelineShape(2, 8, costs=(half, half), memory_bytes=(2.0, 1.2))
     >>> [most_in_flight(shape, stage) for stage in (0, 1)]
