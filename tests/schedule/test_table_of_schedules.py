@@ -1,0 +1,293 @@
+"""The published figures of schedules: bubble, activations and weights, each with its source.
+
+``p`` device groups and ``M`` micro-batches; F, I and W are the times of a micro-batch on a group,
+over all of its stages, and ``B = I + W``; transfers are free. The bubble is what a group idles of
+the iteration: makespan less ``M (F + B)``. Peaks are in micro-batches of a group. Where a row is
+not the published form, it says what is measured instead, and why.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from penstock.schedule.clock import makespan_s, memory_peaks_bytes, times_of
+from penstock.schedule.placement import PlacementStyle, folded, looped
+from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.validate import in_flight_peaks
+
+GROUPS = range(2, 9)
+
+EQUAL = (1.0, 1.0, 1.0)
+SHORT_W = (1.0, 1.25, 0.75)
+LONG_F = (2.0, 1.0, 1.0)
+LONG_B = (1.0, 1.5, 1.0)
+HALVES = (2.0, 1.0, 1.0)
+WORKS = (EQUAL, SHORT_W, LONG_F, LONG_B)
+"""F, I and W of a micro-batch on a group."""
+
+Work = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A schedule on balanced groups, and what it took."""
+
+    schedule: Schedule
+    shape: PipelineShape
+    work: Work
+
+    @property
+    def bubble_s(self) -> float:
+        return makespan_s(self.schedule, self.shape) - self.shape.micro_batches * sum(self.work)
+
+    @property
+    def peak(self) -> float:
+        """Most micro-batches on a group: the saved bytes of its stages are one."""
+        return max(memory_peaks_bytes(self.schedule, self.shape))
+
+
+@cache
+def played(
+    name: str,
+    groups: int,
+    micro_batches: int,
+    work: Work,
+    *,
+    style: PlacementStyle = "straight",
+    rounds: int = 1,
+) -> Played:
+    """A family on ``groups`` groups; a stage is a part of the work of its group."""
+    placement = {"looped": looped, "folded": folded}.get(style, looped)(groups, rounds)
+    forward, inputs, weights = (part / rounds for part in work)
+    shape = PipelineShape(
+        len(placement),
+        micro_batches,
+        placement=placement,
+        costs=(StageCost(forward, inputs, weights, saved_bytes=1 / rounds),) * len(placement),
+        mirrored=style == "mirrored",
+    )
+    return Played(SCHEDULES[name](shape), shape, work)
+
+
+def micro_batches_up_to_four_times(groups: int) -> range:
+    return range(1, 4 * groups + 1)
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "early-backward", "1f1b-as", "1f1b-so"])
+def test_gpipe_neurips_2019_and_early_backward_dapple_ppopp_2021(
+    name: str, groups: int, work: Work
+) -> None:
+    forward, inputs, weights = work
+    for count in micro_batches_up_to_four_times(groups):
+        row = played(name, groups, count, work)
+        assert row.bubble_s == pytest.approx((groups - 1) * (forward + inputs + weights))
+        most = {"gpipe": count, "early-backward": 2 * groups - 1, "1f1b-so": 2 * groups}
+        peak = min(most.get(name, groups), count)
+        if name == "1f1b-so":
+            # BaPipe's 2 (N - i + 1) and DAPPLE's 2 (N - i) + 1 differ by one; either may be meant.
+            assert peak - 1 <= row.peak <= peak
+        else:
+            assert row.peak == peak
+
+
+def test_early_backward_with_a_deeper_warm_up_hides_transfers_of_a_stage_dapple_ppopp_2021() -> (
+    None
+):
+    for groups in GROUPS:
+        costs = (StageCost(1.0, 0.5, 0.5, transfer_s=1.0),) * groups
+        shape = PipelineShape(groups, 4 * groups, costs=costs)
+        deep_s = makespan_s(SCHEDULES["early-backward"](shape), shape)
+        # The steady state has no gap: only the fill and the drain have the transfers.
+        assert deep_s == pytest.approx((4 * groups + groups - 1) * 2 + 2 * (groups - 1))
+        assert makespan_s(SCHEDULES["1f1b"](shape), shape) > deep_s
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_interleaved_megatron_lm_sc_2021_section_2_2(groups: int, rounds: int, work: Work) -> None:
+    for count in range(groups, 4 * groups + 1, groups):
+        row = played("interleaved", groups, count, work, style="looped", rounds=rounds)
+        assert row.bubble_s == pytest.approx((groups - 1) * sum(work) / rounds)
+        # One chunk more than p + (p - 1) / v micro-batches while it runs, never more.
+        assert row.peak <= groups + (groups - 1) / rounds + 1 / rounds
+    for count in micro_batches_up_to_four_times(groups):
+        # The paper has multiples of p only; others are never worse than without chunks.
+        row = played("interleaved", groups, count, work, style="looped", rounds=rounds)
+        assert row.bubble_s <= (groups - 1) * sum(work) + 1e-9
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_breadth_first_mlsys_2023_section_4_1(groups: int, rounds: int) -> None:
+    for count in range(groups, 4 * groups + 1):
+        row = played("breadth-first", groups, count, LONG_B, style="looped", rounds=rounds)
+        assert row.bubble_s == pytest.approx((groups - 1) * sum(LONG_B) / rounds)
+        assert row.peak == count
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_zb_h1_zero_bubble_iclr_2024(groups: int) -> None:
+    for count in micro_batches_up_to_four_times(groups):
+        # Fewer micro-batches than groups are not in the paper; they wait no longer than 1F1B's.
+        assert played("zb-h1", groups, count, EQUAL).bubble_s <= (groups - 1) * 3
+    for count in range(groups, 4 * groups + 1):
+        row = played("zb-h1", groups, count, EQUAL)
+        assert row.bubble_s == pytest.approx((groups - 1) * (1 + 1 - 1))
+        assert row.peak == groups
+
+
+@pytest.mark.parametrize("work", [SHORT_W, LONG_F, LONG_B])
+@pytest.mark.parametrize("name, weight_parts", [("zb-h1", 1), ("zb-h2", 2)])
+def test_zero_bubble_by_hand_with_unequal_work(name: str, weight_parts: int, work: Work) -> None:
+    forward, inputs, weights = work
+    for groups in GROUPS:
+        row = played(name, groups, 4 * groups, work)
+        published_s = (groups - 1) * (forward + inputs - weight_parts * weights)
+        assert own_bubble_s(row) == pytest.approx(published_s)
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_zb_h2_zero_bubble_iclr_2024(groups: int) -> None:
+    for count in range(2 * groups - 1, 4 * groups + 1):
+        row = played("zb-h2", groups, count, EQUAL)
+        # The published bubble is of a group from its own first start to its own last end.
+        assert own_bubble_s(row) == pytest.approx((groups - 1) * (1 + 1 - 2 * 1))
+        assert row.peak == 2 * groups - 1
+
+
+def own_bubble_s(row: Played) -> float:
+    """The most that a group idles between its first start and its last end."""
+    times = times_of(row.schedule, row.shape)
+    busy_s = row.shape.micro_batches * sum(row.work)
+    return max(
+        float(ends[-1] - starts[0]) - busy_s
+        for starts, ends in zip(times.start_s, times.end_s, strict=True)
+    )
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_zb_v_zero_bubble_iclr_2024(groups: int) -> None:
+    for count in range(2 * groups - 1, 4 * groups + 1):
+        row = played("zb-v", groups, count, EQUAL, style="folded", rounds=2)
+        assert own_bubble_s(row) == pytest.approx(0)
+        assert row.peak <= groups
+
+
+V_SCHEDULES = {"v-half": (1 / 2, 1 / 2, 1), "v-min": (2 / 3, 1 / 3, 4 / 3)}
+"""Bubble and peak against 1F1B (table 1 there), and micro-batches above that, as said below."""
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("name", V_SCHEDULES)
+def test_v_schedules_controllable_memory_neurips_2024(name: str, groups: int) -> None:
+    bubble, memory, above = V_SCHEDULES[name]
+    for count in (groups, 2 * groups + 1, 4 * groups):
+        row = played(name, groups, count, EQUAL, style="folded", rounds=2)
+        assert row.bubble_s <= bubble * (groups - 1) * 3
+        # The published fractions are averages over time; a peak counts whole stages, and the turn
+        # of the V waits a little so that blocks do not collide.
+        assert row.peak <= memory * groups + above + 1e-9
+
+
+@pytest.mark.parametrize("work", [EQUAL, LONG_F, LONG_B])
+@pytest.mark.parametrize("groups", [2, 4, 6, 8])
+def test_dualpipe_deepseek_v3_section_3_2_1(groups: int, work: Work) -> None:
+    forward, inputs, weights = work
+    backward = inputs + weights
+    published_s = (groups / 2 - 1) * (forward + backward + backward - 3 * weights)
+    # Published are blocks F&B = F + B whose results are ready together. Here F comes first and
+    # passes on its result at once, which is shorter. With I > F that is no longer all: a tenth
+    # more for p = 8 and I = 1.5 F.
+    idle_s = (groups / 2 - 1) * (forward + inputs - weights)
+    for count in range(2 * groups, 4 * groups + 1, 2):
+        row = played("dualpipe", groups, count, work, style="mirrored")
+        assert row.bubble_s <= published_s + 1e-9
+        if inputs <= forward:
+            assert row.bubble_s == pytest.approx(idle_s)
+        else:
+            assert idle_s - 1e-9 <= row.bubble_s <= idle_s * 1.12
+        assert row.peak == groups + 1
+
+
+@pytest.mark.parametrize("work", [EQUAL, LONG_F, LONG_B])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_dualpipe_v_deepseek_dualpipe_code(groups: int, work: Work) -> None:
+    forward, inputs, weights = work
+    backward = inputs + weights
+    # As for DualPipe on 2 p groups: a stage has half of the work of a group.
+    published_s = (groups - 1) * (forward + backward + backward - 3 * weights) / 2
+    idle_s = (groups - 1) * (forward + inputs - weights) / 2
+    for count in range(2 * groups, 4 * groups + 1):
+        row = played("dualpipe-v", groups, count, work, style="folded", rounds=2)
+        assert row.bubble_s <= published_s + 1e-9
+        if inputs <= forward:
+            assert row.bubble_s == pytest.approx(idle_s)
+        else:
+            assert idle_s - 1e-9 <= row.bubble_s <= idle_s * 1.25
+        assert row.peak == groups + 1 / 2
+
+
+@pytest.mark.parametrize("groups", [2, 4, 6, 8])
+def test_chimera_sc_2021_section_3(groups: int) -> None:
+    for count in range(groups, 4 * groups + 1, groups):
+        for work, published in (
+            (HALVES, (groups - 2) / (2 * count + groups - 2)),
+            (EQUAL, (groups - 2) / (3 * count / 2 + groups - 2)),
+        ):
+            # The two ratios are those for F = B and for B = 2 F.
+            row = played("chimera", groups, count, work, style="mirrored")
+            total_s = row.bubble_s + count * sum(work)
+            assert row.bubble_s / total_s == pytest.approx(published)
+            assert groups / 2 + 1 <= row.peak <= groups
+
+
+@pytest.mark.parametrize("waves", [1, 2])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_hanayo_sc_2023_section_3(groups: int, waves: int) -> None:
+    for count in range(groups, 4 * groups + 1, groups):
+        row = played("hanayo", groups, count, HALVES, style="folded", rounds=2 * waves)
+        # A 1 / (2 W) part of the bubble of 1F1B.
+        assert row.bubble_s == pytest.approx((groups - 1) * 4.0 / (2 * waves))
+        assert row.peak <= groups
+    row = played("hanayo", groups, groups, EQUAL, style="folded", rounds=2 * waves)
+    ratio = row.bubble_s / (row.bubble_s + groups * 3)
+    published = (2 * groups - 2) / (3 * groups * waves + groups - 1)
+    assert ratio == pytest.approx((2 * groups - 2) / (3 * groups * waves + 2 * groups - 2))
+    assert ratio <= published
+
+
+ASYNCHRONOUS = ("pipedream", "2bw", "spectrain", "xpipe")
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_schedules_hold_what_their_papers_say(name: str, groups: int) -> None:
+    for count in micro_batches_up_to_four_times(groups):
+        row = played(name, groups, count, EQUAL)
+        in_flight = tuple(min(groups - stage, count) for stage in range(groups))
+        assert in_flight_peaks(row.schedule, row.shape) == in_flight
+        rule = row.schedule.weights
+        copies = tuple(rule.versions_of(stage) for stage in range(groups))
+        # PipeDream (SOSP 2019): a version for every micro-batch in flight; PipeDream-2BW (ICML
+        # 2021): two; SpecTrain and XPipe: the weights and one prediction of them.
+        assert copies == (in_flight if name == "pipedream" else (2,) * groups)
+        assert rule.micro_batches_per_update >= 1
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_schedules_have_no_bubble_between_fill_and_drain(
+    name: str, groups: int
+) -> None:
+    row = played(name, groups, 4 * groups, HALVES)
+    times = times_of(row.schedule, row.shape)
+    for group in range(groups):
+        starts, ends = times.start_s[group], times.end_s[group]
+        first, last = 2 * groups, len(starts) - 2 * groups
+        assert starts[first:last] == pytest.approx(ends[first - 1 : last - 1])
