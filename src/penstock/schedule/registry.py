@@ -1,6 +1,7 @@
 """Every schedule family by the name that plans and the command line use."""
 
 from penstock.schedule.asynchronous import pipedream, pipedream_2bw, spectrain, xpipe
+from penstock.schedule.automatic_zero_bubble import zero_bubble
 from penstock.schedule.bapipe_orders import (
     fbp_as,
     one_f_one_b_as,
@@ -15,6 +16,7 @@ from penstock.schedule.early_backward import deep_early_backward, gpipe, one_f_o
 from penstock.schedule.exact import exact
 from penstock.schedule.hanayo import hanayo
 from penstock.schedule.interleaved import interleaved
+from penstock.schedule.list_scheduler import list_schedule
 from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.schedule import ScheduleFunction
 from penstock.schedule.v_schedules import v_half, v_min, zb_v
@@ -42,6 +44,8 @@ SCHEDULES: dict[str, ScheduleFunction] = {
     "2bw": pipedream_2bw,
     "spectrain": spectrain,
     "xpipe": xpipe,
+    "list": list_schedule,
+    "zero-bubble": zero_bubble,
     "exact": exact,
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
