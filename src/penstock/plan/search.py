@@ -10,7 +10,7 @@ from numpy.random import default_rng
 
 from penstock.errors import Infeasible
 from penstock.plan.bound_plans import relaxed_plans
-from penstock.plan.bounds import gap, lower_bound_s, plan_bound_s
+from penstock.plan.bounds import gap, lower_bound_s, plan_bound_s, proof_of
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.every_plan import every_placement, every_variant
 from penstock.plan.infeasible import infeasible
@@ -189,16 +189,17 @@ def restart(best: Incumbent) -> Iterator[SearchStep]:
 def anneal(best: Incumbent) -> Iterator[SearchStep]:
     """Walk at random, as the simulator judges, where there may be something better to find."""
     problem, score, devices = best.problem, best.score, len(best.problem.cluster.devices)
-    if devices > MOST_WALKED:
+    # Without a relaxed plan the bound is a simple one, whose gap says little.
+    if devices > MOST_WALKED or proof_of(problem).plan is None:
         return
+    relaxed = relaxed_plans(problem)
+    variants = [variant for plan in relaxed for variant in deeper_variants(problem, plan)]
     part = min(1.0, devices * len(problem.profile.layers) / WALKED)
     for number, (worth, actions, heat) in enumerate(WALKS):
         if best.plan is None or best.gap < worth:
             return
         yield best.step("annealing")
-        relaxed = relaxed_plans(problem) if number % 2 == 0 else ()
-        variants = [variant for plan in relaxed for variant in deeper_variants(problem, plan)]
-        start = min(variants, key=score, default=best.plan)
+        start = best.plan if number % 2 else min(variants, key=score, default=best.plan)
         before_s = best.seconds
         generator = default_rng([len(problem.profile.layers), number])
         best.offer(annealed(problem, score, start, generator, actions * part, heat))
