@@ -37,6 +37,12 @@ def test_the_ending_decides_what_is_written(tmp_path: Path, suffix: str) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_another_title_stands_over_the_picture(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    write_timeline(path, TIMELINE, title="gpipe on two devices")
+    assert "gpipe on two devices" in path.read_text() and "two stages" not in path.read_text()
+
+
 @pytest.mark.parametrize("name", ["timeline.pdf", "timeline", "timeline.svg.gz"])
 def test_other_endings_are_refused_with_those_that_exist(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput) as refused:

@@ -51,17 +51,18 @@ def write_timeline(
     timeline: Timeline,
     cluster_name: str = "",
     memory_limits: Sequence[float] = (),
+    title: str = "",
 ) -> None:
     """Write ``timeline`` to ``path`` in the format of its ending, one of `FORMATS`.
 
     ``memory_limits`` are the bytes of each device of the cluster, for the lines on the memory
-    curves (none, 0 or infinite: no line).
+    curves (none, 0 or infinite: no line). ``title`` stands over it, else the timeline's own.
 
     Raises:
         BadInput: another ending, or a place that cannot be written to.
     """
     suffix = check_timeline_path(path)
-    title = timeline.title or "Timeline"
+    title = title or timeline.title or "Timeline"
     note = timeline_note(timeline, cluster_name)
     match suffix:
         case ".json":
