@@ -127,8 +127,8 @@ def v_min(shape: PipelineShape) -> Schedule:
     In the building block a micro-batch goes down and up a group every slot, forward and backward;
     two more slots at the turn keep blocks apart if 3 divides ``p``. The peak is
     ``(p + 1) // 3 + 1`` micro-batches. With ``F = I = W`` and free transfers the iteration takes
-    ``6 M + 4 p - 7``, ``- 5`` or ``- 9`` slots, as ``p % 3`` is 0, 1 or 2, if ``p >= 3`` and ``M``
-    is more than the peak.
+    ``6 M + 4 p - 7``, ``- 5`` or ``- 9`` slots, as ``p % 3`` is 0, 1 or 2, if ``p >= 3`` and
+    ``M >= p``.
 
     Blocks so dense have no play: six F, or six I, of a block lie on one path from group to group,
     so each block takes six times the longer of F and I. Where these differ much, orders made from

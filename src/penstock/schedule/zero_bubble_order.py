@@ -86,7 +86,8 @@ def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
         found, found_s = with_weights(drawn, other, lateness=0.0)
         if found_s + drawn.slack_s < best_s:
             orders[1:], best, best_s = [other], found, found_s
-    for order, lateness in product(orders, LATENESS):
+    # Between actions that all take the same there are no gaps that are a little too short.
+    for order, lateness in product(orders, LATENESS if np.ptp(drawn.seconds) > 0 else ()):
         if best_s <= drawn.bound_s:
             break
         found, found_s = with_weights(drawn, order, lateness)
