@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -111,6 +112,7 @@ class ProfileArrays:
     cuts: tuple[int, ...]
     workspace_rows: dict[int, int] = field(default_factory=dict[int, int])
     workspace_tables: list[Floats] = field(default_factory=list[Floats])
+    lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         tables = run_tables(self.problem)
@@ -141,14 +143,16 @@ class ProfileArrays:
     def workspace_number(self, rows: int) -> int:
         """Where in `workspaces` the table for ``rows`` rows stands."""
         key = rows if self.has_workspace else 0
-        if key not in self.workspace_rows:
-            self.workspace_rows[key] = len(self.workspace_tables)
-            self.workspace_tables.append(
-                workspace_table(self.problem.profile, rows)[self.square]
-                if self.has_workspace
-                else np.zeros_like(self.held_bytes)
-            )
-        return self.workspace_rows[key]
+        # Micro-batch sizes are partitioned side by side and share the tables.
+        with self.lock:
+            if key not in self.workspace_rows:
+                self.workspace_tables.append(
+                    workspace_table(self.problem.profile, rows)[self.square]
+                    if self.has_workspace
+                    else np.zeros_like(self.held_bytes)
+                )
+                self.workspace_rows[key] = len(self.workspace_tables) - 1
+            return self.workspace_rows[key]
 
     def window(self, devices: Sequence[int], micro_batch_size: int) -> WindowArrays:
         """A window with rows in proportion to the speeds of its devices."""
