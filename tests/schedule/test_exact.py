@@ -62,7 +62,7 @@ def test_no_order_at_all_is_quicker(
     assert answer.makespan_s == enumerated_makespan_s(shape, split=split)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(shape=small_shapes(most_micro_batches=3), split=st.booleans())
 def test_it_is_valid_and_between_its_bounds(shape: PipelineShape, split: bool) -> None:
     answer = find_exact(shape, split=split, work_limit=0.2)
@@ -97,7 +97,7 @@ def families_are_no_quicker(shape: PipelineShape, work_limit: float) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_no_family_is_quicker(style: PlacementStyle, data: st.DataObject) -> None:
     shape = data.draw(small_shapes(style=style, most_micro_batches=3))
@@ -138,7 +138,7 @@ def test_the_start_does_not_change_the_optimum(monkeypatch: pytest.MonkeyPatch) 
     assert informed.makespan_s == from_scratch.makespan_s
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data(), split=st.booleans())
 def test_recomputing_families_in_order_are_no_quicker(data: st.DataObject, split: bool) -> None:
     plain = data.draw(small_shapes(style="straight", limited=False))
