@@ -211,11 +211,12 @@ def names_in(text: str) -> list[str]:
 def schedules_in(text: str) -> list[str]:
     """The schedules in a list with commas; ``all`` stands for each synchronous one alone."""
     from penstock.planning.comparison import AUTO
-    from penstock.schedule.registry import ASYNCHRONOUS, PROVEN_BY_SEARCH, SCHEDULES
+    from penstock.planning.questions import synchronous_schedules
 
-    every = [name for name in SCHEDULES if name not in ASYNCHRONOUS | PROVEN_BY_SEARCH]
     names = names_in(text) or [AUTO]
-    return [one for name in names for one in (every if name == "all" else (name,))]
+    return [
+        one for name in names for one in (synchronous_schedules() if name == "all" else (name,))
+    ]
 
 
 def row_of(found: "Comparison") -> "ComparisonRow":

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import inf
 
+from penstock.errors import BadInput
 from penstock.plan.cost import DEPTHS
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
@@ -118,13 +119,13 @@ def climbed(
     problem: PlanningProblem, start: Plan, schedule: str, score: Score
 ) -> tuple[Plan, float]:
     """Move cuts and the size of micro-batches while that is better; then the schedule itself."""
-    best, best_s = start, score(priced(problem, start))
+    best, best_s = start, seconds_of(problem, start, score)
     scores, moved = 1, True
     while moved and scores < MOST_SCORES:
         moved = False
         for other in (*moved_cuts(best), *other_micro_batches(problem, best)):
             scores += 1
-            other_s = score(priced(problem, other))
+            other_s = seconds_of(problem, other, score)
             if other_s < best_s:
                 best, best_s, moved = other, other_s, True
                 break
@@ -132,8 +133,16 @@ def climbed(
                 break
     if best.schedule != schedule:
         best = replace(best, schedule=schedule)
-        best_s = score(priced(problem, best))
+        best_s = seconds_of(problem, best, score)
     return priced(problem, best), best_s
+
+
+def seconds_of(problem: PlanningProblem, plan: Plan, score: Score) -> float:
+    """The score of a plan; infinite where its schedule refuses to fit into the memory left."""
+    try:
+        return score(priced(problem, plan))
+    except BadInput:
+        return inf
 
 
 def priced(problem: PlanningProblem, plan: Plan) -> Plan:

@@ -43,7 +43,8 @@ def plan_pipeline(
     """The best plan that a planner finds for training ``profile`` on ``cluster``.
 
     ``batch`` is the number of samples of an iteration, ``micro_batch_size`` 0 tries every divisor
-    of it, ``schedule`` "auto" every schedule, ``max_stages`` 0 any number of stages.
+    of it, ``schedule`` is explained in
+    `penstock.planning.questions.planning_problem`, ``max_stages`` 0 any number of stages.
     ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
 
     Raises:

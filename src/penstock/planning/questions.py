@@ -9,12 +9,15 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice
 from penstock.profile.model_profile import ModelProfile
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import ASYNCHRONOUS, PROVEN_BY_SEARCH, SCHEDULES
 from penstock.simulate.simulation import check_plan_fits_inputs
 
-__all__ = ["named", "planning_problem", "problem_of_plan"]
+__all__ = ["named", "planning_problem", "problem_of_plan", "synchronous_schedules"]
 
 Value = TypeVar("Value")
+
+ANY = "any"
+"""Instead of a schedule: whichever is the fastest of the synchronous ones."""
 
 
 def named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
@@ -46,14 +49,17 @@ def planning_problem(
 ) -> PlanningProblem:
     """The question for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
-    ``max_stages`` 0 allows any number of stages.
+    ``schedule`` "auto" leaves the choice among those that planners choose stages for, "any" among
+    all that give the gradients of one device. ``max_stages`` 0 allows any number of stages.
 
     Raises:
         BadInput: an unknown schedule, or sizes that do not go together.
     """
     schedules = PlanningProblem.schedules
-    if schedule != "auto":
-        named(SCHEDULES, schedule, "schedule")
+    if schedule == ANY:
+        schedules = tuple(dict.fromkeys((*schedules, *synchronous_schedules())))
+    elif schedule != "auto":
+        named({"auto": None, ANY: None, **SCHEDULES}, schedule, "schedule")
         schedules = (schedule,)
     sizes = (micro_batch_size,) if micro_batch_size else divisors(batch)
     return PlanningProblem(
@@ -66,6 +72,11 @@ def planning_problem(
         schedules=schedules,
         max_stages=max_stages,
     )
+
+
+def synchronous_schedules() -> tuple[str, ...]:
+    """Every schedule that flushes before it updates weights, but for what searches for a proof."""
+    return tuple(name for name in SCHEDULES if name not in ASYNCHRONOUS | PROVEN_BY_SEARCH)
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
