@@ -18,6 +18,7 @@ __all__ = ["Case", "Pipeline", "median_s", "pipeline_of", "plan_of"]
 class Case:
     """A pipeline of equal stages; all devices on one host unless ``devices_of_host`` says less.
 
+    Messages over links of infinite rate take no time; others have latencies too.
     ``cores`` is how many devices of a host compute at full speed at once (0: all).
     """
 
@@ -46,13 +47,14 @@ def pipeline_of(case: Case) -> Pipeline:
     """The plan of a case, and the problem that it answers."""
     devices = case.stages * case.replicas
     each = case.devices_of_host or devices
+    is_free = case.link_bytes_per_s == inf
     host = Host(
         "host",
         (Device("device", 1e15),) * each,
         case.link_bytes_per_s,
-        port_bytes_per_s=case.link_bytes_per_s / (1 if case.link_bytes_per_s == inf else 4),
-        link_latency_s=1e-6,
-        port_latency_s=5e-6,
+        port_bytes_per_s=case.link_bytes_per_s / 4,
+        link_latency_s=0.0 if is_free else 1e-6,
+        port_latency_s=0.0 if is_free else 5e-6,
         full_speed_devices=case.cores,
     )
     cluster = Cluster(

@@ -7,7 +7,6 @@ The cases are those of tests/reproduction, which hold the same figures to their 
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -20,12 +19,18 @@ def row(*cells: object) -> str:
 
 def head(*cells: object) -> list[str]:
     """The first two lines of a table."""
-    return [row(*cells), row(*["---"] * len(cells))]
+    return [row(*cells), "|" + "---|" * len(cells)]
 
 
 def dapple() -> list[str]:
     """DAPPLE's runtime against GPipe."""
-    from reproduction.dapple_runtime import PUBLISHED, mean_peak_gib, play, samples_per_s
+    from reproduction.dapple_runtime import (
+        MEMORY_INPUTS,
+        PUBLISHED,
+        mean_peak_gib,
+        play,
+        samples_per_s,
+    )
 
     names = ("system", "M", "samples/s published", "played", "memory published, GB", "played")
     lines = head(*names)
@@ -34,6 +39,7 @@ def dapple() -> list[str]:
         speed = samples_per_s(played, run.micro_batches)
         off = f" ({100 * (speed / run.samples_per_s - 1):+.1f} %)" if run.samples_per_s else ""
         peak = f"{mean_peak_gib(played):.1f}" + ("" if played.fits else ", out of memory")
+        peak += " (input)" * (run in MEMORY_INPUTS)
         lines.append(
             row(
                 run.system + " + recompute" * run.recompute,
@@ -51,15 +57,12 @@ def warm_up() -> list[str]:
     """What deeper warm-up gains, by communication."""
     from reproduction.warm_up_depth import ACRS, GAINS, own_links_gain, simulated_gain
 
-    lines: list[str] = []
-    gains: list[tuple[str, Callable[[int, float], float]]] = [
-        ("links of their own", own_links_gain),
-        ("simulator", simulated_gain),
-    ]
-    for name, gain in gains:
-        lines += [*head(f"stages, {name}", *(f"ACR {acr:g}" for acr in ACRS))]
-        lines += [row(n, *(f"{gain(n, acr):.2f}" for acr in ACRS)) for n in GAINS]
-        lines.append("")
+    lines = head("stages", f"ACR {ACRS[0]:g}", *(f"{acr:g}" for acr in ACRS[1:]))
+    lines += [row(n, *(f"{own_links_gain(n, acr):.2f}" for acr in ACRS)) for n in GAINS]
+    wide = [acr for acr in ACRS if acr >= 1]
+    lines += ["", "By the simulator, where it gives other figures:", ""]
+    lines += head("stages", f"ACR {wide[0]:g}", *(f"{acr:g}" for acr in wide[1:]))
+    lines += [row(n, *(f"{simulated_gain(n, acr):.2f}" for acr in wide)) for n in GAINS if n > 2]
     return lines
 
 
@@ -68,13 +71,17 @@ def bapipe() -> list[str]:
     from reproduction.bapipe_forms import METHODS, closed_form_s, played_s
 
     stages = (2, 4, 8)
-    lines = head(
-        "schedule", *(f"N = {n}: form" for n in stages), *(f"N = {n}: played" for n in stages)
-    )
+    lines = head("schedule", *(name for n in stages for name in (f"N = {n}: form", "played")))
     for method in METHODS:
-        forms = [closed_form_s(method, n, 32, 3.0, 0.5) for n in stages]
-        played = [played_s(method, n, 32, 1.0, 2.0, 0.5) for n in stages]
-        lines.append(row(f"`{method}`", *(f"{s:g}" for s in (*forms, *played))))
+        figures = [
+            seconds
+            for n in stages
+            for seconds in (
+                closed_form_s(method, n, 32, 3.0, 0.5),
+                played_s(method, n, 32, 1.0, 2.0, 0.5),
+            )
+        ]
+        lines.append(row(f"`{method}`", *(f"{seconds:g}" for seconds in figures)))
     return lines
 
 

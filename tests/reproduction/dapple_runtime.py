@@ -26,6 +26,7 @@ from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = [
     "LARGEST_TRIED",
+    "MEMORY_INPUTS",
     "PUBLISHED",
     "PublishedRun",
     "largest_that_fits",
@@ -78,6 +79,9 @@ PUBLISHED = (
     PublishedRun("DAPPLE", "1f1b", True, 8, 6.23, 8.5),
     PublishedRun("DAPPLE", "1f1b", True, 16, 6.77, 8.5),
 )
+
+MEMORY_INPUTS = (PUBLISHED[0], PUBLISHED[2], PUBLISHED[3])
+"""The rows from whose memory constants were taken."""
 
 CLUSTER = Cluster("two V100", (Host("host", (Device("V100-16GB", LIMIT_BYTES),) * 2, 1e12),))
 

@@ -1,0 +1,31 @@
+"""The simulator's benchmark and the tables of published figures run as documented."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def output_of(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_benchmark_prints_one_json_object_with_the_part_that_was_asked_for() -> None:
+    values = json.loads(output_of("benchmarks/simulator.py", "--only", "playing", "--json"))
+    assert len(values["playing"]) == 6
+    assert all(row["engine_actions_per_s"] > 0 for row in values["playing"])
+    assert not {"scoring", "large", "generation"} & set(values)
+
+
+def test_the_tables_on_the_page_are_those_that_the_command_prints() -> None:
+    page = (ROOT / "docs" / "benchmarks" / "schedules.md").read_text(encoding="utf-8").splitlines()
+    printed = output_of("benchmarks/simulator/published_tables.py").splitlines()
+    rows = [line for line in printed if line.startswith("|")]
+    assert len(rows) > 20
+    assert [row for row in rows if row not in page] == []
