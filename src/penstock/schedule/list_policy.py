@@ -129,7 +129,8 @@ def wishes_of(policy: Policy, arrays: "Arrays") -> "Wishes":
     stages, ways = arrays.stages, arrays.ways
     micro_batches = int(arrays.micro_batches.reshape(ways, stages)[:, 0].sum())
     rounds = len(arrays.group) / len(arrays.room_bytes)
-    period_s = float(arrays.work_s.max()) / micro_batches
+    # A pipeline may cost nothing at all.
+    period_s = max(float(arrays.work_s.max()), 1e-30) / micro_batches
     step_s = period_s / 3 / rounds * ways
     if policy.even:
         step_s = float(arrays.seconds.max())

@@ -31,8 +31,8 @@ F, B, I, W, _ = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
 CLOSE = 1e-9
 """Makespans that differ by less than this part of them are the same."""
 
-MOST_PLACINGS = 10_000_000
-"""How many actions are placed at most, in all attempts together, once every seed was tried."""
+CHEAP_PLACINGS, MOST_PLACINGS = 400_000, 10_000_000
+"""How many actions are placed at least and at most, in all attempts together."""
 
 ATTEMPTS_PER_PERCENT = 100
 """A per cent between the best order and the bound is worth so many attempts."""
@@ -65,7 +65,8 @@ class Search:
         """Whether there is something to win, and less than ``share`` of the effort is spent."""
         gap = self.best_s / self.bound_s - 1 if self.bound_s > 0 else 0.0
         actions = int(self.arrays.micro_batches.sum()) * (3 if self.arrays.split else 2)
-        worth = min(100 * gap * ATTEMPTS_PER_PERCENT, self.most_attempts, MOST_PLACINGS / actions)
+        worth = max(100 * gap * ATTEMPTS_PER_PERCENT, CHEAP_PLACINGS / actions)
+        worth = min(worth, self.most_attempts, MOST_PLACINGS / actions)
         return gap > CLOSE and self.attempts < share * worth
 
 

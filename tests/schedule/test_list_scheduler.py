@@ -1,0 +1,93 @@
+"""The list scheduler: valid on any pipeline, and never worse than the families beside it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from list_shapes import least_memory_bytes, list_shapes
+
+from penstock.errors import BadInput
+from penstock.schedule.automatic_zero_bubble import fitting_schedules
+from penstock.schedule.bound import makespan_bound_s
+from penstock.schedule.clock import makespan_s
+from penstock.schedule.early_backward import deep_early_backward, one_f_one_b
+from penstock.schedule.list_arrays import arrays_of, quick_bound_s
+from penstock.schedule.list_loop import list_order
+from penstock.schedule.list_policy import CHOICES, Draws, drawn, wishes_of
+from penstock.schedule.list_scheduler import HANDCRAFTED, list_schedule
+from penstock.schedule.list_search import schedule_of
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.validate import validate
+
+
+@settings(max_examples=300, deadline=None)
+@given(shape=list_shapes(), split=st.booleans(), seed=st.integers(0, 10**6))
+def test_no_policy_deadlocks_or_exceeds_a_limit(
+    shape: PipelineShape, split: bool, seed: int
+) -> None:
+    arrays = arrays_of(shape, split=split)
+    draws = Draws(seed)
+    wishes = wishes_of(drawn(draws), arrays)
+    # Nor do keys without rhyme or reason.
+    if draws.chance(0.5):
+        keys = np.random.default_rng(seed).uniform(0, 30, wishes.keys.shape)
+        wishes = wishes._replace(keys=keys)
+    order, end_s = list_order(arrays, wishes, np.inf)
+    schedule = schedule_of(order, arrays, shape)
+    validate(schedule, shape)
+    # The clock starts everything as soon as the order allows; a policy may have waited.
+    assert makespan_s(schedule, shape) <= end_s * (1 + 1e-9)
+    assert quick_bound_s(arrays, shape) <= makespan_s(schedule, shape) * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=list_shapes())
+def test_it_keeps_all_limits_and_is_never_worse_than_the_families_that_do(
+    shape: PipelineShape,
+) -> None:
+    schedule = list_schedule(shape)
+    validate(schedule, shape)
+    took_s = makespan_s(schedule, shape)
+    assert took_s >= makespan_bound_s(shape, split=False) * (1 - 1e-9)
+    if shape.memory_bytes or shape.in_flight_limit:
+        for other in fitting_schedules(HANDCRAFTED, shape):
+            assert took_s <= makespan_s(other, shape) * (1 + 1e-9)
+
+
+def test_it_warms_up_deeper_only_where_transfers_ask_for_it() -> None:
+    shape = PipelineShape(stages=4, micro_batches=12)
+    assert makespan_s(list_schedule(shape), shape) == makespan_s(one_f_one_b(shape), shape)
+    slow = PipelineShape(stages=4, micro_batches=12, costs=(StageCost(transfer_s=1.0),) * 4)
+    took_s = makespan_s(list_schedule(slow), slow)
+    assert took_s < 0.9 * makespan_s(one_f_one_b(slow), slow)
+    assert took_s <= makespan_s(deep_early_backward(slow), slow)
+
+
+def test_it_uses_the_memory_that_each_group_has() -> None:
+    costs = (StageCost(transfer_s=1.0),) * 3
+    narrow, wide = (
+        PipelineShape(3, 12, costs=costs, memory_bytes=memory)
+        for memory in ((2.0, 2.0, 2.0), (6.0, 4.0, 2.0))
+    )
+    assert makespan_s(list_schedule(wide), wide) < makespan_s(list_schedule(narrow), narrow)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_too_little_memory_is_refused_with_the_group_and_the_bytes(split: bool) -> None:
+    shape = PipelineShape(
+        4, 3, placement=(0, 1, 1, 0), memory_bytes=(2.0, 1.5), costs=(StageCost(),) * 4
+    )
+    with pytest.raises(BadInput, match=r"saves 2 bytes.*group 1.*room for 1\.5.*recompute"):
+        arrays_of(shape, split=split)
+    assert least_memory_bytes(shape) == [2.0, 2.0]
+
+
+def test_every_choice_of_a_policy_is_a_number_of_it() -> None:
+    policy = drawn(Draws(7))
+    assert set(CHOICES) == set(policy._fields)
+    assert all(value in CHOICES[name] for name, value in policy._asdict().items())
+
+
+def test_the_same_shape_gives_the_same_order() -> None:
+    shape = PipelineShape(3, 7, memory_bytes=(2.0, 2.0, 1.0))
+    assert list_schedule(shape) == list_schedule(shape)

@@ -1,0 +1,106 @@
+"""The automatic zero-bubble search: any pipeline, the handcrafted families, published figures."""
+
+import pytest
+from hypothesis import given, settings
+from list_shapes import list_shapes
+
+from penstock.schedule.automatic_zero_bubble import (
+    HANDCRAFTED,
+    fitting_schedules,
+    within_micro_batches,
+    zero_bubble,
+)
+from penstock.schedule.bound import makespan_bound_s
+from penstock.schedule.clock import makespan_s, memory_peaks_bytes
+from penstock.schedule.placement import folded
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.validate import validate
+
+EQUAL, UNEQUAL = (1.0, 1.0, 1.0), (1.0, 1.2, 0.9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=list_shapes())
+def test_it_keeps_all_limits_and_is_never_worse_than_the_families_that_do(
+    shape: PipelineShape,
+) -> None:
+    schedule = zero_bubble(shape)
+    validate(schedule, shape)
+    took_s = makespan_s(schedule, shape)
+    assert took_s >= makespan_bound_s(shape) * (1 - 1e-9)
+    if not shape.memory_bytes and not shape.in_flight_limit:
+        shape = within_micro_batches(shape, shape.groups)
+        validate(schedule, shape)
+    for other in fitting_schedules(HANDCRAFTED, shape):
+        assert took_s <= makespan_s(other, shape) * (1 + 1e-9)
+
+
+def device(
+    groups: int, micro_batches: int, times: tuple[float, ...], room: float, chunks: int
+) -> PipelineShape:
+    """A pipeline whose groups hold one chunk, or two on a V; I frees half of what F saves."""
+    f, i, w = (part / chunks for part in times)
+    cost = StageCost(f, i, w, saved_bytes=1 / chunks, kept_bytes=0.5 / chunks)
+    return PipelineShape(
+        groups * chunks,
+        micro_batches,
+        placement=folded(groups, chunks),
+        costs=(cost,) * (groups * chunks),
+        memory_bytes=(room,) * groups,
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "micro_batches", "times", "room", "chunks", "published"),
+    [
+        (4, 8, EQUAL, 4.0, 1, 27.0),
+        (4, 8, UNEQUAL, 4.0, 1, 28.7),
+        (8, 32, EQUAL, 8.0, 1, 103.0),
+        (16, 32, UNEQUAL, 32.0, 1, 114.2),
+        (4, 32, UNEQUAL, 4.0, 2, 101.0),
+        (16, 64, EQUAL, 16.0, 2, 199.5),
+        (8, 16, EQUAL, 5.0, 2, 56.5),
+        (4, 8, EQUAL, 2.0, 2, 29.5),
+    ],
+)
+def test_it_is_no_slower_than_the_generators_of_the_zero_bubble_authors(
+    groups: int,
+    micro_batches: int,
+    times: tuple[float, ...],
+    room: float,
+    chunks: int,
+    published: float,
+) -> None:
+    """Orders of their generators (ICLR 2024, NeurIPS 2024), replayed; in units of F."""
+    shape = device(groups, micro_batches, times, room, chunks)
+    schedule = zero_bubble(shape)
+    validate(schedule, shape)
+    # The published figures have one decimal.
+    assert makespan_s(schedule, shape) <= published + 0.05
+
+
+@pytest.mark.parametrize(
+    ("groups", "micro_batches", "room", "published"),
+    [(4, 8, 2.0, 34.5), (8, 16, 4.0, 71.8), (8, 16, 5.0, 60.6), (8, 32, 4.0, 129.4)],
+)
+def test_it_is_quicker_where_their_patterns_for_equal_times_meet_unequal_ones(
+    groups: int, micro_batches: int, room: float, published: float
+) -> None:
+    shape = device(groups, micro_batches, UNEQUAL, room, chunks=2)
+    assert makespan_s(zero_bubble(shape), shape) < published - 0.05
+
+
+@pytest.mark.parametrize("longer", [0, 3, 4, 7])
+def test_unequal_stages_reach_the_bound(longer: int) -> None:
+    costs = tuple(
+        StageCost(f, 1.2 * f, 0.9 * f, kept_bytes=0.5)
+        for f in (1.5 if stage == longer else 1.0 for stage in range(8))
+    )
+    shape = PipelineShape(8, 32, costs=costs, memory_bytes=(16.0,) * 8)
+    schedule = zero_bubble(shape)
+    assert makespan_s(schedule, shape) == pytest.approx(makespan_bound_s(shape), rel=1e-9)
+
+
+def test_without_limits_it_stays_within_the_memory_of_1f1b() -> None:
+    shape = PipelineShape(stages=4, micro_batches=16)
+    assert max(memory_peaks_bytes(zero_bubble(shape), shape)) <= 4.0
