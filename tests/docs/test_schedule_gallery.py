@@ -1,0 +1,41 @@
+"""The gallery shows every schedule, as it is drawn and timed today."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from penstock.schedule.registry import SCHEDULES
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "schedules.md").read_text()
+
+
+def drawing_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("schedules", DOCS / "pictures" / "schedules.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = drawing_script()
+DRAWN_ALIKE = [name for name in SCHEDULES if name not in SCRIPT.DIFFERS_BY_SOLVER]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_has_its_section_and_its_picture(name: str) -> None:
+    section = PAGE.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+    assert f"![{name}](pictures/schedules/{name}.svg)" in section
+    assert (DOCS / "pictures" / "schedules" / f"{name}.svg").is_file()
+
+
+@pytest.mark.parametrize("name", DRAWN_ALIKE)
+def test_pictures_are_up_to_date(name: str) -> None:
+    assert (DOCS / "pictures" / "schedules" / f"{name}.svg").read_text() == SCRIPT.picture_of(name)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_table_holds(name: str) -> None:
+    assert f"\n{SCRIPT.table_row(name)}\n" in PAGE
