@@ -1,5 +1,7 @@
 """Seconds of all-reduce and of re-cut rows."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,3 +71,24 @@ def test_messages_are_the_row_overlaps_of_different_devices(cluster: Cluster, da
     found = [(m.source, m.target, m.rows) for m in row_messages(senders, have, receivers, need)]
     assert set(found) == expected
     assert len(found) == len(expected)
+
+
+def test_on_a_half_duplex_host_a_ring_takes_twice_as_long_and_a_pair_reduces_as_before():
+    for latency_s in (0.0, 2.0):
+        full = Host("h", (DEVICE,) * 4, 100.0, 10.0, latency_s, latency_s)
+        half = replace(full, half_duplex=True)
+        seconds = [all_reduce_s(Cluster("c", (host,)), range(4), 400.0) for host in (full, half)]
+        latencies_s = 2 * 3 * latency_s
+        assert seconds[1] - latencies_s == pytest.approx(2 * (seconds[0] - latencies_s))
+        across = [
+            all_reduce_s(Cluster("c", (host, replace(host, name="i"))), [0, 4], 400.0)
+            for host in (full, half)
+        ]
+        assert across[1] - 2 * latency_s == pytest.approx(2 * (across[0] - 2 * latency_s))
+
+
+def test_one_half_duplex_host_slows_the_ring_through_it():
+    full = Host("h", (DEVICE,), 0.0, 10.0)
+    mixed = Cluster("c", (full, replace(full, name="half", half_duplex=True), full))
+    assert all_reduce_s(mixed, range(3), 30.0) == pytest.approx(2 * 2 / 3 * 30 / 5)
+    assert all_reduce_s(mixed, [0, 2], 30.0) == pytest.approx(30 / 10)

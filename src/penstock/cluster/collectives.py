@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, cast
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.rings import best_ring, host_order, ring_quality
+from penstock.cluster.rings import best_ring, duplex_share, host_order, ring_quality
 
 __all__ = [
     "BUCKET_BYTES",
@@ -132,14 +132,16 @@ def ring_way(cluster: Cluster, ring: Sequence[int]) -> Way:
 
 
 def chain_way(cluster: Cluster, group: Sequence[int]) -> Way:
-    """Reduce to (or broadcast from) one device of a group, pipelined along a chain."""
+    """Reduce to (or broadcast from) one device of a group, pipelined along a chain.
+
+    The devices in its midst send while they receive.
+    """
     links = list(pairwise(group))
     if not links:
         return Way(0.0, 0.0)
-    return Way(
-        latency_s=sum(cluster.latency(*link) for link in links),
-        s_per_byte=1 / min(cluster.bandwidth(*link) for link in links),
-    )
+    shares = [duplex_share(cluster, link) if len(links) > 1 else 1.0 for link in links]
+    rates = [cluster.bandwidth(*link) * share for link, share in zip(links, shares, strict=True)]
+    return Way(latency_s=sum(cluster.latency(*link) for link in links), s_per_byte=1 / min(rates))
 
 
 def split_concat_s(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.cluster.cluster import Cluster
 
-__all__ = ["best_ring", "host_order", "ring_quality"]
+__all__ = ["best_ring", "duplex_share", "host_order", "ring_quality"]
 
 EXACT_DEVICES = 6
 """Up to so many devices all orders are tried: 120 of them."""
@@ -64,14 +64,25 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
 
 
 def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
-    """How good a directed ring is, with the hops through one port sharing its rate."""
+    """How good a directed ring is, with the hops through one port sharing its rate.
+
+    Every device of a ring sends while it receives: at half the rate where its host is half-duplex.
+    """
     hops = hops_of(ring)
-    rates = [cluster.bandwidth(*hop) for hop in hops]
+    rates = [cluster.bandwidth(*hop) * duplex_share(cluster, hop) for hop in hops]
     through_ports = [hop for hop in hops if cluster.uses_port(*hop)]
     hosts = [(cluster.host_index[i], cluster.host_index[j]) for i, j in through_ports]
-    rates += shared_rates(hosts, [host.port_bytes_per_s for host in cluster.hosts])
+    shares = [0.5 if host.half_duplex else 1.0 for host in cluster.hosts]
+    ports = zip(cluster.hosts, shares, strict=True)
+    rates += shared_rates(hosts, [host.port_bytes_per_s * share for host, share in ports])
     slowest = min(rates)
     return RingQuality(slowest, -rates.count(slowest), -max(cluster.latency(*h) for h in hops))
+
+
+def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
+    """The part of a hop's rate that is left where both of its devices send and receive at once."""
+    hosts = (cluster.hosts[cluster.host_index[device]] for device in hop)
+    return 0.5 if any(host.half_duplex for host in hosts) else 1.0
 
 
 def without_count(quality: RingQuality) -> tuple[float, float]:

@@ -19,13 +19,13 @@ from penstock.document import Json
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.rescheduled import ANY_PLACEMENT, TWO_ROUNDS, priced, recut
+from penstock.plan.rescheduled import ANY_PLACEMENT, priced, recut
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
 from penstock.planning.questions import named, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.placement import PlacementStyle, placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES, TWO_ROUNDS
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.timeline.timeline import Timeline
