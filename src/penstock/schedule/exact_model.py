@@ -74,9 +74,9 @@ def solve(
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.max_deterministic_time = work_limit
     status = solver.solve(model)
-    bound = max(least, round(solver.best_objective_bound))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Solution(dict(known), bound)
+        return Solution(dict(known), least)
+    bound = max(least, round(solver.best_objective_bound))
     return Solution({action: solver.value(at) for action, at in start.items()}, bound)
 
 
