@@ -84,6 +84,8 @@ def test_another_schedule_keeps_the_devices_and_cuts_anew_where_it_must(
     assert values["schedule"] == schedule and len(values["stages"]) == stages
     groups = [tuple(stage["devices"]) for stage in values["stages"]]
     assert list(dict.fromkeys(groups)) == [(0,), (1, 2), (3,)]
+    again = {tuple(stage["devices"]) for stage in values["stages"] if stage["recompute"]}
+    assert again == {(1, 2)}
     assert values["iteration_s"] > 0 and values["before"]["schedule"] == "1f1b"
 
 

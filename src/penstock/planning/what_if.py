@@ -107,7 +107,8 @@ def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
 
     Micro-batches keep their size, so that more of them are a larger batch. Under another schedule
     the plan keeps its layers and devices, and loses its limit of micro-batches in flight; where
-    that schedule holds several stages on a device, or only one, the layers are cut anew.
+    that schedule holds several stages on a device, or only one, the layers are cut anew, and
+    devices that computed activations again do so in all their stages.
 
     Raises:
         BadInput: there are too few layers for the stages that the schedule needs.
@@ -139,11 +140,14 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
             f"{needed} layers, and profile '{problem.profile.name}' has {layers}; ask for a "
             f"schedule with one stage a device, such as '1f1b'"
         )
-    if rounds == 1:
-        return plan if not plan.placement else recut(problem, plan, "straight", 1)
     if plan.placement == placement_of_style(style, groups, rounds):
         return plan
-    return recut(problem, plan, style, rounds)
+    if rounds == 1 and not plan.placement:
+        return plan
+    recomputing = {stage.devices for stage in plan.stages if stage.recompute}
+    cut = recut(problem, plan, style, rounds)
+    stages = tuple(replace(s, recompute=s.devices in recomputing) for s in cut.stages)
+    return replace(cut, stages=stages)
 
 
 @dataclass(frozen=True)
