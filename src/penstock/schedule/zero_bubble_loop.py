@@ -38,9 +38,8 @@ def filled(
     ends = [inf for _ in range(2 * cells)]
     reached = [first[g] for g in range(groups)]
     free = [0.0 for _ in range(groups)]
-    held = [0 for _ in range(groups)]
-    level = [0.0 for _ in range(groups)]
-    in_flight = [0 for _ in range(stages)]
+    load = empty_load(groups, stages)
+    rules = (most, limit, room, saved)
     waiting = [0 for _ in range(cells)]
     head = [first[g] // 2 for g in range(groups)]
     tail = [first[g] // 2 for g in range(groups)]
@@ -53,49 +52,31 @@ def filled(
             cell = action % cells
             s = cell // micro_batches
             forward = action < cells
-            if forward:
-                ready = ends[cell - micro_batches] + way[s - 1] if s > 0 else 0.0
-            else:
-                ready = ends[cell]
-                if s + 1 < stages:
-                    ready = max(ready, ends[cells + cell + micro_batches] + way[s])
+            ready = ready_at(forward, s, cell, micro_batches, ends, way)
             if ready == inf:
                 break
             while head[g] < tail[g]:
-                full = forward and (
-                    held[g] + 1 > most[g]
-                    or in_flight[s] + 1 > limit[s]
-                    or level[g] + saved[s] > room[g]
-                )
                 of = waiting[head[g]] // micro_batches
-                if not full and free[g] + seconds[2 * stages + of] > ready + slack:
+                waits = forward and full(g, s, load, rules)
+                if not waits and free[g] + seconds[2 * stages + of] > ready + slack:
                     break
                 out[put[g]] = 2 * cells + waiting[head[g]]
                 put[g] += 1
-                head[g] += 1
                 free[g] += seconds[2 * stages + of]
-                held[g] -= 1
-                level[g] -= kept[of]
-                in_flight[of] -= 1
-            if forward and (
-                held[g] + 1 > most[g]
-                or in_flight[s] + 1 > limit[s]
-                or level[g] + saved[s] > room[g]
-            ):
+                head[g] += 1
+                let_go(g, of, load, kept)
+            if forward and full(g, s, load, rules):
                 return inf
             out[put[g]] = action
             put[g] += 1
             reached[g] += 1
             free[g] = max(free[g], ready) + seconds[action // cells * stages + s]
             ends[action] = free[g]
+            take_in(g, s, forward, load, saved, kept)
             if forward:
-                held[g] += 1
-                level[g] += saved[s]
-                in_flight[s] += 1
                 if s + 1 < stages:
                     todo.append(home[s + 1])
             else:
-                level[g] -= saved[s] - kept[s]
                 waiting[tail[g]] = cell
                 tail[g] += 1
                 if s > 0:
@@ -110,6 +91,55 @@ def filled(
             free[g] += seconds[2 * stages + waiting[i] // micro_batches]
         last = max(last, free[g])
     return last
+
+
+def ready_at(forward, s, cell, micro_batches, ends, way):
+    """When F or I of a cell, on stage ``s``, can start: infinite as long as that is not known."""
+    if forward:
+        return ends[cell - micro_batches] + way[s - 1] if s > 0 else 0.0
+    after = cell + micro_batches
+    if len(ends) // 2 <= after:
+        return ends[cell]
+    return max(ends[cell], ends[len(ends) // 2 + after] + way[s])
+
+
+def empty_load(groups, stages):
+    """What groups hold: micro-batches, the same by stage, bytes, and bytes of the way down."""
+    return (
+        [0 for _ in range(groups)],
+        [0 for _ in range(stages)],
+        [0.0 for _ in range(groups)],
+        [0.0 for _ in range(groups)],
+    )
+
+
+def full(g, s, load, rules):
+    """Whether a forward on stage ``s`` of group ``g`` has no room."""
+    held, in_flight, level, _ = load
+    most, limit, room, saved = rules
+    return held[g] + 1 > most[g] or in_flight[s] + 1 > limit[s] or level[g] + saved[s] > room[g]
+
+
+def take_in(g, s, forward, load, saved, kept):
+    """Count F, or I, on stage ``s`` of group ``g`` as done."""
+    held, in_flight, level, level_down = load
+    more = saved[s] if forward else kept[s] - saved[s]
+    level[g] += more
+    if 2 * s < len(kept):
+        level_down[g] += more
+    if forward:
+        held[g] += 1
+        in_flight[s] += 1
+
+
+def let_go(g, s, load, kept):
+    """Count a W on stage ``s`` of group ``g`` as done."""
+    held, in_flight, level, level_down = load
+    held[g] -= 1
+    in_flight[s] -= 1
+    level[g] -= kept[s]
+    if 2 * s < len(kept):
+        level_down[g] -= kept[s]
 
 
 def rearranged(
@@ -131,10 +161,8 @@ def rearranged(
     cells = stages * micro_batches
     ends = [inf for _ in range(2 * cells)]
     done = [0 for _ in range(2 * stages)]
-    held = [0 for _ in range(groups)]
-    level = [0.0 for _ in range(groups)]
-    level_down = [0.0 for _ in range(groups)]
-    in_flight = [0 for _ in range(stages)]
+    load = empty_load(groups, stages)
+    rules = (most, limit, room, saved)
     waiting = [0 for _ in range(cells)]
     head = [2 * micro_batches * g for g in range(groups)]
     tail = [2 * micro_batches * g for g in range(groups)]
@@ -148,35 +176,11 @@ def rearranged(
         now, g = heappop(coming)
         if now != look[g]:
             continue
-        best, best_rank, wake = -1, inf, inf
-        for lane in range(4):
-            row = lane // 2
-            s = g if lane % 2 == 0 else stages - 1 - g
-            if done[row * stages + s] == micro_batches:
-                continue
-            cell = s * micro_batches + done[row * stages + s]
-            if row == 0:
-                ready = ends[cell - micro_batches] + way[s - 1] if s > 0 else 0.0
-                if s < groups and done[s] - done[stages + s] >= deepest[g]:
-                    continue
-            else:
-                ready = ends[cell]
-                if s + 1 < stages:
-                    ready = max(ready, ends[cells + cell + micro_batches] + way[s])
-            if ready > now + slack:
-                wake = min(wake, ready)
-            elif rank[row * cells + cell] < best_rank:
-                full = row == 0 and (
-                    held[g] + 1 > most[g]
-                    or in_flight[s] + 1 > limit[s]
-                    or level[g] + saved[s] > room[g]
-                    or (s < groups and level_down[g] + saved[s] + saved[stages - 1 - s] > room[g])
-                )
-                if not full:
-                    best, best_rank = row * cells + cell, rank[row * cells + cell]
-                elif head[g] < tail[g]:
-                    best, best_rank = 2 * cells, rank[row * cells + cell]
-        if best < 0 and head[g] < tail[g]:
+        weights = head[g] < tail[g]
+        best, wake = choice(
+            now + slack, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules
+        )
+        if best < 0 and weights:
             w = seconds[2 * stages + waiting[head[g]] // micro_batches]
             if not patient or now + w <= wake + slack:
                 best = 2 * cells
@@ -189,11 +193,7 @@ def rearranged(
         if best == 2 * cells:
             s = waiting[head[g]] // micro_batches
             head[g] += 1
-            held[g] -= 1
-            in_flight[s] -= 1
-            level[g] -= kept[s]
-            if s < groups:
-                level_down[g] -= kept[s]
+            let_go(g, s, load, kept)
             look[g] = now + seconds[2 * stages + s]
             heappush(coming, (look[g], g))
             continue
@@ -204,15 +204,9 @@ def rearranged(
         put[g] += 1
         look[g] = ends[best] = now + seconds[row * stages + s]
         heappush(coming, (look[g], g))
-        freed = saved[s] if row == 0 else kept[s] - saved[s]
-        level[g] += freed
-        if s < groups:
-            level_down[g] += freed
+        take_in(g, s, row == 0, load, saved, kept)
         neighbour = s + 1 if row == 0 else s - 1
-        if row == 0:
-            held[g] += 1
-            in_flight[s] += 1
-        else:
+        if row == 1:
             waiting[tail[g]] = cell
             tail[g] += 1
         if 0 <= neighbour < stages:
@@ -221,6 +215,41 @@ def rearranged(
             if at != g and idle[at] and arrives < look[at]:
                 look[at] = arrives
                 heappush(coming, (arrives, at))
+
+
+def choice(now, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules):
+    """The F or I that group ``g`` takes now, and when the first of the others can start.
+
+    Negative if there is none, and the number after the last I if a W must go first, which
+    ``weights`` says there is.
+    """
+    _, _, room, saved = rules
+    level_down = load[3]
+    stages = len(saved)
+    cells = stages * micro_batches
+    best, best_rank, wake = -1, inf, inf
+    for lane in range(4):
+        row = lane // 2
+        s = g if lane % 2 == 0 else stages - 1 - g
+        down = 2 * s < stages
+        if done[row * stages + s] == micro_batches:
+            continue
+        if row == 0 and down and done[s] - done[stages + s] >= deepest[g]:
+            continue
+        cell = s * micro_batches + done[row * stages + s]
+        ready = ready_at(row == 0, s, cell, micro_batches, ends, way)
+        if ready > now:
+            wake = min(wake, ready)
+        elif rank[row * cells + cell] < best_rank:
+            waits = row == 0 and (
+                full(g, s, load, rules)
+                or (down and level_down[g] + saved[s] + saved[stages - 1 - s] > room[g])
+            )
+            if not waits:
+                best, best_rank = row * cells + cell, rank[row * cells + cell]
+            elif weights:
+                best, best_rank = 2 * cells, rank[row * cells + cell]
+    return best, wake
 
 
 LOOPS: dict[str, Callable[..., Any]] = {"filled": filled, "rearranged": rearranged}
@@ -236,4 +265,14 @@ def compiled_loop(name: str) -> Callable[..., Any]:
     """A loop of this file, compiled when first asked for: loading numba takes a while."""
     import numba
 
+    register_helpers()
     return numba.njit(cache=True)(LOOPS[name])
+
+
+@cache
+def register_helpers() -> None:
+    """Let compiled loops call the plain functions of this file."""
+    from numba.extending import register_jitable
+
+    for helper in (ready_at, empty_load, full, take_in, let_go, choice):
+        register_jitable(helper)
