@@ -67,10 +67,14 @@ def test_a_named_schedule_is_the_schedule_of_all_its_plans(
     }
 
 
-def test_all_stands_for_every_schedule_alone(penstock: Penstock, problem: list[str]) -> None:
+def test_all_stands_for_every_synchronous_schedule_alone_but_the_one_that_proves(
+    penstock: Penstock, problem: list[str]
+) -> None:
     arguments = ["--planners", "data-parallel", "--schedules", "all,auto", "--json"]
     rows = penstock("compare", *problem, *arguments).values["rows"]
-    assert sorted(row["asked_schedule"] for row in rows) == sorted([*SCHEDULES, "auto"])
+    left_out = {"pipedream", "2bw", "spectrain", "xpipe", "exact"}
+    wanted = sorted([*(set(SCHEDULES) - left_out), "auto"])
+    assert sorted(row["asked_schedule"] for row in rows) == wanted
 
 
 def test_people_get_a_table_and_progress_row_by_row(penstock: Penstock, problem: list[str]) -> None:
