@@ -4,6 +4,7 @@ from math import inf, isclose
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import Case, cases
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -11,10 +12,12 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.schedule.placement import placement_of_style
+from penstock.schedule.registry import PLACEMENT_STYLES
 from penstock.simulate import simulation
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
-from penstock.timeline.metrics import iteration_s
+from penstock.timeline.metrics import iteration_s, peak_memory_bytes
 
 LAYER = LayerCost("layer", Affine(1.0), Affine(1.0), Affine(1.0), 1000)
 MODEL = ModelProfile("model", (LAYER,) * 2)
@@ -80,3 +83,61 @@ def test_events_are_sorted_and_belong_to_devices_of_the_plan() -> None:
     assert starts == sorted(starts)
     assert {event.device for event in timeline.events} == {1, 3}
     assert timeline.devices == 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.integers(1, 3))
+def test_without_a_timeline_the_figures_are_the_same(case: Case, iterations: int) -> None:
+    inputs = (case.plan, case.profile, case.cluster)
+    whole = simulate_plan(*inputs, iterations=iterations)
+    short = simulate_plan(*inputs, iterations=iterations, with_timeline=False)
+    assert not short.timeline.events
+    assert isclose(short.iteration_s, whole.iteration_s, rel_tol=1e-9)
+    assert isclose(short.steady_s, whole.steady_s, rel_tol=1e-9, abs_tol=1e-9)
+    assert isclose(short.bubble, whole.bubble, rel_tol=1e-6, abs_tol=1e-9)
+    assert short.peak_memory_bytes == whole.peak_memory_bytes
+
+
+def test_each_device_goes_on_after_its_own_step() -> None:
+    """1F1B on two equal stages: the drain of one iteration overlaps the fill of the next."""
+    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
+    plan = Plan(stages, 4, 1, "1f1b")
+    # Stage 1 works from 1 to 13, stage 0 ends at 15: then stage 1 waits for its first input.
+    alone = simulate_plan(plan, MODEL, CLUSTER)
+    many = simulate_plan(plan, MODEL, CLUSTER, iterations=5)
+    assert alone.iteration_s == alone.steady_s == 15.0
+    assert many.iteration_s == 15.0
+    assert many.steady_s == 15.0
+    assert {event.micro_batch for event in many.timeline.events} == set(range(20))
+
+
+def test_without_a_flush_the_pipeline_stays_full() -> None:
+    """PipeDream: after the fill every micro-batch takes as long as the slowest stage."""
+    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
+    plan = Plan(stages, 4, 1, "pipedream")
+    prediction = simulate_plan(plan, MODEL, CLUSTER, iterations=6)
+    assert prediction.steady_s == 4 * 3.0
+    # Two versions of 1,000 bytes on stage 0, one on stage 1; gradients, optimizer state.
+    assert prediction.peak_memory_bytes[:2] == (5000.0, 4000.0)
+
+
+def test_no_iterations_are_refused() -> None:
+    plan = Plan((Stage(range(2), (0,), (1,)),), 1, 1, "1f1b")
+    with pytest.raises(BadInput, match="0 iterations"):
+        simulate_plan(plan, MODEL, CLUSTER, iterations=0)
+
+
+@pytest.mark.parametrize("schedule", ["chimera", "interleaved", "dualpipe-v", "fbp-as", "zb-v"])
+def test_the_score_is_the_predicted_time_of_schedules_of_every_kind(schedule: str) -> None:
+    style = PLACEMENT_STYLES.get(schedule, "straight")
+    rounds = 2 if style in ("looped", "folded") else 1
+    model = ModelProfile("model", (LAYER,) * (2 * rounds))
+    stages = tuple(
+        Stage(range(s, s + 1), (device,), (1,))
+        for s, device in enumerate(placement_of_style(style, 2, rounds))
+    )
+    plan = Plan(stages, 8, 1, schedule)
+    prediction = simulate_plan(plan, model, CLUSTER)
+    score = make_score(PlanningProblem(model, CLUSTER, 8, (1,)))
+    assert isclose(score(plan), prediction.iteration_s, rel_tol=1e-12)
+    assert peak_memory_bytes(prediction.timeline) == pytest.approx(prediction.peak_memory_bytes)

@@ -1,17 +1,18 @@
 """Plays a workload by the compiled engine: `penstock.simulate.event_loop` on flat arrays."""
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.simulate.arrays import Arrays, arrays_of
-from penstock.simulate.layout import ACTION_SPAN, ITEM_SPAN, KIND_MASK, STEP
+from penstock.simulate.layout import ACTION_SPAN, ITEM_SPAN, KIND_MASK, MICRO_SHIFT, STEP, WAIT
 from penstock.simulate.orders import FlatOrders, flatten
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import Parts, Workload
 
-__all__ = ["iteration_s", "play"]
+__all__ = ["Summary", "iteration_s", "orders_of", "play", "play_in_short"]
 
 Spans: TypeAlias = npt.NDArray[np.float64]
 """A start and an end in each row, in seconds."""
@@ -44,6 +45,38 @@ def play(workload: Workload) -> Trace:
         steps=listed(words[kinds == STEP]),
         iteration_s=end_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is left of a play without its spans.
+
+    ``ends_s`` is the end of the last work of each iteration, ``busy_s`` the seconds that the
+    streams of each device are occupied, one after the other.
+    """
+
+    ends_s: tuple[float, ...]
+    busy_s: tuple[float, ...]
+
+
+def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Summary:
+    """Play all iterations, of ``micro_batches`` each, without a trace: for the largest plans."""
+    from penstock.simulate.event_loop import run
+
+    orders = orders_of(workload)
+    arrays = arrays_of(workload.parts, orders, record=True)
+    run(arrays.whole, arrays.real)
+    each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), list[float]()
+    number = (orders.words >> MICRO_SHIFT) // micro_batches
+    is_wait, first = (orders.words & KIND_MASK) == WAIT, 0
+    for work in workload.devices:
+        start, end = orders.start[work.group * each], orders.start[work.group * each + each]
+        rows = spans(arrays, ACTION_SPAN, first + end - start)[first:]
+        rows[is_wait[start:end]] = 0.0
+        first += end - start
+        np.maximum.at(ends_s, np.where(is_wait[start:end], 0, number[start:end]), rows[:, 1])
+        busy_s.append(float((rows[:, 1] - rows[:, 0]).sum()))
+    return Summary(tuple(np.maximum.accumulate(ends_s).tolist()), tuple(busy_s))
 
 
 def orders_of(workload: Workload) -> FlatOrders:

@@ -1,11 +1,10 @@
 """The rules of `penstock.simulate.plain` on flat arrays, compiled by numba.
 
 Equal to the plain engine to rounding (a property test holds them together). The sources of events,
-compute streams and then lanes, are the leaves of a tournament: each inner node of a binary tree
-knows the earlier of its two, so the next event is at the root, and a new time climbs up. All
-functions stand in one file, because numba looks at this file alone when it asks whether what it
-kept on disk is out of date; after a change of `penstock.simulate.layout`, delete `__pycache__`.
-Speed: see benchmarks/simulator.
+compute streams and then lanes, are in a tournament (`penstock.simulate.tournament`). What is
+compiled is kept on disk, and numba looks at this file alone when it asks whether that is out of
+date; after a change of the modules it imports, delete `__pycache__`. Speed: see
+benchmarks/simulator.
 """
 
 # numba has no types: its decorator makes every compiled function unknown to a strict checker.
@@ -33,6 +32,7 @@ from penstock.simulate.layout import (
     CURRENT,
     ENDING,
     FINISH,
+    FIRST_LEAF,
     FIRST_REPLICA,
     FIRST_SEGMENT,
     GROUP_OF_BUCKET,
@@ -47,7 +47,6 @@ from penstock.simulate.layout import (
     ITEM_SPAN,
     ITEM_START,
     KIND_MASK,
-    LEAVES,
     MEMBER,
     MEMBER_START,
     MEMBERS_EACH,
@@ -91,8 +90,10 @@ from penstock.simulate.layout import (
     USER_START,
     WAITED,
     WAITING,
+    WAITING_FOR,
     WIRES,
 )
+from penstock.simulate.tournament import ROOT, appoint, finish_acting, next_source
 
 __all__ = ["run"]
 
@@ -103,47 +104,6 @@ COMPUTES, TALKS = 1, 2
 
 LAST = np.int64(1) << 60
 """Added to the rank of reductions, which let messages go first."""
-
-
-@compiled
-def appoint(w, x, source, time_s):
-    """Let ``source`` act at ``time_s`` instead of any earlier appointment."""
-    first = w[NEXT]
-    node = w[LEAVES] + source
-    x[first + node] = time_s
-    if source == w[ACTING]:
-        return
-    while node > 1:
-        node >>= 1
-        earlier = min(x[first + 2 * node], x[first + 2 * node + 1])
-        if x[first + node] == earlier:
-            break
-        x[first + node] = earlier
-
-
-@compiled
-def finish_acting(w, x):
-    """Bring the nodes above the source that has acted up to date: till now they held its time.
-
-    Whoever was appointed meanwhile could not climb past them, so one climb corrects all.
-    """
-    first = w[NEXT]
-    node = w[LEAVES] + w[ACTING]
-    while node > 1:
-        node >>= 1
-        x[first + node] = min(x[first + 2 * node], x[first + 2 * node + 1])
-    w[ACTING] = -1
-
-
-@compiled
-def next_source(w, x):
-    """The source that acts next; of several at the same time the one numbered lowest."""
-    first, leaves = w[NEXT], w[LEAVES]
-    node = 1
-    while node < leaves:
-        node *= 2
-        node += x[first + node] > x[first + node + 1]
-    return node - leaves
 
 
 @compiled
@@ -388,7 +348,15 @@ def offer(w, x, lane, item):
     w[w[QUEUE_SEQUENCE] + place] = w[WAITED]
     w[w[TAIL] + lane] = tail + 1
     w[WAITED] += 1
-    w[WAITING] += 1
+    count_waiting(w, lane, 1)
+
+
+@compiled
+def count_waiting(w, lane, change):
+    """Note at everything that a lane needs how many items wait for it."""
+    w[WAITING] += change
+    for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
+        w[w[WAITING_FOR] + w[w[RESOURCE] + k]] += change
 
 
 @compiled
@@ -406,13 +374,15 @@ def first_waiting(w, lane):
     """Take the item that has waited longest from a lane's queue."""
     head = w[w[HEAD] + lane]
     w[w[HEAD] + lane] = head + 1
-    w[WAITING] -= 1
+    count_waiting(w, lane, -1)
     return w[w[QUEUE] + w[w[ITEM_START] + lane] + head]
 
 
 @compiled
 def best_waiting(w, resource, best):
     """The better of ``best`` and the lanes that wait for a resource and can start now."""
+    if w[w[WAITING_FOR] + resource] == 0:
+        return best
     best_rank = rank_of(w, best) if best >= 0 else 2 * LAST
     row = w[USER_START] + resource
     for u in range(w[row], w[row + 1]):
@@ -482,12 +452,12 @@ def play_to_the_end(whole, real):
     w[ACTING] = w[ENDING] = -1
     for stream in range(w[STREAMS]):
         start_if_ready(w, x, stream)
-    root = w[NEXT] + 1
+    root = w[NEXT] + ROOT
     while x[root] < np.inf:
         x[NOW] = x[root]
         source = next_source(w, x)
         w[ACTING] = source
-        x[w[NEXT] + w[LEAVES] + source] = np.inf
+        x[w[NEXT] + w[FIRST_LEAF] + source] = np.inf
         if source < w[STREAMS]:
             end_piece(w, x, source)
         else:

@@ -15,7 +15,8 @@ one after the other: the micro-batches of a message, the buckets of a reduction,
 
 An action is one *word*, and so is a step or a wait for one: from the lowest bit on the kind (3
 bits), whether it makes the last gradients before an update (1), the instance (20), and the
-micro-batch, which is the number of the awaited step in a WAIT.
+micro-batch, which is the number of the awaited step in a WAIT, and of a step only tells the
+iteration.
 """
 
 import numpy as np
@@ -45,7 +46,7 @@ MICRO_SHIFT = 24
 
 # Counts: of the workload, then of the play. The spans are counted only where they are recorded.
 # Wires are engines and ports; with the compute streams, which follow them, they are resources.
-COUNTS = 30
+COUNTS = 31
 (
     INSTANCES,
     DEVICES,
@@ -68,7 +69,8 @@ COUNTS = 30
     MEMBERS,
     OCCUPATIONS,
     AWAITED,
-    LEAVES,
+    FIRST_LEAF,
+    PLACES,
     SPANS,
     ACTION_SPANS,
     ITEM_SPANS,
@@ -81,7 +83,7 @@ COUNTS = 30
 
 # Whole numbers: of the workload, then of the play; the last two need no first value.
 # RUNNING must follow BUSY: the streams are the resources numbered after the wires.
-REALS = 75
+REALS = 77
 (
     WORD,
     FIRST_REPLICA,
@@ -122,6 +124,7 @@ REALS = 75
     COMPUTING,
     BUSY,
     RUNNING,
+    WAITING_FOR,
     HEAD,
     TAIL,
     CURRENT,
@@ -132,7 +135,7 @@ REALS = 75
 
 # Real numbers: of the workload, then of the play (`real[NOW]` is the time itself).
 NOW = 0
-HEADER = 86
+HEADER = 88
 (
     SECONDS,
     STEP_SECONDS,
@@ -188,6 +191,7 @@ LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
     COMPUTING: (HOSTS, 1, 0),
     BUSY: (WIRES, 1, 0),
     RUNNING: (STREAMS, 1, 0),
+    WAITING_FOR: (RESOURCES, 1, 0),
     HEAD: (LANES, 1, 0),
     TAIL: (LANES, 1, 0),
     CURRENT: (LANES, 1, 0),
@@ -202,7 +206,7 @@ LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
     FINISH: (STREAMS, 1, 0),
     PROGRESS: (HOSTS, 1, 0),
     SINCE: (HOSTS, 1, 0),
-    NEXT: (LEAVES, 2, 0),
+    NEXT: (PLACES, 1, 0),
     ACTION_SPAN: (ACTION_SPANS, 2, 0),
     ITEM_SPAN: (ITEM_SPANS, 2, 0),
 }

@@ -167,10 +167,14 @@ def streams_of(order: Order, instances: Instances, concurrent: bool) -> Sequence
 
 
 def with_steps(words: Whole, per_update: int) -> Whole:
-    """The words with a step at the end, or, without a flush, after every update's gradients."""
+    """The words with a step at the end, or, without a flush, after every update's gradients.
+
+    Such a step has the micro-batch before it.
+    """
     if not per_update:
         return np.append(words, STEP)
-    return np.insert(words, np.flatnonzero(words & UPDATES) + 1, STEP)
+    last = np.flatnonzero(words & UPDATES)
+    return np.insert(words, last + 1, STEP | words[last] >> MICRO_SHIFT << MICRO_SHIFT)
 
 
 def repeated(words: Whole, micro_batches: int, iterations: int) -> Whole:
@@ -178,5 +182,5 @@ def repeated(words: Whole, micro_batches: int, iterations: int) -> Whole:
     if iterations == 1:
         return words
     kinds = words & KIND_MASK
-    more = np.where(kinds < STEP, micro_batches, kinds == WAIT)
+    more = np.where(kinds == WAIT, 1, micro_batches)
     return np.concatenate([words + (more * i << MICRO_SHIFT) for i in range(iterations)])

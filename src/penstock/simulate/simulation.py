@@ -1,5 +1,6 @@
 """What a plan will do on a cluster: its timeline, time, bubbles and memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -52,6 +53,7 @@ def simulate_plan(
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
     iterations: int = 1,
+    with_timeline: bool = True,
 ) -> Prediction:
     """Play iterations of ``plan``; the same order of work that a run executes.
 
@@ -61,7 +63,8 @@ def simulate_plan(
         steady_s = (end of the last iteration - end of the first) / (iterations - 1)
 
     and ``iteration_s`` where there is only one. A plan that does not fit in memory is simulated all
-    the same; the prediction says so.
+    the same; the prediction says so. Without a timeline, which is left empty, plans of millions of
+    actions are quick and take little memory.
 
     Raises:
         BadInput: the plan is not one for this profile or cluster, its schedule cannot be played,
@@ -73,20 +76,48 @@ def simulate_plan(
     workload = workload_of_iterations(
         plan, profile, cluster, optimizer_bytes_per_parameter_byte, iterations
     )
+    if not with_timeline and not workload.schedule.concurrent:
+        return prediction_in_short(workload, cluster, plan.micro_batches, iterations)
     trace = engine_for(workload)(workload)
     memory = memory_samples(workload, trace)
     timeline = timeline_of(workload, trace, len(cluster.devices), memory, "predicted")
     peaks = peaks_of(workload, timeline)
     ends_s = ends_of_iterations(workload, trace, plan.micro_batches, iterations)
+    return prediction_of(timeline, ends_s, bubble_fraction(timeline), peaks, cluster)
+
+
+def prediction_in_short(
+    workload: Workload, cluster: Cluster, micro_batches: int, iterations: int
+) -> Prediction:
+    """The prediction without a timeline; forwards do not run beside backwards."""
+    summary = compiled.play_in_short(workload, micro_batches, iterations)
+    available_s = len(summary.busy_s) * summary.ends_s[-1]
+    bubble = max(0.0, 1.0 - sum(summary.busy_s) / available_s) if available_s else 0.0
+    timeline = Timeline((), len(cluster.devices), (), "predicted")
+    peaks = peaks_of(workload, timeline)
+    return prediction_of(timeline, summary.ends_s, bubble, peaks, cluster)
+
+
+def prediction_of(
+    timeline: Timeline,
+    ends_s: Sequence[float],
+    bubble: float,
+    peaks: tuple[float, ...],
+    cluster: Cluster,
+) -> Prediction:
+    """A prediction from the ends of the iterations and the peaks of memory."""
+    steady_s = ends_s[0]
+    if len(ends_s) > 1:
+        steady_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
     return Prediction(
         timeline=timeline,
         iteration_s=ends_s[0],
-        bubble=bubble_fraction(timeline),
+        bubble=bubble,
         peak_memory_bytes=peaks,
         too_full=tuple(
             i for i, device in enumerate(cluster.devices) if peaks[i] > device.memory_bytes
         ),
-        steady_s=(ends_s[-1] - ends_s[0]) / (iterations - 1) if iterations > 1 else ends_s[0],
+        steady_s=steady_s,
     )
 
 
@@ -133,11 +164,13 @@ def ends_of_iterations(
             for action, (_, end_s) in zip(actions, spans, strict=True):
                 number = action.micro_batch // micro_batches
                 ends_s[number] = max(ends_s[number], end_s)
-    first = 0
+    first, per_update = 0, workload.instances.micro_batches_per_update
     for work in workload.devices:
         count = workload.instances.steps_of(work.group) * workload.iterations
         for index, (_, end_s) in enumerate(trace.steps[first : first + count]):
-            number = index * iterations // count
+            number = min(index, iterations - 1)
+            if per_update:
+                number = ((index + 1) * per_update - 1) // micro_batches
             ends_s[number] = max(ends_s[number], end_s)
         first += count
     return tuple(accumulate(ends_s, max))

@@ -1,0 +1,136 @@
+"""How long the arrays of a workload are, and where the records that make them stand.
+
+Compiled by numba, for `penstock.simulate.assembly`, which says what the records hold.
+"""
+
+# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# pyright: basic
+
+import numba
+import numpy as np
+
+from penstock.simulate import layout as at
+from penstock.simulate.layout import PIECES
+
+__all__ = ["count_all", "stage_table"]
+
+compiled = numba.njit
+
+# Columns of the table of instances: where the records are, the first replica, the position of its
+# device, then what the heads of the records say.
+RECORD, REAL_RECORD, FIRST, DEVICE, REPLICAS, SEGMENTS, BUCKETS, OUTGOING, INCOMING = range(9)
+
+STAGE_HEAD = 5
+PAIR = 5
+TIE_HEAD = 4
+
+
+@compiled
+def stage_table(groups, stage_whole):
+    """Where each instance's records start, its first replica and device, the head of its record."""
+    table = np.zeros((len(groups) + 1, 9), dtype=np.int64)
+    for s in range(len(groups)):
+        record = table[s, RECORD]
+        for column in range(REPLICAS, INCOMING + 1):
+            table[s, column] = stage_whole[record + column - REPLICAS]
+        replicas, segments = table[s, REPLICAS], table[s, SEGMENTS]
+        lists = 2 * replicas + segments + table[s, OUTGOING] + table[s, INCOMING]
+        seconds = replicas * (PIECES + segments) + table[s, BUCKETS]
+        table[s + 1, RECORD] = record + STAGE_HEAD + lists
+        table[s + 1, REAL_RECORD] = table[s, REAL_RECORD] + seconds
+        table[s + 1, FIRST] = table[s, FIRST] + replicas
+    place_devices(groups, table)
+    return table
+
+
+@compiled
+def place_devices(groups, table):
+    """The first device position of every instance: that of its group. The last row counts all."""
+    first = np.zeros(groups.max() + 2, dtype=np.int64)
+    for s in range(len(groups)):
+        first[groups[s] + 1] = table[s, REPLICAS]
+    for group in range(len(first) - 1):
+        first[group + 1] += first[group]
+    for s in range(len(groups)):
+        table[s, DEVICE] = first[groups[s]]
+    table[-1, DEVICE] = first[-1]
+
+
+@compiled
+def count_ties(w, table, tie_whole, rounds, each):
+    """Count the buckets and occupations of parameters that several instances hold."""
+    record = 0
+    while record < len(tie_whole):
+        users, buckets = tie_whole[record], tie_whole[record + 1]
+        ports = tie_whole[record + 2] + tie_whole[record + 3]
+        w[at.REDUCTIONS] += 1
+        w[at.BUCKETS] += buckets
+        w[at.ITEMS] += buckets * rounds[tie_whole[record + TIE_HEAD]]
+        w[at.COMPLETIONS] += users * buckets
+        w[at.OCCUPATIONS] += ports
+        for k in range(users):
+            replicas = table[tie_whole[record + TIE_HEAD + k], REPLICAS]
+            w[at.MEMBERS] += replicas
+            w[at.OCCUPATIONS] += (2 + each) * replicas
+        record += TIE_HEAD + users + ports
+
+
+@compiled
+def count_messages(w, boundary_whole, each):
+    """Count the messages of all boundaries, and what they may occupy."""
+    record = 0
+    while record < len(boundary_whole):
+        pairs = boundary_whole[record]
+        for k in range(pairs):
+            w[at.MESSAGES] += 1 + boundary_whole[record + 1 + PAIR * k + 2]
+        record += 1 + PAIR * pairs
+    w[at.OCCUPATIONS] += (4 + 2 * each) * w[at.MESSAGES]
+
+
+@compiled
+def count_all(
+    w, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, record
+):
+    """Fill in the counts of the header; those of instances, hosts and micro-batches stand."""
+    for s in range(w[at.INSTANCES]):
+        overlaps = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
+        for k in range(overlaps, overlaps + table[s, REPLICAS]):
+            w[at.BLOCKING] |= 1 - stage_whole[k]
+    # The streams that a transfer may occupy.
+    each = w[at.STREAMS_EACH] * w[at.BLOCKING]
+    w[at.DEVICES] = table[-1, DEVICE]
+    w[at.REPLICAS] = table[-1, FIRST]
+    w[at.STREAMS] = w[at.DEVICES] * w[at.STREAMS_EACH]
+    counted = np.zeros(groups.max() + 1, dtype=np.int64)
+    for s in range(w[at.INSTANCES]):
+        replicas, segments = table[s, REPLICAS], table[s, SEGMENTS]
+        w[at.INSTANCE_SEGMENTS] += segments
+        w[at.REPLICA_SEGMENTS] += replicas * segments
+        if not counted[groups[s]]:
+            counted[groups[s]] = 1
+            first = groups[s] * w[at.STREAMS_EACH]
+            words = order_start[first + w[at.STREAMS_EACH]] - order_start[first]
+            w[at.ACTION_SPANS] += record * replicas * words
+        if table[s, BUCKETS]:
+            w[at.REDUCTIONS] += 1
+            w[at.BUCKETS] += table[s, BUCKETS]
+            w[at.ITEMS] += table[s, BUCKETS] * rounds[s]
+            w[at.COMPLETIONS] += table[s, BUCKETS]
+            w[at.MEMBERS] += replicas
+            w[at.OCCUPATIONS] += (2 + each) * replicas + table[s, OUTGOING] + table[s, INCOMING]
+    count_ties(w, table, tie_whole, rounds, each)
+    count_messages(w, boundary_whole, each)
+    w[at.LANES] = w[at.MESSAGES] + w[at.REDUCTIONS]
+    w[at.ITEMS] += w[at.MESSAGES] * w[at.MICRO_BATCHES]
+    w[at.WIRES] = 2 * w[at.DEVICES] + 2 * w[at.HOSTS]
+    w[at.RESOURCES] = w[at.WIRES] + w[at.STREAMS]
+    w[at.WORDS] = order_start[-1]
+    w[at.AWAITED] = (1 + w[at.STREAMS_EACH]) * w[at.REPLICAS] * w[at.MICRO_BATCHES]
+    w[at.SPANS] = record
+    w[at.ITEM_SPANS] = record * w[at.ITEMS]
+    leaves = 1
+    w[at.FIRST_LEAF] = 7
+    while leaves < w[at.STREAMS] + w[at.LANES]:
+        w[at.FIRST_LEAF] += leaves
+        leaves *= 8
+    w[at.PLACES] = w[at.FIRST_LEAF] + leaves
