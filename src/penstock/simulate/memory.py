@@ -26,9 +26,6 @@ Whole: TypeAlias = npt.NDArray[np.int64]
 
 F, B, W, R = (KIND_CODES[kind] for kind in ("F", "B", "W", "R"))
 
-MOST_COMPARED = 2000
-"""Up to so many different states are compared in pairs, to leave out what others exceed."""
-
 
 def held_while(schedule: Schedule, instances: Instances) -> tuple[tuple[Holding, ...], ...]:
     """For each device group what it holds while its actions run, without repetition.
@@ -64,15 +61,15 @@ def held_by_group(order: Order, instance: Whole, members: tuple[int, ...]) -> tu
 
 def undominated(states: Whole) -> Whole:
     """The different rows, but for those that another of the same first entry exceeds throughout."""
-    states = np.unique(states, axis=0)
-    if len(states) > MOST_COMPARED:
-        return states
     kept: list[Whole] = []
     for place in np.unique(states[:, 0]).tolist():
-        mine = states[states[:, 0] == place]
-        exceeded = [bool(((mine >= row).all(axis=1)).sum() > 1) for row in mine]
-        kept.append(mine[~np.array(exceeded)])
-    return np.concatenate(kept)
+        left = states[states[:, 0] == place]
+        while len(left):
+            # None exceeds the row with the largest sum.
+            largest = left[np.argmax(left.sum(axis=1))]
+            kept.append(largest)
+            left = left[(left > largest).any(axis=1)]
+    return np.array(sorted(map(tuple, kept)))
 
 
 def peaks_bytes(
