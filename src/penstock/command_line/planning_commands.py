@@ -42,7 +42,9 @@ def plan(
     profile_batch: ProfileBatch = 0,
     micro_batch: MicroBatch = 0,
     planner: Annotated[str, Option(help="A planner of 'penstock list'.")] = "search",
-    schedule: Annotated[str, Option(help="A schedule of 'penstock list', auto, or any (of all).")] = "auto",
+    schedule: Annotated[
+        str, Option(help="A schedule of 'penstock list', auto, or any (of all).")
+    ] = "auto",
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
     time_limit: Annotated[

@@ -22,8 +22,13 @@ from penstock.schedule.registry import PLACEMENT_STYLES, TWO_ROUNDS
 
 __all__ = ["rescheduled", "searched_by_planners"]
 
-ANY_PLACEMENT: dict[str, str] = {"zero-bubble": "zb-h1", "list": "1f1b", "exact": "1f1b"}
-"""Schedules for every placement, which search long; and one that stands in while cuts move."""
+ANY_PLACEMENT: dict[str, dict[PlacementStyle, str]] = {
+    "zero-bubble": {"straight": "zb-h1", "folded": "zb-v"},
+    "list": {"straight": "1f1b", "folded": "hanayo"},
+    "exact": {"straight": "zb-h1", "folded": "zb-v"},
+}
+"""Schedules for every placement, which search long: where to place their stages, and what stands in
+for them while cuts move."""
 
 ROUNDS = (2, 3, 4)
 """Stages that a set of devices holds, as far as there are layers for them."""
@@ -49,10 +54,9 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
 
 def starts(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan]:
     """Plans to begin at: every placement that the schedule has, without and with recompute."""
-    stand_in = ANY_PLACEMENT.get(schedule, schedule)
-    plain = replace(plan, schedule=stand_in, in_flight_limit=())
+    plain = replace(plan, in_flight_limit=())
     for placed in placements(problem, plain, schedule):
-        recomputing = dict.fromkeys(
+        recomputing = (
             replace(placed, stages=tuple(replace(s, recompute=r) for s in placed.stages))
             for r in {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
         )
@@ -62,15 +66,16 @@ def starts(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan
 def placements(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan]:
     """The plan's layers on its sets of devices, placed in each way that the schedule allows."""
     style: PlacementStyle = PLACEMENT_STYLES.get(schedule, "straight")
-    if style in ("straight", "mirrored"):
-        yield plan
-    if schedule in ANY_PLACEMENT:
-        style = "folded"
-    if style in ("looped", "folded"):
-        rounds = (2,) if schedule in TWO_ROUNDS or schedule in ANY_PLACEMENT else ROUNDS
+    rounds = (2,) if schedule in TWO_ROUNDS or schedule in ANY_PLACEMENT else ROUNDS
+    own: dict[PlacementStyle, str] = {style: schedule}
+    for way, name in ANY_PLACEMENT.get(schedule, own).items():
+        named = replace(plan, schedule=name)
+        if way in ("straight", "mirrored"):
+            yield named
+            continue
         for count in rounds:
             if count * len(plan.stages) <= len(problem.profile.layers):
-                yield recut(problem, plan, style, count)
+                yield recut(problem, named, way, count)
 
 
 def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: int) -> Plan:
@@ -118,29 +123,39 @@ def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
 def climbed(
     problem: PlanningProblem, start: Plan, schedule: str, score: Score
 ) -> tuple[Plan, float]:
-    """Move cuts and the size of micro-batches while that is better; then the schedule itself."""
-    best, best_s = start, seconds_of(problem, start, score)
+    """Move cuts and the size of micro-batches while that is better; then the schedule itself.
+
+    While cuts move, the schedule is told the costs of the first plan of each size of micro-batches,
+    so that plans which differ by a cut share one order; the last plan's order is made for its own.
+    """
+    told: dict[int, Plan] = {}
+
+    def seconds_of(plan: Plan) -> float:
+        first = told.setdefault(plan.micro_batch_size, priced(problem, plan))
+        known = replace(plan, costs=first.costs, memory_bytes=first.memory_bytes)
+        return score_of(known, score)
+
+    best, best_s = start, seconds_of(start)
     scores, moved = 1, True
     while moved and scores < MOST_SCORES:
         moved = False
-        for other in (*moved_cuts(best), *other_micro_batches(problem, best)):
+        cuts = moved_cuts(best) if best_s < inf else ()
+        for other in (*cuts, *other_micro_batches(problem, best)):
             scores += 1
-            other_s = seconds_of(problem, other, score)
+            other_s = seconds_of(other)
             if other_s < best_s:
                 best, best_s, moved = other, other_s, True
                 break
             if scores >= MOST_SCORES:
                 break
-    if best.schedule != schedule:
-        best = replace(best, schedule=schedule)
-        best_s = seconds_of(problem, best, score)
-    return priced(problem, best), best_s
+    last = priced(problem, replace(best, schedule=schedule))
+    return last, score_of(last, score)
 
 
-def seconds_of(problem: PlanningProblem, plan: Plan, score: Score) -> float:
+def score_of(plan: Plan, score: Score) -> float:
     """The score of a plan; infinite where its schedule refuses to fit into the memory left."""
     try:
-        return score(priced(problem, plan))
+        return score(plan)
     except BadInput:
         return inf
 

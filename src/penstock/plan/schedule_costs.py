@@ -56,7 +56,8 @@ def room_of_group(
 ) -> tuple[float, int]:
     """Bytes left for saved activations on the replica that has least, and which one that is.
 
-    Least in micro-batches: bytes left over bytes that all stages of the group save of one.
+    Least in micro-batches: bytes left over bytes that all stages of the group save of one. More
+    than all micro-batches of the plan need is not counted.
     """
     stages = stages_on(plan, devices)
     rooms: list[tuple[float, float, int]] = []
@@ -65,7 +66,8 @@ def room_of_group(
         left -= sum(state_bytes(problem, stage.layers) for stage in stages)
         left -= max(working_bytes(problem, stage, replica) for stage in stages)
         kept = sum(kept_bytes(problem, stage, replica) for stage in stages)
-        rooms.append((left / kept if kept else left, left, replica))
+        needed = plan.micro_batches * kept
+        rooms.append((left / kept if kept else left, min(left, needed), replica))
     _, left, replica = min(rooms)
     return left, replica
 

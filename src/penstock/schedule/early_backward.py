@@ -160,13 +160,13 @@ def most_in_flight(shape: PipelineShape, stage: int) -> int:
         return shape.limit(stage)
     room = shape.memory_bytes[shape.group_of(stage)]
     # Room for a whole number of micro-batches may be a rounded sum.
-    fitting = int(room / saved * (1 + 1e-9)) if room > 0 else 0
+    fitting = room / saved * (1 + 1e-9)
     if fitting < 1:
         raise BadInput(
             f"stage {stage} saves {saved:.6g} bytes of a micro-batch and its device group has room "
             f"for {room:.6g}; recompute, or use smaller micro-batches or more stages"
         )
-    return min(shape.limit(stage), fitting)
+    return int(min(shape.limit(stage), fitting))
 
 
 def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:
