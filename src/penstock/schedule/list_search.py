@@ -34,7 +34,7 @@ CLOSE = 1e-9
 CHEAP_PLACINGS, MOST_PLACINGS = 400_000, 10_000_000
 """How many actions are placed at least and at most, in all attempts together."""
 
-ATTEMPTS_PER_PERCENT = 100
+ATTEMPTS_PER_PERCENT = 80
 """A per cent between the best order and the bound is worth so many attempts."""
 
 

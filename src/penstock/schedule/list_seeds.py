@@ -4,7 +4,8 @@ Each was the best that a longer search found for some pipeline. They were chosen
 other, as those that shorten the orders of all of these pipelines most: the cases of
 `benchmarks/schedules/zero_bubble.py` with up to 32 micro-batches, and 36 drawn ones with up to
 four stages a group, whole and split backwards, unequal stages, transfers, and memory from 0.4 to 2
-times that of 1F1B.
+times that of 1F1B. The last two are from four chunks a group on eight groups, as in
+`benchmarks/schedules/torch_schedules.py`.
 """
 
 from penstock.schedule.list_policy import Policy
@@ -45,6 +46,8 @@ SEEDS: tuple[Policy, ...] = tuple(
         (2, 1, 2.5, 1, 0, 1, ALL, 2, 2, 0, 2, 1, -1, ALL, 0),
         (2, 1, 2.5, 0, 0, 0.5, 0.75, 0, 1, 0.5, 2, 0, 1, ALL, 1),
         (1.5, 1.5, 3, 1.25, 0, 0.5, ALL, 0.5, 1000, ALL, ALL, 0.3, 0, ALL, 1),
+        (1.25, 1.25, 1.5, 3, 0, 0.25, ALL, 3, 2, 0.5, ALL, ALL, 0, ALL, 1),
+        (1.25, 2.5, 3, 1.25, 0, 0.75, ALL, 3, 5, 0.3, ALL, 0.5, 0, ALL, 1),
     )
 )
 """In the order of the fields of `Policy`."""
