@@ -11,6 +11,7 @@ from penstock.schedule.asynchronous import (
     spectrain,
     xpipe,
 )
+from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.early_backward import one_f_one_b
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks, validate
@@ -101,10 +102,12 @@ def test_a_single_stage_predicts_nothing() -> None:
         assert (rule.forward_lead, rule.backward_lead) == ((0,), (0,))
 
 
-def test_limits_that_cannot_be_kept_and_other_placements_are_refused() -> None:
+def test_memory_shortens_warm_ups_and_what_cannot_be_kept_is_refused() -> None:
     for function in FOUR:
-        with pytest.raises(BadInput, match=r"room for 2"):
-            function(PipelineShape(3, 8, memory_bytes=(2.0, 9.0, 9.0)))
+        tight = PipelineShape(3, 8, memory_bytes=(2.0, 9.0, 9.0))
+        assert memory_peaks_bytes(function(tight), tight) == (2.0, 2.0, 1.0)
+        with pytest.raises(BadInput, match=r"room for 0\.5"):
+            function(PipelineShape(3, 8, memory_bytes=(0.5, 9.0, 9.0)))
         with pytest.raises(BadInput, match=r"each group one stage"):
             function(placed("looped", 2, 4, rounds=2))
         with pytest.raises(BadInput, match=r"each group one stage"):

@@ -10,7 +10,7 @@ from penstock.schedule.bapipe_orders import (
     one_f_one_b_sno,
     one_f_one_b_so,
 )
-from penstock.schedule.clock import makespan_s
+from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.early_backward import deep_early_backward, one_f_one_b
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks, validate
@@ -79,10 +79,12 @@ def test_limits_shorten_warm_ups_but_cannot_hold_back_concurrent_forwards() -> N
     assert in_flight_peaks(one_f_one_b_so(shape), shape) == (4, 3, 1)
     with pytest.raises(BadInput, match=r"'fbp-as'.*holds 6 on stage 0.*limit is 4"):
         fbp_as(shape)
-    full = PipelineShape(3, 8, memory_bytes=(2.0, 9.0, 9.0))
+    tight = PipelineShape(3, 8, memory_bytes=(2.0, 9.0, 9.0))
+    for function in (one_f_one_b_as, one_f_one_b_sno, one_f_one_b_so):
+        assert memory_peaks_bytes(function(tight), tight) == (2.0, 2.0, 1.0)
     for function in FOUR:
-        with pytest.raises(BadInput, match=r"on device group 0, which has room for 2"):
-            function(full)
+        with pytest.raises(BadInput, match=r"room for 0\.5"):
+            function(PipelineShape(3, 8, memory_bytes=(0.5, 9.0, 9.0)))
 
 
 def test_another_placement_is_refused() -> None:

@@ -70,6 +70,7 @@ def compare(
     """Compare planners on PROFILE and a cluster, the best first; -o writes the JSON."""
     collect_garbage_rarely()
     from penstock.document import check_place
+    from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.questions import planning_problem
     from penstock.report.compare_page import check_picture_path, write_picture
@@ -89,11 +90,13 @@ def compare(
         recompute=recompute,
         max_stages=max_stages,
     )
+    asked, orders = names_in(planners), schedules_in(schedules)
+    check_names(asked, orders)
     with planning_progress(terminal) as progress:
         lines = compared_lines(
             problem,
-            names_in(planners),
-            schedules_in(schedules),
+            asked,
+            orders,
             Wanted(explain or picture.endswith(".html"), bool(picture), time_limit),
             progress,
         )

@@ -18,7 +18,15 @@ from penstock.planning.time_limit import TimeIsUp, plan_within
 from penstock.schedule.registry import SCHEDULES
 from penstock.simulate.score import make_score
 
-__all__ = ["AUTO", "Comparison", "NoAnswer", "best_first", "compare_plans", "require_a_plan"]
+__all__ = [
+    "AUTO",
+    "Comparison",
+    "NoAnswer",
+    "best_first",
+    "check_names",
+    "compare_plans",
+    "require_a_plan",
+]
 
 AUTO = "auto"
 """Instead of a schedule: the planner chooses among those that the problem allows."""
@@ -87,10 +95,7 @@ def compare_plans(
     Raises:
         BadInput: an unknown planner or schedule.
     """
-    for planner in planners:
-        named(PLANNERS, planner, "planner")
-    for schedule in schedules:
-        named({AUTO: AUTO, **SCHEDULES}, schedule, "schedule")
+    check_names(planners, schedules)
     allowed = {name: problem.schedules if name == AUTO else (name,) for name in schedules}
     every = tuple(dict.fromkeys(name for names in allowed.values() for name in names))
     # One bound, which holds for every row.
@@ -110,6 +115,14 @@ def compare_plans(
             else:
                 outcome = found
             yield Comparison(planner, schedule, outcome, planning_s)
+
+
+def check_names(planners: Sequence[str], schedules: Sequence[str]) -> None:
+    """Raise `BadInput` for an unknown planner or schedule, with what was probably meant."""
+    for planner in planners:
+        named(PLANNERS, planner, "planner")
+    for schedule in schedules:
+        named({AUTO: AUTO, **SCHEDULES}, schedule, "schedule")
 
 
 def answer_of(
