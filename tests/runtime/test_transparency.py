@@ -78,7 +78,7 @@ def test_copies_of_a_stage_cannot_share_statistics_and_are_refused() -> None:
     from pipeline_cases import run_cases
 
     options = {"schedules": ("chimera",)}
-    with pytest.raises(BadInput, match="batch normalisation.*'chimera' holds it twice"):
+    with pytest.raises(BadInput, match=r"batch normalisation.*'chimera' holds it twice"):
         launch_workers(run_cases, (["convolutions"], [(1, 1)], options), workers=2, threads=1)
 
 
