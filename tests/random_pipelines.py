@@ -124,6 +124,7 @@ def random_cluster(random: Random, devices: int, slots: bool) -> Cluster:
             port_latency_s=random.uniform(0.001, 0.1),
             full_speed_devices=random.choice([0, 1, 2]) if slots else 0,
             half_duplex=random.random() < 0.4,
+            separate_links=random.random() < 0.4,
         )
         for i, size in enumerate(sizes)
         if size

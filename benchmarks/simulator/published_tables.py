@@ -61,8 +61,12 @@ def warm_up() -> list[str]:
     lines += [row(n, *(f"{own_links_gain(n, acr):.2f}" for acr in ACRS)) for n in GAINS]
     wide = [acr for acr in ACRS if acr >= 1]
     lines += ["", "By the simulator, where it gives other figures:", ""]
-    lines += head("stages", f"ACR {wide[0]:g}", *(f"{acr:g}" for acr in wide[1:]))
-    lines += [row(n, *(f"{simulated_gain(n, acr):.2f}" for acr in wide)) for n in GAINS if n > 2]
+    lines += head("stages", *(name for acr in wide for name in (f"ACR {acr:g}", "separate links")))
+    for n in GAINS:
+        gains = [
+            simulated_gain(n, acr, separate_links=own) for acr in wide for own in (False, True)
+        ]
+        lines += [row(n, *(f"{gain:.2f}" for gain in gains))] * (n > 2)
     return lines
 
 
@@ -72,16 +76,19 @@ def bapipe() -> list[str]:
 
     stages = (2, 4, 8)
     lines = head("schedule", *(name for n in stages for name in (f"N = {n}: form", "played")))
-    for method in METHODS:
+    cases = [(method, False) for method in METHODS]
+    cases.insert(1 + METHODS.index("1f1b-sno"), ("1f1b-sno", True))
+    for method, separate in cases:
         figures = [
             seconds
             for n in stages
             for seconds in (
                 closed_form_s(method, n, 32, 3.0, 0.5),
-                played_s(method, n, 32, 1.0, 2.0, 0.5),
+                played_s(method, n, 32, 1.0, 2.0, 0.5, separate_links=separate),
             )
         ]
-        lines.append(row(f"`{method}`", *(f"{seconds:g}" for seconds in figures)))
+        name = f"`{method}`" + ", separate links" * separate
+        lines.append(row(name, *(f"{seconds:g}" for seconds in figures)))
     return lines
 
 

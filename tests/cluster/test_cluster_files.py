@@ -112,16 +112,19 @@ def test_a_wrong_cluster_is_answered_with_place_value_and_remedy(
 
 
 def test_duplex_overlap_and_the_memory_on_a_chip_are_read_and_written_back(tmp_path: Path):
-    board = 'half_duplex = true\n[[hosts.devices]]\nkind = "FPGA"\nmemory = "8 GB"\n'
+    links = "half_duplex = true\nseparate_links = true\n"
+    board = links + '[[hosts.devices]]\nkind = "FPGA"\nmemory = "8 GB"\n'
     chip = 'on_chip_memory = "40 MiB"\noff_chip_bandwidth = "38.4 GB/s"\n'
     text = TWO_HOSTS.split("[[hosts.devices]]")[0] + board + chip + "overlaps_communication = false"
     cluster = cluster_from_toml(text, "c.toml")
     assert [host.half_duplex for host in cluster.hosts] == [True, True]
+    assert [host.separate_links for host in cluster.hosts] == [True, True]
     assert cluster.devices == (Device("FPGA", 8e9, 1.0, False, 40 * 2**20, 38.4e9),) * 2
     write_cluster(cluster, tmp_path / "c.toml")
     assert read_cluster(tmp_path / "c.toml") == cluster
     usual = cluster_from_toml(TWO_HOSTS, "c.toml")
     assert not usual.hosts[0].half_duplex
+    assert not usual.hosts[0].separate_links
     assert usual.devices[0].overlaps_communication
 
 

@@ -5,7 +5,7 @@ have all the cores they need here; no two things may happen at the same instant 
 every device its own speed).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
@@ -28,12 +28,20 @@ Output = tuple[tuple[object, ...], list[object], float]
 """A message's name, what it occupies, and its seconds."""
 
 
+@dataclass(frozen=True)
+class Standstill:
+    """That something computes nothing: several transfers may need it at once."""
+
+    of: object
+
+
 class Wires:
     """Engines, ports, busy devices: who needs several takes all or waits; urgent and old first."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
         self.taken: set[object] = set()
+        self.standing: Counter[object] = Counter()
         self.waiting: list[tuple[int, int, frozenset[object], simpy.Event]] = []
         self.asked = 0
 
@@ -47,15 +55,28 @@ class Wires:
         yield granted
         yield self.env.timeout(seconds)
         self.taken -= wanted
+        self.standing.subtract(standstills(wanted))
         self.grant()
 
     def grant(self) -> None:
         """Start, in order, whatever finds all it needs."""
         for request in sorted(self.waiting, key=lambda request: request[:2]):
-            if not request[2] & self.taken:
+            if self.are_free(request[2]):
                 self.waiting.remove(request)
-                self.taken |= request[2]
+                self.taken |= {need for need in request[2] if not isinstance(need, Standstill)}
+                self.standing.update(standstills(request[2]))
                 request[3].succeed()
+
+    def are_free(self, wanted: frozenset[object]) -> bool:
+        """Whether all that is wanted is free, and what is to stand still does not compute."""
+        needs = {need.of if isinstance(need, Standstill) else need for need in wanted}
+        alone = [need for need in wanted if not isinstance(need, Standstill)]
+        return not needs & self.taken and not any(self.standing[need] for need in alone)
+
+
+def standstills(wanted: frozenset[object]) -> list[object]:
+    """What is to stand still."""
+    return [need.of for need in wanted if isinstance(need, Standstill)]
 
 
 @dataclass(frozen=True)
@@ -176,6 +197,8 @@ class Model:
                     self.env.process(self.message((*key, m), needs, message_s))
                 if kind == "F":
                     self.done["own", copy, j, m].succeed()
+            if update >= 0 and i == layers[-1]:
+                self.whole_gradients(copy, update, earlier=True)
             if full:
                 name = ("bucket", copy.stage, i)
                 self.gradients([copy], name, waiting_bytes, update)
@@ -183,7 +206,7 @@ class Model:
                 if i != layers[-1]:
                     yield self.env.timeout(0)
         if update >= 0:
-            self.whole_gradients(copy, update)
+            self.whole_gradients(copy, update, earlier=False)
         yield self.env.timeout(0)
 
     def compute(self, device: int, seconds: float, kinds: str) -> Process:
@@ -282,11 +305,18 @@ class Model:
                 size_bytes += tie.bytes
         return both, size_bytes
 
-    def whole_gradients(self, copy: Copy, update: int) -> None:
-        """A replica has all its gradients: those that are summed when a stage is done."""
-        # Of what is complete at the same instant, tied parameters go first.
-        names: list[object] = [("tie", tie.name) for tie, _ in self.ties_of(copy)]
-        names += [("copies", copy.stage)] if self.plan.mirrored else []
+    def whole_gradients(self, copy: Copy, update: int, *, earlier: bool) -> None:
+        """A replica has all its gradients: those that are summed when a stage is done.
+
+        Of what is complete at the same instant, what an ``earlier`` stage holds too goes first,
+        then the stage's own last bucket, then the rest.
+        """
+        names: list[object] = [
+            ("tie", tie.name)
+            for tie, users in self.ties_of(copy)
+            if (min(user.stage for user in users) < copy.stage) == earlier
+        ]
+        names += [("copies", copy.stage)] if self.plan.mirrored and not earlier else []
         for name in names:
             if self.is_summed(name):
                 holders, size_bytes = self.sum_named(name)
@@ -329,7 +359,22 @@ class Model:
         if self.cluster.devices[device].overlaps_communication:
             return []
         streams = ("F", "BIWR") if self.schedule.concurrent else ("FBIWR",)
-        return [("compute", device, kinds) for kinds in streams]
+        still: list[object] = [("compute", device, kinds) for kinds in streams]
+        separate = self.cluster.hosts[self.cluster.host_index[device]].separate_links
+        return [Standstill(each) for each in still] if separate else still
+
+    def needs_of_message(self, source: int, target: int) -> list[object]:
+        """What a message occupies: a link of its own, or engines and ports; devices stand still."""
+        hosts = self.cluster.host_index[source], self.cluster.host_index[target]
+        host = self.cluster.hosts[hosts[0]]
+        if hosts[0] == hosts[1] and host.separate_links:
+            ends = (source, target)
+            needs: list[object] = [("link", frozenset(ends) if host.half_duplex else ends)]
+        else:
+            needs = [self.engine("send", source), self.engine("receive", target)]
+        if self.cluster.uses_port(source, target):
+            needs += [self.port("out", source), self.port("in", target)]
+        return needs + self.standing_still(source) + self.standing_still(target)
 
     def message(self, key: tuple[object, ...], needs: list[object], seconds: float) -> Process:
         """One message."""
@@ -344,10 +389,7 @@ class Model:
                 source = self.copies[s, way].devices[i]
                 target = self.copies[t, way].devices[j]
                 seconds = sum(self.cluster.transfer_s(source, target, size) for size in tensors)
-                needs = [self.engine("send", source), self.engine("receive", target)]
-                needs += self.standing_still(source) + self.standing_still(target)
-                if self.cluster.uses_port(source, target):
-                    needs += [self.port("out", source), self.port("in", target)]
+                needs = self.needs_of_message(source, target)
                 key = (way, s, i, kind, t, j)
                 self.outputs[s, way, i, kind].append((key, needs, seconds))
                 self.inputs[t, way, j, kind].append(key)

@@ -19,6 +19,8 @@ def play_balanced(
     backward_s: float = 2.0,
     transfer_s: float = 0.0,
     overlaps_communication: bool = True,
+    separate_links: bool = False,
+    half_duplex: bool = False,
 ) -> Prediction:
     """Play a schedule on ``stages`` devices; a message over one boundary takes ``transfer_s``."""
     layer = LayerCost(
@@ -31,7 +33,14 @@ def play_balanced(
     size = Affine(transfer_s * LINK_BYTES_PER_S)
     edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(stages - 1))
     device = Device("device", 1e15, overlaps_communication=overlaps_communication)
-    cluster = Cluster("one host", (Host("host", (device,) * stages, LINK_BYTES_PER_S),))
+    host = Host(
+        "host",
+        (device,) * stages,
+        LINK_BYTES_PER_S,
+        half_duplex=half_duplex,
+        separate_links=separate_links,
+    )
+    cluster = Cluster("one host", (host,))
     plan = Plan(
         tuple(Stage(range(i, i + 1), (i,), (1,)) for i in range(stages)),
         micro_batches,

@@ -40,6 +40,9 @@ def played_s(
     forward_s: float,
     backward_s: float,
     transfer_s: float,
+    *,
+    separate_links: bool = False,
+    half_duplex: bool = False,
 ) -> float:
     """What the simulator plays, on the accelerators that the method is for."""
     return play_balanced(
@@ -50,4 +53,6 @@ def played_s(
         backward_s=backward_s,
         transfer_s=0.0 if method.endswith("as") else transfer_s,
         overlaps_communication=method != "1f1b-sno",
+        separate_links=separate_links,
+        half_duplex=half_duplex,
     ).iteration_s

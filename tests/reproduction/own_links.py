@@ -1,7 +1,7 @@
 """A straight pipeline in which every boundary has a link of its own each way, played plainly.
 
-A link carries one message after the other. The simulator's devices have one engine to send and one
-to receive instead, which messages up and down the pipeline share.
+A link carries one message after the other. So it is in the simulator on hosts with separate links;
+elsewhere devices have one engine to send and one to receive, which messages up and down share.
 """
 
 from penstock.schedule.registry import SCHEDULES

@@ -57,6 +57,57 @@ def test_1f1b_sno_counts_two_transfers_a_micro_batch_where_a_middle_stage_has_fo
         assert seconds[0] > closed_form_s("1f1b-sno", stages, 64, 1 + backward_s, transfer_s)
 
 
+def off_sno_s(
+    stages: int, micro_batches: int, backward_s: float, transfer_s: float, *, half_duplex: bool
+) -> float:
+    """Seconds that are played beyond SNO's form where every pair of devices has a link."""
+    form_s = closed_form_s("1f1b-sno", stages, micro_batches, 1 + backward_s, transfer_s)
+    links = {"separate_links": True, "half_duplex": half_duplex}
+    return (
+        played_s("1f1b-sno", stages, micro_batches, 1.0, backward_s, transfer_s, **links) - form_s
+    )
+
+
+@pytest.mark.parametrize("stages", range(3, 9))
+@pytest.mark.parametrize("transfer_s", [0.1, 0.25, 0.5, 0.75, 0.99])
+def test_1f1b_sno_on_separate_links_is_exact_where_backwards_take_as_long_as_forwards(
+    stages: int, transfer_s: float
+) -> None:
+    """A stage sends to one neighbour while it receives from the other: two transfers' time for
+    four messages. Transfers must take less than either."""
+    for m in (1, 2, 3, 5, 8, 32):
+        off_s = off_sno_s(stages, m, 1.0, transfer_s, half_duplex=False)
+        assert off_s == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("stages", range(3, 9))
+@pytest.mark.parametrize("transfer_s", [0.1, 0.25, 0.5, 0.75, 0.99])
+def test_1f1b_sno_on_separate_links_is_a_transfer_quicker_where_backwards_take_twice_as_long(
+    stages: int, transfer_s: float
+) -> None:
+    for m in (3, 5, 8, 32):
+        off_s = off_sno_s(stages, m, 2.0, transfer_s, half_duplex=False)
+        assert off_s == pytest.approx(-transfer_s)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 5, 32])
+def test_1f1b_sno_on_two_stages_needs_a_half_duplex_link_to_be_exact(micro_batches: int) -> None:
+    """On the only boundary, activations and gradients cross at once on a link each way."""
+    for transfer_s in TRANSFERS_S:
+        exact_s = off_sno_s(2, micro_batches, 2.0, transfer_s, half_duplex=True)
+        assert exact_s == pytest.approx(0, abs=1e-9)
+        both_ways_s = off_sno_s(2, micro_batches, 2.0, transfer_s, half_duplex=False)
+        assert both_ways_s == pytest.approx(-(micro_batches - 2) * transfer_s)
+
+
+@pytest.mark.parametrize("stages", [3, 4, 8])
+def test_1f1b_sno_on_half_duplex_links_takes_four_transfers_a_micro_batch(stages: int) -> None:
+    """Activation and gradient of a boundary are ready together, and take turns there."""
+    for transfer_s in (0.25, 0.5):
+        off_s = [off_sno_s(stages, m, 2.0, transfer_s, half_duplex=True) for m in (64, 128)]
+        assert off_s[1] - off_s[0] == pytest.approx(64 * 2 * transfer_s)
+
+
 @pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
 def test_fbp_as_takes_one_more_pass_a_stage_than_its_closed_form(
     stages: int, micro_batches: int

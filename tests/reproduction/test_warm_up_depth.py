@@ -25,6 +25,13 @@ def test_with_links_of_their_own_the_table_comes_out_to_its_last_place(
     assert abs(own_links_gain(stages, acr) - gain) <= HALF_A_PLACE
 
 
+@pytest.mark.parametrize(("stages", "acr", "gain"), CELLS)
+def test_the_simulator_gives_the_same_on_separate_links(
+    stages: int, acr: float, gain: float
+) -> None:
+    assert abs(simulated_gain(stages, acr, separate_links=True) - gain) <= HALF_A_PLACE
+
+
 @pytest.mark.parametrize(("stages", "acr", "gain"), [c for c in CELLS if c[1] <= 2])
 def test_the_clock_of_schedules_gives_the_same_up_to_an_acr_of_two(
     stages: int, acr: float, gain: float

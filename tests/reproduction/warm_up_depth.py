@@ -48,8 +48,11 @@ def clock_gain(stages: int, acr: float) -> float:
     return seconds[0] / seconds[1]
 
 
-def simulated_gain(stages: int, acr: float) -> float:
-    """The same on a cluster, whose devices have one engine to send and one to receive."""
+def simulated_gain(stages: int, acr: float, *, separate_links: bool = False) -> float:
+    """The same on a cluster, whose devices have one engine to send and one to receive.
+
+    With ``separate_links`` every pair of devices has a link of its own instead.
+    """
     seconds = [
         play_balanced(
             name,
@@ -58,6 +61,7 @@ def simulated_gain(stages: int, acr: float) -> float:
             forward_s=FORWARD_S,
             backward_s=BACKWARD_S,
             transfer_s=transfer_s(acr),
+            separate_links=separate_links,
         ).iteration_s
         for name in (P_A, P_B)
     ]

@@ -35,6 +35,8 @@ class Host:
     ``full_speed_devices`` devices compute at full speed at once (0: all of them): workers that
     share too few CPU cores slow one another down in proportion. Where messages are
     ``half_duplex``, those of both directions take turns, on each device's link and on the port.
+    With ``separate_links`` every pair of devices of the host has a link of its own, so that
+    messages to and from different devices of the host do not wait for one another.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Host:
     port_latency_s: float = 0.0
     full_speed_devices: int = 0
     half_duplex: bool = False
+    separate_links: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ def rates_of(host: Host) -> tuple[float, ...]:
         host.link_latency_s,
         host.port_latency_s,
         host.half_duplex,
+        host.separate_links,
     )
 
 

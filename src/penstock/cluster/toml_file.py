@@ -70,6 +70,7 @@ class HostEntry(Entry):
     port_latency: Seconds = 0.0
     full_speed_devices: int = 0
     half_duplex: bool = False
+    separate_links: bool = False
     count: Count = 1
 
 
@@ -127,6 +128,7 @@ def hosts_of(entry: HostEntry) -> list[Host]:
             port_latency_s=entry.port_latency,
             full_speed_devices=entry.full_speed_devices,
             half_duplex=entry.half_duplex,
+            separate_links=entry.separate_links,
         )
         for name in names
     ]
@@ -160,6 +162,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
             "port_latency": host.port_latency_s,
             "full_speed_devices": host.full_speed_devices,
             "half_duplex": host.half_duplex,
+            "separate_links": host.separate_links,
         }
         blocks.append(table("[[hosts]]", figures))
         for device, equal in groupby(host.devices):

@@ -39,6 +39,7 @@ def arrays_of(parts: Parts, orders: FlatOrders, *, record: bool = False) -> Arra
         orders.streams_each,
         np.array(parts.host_slots, dtype=np.int64),
         np.array(parts.half_duplex, dtype=np.int64),
+        np.array(parts.separate_links, dtype=np.int64),
         (orders.start, orders.words),
         np.array(orders.instances.groups, dtype=np.int64),
         np.array(orders.instances.rounds, dtype=np.int64) * orders.iterations,

@@ -38,6 +38,7 @@ from penstock.simulate.assembly_tables import (
     STAGE_HEAD,
     TIE_HEAD,
     count_all,
+    number_links,
     stage_table,
 )
 from penstock.simulate.layout import COUNTS, HEADER, LENGTHS, PIECES, REALS, STEP
@@ -132,10 +133,11 @@ def fill_hosts(w, host_slots):
 
 
 @compiled
-def number_wires(w, table, stage_whole, half_duplex):
+def number_wires(w, table, stage_whole, half_duplex, links):
     """Resource numbers: receive engines of devices, incoming ports of hosts; who must stand still.
 
-    The first two are the send engine and the outgoing port where messages are half-duplex.
+    The first two are the send engine and the outgoing port where messages are half-duplex. Then
+    for each device where its own links start, if it has any, and its place in its host.
     """
     devices, hosts = w[at.DEVICES], w[at.HOSTS]
     receive = np.empty(devices, dtype=np.int64)
@@ -150,7 +152,13 @@ def number_wires(w, table, stage_whole, half_duplex):
         overlaps = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
         for i in range(table[s, REPLICAS]):
             blocked[table[s, DEVICE] + i] = 1 - stage_whole[overlaps + i]
-    return receive, incoming, blocked
+    first, place, _ = links
+    for device in range(devices):
+        if first[device] >= 0:
+            first[device] += 2 * devices + 2 * hosts
+            for k in range(w[at.STREAMS_EACH]):
+                w[w[at.TALKS_AT_ONCE] + device * w[at.STREAMS_EACH] + k] = 1
+    return receive, incoming, blocked, first, place
 
 
 @compiled
@@ -205,7 +213,7 @@ def fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires):
 @compiled
 def occupy_wires(w, x, senders, ports, wires):
     """Engines and ports of all messages; one of no seconds occupies nothing. Inputs to come."""
-    (receive, incoming, blocked), each = wires, w[at.STREAMS_EACH]
+    (receive, incoming, blocked, links, inside), each = wires, w[at.STREAMS_EACH]
     place = w[at.RESOURCE]
     for lane in range(w[at.MESSAGES]):
         row = w[w[at.INPUT_ROW] + lane]
@@ -216,11 +224,18 @@ def occupy_wires(w, x, senders, ports, wires):
         target = w[w[at.REPLICA_DEVICE] + (row >> 1)]
         w[w[at.RECEIVER] + lane] = target * each + (row & 1) * (each - 1)
         if x[w[at.MESSAGE_SECONDS] + lane] > 0:
-            w[place], w[place + 1] = source, receive[target]
-            place += 2
+            here, there = w[w[at.DEVICE_HOST] + source], w[w[at.DEVICE_HOST] + target]
+            if links[source] >= 0 and here == there:
+                # Half-duplex, the lower of the two directed links stands for both.
+                w[place] = links[source] + inside[target]
+                if receive[source] == source:
+                    w[place] = min(w[place], links[target] + inside[source])
+                place += 1
+            else:
+                w[place], w[place + 1] = source, receive[target]
+                place += 2
             if ports[lane]:
-                w[place] = 2 * w[at.DEVICES] + w[w[at.DEVICE_HOST] + source]
-                w[place + 1] = incoming[w[w[at.DEVICE_HOST] + target]]
+                w[place], w[place + 1] = 2 * w[at.DEVICES] + here, incoming[there]
                 place += 2
             place = block_streams(w, place, source, blocked)
             place = block_streams(w, place, target, blocked)
@@ -288,7 +303,7 @@ def add_members(w, table, group, bucket, buckets, s, works):
 @compiled
 def occupy_members(w, group, wires):
     """Let the newest group occupy the engines of its members, and their streams where need be."""
-    receive, _, blocked = wires
+    receive, _, blocked, _, _ = wires
     lane = w[at.MESSAGES] + group
     first = w[at.RESOURCE] + w[w[at.RESOURCE_START] + lane + 1]
     place = first
@@ -308,7 +323,7 @@ def occupy_members(w, group, wires):
 @compiled
 def add_ports(w, group, hosts, first, outgoing, incoming, wires):
     """Let the newest group pass the ports of the hosts that ``hosts[first:]`` lists."""
-    _, incoming_of, _ = wires
+    incoming_of = wires[1]
     lane = w[at.MESSAGES] + group
     used = w[at.RESOURCE] + w[w[at.RESOURCE_START] + lane + 1]
     for k in range(outgoing):
@@ -410,6 +425,7 @@ def number_through(
     streams_each,
     host_slots,
     half_duplex,
+    separate_links,
     orders,
     groups,
     rounds,
@@ -433,14 +449,24 @@ def number_through(
     header[at.MICRO_BATCHES] = micro_batches
     header[at.STREAMS_EACH] = streams_each
     table = stage_table(groups, stage_whole)
+    links = number_links(table, groups, stage_whole, separate_links)
     count_all(
-        header, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, record
+        header,
+        table,
+        stage_whole,
+        boundary_whole,
+        tie_whole,
+        order_start,
+        rounds,
+        groups,
+        links,
+        record,
     )
     w, x = allocate(header)
     fill_replicas(w, x, table, stage_whole, stage_real)
     fill_streams(w, table, groups, order_start, order_words)
     fill_hosts(w, host_slots)
-    wires = number_wires(w, table, stage_whole, half_duplex)
+    wires = number_wires(w, table, stage_whole, half_duplex, links)
     fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires)
     if streams_each > 1:
         await_own_forwards(w)

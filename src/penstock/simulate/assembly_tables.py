@@ -10,9 +10,9 @@ import numba
 import numpy as np
 
 from penstock.simulate import layout as at
-from penstock.simulate.layout import PIECES
+from penstock.simulate.layout import PIECES, SEVERAL, STANDS_STILL
 
-__all__ = ["count_all", "stage_table"]
+__all__ = ["count_all", "number_links", "stage_table"]
 
 compiled = numba.njit
 
@@ -57,6 +57,33 @@ def place_devices(groups, table):
 
 
 @compiled
+def number_links(table, groups, stage_whole, separate_links):
+    """For each device where its links start and its place among those of its host; all links.
+
+    Links are numbered from zero, host after host; a device of another host has -1.
+    """
+    hosts, devices = len(separate_links), table[-1, DEVICE]
+    first, place = np.full(devices, -1, dtype=np.int64), np.zeros(devices, dtype=np.int64)
+    if separate_links.max() == 0:
+        return first, place, 0
+    host_of, held = np.zeros(devices, dtype=np.int64), np.zeros(hosts, dtype=np.int64)
+    for s in range(len(groups)):
+        for i in range(table[s, REPLICAS]):
+            host_of[table[s, DEVICE] + i] = stage_whole[table[s, RECORD] + STAGE_HEAD + i]
+    for device in range(devices):
+        place[device] = held[host_of[device]]
+        held[host_of[device]] += 1
+    start = np.zeros(hosts + 1, dtype=np.int64)
+    for host in range(hosts):
+        start[host + 1] = start[host] + held[host] * held[host] * separate_links[host]
+    for device in range(devices):
+        host = host_of[device]
+        if separate_links[host]:
+            first[device] = start[host] + held[host] * place[device]
+    return first, place, start[hosts]
+
+
+@compiled
 def count_ties(w, table, tie_whole, rounds, each):
     """Count the buckets and occupations of parameters that several instances hold."""
     record = 0
@@ -89,15 +116,17 @@ def count_messages(w, boundary_whole, each):
 
 @compiled
 def count_all(
-    w, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, record
+    w, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, links, record
 ):
     """Fill in the counts of the header; those of instances, hosts and micro-batches stand."""
     for s in range(w[at.INSTANCES]):
         overlaps = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
-        for k in range(overlaps, overlaps + table[s, REPLICAS]):
-            w[at.BLOCKING] |= 1 - stage_whole[k]
+        for k in range(table[s, REPLICAS]):
+            if not stage_whole[overlaps + k]:
+                several = links[0][table[s, DEVICE] + k] >= 0
+                w[at.BLOCKING] |= STANDS_STILL | (SEVERAL if several else 0)
     # The streams that a transfer may occupy.
-    each = w[at.STREAMS_EACH] * w[at.BLOCKING]
+    each = w[at.STREAMS_EACH] * (w[at.BLOCKING] > 0)
     w[at.DEVICES] = table[-1, DEVICE]
     w[at.REPLICAS] = table[-1, FIRST]
     w[at.STREAMS] = w[at.DEVICES] * w[at.STREAMS_EACH]
@@ -122,7 +151,7 @@ def count_all(
     count_messages(w, boundary_whole, each)
     w[at.LANES] = w[at.MESSAGES] + w[at.REDUCTIONS]
     w[at.ITEMS] += w[at.MESSAGES] * w[at.MICRO_BATCHES]
-    w[at.WIRES] = 2 * w[at.DEVICES] + 2 * w[at.HOSTS]
+    w[at.WIRES] = 2 * w[at.DEVICES] + 2 * w[at.HOSTS] + links[2]
     w[at.RESOURCES] = w[at.WIRES] + w[at.STREAMS]
     w[at.WORDS] = order_start[-1]
     w[at.AWAITED] = (1 + w[at.STREAMS_EACH]) * w[at.REPLICAS] * w[at.MICRO_BATCHES]

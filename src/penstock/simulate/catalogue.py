@@ -51,6 +51,7 @@ class Catalogue:
         self.consumers = np.array([edge.consumer for edge in skips], dtype=np.int64)
         self.host_slots = tuple(host.full_speed_devices for host in cluster.hosts)
         self.half_duplex = tuple(host.half_duplex for host in cluster.hosts)
+        self.separate_links = tuple(host.separate_links for host in cluster.hosts)
         self.numbers = count()
         self.stages = Recent[object, StageWork](MOST_SECONDS, weight_of_stage)
         self.boundaries = Recent[object, Boundary](MOST_PAIRS, weight_of_boundary)
@@ -70,7 +71,8 @@ class Catalogue:
             copies = len(plan.stages)
             ends += [(copies + producer, copies + consumer) for producer, consumer in ends]
         boundaries = tuple((p, c, self.boundary(stages[p], stages[c])) for p, c in ends)
-        return Parts(stages, boundaries, ties, self.host_slots, self.half_duplex)
+        hosts = (self.host_slots, self.half_duplex, self.separate_links)
+        return Parts(stages, boundaries, ties, *hosts)
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
         """The work of one instance of a stage."""

@@ -74,6 +74,7 @@ from penstock.simulate.layout import (
     SEGMENT_COUNT,
     SEGMENT_START,
     SENDS_START,
+    SEVERAL,
     SHARED_HOST,
     SINCE,
     SPAN_OFFSET,
@@ -85,6 +86,7 @@ from penstock.simulate.layout import (
     STREAMS,
     STREAMS_EACH,
     TAIL,
+    TALKS_AT_ONCE,
     UPDATES,
     USER,
     USER_START,
@@ -99,8 +101,11 @@ __all__ = ["run"]
 
 compiled = numba.njit
 
-COMPUTES, TALKS = 1, 2
-"""Why a stream is occupied: by its own work, or because its device cannot do both at once."""
+COMPUTES, TALKS, TALKS_TOO = 1, 3, 2
+"""Why a stream is occupied: by its own work, or because its device cannot do both at once.
+
+A transfer cannot start while the lowest bit is set: `TALKS_TOO`, added once for each, lets others.
+"""
 
 LAST = np.int64(1) << 60
 """Added to the rank of reductions, which let messages go first."""
@@ -317,7 +322,7 @@ def record_item(w, x, lane, item, end_s):
 def can_start(w, lane):
     """Whether everything that a lane needs is free."""
     for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
-        if w[w[BUSY] + w[w[RESOURCE] + k]]:
+        if w[w[BUSY] + w[w[RESOURCE] + k]] & 1:
             return False
     return True
 
@@ -325,8 +330,22 @@ def can_start(w, lane):
 @compiled
 def set_busy(w, lane, busy):
     """Occupy or free everything that a lane needs."""
+    if w[BLOCKING] & SEVERAL:
+        count_talks(w, lane, busy)
+        return
     for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
         w[w[BUSY] + w[w[RESOURCE] + k]] = busy
+
+
+@compiled
+def count_talks(w, lane, busy):
+    """`set_busy` where some streams stand still for several transfers at once."""
+    for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
+        resource = w[w[RESOURCE] + k]
+        if resource >= w[WIRES] and w[w[TALKS_AT_ONCE] + resource - w[WIRES]]:
+            w[w[BUSY] + resource] += TALKS_TOO if busy else -TALKS_TOO
+        else:
+            w[w[BUSY] + resource] = busy
 
 
 @compiled

@@ -28,6 +28,8 @@ __all__ = [
     "INSTANCE_SHIFT",
     "LENGTHS",
     "MICRO_SHIFT",
+    "SEVERAL",
+    "STANDS_STILL",
     "STEP",
     "UPDATES",
     "WAIT",
@@ -44,8 +46,12 @@ INSTANCE_SHIFT = 4
 INSTANCE_MASK = (1 << 20) - 1
 MICRO_SHIFT = 24
 
+# Bits of BLOCKING: some device computes nothing while it sends or receives; some such device may
+# send and receive several messages at once.
+STANDS_STILL, SEVERAL = 1, 2
+
 # Counts: of the workload, then of the play. The spans are counted only where they are recorded.
-# Wires are engines and ports; with the compute streams, which follow them, they are resources.
+# Wires are engines, ports and links; with the compute streams, which follow, they are resources.
 COUNTS = 31
 (
     INSTANCES,
@@ -83,7 +89,7 @@ COUNTS = 31
 
 # Whole numbers: of the workload, then of the play; the last two need no first value.
 # RUNNING must follow BUSY: the streams are the resources numbered after the wires.
-REALS = 77
+REALS = 78
 (
     WORD,
     FIRST_REPLICA,
@@ -115,6 +121,7 @@ REALS = 77
     HOST_SLOTS,
     HOST_STREAM_START,
     HOST_STREAM,
+    TALKS_AT_ONCE,
     POSITION,
     SEGMENT,
     BUCKETS_LEFT,
@@ -135,7 +142,7 @@ REALS = 77
 
 # Real numbers: of the workload, then of the play (`real[NOW]` is the time itself).
 NOW = 0
-HEADER = 88
+HEADER = 89
 (
     SECONDS,
     STEP_SECONDS,
@@ -182,6 +189,7 @@ LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
     HOST_SLOTS: (HOSTS, 1, 0),
     HOST_STREAM_START: (HOSTS, 1, 1),
     HOST_STREAM: (STREAMS, 1, 0),
+    TALKS_AT_ONCE: (STREAMS, 1, 0),
     POSITION: (STREAMS, 1, 0),
     SEGMENT: (STREAMS, 1, 0),
     BUCKETS_LEFT: (DEVICES, 1, 0),

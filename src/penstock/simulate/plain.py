@@ -14,6 +14,10 @@
     turns       half-duplex: both engines of a device are one, both ports of a host are one;
                 a device that does not overlap starts neither message nor reduction while it
                 computes, and computes nothing meanwhile; what can be sent goes before work
+    links       where a host has separate links, a message between two of its devices occupies the
+                link from the one to the other (half-duplex: between them) instead of engines, and
+                a device that does not overlap may have several transfers on their way at once;
+                reductions keep to the engines, as if on links that no message of the host uses
 
 Ties in time are broken by the order of streams, then messages, then reductions.
 """
@@ -125,9 +129,14 @@ class Play:
             for position, work in enumerate(workload.devices)
             for pieces in self.pieces_of(work)
         ]
-        self.first_stream = workload.resources - len(self.streams)
+        self.first_stream = workload.first_stream
         self.processors = [Processor(slots) for slots in workload.host_slots]
-        self.busy = [False] * workload.resources
+        self.busy = [0] * workload.resources
+        self.shared = {
+            self.first_stream + number
+            for number, stream in enumerate(self.streams)
+            if workload.talks_at_once(stream.device)
+        }
         self.lanes_of: list[list[int]] = [[] for _ in self.busy]
         for index, lane in enumerate(self.lanes):
             for resource in lane.resources:
@@ -258,7 +267,8 @@ class Play:
     def occupy(self, number: int, seconds: float) -> None:
         """Begin work on a stream; where the host's slots are limited, slow the others down."""
         stream = self.streams[number]
-        self.busy[self.first_stream + number] = stream.computes = True
+        self.busy[self.first_stream + number] = 1
+        stream.computes = True
         processor = self.processors[stream.host]
         if processor.slots == 0:
             self.schedule_event(number, self.now_s + seconds)
@@ -271,7 +281,8 @@ class Play:
     def vacate(self, number: int) -> None:
         """End work on a stream; where the host's slots are limited, speed the others up."""
         stream = self.streams[number]
-        self.busy[self.first_stream + number] = stream.computes = False
+        self.busy[self.first_stream + number] = 0
+        stream.computes = False
         processor = self.processors[stream.host]
         if processor.slots:
             self.advance(processor)
@@ -359,14 +370,20 @@ class Play:
 
     def can_start(self, index: int) -> bool:
         """Whether everything that a lane needs is free."""
-        return not any(self.busy[resource] for resource in self.lanes[index].resources)
+        return not any(map(self.is_taken, self.lanes[index].resources))
+
+    def is_taken(self, resource: int) -> bool:
+        """Whether a transfer must wait for a resource; some streams stand still for several."""
+        if resource in self.shared:
+            return self.streams[resource - self.first_stream].computes
+        return self.busy[resource] > 0
 
     def start_transfer(self, index: int) -> None:
         """Occupy the lane's resources with the first item that waits."""
         lane = self.lanes[index]
         _, lane.current = lane.waiting.pop(0)
         for resource in lane.resources:
-            self.busy[resource] = True
+            self.busy[resource] += 1
         end_s = self.now_s + lane.seconds[lane.current]
         lane.spans[lane.current] = (self.now_s, end_s)
         self.schedule_event(len(self.streams) + index, end_s)
@@ -388,7 +405,7 @@ class Play:
         lane = self.lanes[index]
         done = lane.current  # the lane may start its next item below
         for resource in lane.resources:
-            self.busy[resource] = False
+            self.busy[resource] -= 1
         neighbours = {other for resource in lane.resources for other in self.lanes_of[resource]}
         self.start_waiting(sorted(neighbours))
         self.arrive(index, done)

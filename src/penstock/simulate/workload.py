@@ -8,7 +8,7 @@ the order of work and numbers everything through.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Literal, TypeAlias
 
 from penstock.schedule.schedule import Schedule
@@ -39,7 +39,8 @@ class Parts:
 
     ``stages`` are instances. ``boundaries`` name producer and consumer instance; ``ties`` are
     sorted by their instances. ``host_slots[host]`` is how many devices of the host compute at full
-    speed at once (0: all).
+    speed at once (0: all); the other two say how messages pass within the host and through its
+    port (`penstock.cluster.cluster.Host`).
     """
 
     stages: tuple[StageWork, ...]
@@ -47,6 +48,7 @@ class Parts:
     ties: tuple[TiedGroup, ...]
     host_slots: tuple[int, ...]
     half_duplex: tuple[bool, ...]
+    separate_links: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,12 @@ class Workload:
         D .. 2D-1         receive engine of d (the send engine, where messages are half-duplex)
         2D .. 2D+H-1      outgoing port of host h
         2D+H .. 2D+2H-1   incoming port of h (the outgoing one, where messages are half-duplex)
-        2D+2H ..          compute streams, device after device: occupied too where a device does
-                          not compute and communicate at once
+        2D+2H ..          links of the hosts with separate links, host after host: with n devices
+                          n * i + j is the link from the i-th to the j-th (from the lower to the
+                          higher, where messages are half-duplex)
+        then              compute streams, device after device: occupied too where a device does
+                          not compute and communicate at once; on hosts with separate links by
+                          any number of messages together
 
     A device has one compute stream; where its forwards run beside its backwards, one for each.
     """
@@ -240,8 +246,22 @@ class Workload:
         ends = (self.replicas[sender].position, self.replicas[receiver].position)
         hosts = [(self.devices[position].host,) for position in ends]
         ports = self.port_numbers(Ports(*hosts)) if port else ()
-        wires = (ends[0], self.receive_engine(ends[1]), *ports)
+        wires = self.links.get(ends) or (ends[0], self.receive_engine(ends[1]), *ports)
         return tuple(dict.fromkeys((*wires, *self.blocked_streams(ends))))
+
+    @cached_property
+    def links(self) -> dict[tuple[int, int], tuple[int]]:
+        """The resource number of each link of its own, by the positions of sender and receiver."""
+        made: dict[tuple[int, int], tuple[int]] = {}
+        first = 2 * self.group_starts[-1] + 2 * len(self.host_slots)
+        for host, separate in enumerate(self.parts.separate_links):
+            if separate:
+                held = [p for p, device in enumerate(self.devices) if device.host == host]
+                for (i, source), (j, target) in product(enumerate(held), repeat=2):
+                    ends = sorted((i, j)) if self.parts.half_duplex[host] else (i, j)
+                    made[source, target] = (first + len(held) * ends[0] + ends[1],)
+                first += len(held) ** 2
+        return made
 
     def receive_engine(self, position: int) -> int:
         """The resource number of a device's receive engine."""
@@ -258,8 +278,7 @@ class Workload:
 
     def blocked_streams(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Resource numbers of the compute streams that stand still while their devices talk."""
-        first = 2 * self.group_starts[-1] + 2 * len(self.host_slots)
-        each = self.streams_each
+        first, each = self.first_stream, self.streams_each
         return tuple(
             first + position * each + stream
             for position in positions
@@ -299,10 +318,18 @@ class Workload:
         )
 
     @property
+    def first_stream(self) -> int:
+        """The resource number of the first compute stream: how many engines, ports and links."""
+        return 2 * len(self.devices) + 2 * len(self.host_slots) + len(self.links)
+
+    @property
     def resources(self) -> int:
-        """The number of engines, ports and compute streams."""
-        devices = len(self.devices)
-        return 2 * devices + 2 * len(self.host_slots) + devices * self.streams_each
+        """The number of engines, ports, links and compute streams."""
+        return self.first_stream + len(self.devices) * self.streams_each
+
+    def talks_at_once(self, position: int) -> bool:
+        """Whether several messages of a device may be on their way while it computes nothing."""
+        return self.parts.separate_links[self.devices[position].host]
 
     @property
     def actions(self) -> int:
