@@ -81,6 +81,7 @@ def bound_clusters(draw: st.DrawFn, counts: tuple[int, ...]) -> Cluster:
             draw(latencies),
             draw(latencies),
             draw(st.sampled_from([0, 0, 1])),
+            separate_links=draw(st.sampled_from([False, False, True])),
         )
         for i, count in enumerate(counts)
     )

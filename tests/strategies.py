@@ -101,6 +101,7 @@ def clusters(draw: st.DrawFn, most_hosts: int = 3, most_devices: int = 4) -> Clu
                 link_latency_s=draw(latencies),
                 port_latency_s=draw(latencies),
                 full_speed_devices=draw(st.sampled_from([0, 0, 1, 2])),
+                separate_links=draw(st.sampled_from([False, False, True])),
             )
         )
     total = sum(len(host.devices) for host in hosts)

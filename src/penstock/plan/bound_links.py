@@ -121,20 +121,37 @@ def link_limits(cluster: Cluster) -> LinkLimits:
     beside = ~elsewhere & ~np.eye(count, dtype=bool)
     largest = max(len(host.devices) for host in cluster.hosts)
     split = bool(elsewhere.any()) and bool(beside.any())
+    # Over all its links together a device is no faster than so many times its best one.
+    at_once = most_links_at_once(cluster)
     return LinkLimits(
         cluster,
-        latency_s=float(latencies.min()),
-        receive_rates=best_sums(rates.max(axis=0)),
-        send_rates=best_sums(rates.max(axis=1)),
+        latency_s=float(latencies.min()) / at_once,
+        receive_rates=best_sums(at_once * rates.max(axis=0)),
+        send_rates=best_sums(at_once * rates.max(axis=1)),
         ring_rates=best_rings(rates),
         host_devices=largest if split and not cluster.links else 0,
         inside_rate=float(rates[beside].max()) if beside.any() else 0.0,
         across_rate=float(rates[elsewhere].max()) if elsewhere.any() else 0.0,
         across_latency_s=float(latencies[elsewhere].min()) if elsewhere.any() else inf,
-        second_rate=float(np.partition(rates, -2, axis=0)[-2].max()) if count > 2 else inf,
-        second_send_rate=float(np.partition(rates, -2, axis=1)[:, -2].max()) if count > 2 else inf,
+        second_rate=best_of_second(rates, at_once),
+        second_send_rate=best_of_second(rates.T, at_once),
         there_and_back=best_pairs(rates),
     )
+
+
+def most_links_at_once(cluster: Cluster) -> int:
+    """How many messages may come into a device at once, or leave it, at most.
+
+    On a host with separate links one over each of them, and one over the device's own engine.
+    """
+    return max((len(h.devices) for h in cluster.hosts if h.separate_links), default=1)
+
+
+def best_of_second(rates: Floats, at_once: int) -> float:
+    """The most bytes per second of any device's second best link, where order matters."""
+    if len(rates) < 3 or at_once > 1:
+        return inf
+    return float(np.partition(rates, -2, axis=0)[-2].max())
 
 
 def links_to_others(cluster: Cluster) -> tuple[Floats, Floats]:

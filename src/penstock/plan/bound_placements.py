@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import Way, all_reduce_ways
-from penstock.plan.bound_links import LinkLimits, links_to_others
+from penstock.plan.bound_links import LinkLimits, links_to_others, most_links_at_once
 from penstock.plan.run_tables import Floats
 
 __all__ = ["MOST_TRIED", "Placement", "Placements", "best_placements", "placements_by_class"]
@@ -133,7 +133,8 @@ def rates_into(cluster: Cluster, rates: Floats, devices: tuple[int, ...]) -> Rat
     if not others:
         return Rates(np.inf, np.inf, np.inf)
     from_others = rates[np.ix_(others, devices)]
-    best = from_others.max(axis=0)
+    at_once = most_links_at_once(cluster)
+    best = at_once * from_others.max(axis=0)
     total = 0.0
     first = 0
     for host in cluster.hosts:
@@ -144,7 +145,8 @@ def rates_into(cluster: Cluster, rates: Floats, devices: tuple[int, ...]) -> Rat
             passed = min(passed, float(host.port_bytes_per_s))
         total += passed
         first = last
-    second = float(np.sort(from_others[:, 0])[-2]) if len(others) > 1 else np.inf
+    several = len(others) > 1 and at_once == 1
+    second = float(np.sort(from_others[:, 0])[-2]) if several else np.inf
     return Rates(total, float(best.max()), second)
 
 
