@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
@@ -208,18 +209,12 @@ def time_once(run: LayerRun) -> Times:
     if not outputs:
         return Times(forward_s, 0.0)
     ones = [torch.ones_like(output) for output in outputs]
-
-    def half_s(wanted: Sequence[torch.Tensor]) -> float:
-        if not wanted:
-            return 0.0
-        return seconds_of(
-            lambda: torch.autograd.grad(outputs, wanted, ones, retain_graph=True, allow_unused=True)
-        )
-
-    input_s, weight_s = half_s(run.inputs), half_s(run.parameters)
-    for tensor in run.inputs:
-        tensor.grad = None
     backward_s = seconds_of(partial(backward, outputs, ones))
+    deferred = DeferredGradients()
+    with DeferredWeights(deferred):
+        outputs = run.differentiable(run.forward())
+    input_s = seconds_of(partial(backward, outputs, ones))
+    weight_s = seconds_of(deferred.accumulate) if deferred else 0.0
     return Times(forward_s, backward_s, input_s, weight_s)
 
 

@@ -30,12 +30,13 @@ class StagePart:
 
     ``rows[m]`` are the rows of the batch that it computes of micro-batch ``m``. ``recomputed`` are
     the micro-batches whose forward runs again; ``last_backward`` is the last one that completes
-    the stage's gradients.
+    the stage's gradients; ``halved`` are those whose backward comes in two halves.
     """
 
     rows: tuple[range, ...]
     recomputed: frozenset[int]
     last_backward: int
+    halved: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Iteration:
             part.recomputed,
             part.last_backward,
             self.training,
+            part.halved,
         )
 
 
@@ -120,4 +122,5 @@ def part_of(
         tuple(map(rows, range(len(cut.micro_batches)))),
         frozenset(action.micro_batch for action in own if action.kind == "R"),
         ends[-1] if ends else -1,
+        frozenset(action.micro_batch for action in own if action.kind == "I"),
     )

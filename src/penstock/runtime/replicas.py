@@ -123,9 +123,11 @@ class GradientBuckets:
     def launching(self, stage: int) -> Iterator[None]:
         """Around a stage's last backward: start each all-reduce when its gradients are in."""
         handles = []
+        waiting = set(self._used[stage])
         for bucket in self.shared:
 
-            def arrived(_: torch.Tensor, bucket: Bucket = bucket) -> None:
+            def arrived(parameter: torch.Tensor, bucket: Bucket = bucket) -> None:
+                waiting.discard(parameter)  # type: ignore[arg-type]
                 bucket.missing -= 1
                 if bucket.missing == 0:
                     self._launch_complete()
@@ -138,6 +140,10 @@ class GradientBuckets:
         finally:
             for handle in handles:
                 handle.remove()
+        # Those that got their gradients in a first half before, or get none.
+        for bucket in self.shared:
+            bucket.missing -= sum(parameter in waiting for parameter in bucket.parameters)
+        self._launch_complete()
 
     def finish(self) -> None:
         """Start what has not been started, and wait for all sums.

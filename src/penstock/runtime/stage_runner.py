@@ -1,7 +1,7 @@
 """Forward, backward, its two halves and recompute of one stage on this rank's rows."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
 from penstock.capture.layer_graph import StageProgram
 from penstock.runtime.recompute import ForwardState, forward_state, replayed
 
@@ -51,7 +52,8 @@ class StageWork:
     """The work of one iteration: the leaves of this rank's rows by micro-batch, and what recurs.
 
     ``rows[m]`` may be 0. ``recomputed`` are the micro-batches whose forward keeps only its inputs.
-    ``last_backward`` is the last micro-batch that completes the parameters' gradients (-1: none).
+    ``last_backward`` is the last micro-batch that completes the parameters' gradients (-1: none);
+    ``halved`` are those whose backward comes in two halves.
     """
 
     leaves: tuple[tuple[torch.Tensor, ...], ...]
@@ -59,6 +61,7 @@ class StageWork:
     recomputed: frozenset[int] = frozenset()
     last_backward: int = -1
     training: bool = True
+    halved: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ class Kept:
     roots: list[GradientEdge | None]
     seed: torch.Tensor | None = None
     before: ForwardState | None = None
-    pending: list[tuple[GradientEdge, torch.Tensor]] | None = None
+    deferred: DeferredGradients | None = None
     borrowed: bool = False
 
 
@@ -114,7 +117,6 @@ class ModuleRunner:
         self._around_last_backward = around_last_backward
         self._plain = autocast is None and around_forward is None
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
-        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._kept: dict[int, Kept] = {}
         self._work = StageWork((), ())
 
@@ -170,28 +172,23 @@ class ModuleRunner:
         return self._input_gradients(kept, [tensor.grad for tensor in kept.inputs])
 
     def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the backward towards the stage's inputs only; the graph stays for the other half."""
+        """Run the backward but for the weights of linear layers; frees the graph."""
         kept = self._kept.get(micro_batch)
         if kept is None:
             return ()
         roots, seeds = self._seeds(kept, gradients)
-        kept.pending = list(zip(roots, seeds, strict=True))
-        found: list[torch.Tensor | None] = [None] * len(kept.inputs)
-        wanted = [kept.inputs[i] for i in self._grad_inputs]
-        if roots and wanted:
-            results = torch.autograd.grad(
-                roots, wanted, seeds, retain_graph=True, allow_unused=True
-            )
-            for i, gradient in zip(self._grad_inputs, results, strict=True):
-                found[i] = gradient
-        return self._input_gradients(kept, found)
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        found = self._input_gradients(kept, [tensor.grad for tensor in kept.inputs])
+        self._kept[micro_batch] = Kept([], [], deferred=kept.deferred)
+        return found
 
     def backward_weight(self, micro_batch: int) -> Tensors:
-        """Run the backward towards the parameters; frees the graph."""
+        """Make the gradients that the first half has left."""
         kept = self._kept.pop(micro_batch, None)
-        pending = kept.pending or [] if kept is not None and self._parameters else []
-        roots = [root for root, _ in pending]
-        self._finish_backward(micro_batch, roots, [seed for _, seed in pending], split=True)
+        with self._around_backward(micro_batch):
+            if kept is not None and kept.deferred is not None:
+                kept.deferred.accumulate()
         return ()
 
     def _call(self, micro_batch: int, inputs: list[torch.Tensor], kept: Kept) -> Tensors:
@@ -201,10 +198,15 @@ class ModuleRunner:
             for i in self._grad_inputs:
                 inputs[i].requires_grad_()
         leaves = self._work.leaves[micro_batch]
-        if self._plain:
+        halved = recording and micro_batch in self._work.halved
+        if self._plain and not halved:
             outputs = self._module(*leaves, *inputs)
         else:
-            with self._surroundings(self._work.rows[micro_batch]):
+            with ExitStack() as stack:
+                stack.enter_context(self._surroundings(self._work.rows[micro_batch]))
+                if halved:
+                    kept.deferred = DeferredGradients()
+                    stack.enter_context(DeferredWeights(kept.deferred))
                 outputs = self._module(*leaves, *inputs)
         sent: list[torch.Tensor] = []
         for spec, output in zip(self.program.sent, outputs, strict=False):
@@ -252,21 +254,17 @@ class ModuleRunner:
         return roots, seeds
 
     def _finish_backward(
-        self,
-        micro_batch: int,
-        roots: list[GradientEdge],
-        seeds: list[torch.Tensor],
-        split: bool = False,
+        self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]
     ) -> None:
         """Accumulate gradients; the last time with the all-reduce of the buckets on its heels."""
-        around = nullcontext()
-        if micro_batch == self._work.last_backward:
-            around = self._around_last_backward()
-        with around:
-            if roots and split:
-                torch.autograd.backward(roots, seeds, inputs=self._parameters)
-            elif roots:
+        with self._around_backward(micro_batch):
+            if roots:
                 torch.autograd.backward(roots, seeds)
+
+    def _around_backward(self, micro_batch: int) -> AbstractContextManager[object]:
+        if micro_batch == self._work.last_backward:
+            return self._around_last_backward()
+        return nullcontext()
 
     def _input_gradients(self, kept: Kept, gradients: Tensors) -> Tensors:
         """The gradients of the received tensors; those without any stay ``None``."""
