@@ -1,7 +1,10 @@
 """Predicted against measured iteration time of the built-in jobs under several plans.
 
 Each job is measured once (layers, links), each plan is simulated from that, then trained for some
-steps with real workers. Run it from the repository: python benchmarks/prediction/predict_and_run.py
+steps with real workers. Run it from the repository:
+
+    python benchmarks/prediction/predict_and_run.py
+    python benchmarks/prediction/predict_and_run.py --workers 2 --jobs gpt-text --schedules
 """
 
 import json
@@ -24,13 +27,26 @@ from penstock.jobs.train import TrainRequest, problem_of, train_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.registry import PLANNERS
+from penstock.plan.rescheduled import rescheduled
 from penstock.plan.row_split import split_rows
 from penstock.profile.json_file import write_profile
 from penstock.simulate.score import make_score
 
 HERE = Path(__file__).parent
-WORKERS = 4
 ATTEMPTS = 3
+SCHEDULES = (
+    "early-backward",
+    "zb-h1",
+    "zb-h2",
+    "interleaved",
+    "hanayo",
+    "zb-v",
+    "v-min",
+    "zero-bubble",
+    "chimera",
+    "dualpipe",
+)
+"""Kinds of schedules: split backwards, several stages a worker, stages held twice."""
 
 Row: TypeAlias = dict[str, object]
 Result = TypeVar("Result")
@@ -68,7 +84,20 @@ def plans_of(job: Job, costs: CostedJob) -> dict[str, Plan]:
     return plans
 
 
-def run(job: Job, costs: CostedJob, plan: Plan, steps: int) -> dict[str, float]:
+def plans_by_schedule(job: Job, costs: CostedJob, workers: int) -> dict[str, Plan]:
+    """One plan for each kind of schedule, on the same workers."""
+    problem = problem_of(job, costs.profile, costs.cluster)
+    score = make_score(problem)
+    base = balanced(job, costs, (1,) * workers, "1f1b")
+    plans = {"1f1b": base}
+    for name in SCHEDULES:
+        plan = rescheduled(problem, base, name, score)
+        if plan is not None:
+            plans[name] = plan
+    return plans
+
+
+def run(job: Job, costs: CostedJob, plan: Plan, steps: int, workers: int) -> dict[str, float]:
     """Predict and train; the two iteration times, the error, and how much others disturbed."""
     with tempfile.TemporaryDirectory() as folder, other_load() as load:
         out = Path(folder) / "run"
@@ -77,7 +106,7 @@ def run(job: Job, costs: CostedJob, plan: Plan, steps: int) -> dict[str, float]:
         write_cluster(costs.cluster, out / "cluster.toml")
         write_plan(plan, Path(folder) / "plan.json")
         request = TrainRequest(
-            workers=WORKERS, plan=Path(folder) / "plan.json", out=out, shown=False
+            workers=workers, plan=Path(folder) / "plan.json", out=out, shown=False
         )
         result = train_job(replace(job, steps=steps, evaluate_every=0, checkpoint_every=0), request)
     return {
@@ -102,12 +131,12 @@ def least_disturbed(attempt: Callable[[], tuple[Result, float]], wait_s: float) 
     return best[0]
 
 
-def costs_of(job: Job, wait_s: float) -> CostedJob:
+def costs_of(job: Job, wait_s: float, workers: int) -> CostedJob:
     """Profile and cluster, measured undisturbed where possible."""
 
     def attempt() -> tuple[CostedJob, float]:
         with other_load() as load:
-            costs = cost_job(job, workers=WORKERS)
+            costs = cost_job(job, workers=workers)
         return costs, load.cores
 
     return least_disturbed(attempt, wait_s)
@@ -117,7 +146,7 @@ def row_of(job: Job, costs: CostedJob, label: str, plan: Plan, arguments: Namesp
     """One line of the results."""
 
     def attempt() -> tuple[dict[str, float], float]:
-        figures = run(job, costs, plan, arguments.steps)
+        figures = run(job, costs, plan, arguments.steps, arguments.workers)
         return figures, figures["others_cores"]
 
     figures = least_disturbed(attempt, arguments.wait)
@@ -136,19 +165,25 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--jobs", nargs="+", default=["gpt-text", "digits"])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--schedules", action="store_true", help="one plan for each schedule")
     parser.add_argument("--wait", type=float, default=120.0, help="seconds to wait for quiet")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     arguments = parser.parse_args()
     rows: list[Row] = []
     for job in map(find_job, arguments.jobs):
-        costs = costs_of(job, arguments.wait)
-        for label, plan in plans_of(job, costs).items():
+        costs = costs_of(job, arguments.wait, arguments.workers)
+        if arguments.schedules:
+            plans = plans_by_schedule(job, costs, arguments.workers)
+        else:
+            plans = plans_of(job, costs)
+        for label, plan in plans.items():
             rows.append(row_of(job, costs, label, plan, arguments))
     machine = {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
-        "workers": WORKERS,
+        "workers": arguments.workers,
         "steps": arguments.steps,
     }
     arguments.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
