@@ -1,6 +1,7 @@
 """What is asked of a planner, from names and sizes as people give them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -80,13 +81,15 @@ def synchronous_schedules() -> tuple[str, ...]:
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
-    """The question that ``plan`` answers, with every micro-batch size and schedule allowed.
+    """The question that ``plan`` answers: any micro-batch size, planners' schedules and its own.
 
     Raises:
         BadInput: the plan does not fit to the profile or the cluster.
     """
     check_plan_fits_inputs(plan, profile, cluster)
-    return planning_problem(profile, cluster, plan.global_batch)
+    problem = planning_problem(profile, cluster, plan.global_batch)
+    # The bound of the question must hold for the plan.
+    return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))
 
 
 def divisors(number: int) -> tuple[int, ...]:
