@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.cluster.cluster import Cluster
+    from penstock.plan.plan import Plan
     from penstock.planning.what_if import PlayedPlan
     from penstock.timeline.timeline import Timeline
 
@@ -84,7 +85,7 @@ def simulate(
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
         values |= {"timeline": timeline_to_json(after.timeline)}
-    files.write(after.timeline, after.problem.cluster)
+    files.write(after.timeline, after.problem.cluster, title_of(after.planned.plan))
     parts: list[RenderableType] = []
     if not as_json:
         parts = [*change_parts(before, after, asked.words), *iteration_lines(after), ""]
@@ -140,7 +141,7 @@ class TimelineFiles:
         for place in filter(None, (self.timeline, self.trace, self.picture)):
             check_place(place)
 
-    def write(self, timeline: "Timeline", cluster: "Cluster") -> None:
+    def write(self, timeline: "Timeline", cluster: "Cluster", title: str) -> None:
         """Write what is asked for."""
         from penstock.report import timeline_files
         from penstock.report.perfetto import write_trace
@@ -152,12 +153,17 @@ class TimelineFiles:
             write_trace([timeline], self.trace)
         if self.picture:
             limits = [device.memory_bytes for device in cluster.devices]
-            timeline_files.write_timeline(self.picture, timeline, cluster.name, limits)
+            timeline_files.write_timeline(self.picture, timeline, cluster.name, limits, title)
 
     def tell(self, terminal: Terminal) -> None:
         """Say what was written."""
         for place in filter(None, (self.timeline, self.trace, self.picture)):
             terminal.note(f"wrote {place}")
+
+
+def title_of(plan: "Plan") -> str:
+    """What a picture of the plan shows."""
+    return f"{plan.schedule}: {plan.micro_batches} micro-batches of {plan.micro_batch_size}"
 
 
 def change_parts(
