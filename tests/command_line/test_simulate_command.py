@@ -142,7 +142,7 @@ def test_a_picture_is_drawn_by_its_ending(
     place = tmp_path / f"picture.{ending}"
     answer = penstock("simulate", run_directory / "plan.json", "--picture", place, "--json")
     assert answer.errors == f"wrote {place}\n"
-    start = {"svg": b"<svg", "png": b"\x89PNG", "html": b"<!", "json": b"{", "txt": b"predicted"}
+    start = {"svg": b"<svg", "png": b"\x89PNG", "html": b"<!", "json": b"{", "txt": b"1f1b: 6"}
     assert place.read_bytes().lstrip().startswith(start[ending])
 
 
