@@ -79,6 +79,36 @@ def standstills(wanted: frozenset[object]) -> list[object]:
     return [need.of for need in wanted if isinstance(need, Standstill)]
 
 
+class SharedDevice:
+    """Work that runs at once on a device, each at a rate in proportion to its claim."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self.claims: dict[str, float] = {}
+        self.changed = env.event()
+
+    def change(self) -> None:
+        """Tell all work that its rate is another now."""
+        before, self.changed = self.changed, self.env.event()
+        before.succeed()
+
+    def work(self, kinds: str, seconds: float, claim_s: float) -> Process:
+        """Do ``seconds`` of work."""
+        self.claims[kinds] = claim_s
+        self.change()
+        left, finished = 1.0, self.env.event()
+        while not finished.processed and left > 0 and claim_s:
+            whole_s = seconds / claim_s * sum(self.claims.values())
+            since_s, finished = self.env.now, self.env.timeout(left * whole_s)
+            yield finished | self.changed
+            left -= (self.env.now - since_s) / whole_s if whole_s else 1.0
+        if "F" not in kinds:
+            # Of a forward and a backward that end at the same instant, the forward goes first.
+            yield self.env.timeout(0)
+        del self.claims[kinds]
+        self.change()
+
+
 @dataclass(frozen=True)
 class Copy:
     """A stage where it is held: mirrored pipelines hold each a second time, the other way round."""
@@ -105,6 +135,7 @@ class Model:
         self.iterations = iterations
         self.env = simpy.Environment()
         self.wires = Wires(self.env)
+        self.shared: dict[int, SharedDevice] = defaultdict(lambda: SharedDevice(self.env))
         self.done: dict[object, simpy.Event] = defaultdict(self.env.event)
         self.complete: dict[object, int] = defaultdict(int)
         self.awaited: dict[tuple[int, int], set[object]] = defaultdict(set)
@@ -140,6 +171,14 @@ class Model:
         """What one device does one after the other: its actions of some kinds, and its steps."""
         device = self.plan.device_groups[g][j]
         order = [action for action in self.schedule.of(g) if action.kind in kinds]
+        before: dict[Action, Action] = {}
+        if kinds == "F":
+            latest: Action | None = None
+            for action in self.schedule.of(g):
+                if action.kind != "F":
+                    latest = action
+                elif latest:
+                    before[action] = latest
         per_update = self.schedule.weights.micro_batches_per_update
         made: dict[Copy, int] = defaultdict(int)
         total = {
@@ -153,6 +192,8 @@ class Model:
             for action in order:
                 copy = self.copy_of(action)
                 m = action.micro_batch + iteration * self.plan.micro_batches
+                if action in before:
+                    yield self.done["ended", device, iteration, before[action]]
                 update = -1
                 if action.kind in "BW":
                     made[copy] += 1
@@ -160,6 +201,7 @@ class Model:
                     update = -1 if rest else number - 1
                 yield from self.wait(copy, j, action.kind, m)
                 yield from self.act(copy, j, action.kind, m, update, kinds)
+                self.done["ended", device, iteration, action].succeed()
                 if update >= 0 and per_update:
                     yield from self.step(g, j, steps, kinds)
                     steps += 1
@@ -190,7 +232,7 @@ class Model:
                 full = waiting_bytes >= BUCKET_BYTES or (waiting_bytes > 0 and not more)
             if not full and i != layers[-1]:
                 continue
-            yield from self.compute(device, part_s, kinds)
+            yield from self.compute(device, part_s, kinds, self.claim_s(copy, j, kind))
             part_s = 0.0
             if i == layers[-1]:
                 for key, needs, message_s in self.outputs[copy.stage, copy.way, j, kind_way(kind)]:
@@ -209,14 +251,18 @@ class Model:
             self.whole_gradients(copy, update, earlier=False)
         yield self.env.timeout(0)
 
-    def compute(self, device: int, seconds: float, kinds: str) -> Process:
+    def claim_s(self, copy: Copy, j: int, kind: str) -> float:
+        """What counts when two streams share a device: the seconds of a forward or a backward."""
+        return sum(self.layer_seconds(copy, j, "F" if kind in "FR" else "B"))
+
+    def compute(self, device: int, seconds: float, kinds: str, claim_s: float) -> Process:
         """Compute; where communication does not overlap, while the device is free of it."""
-        if self.cluster.devices[device].overlaps_communication:
+        if self.schedule.concurrent:
+            yield from self.shared[device].work(kinds, seconds, claim_s)
+        elif self.cluster.devices[device].overlaps_communication:
             yield self.env.timeout(seconds)
         else:
-            # Forwards and backwards that run at once take equally long: forwards come first.
-            urgency = COMPUTE if "F" in kinds else COMPUTE + 1
-            yield from self.wires.carry([("compute", device, kinds)], seconds, urgency)
+            yield from self.wires.carry([("compute", device, kinds)], seconds, COMPUTE)
 
     def layer_seconds(self, copy: Copy, j: int, kind: str) -> list[float]:
         """Seconds of each layer of an action, in the order in which they run."""
@@ -239,9 +285,6 @@ class Model:
 
         kind = "F" if kind == "R" else kind
         seconds = of(kind)
-        if self.schedule.concurrent and kind in "FB":
-            factor = (sum(of("F")) + sum(of("B"))) / sum(seconds)
-            seconds = [factor * s for s in seconds]
         return seconds if kind == "F" else seconds[::-1]
 
     def step(self, g: int, j: int, number: int, kinds: str) -> Process:
@@ -252,7 +295,8 @@ class Model:
             yield self.done["reduced", name, number]
         speed = self.cluster.devices[device].speed
         held_bytes = sum(self.profile.parameter_bytes(copy.layers) for copy in mine)
-        yield from self.compute(device, self.profile.step_s_per_byte * held_bytes / speed, kinds)
+        seconds = self.profile.step_s_per_byte * held_bytes / speed
+        yield from self.compute(device, seconds, kinds, seconds)
         self.done["step", device, number].succeed()
 
     def reductions_of(self, mine: list[Copy], device: int) -> list[object]:

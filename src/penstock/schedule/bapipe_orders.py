@@ -67,22 +67,17 @@ def fbp_as(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 F2 F3 B0 F4 B1 B2 B3 B4
     stage 1   F0 F1 B0 F2 B1 F3 B2 F4 B3 B4
 
-    Both share the compute units of a stage in proportion to their work, so that each takes ``F +
-    B``; in return the bandwidth wanted is ``2 a / (F + B)`` for ``a`` bytes of activations, steady
-    and lower than the ``a / F`` of 1F1B-AS. A stage ``i``, counted from 1, holds
-    ``2 (N - i + 1)`` micro-batches.
-
-    BaPipe gives ``(M + N - 1) (F + B)`` for an iteration, as if a pass that has a stage to itself
-    took the whole of it. Shares are fixed here (`penstock.schedule.clock`), so that the way of a
-    micro-batch through ``2 N`` passes counts in full: ``(M + 2 N - 1) (F + B)``.
+    While both run they share the compute units of a stage in proportion to their work, so that each
+    takes ``F + B``; one that is alone has the whole stage. The bandwidth wanted is steady,
+    ``2 a / (F + B)`` for ``a`` bytes of activations, and lower than the ``a / F`` of 1F1B-AS.
+    BaPipe: ``(M + N - 1) (F + B)`` for an iteration, and ``2 (N - i + 1)`` micro-batches on stage
+    ``i``, counted from 1.
 
     Forwards keep the order of 1F1B-SO, and so do backwards; the picture shows one backward later
-    than there, because while it runs the next forward already fills memory. The numbers held are
-    those of equal stages: a stage faster than those after it may run further ahead.
+    than there: a forward waits for what stands before it, and runs beside the backward after it.
 
     Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept: nothing holds
-            forwards back until a backward is done.
+        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     schedule = early_backward(
         replace(shape, in_flight_limit=()), lambda shape, stage: 2 * (shape.stages - stage)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from penstock.errors import BadInput
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
 from penstock.schedule.clock_loop import FORWARD, GRADIENT, RECOMPUTE, ROWS, compiled_play, play
-from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.concurrent_clock import spans_side_by_side
+from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
@@ -60,7 +61,7 @@ def times_of(schedule: Schedule, shape: PipelineShape) -> Times:
         BadInput: the schedule deadlocks.
     """
     streams, start, reached = play_as_far_as_possible(schedule, shape)
-    taken = seconds_by_kind(shape, schedule.concurrent)
+    taken = seconds_by_kind(shape)
     starts: list[npt.NDArray[np.float64]] = []
     ends: list[npt.NDArray[np.float64]] = []
     begin = 0
@@ -73,16 +74,30 @@ def times_of(schedule: Schedule, shape: PipelineShape) -> Times:
         starts.append(own)
         ends.append(own + taken[stream.kinds, stream.stages])
         begin += len(stream)
-    if not schedule.concurrent:
-        return Times(tuple(starts), tuple(ends))
-    return Times(merged(schedule, starts), merged(schedule, ends))
+    if schedule.concurrent:
+        return times_side_by_side(schedule, shape)
+    return Times(tuple(starts), tuple(ends))
+
+
+def times_side_by_side(schedule: Schedule, shape: PipelineShape) -> Times:
+    """`times_of` where forwards run beside backwards (`penstock.schedule.concurrent_clock`)."""
+    spans = spans_side_by_side(schedule, shape)
+    columns = [
+        tuple(np.array([spans[action][end] for action in order]) for order in schedule.orders)
+        for end in (0, 1)
+    ]
+    return Times(*columns)
 
 
 def play_as_far_as_possible(
     schedule: Schedule, shape: PipelineShape
 ) -> tuple[tuple[Order, ...], npt.NDArray[np.float64], list[int]]:
-    """The streams of work, the start of every action, and the index at which each stream stops."""
-    streams = streams_of(schedule)
+    """The orders, the start of every action, and the index at which each order stops.
+
+    One action after the other, also where forwards may run beside backwards: what can be played
+    so can be played side by side.
+    """
+    streams = schedule.orders
     stages, micro_batches = shape.stages, shape.micro_batches
     first = np.cumsum([0, *map(len, streams)])
     kind = np.concatenate([stream.kinds for stream in streams]).astype(np.int64)
@@ -98,7 +113,7 @@ def play_as_far_as_possible(
     gradients = (kind == B) | (kind == I)
     home[FORWARD * cells + cell[kind == F]] = stream_of[kind == F]
     home[GRADIENT * cells + cell[gradients]] = stream_of[gradients]
-    seconds = seconds_by_kind(shape, schedule.concurrent).ravel()
+    seconds = seconds_by_kind(shape).ravel()
     start = np.full(len(kind), inf)
     flat = (first, kind, stage, micro, seconds, transfers_s(shape), ends, home)
     if len(kind) > FEW_ACTIONS:
@@ -108,45 +123,13 @@ def play_as_far_as_possible(
     return streams, np.array(listed), reached
 
 
-def streams_of(schedule: Schedule) -> tuple[Order, ...]:
-    """What runs one after the other: the orders; of concurrent ones forwards and backwards."""
-    if not schedule.concurrent:
-        return schedule.orders
-    return tuple(
-        order_from_arrays(order.kinds[mine], order.stages[mine], order.micro_batches[mine])
-        for order in schedule.orders
-        for mine in (order.kinds == F, order.kinds != F)
-    )
-
-
-def merged(
-    schedule: Schedule, values: list[npt.NDArray[np.float64]]
-) -> tuple[npt.NDArray[np.float64], ...]:
-    """Values of the two streams of each group, back in the order of the schedule."""
-    made: list[npt.NDArray[np.float64]] = []
-    for group, order in enumerate(schedule.orders):
-        whole = np.empty(len(order))
-        whole[order.kinds == F] = values[2 * group]
-        whole[order.kinds != F] = values[2 * group + 1]
-        made.append(whole)
-    return tuple(made)
-
-
-def seconds_by_kind(shape: PipelineShape, concurrent: bool) -> npt.NDArray[np.float64]:
-    """Seconds of an action by kind and stage.
-
-    Concurrent forwards and backwards share a device in proportion to their work, so that both take
-    as long as one after the other (BaPipe, FBP-AS).
-    """
+def seconds_by_kind(shape: PipelineShape) -> npt.NDArray[np.float64]:
+    """Seconds of an action by kind and stage, alone on its device."""
     table = np.empty((len(ACTION_KINDS), shape.stages))
     for stage in range(shape.stages):
         cost = shape.cost(stage)
-        both_s = cost.forward_s + cost.backward_s
-        forward_s, backward_s = cost.forward_s, cost.backward_s
-        if concurrent:
-            forward_s = backward_s = both_s
-        table[[F, R], stage] = forward_s
-        table[B, stage] = backward_s
+        table[[F, R], stage] = cost.forward_s
+        table[B, stage] = cost.backward_s
         table[I, stage] = cost.input_backward_s
         table[W, stage] = cost.weight_backward_s
     return table

@@ -18,9 +18,10 @@ class Schedule:
 
     Communication is derived from this order (`penstock.schedule.dependencies`), never written.
 
-    With ``concurrent`` the forwards of a group run at the same time as its backwards, each in their
-    order, on a share of the device of their own (BaPipe's FBP-AS). ``weights`` says which weights
-    are used where updates do not wait for the end of the iteration.
+    With ``concurrent`` the forwards of a group run beside its backwards (BaPipe's FBP-AS), each in
+    their order; a forward waits for what stands before it, a backward not for forwards. While both
+    run, they share the device in proportion to their work. ``weights`` says which weights are used
+    where updates do not wait for the end of the iteration.
 
     >>> print(schedule_from_actions([[Action("F", 0, 0), Action("B", 0, 0)], [Action("F", 1, 0)]]))
     stage 0   F0 B0

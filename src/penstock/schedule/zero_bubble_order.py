@@ -138,7 +138,7 @@ class Drawing:
 def drawing_of(shape: PipelineShape, pattern: Pattern) -> Drawing:
     """The costs, limits and drawn order of a pipeline whose groups hold equally many stages."""
     home = np.array([shape.group_of(s) for s in range(shape.stages)])
-    table = seconds_by_kind(shape, concurrent=False)[ROWS]
+    table = seconds_by_kind(shape)[ROWS]
     again = np.array([shape.recomputes(s) for s in range(shape.stages)])
     way_s = np.append(transfers_s(shape), 0.0)
     # A group works on all its stages, and not before the first one has its first input.

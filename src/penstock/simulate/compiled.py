@@ -68,7 +68,7 @@ def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Su
     run(arrays.whole, arrays.real)
     each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), list[float]()
     number = (orders.words >> MICRO_SHIFT) // micro_batches
-    is_wait, first = (orders.words & KIND_MASK) == WAIT, 0
+    is_wait, first = (orders.words & KIND_MASK) >= WAIT, 0
     for work in workload.devices:
         start, end = orders.start[work.group * each], orders.start[work.group * each + each]
         rows = spans(arrays, ACTION_SPAN, first + end - start)[first:]

@@ -16,7 +16,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.schedule.action import KIND_CODES
 from penstock.simulate.borrowed import borrowed
+from penstock.simulate.computing import TALKS, TALKS_TOO, occupy, vacate
 from penstock.simulate.layout import (
     ACTING,
     ACTION_SPAN,
@@ -28,18 +30,13 @@ from penstock.simulate.layout import (
     BUSY,
     COMPLETION,
     COMPLETION_START,
-    COMPUTING,
     CURRENT,
     ENDING,
-    FINISH,
     FIRST_LEAF,
     FIRST_REPLICA,
     FIRST_SEGMENT,
     GROUP_OF_BUCKET,
     HEAD,
-    HOST_SLOTS,
-    HOST_STREAM,
-    HOST_STREAM_START,
     INPUT_ROW,
     INPUTS,
     INSTANCE_MASK,
@@ -60,7 +57,6 @@ from penstock.simulate.layout import (
     ORDER_END,
     PIECES,
     POSITION,
-    PROGRESS,
     QUEUE,
     QUEUE_SEQUENCE,
     RECEIVER,
@@ -75,8 +71,6 @@ from penstock.simulate.layout import (
     SEGMENT_START,
     SENDS_START,
     SEVERAL,
-    SHARED_HOST,
-    SINCE,
     SPAN_OFFSET,
     SPANS,
     STEP,
@@ -90,6 +84,7 @@ from penstock.simulate.layout import (
     UPDATES,
     USER,
     USER_START,
+    WAIT,
     WAITED,
     WAITING,
     WAITING_FOR,
@@ -101,68 +96,10 @@ __all__ = ["run"]
 
 compiled = numba.njit
 
-COMPUTES, TALKS, TALKS_TOO = 1, 3, 2
-"""Why a stream is occupied: by its own work, or because its device cannot do both at once.
-
-A transfer cannot start while the lowest bit is set: `TALKS_TOO`, added once for each, lets others.
-"""
+BACKWARD, RECOMPUTE = KIND_CODES["B"], KIND_CODES["R"]
 
 LAST = np.int64(1) << 60
 """Added to the rank of reductions, which let messages go first."""
-
-
-@compiled
-def rate_of(w, host):
-    """Seconds of work that each running stream of a host does in a second."""
-    return min(1.0, w[w[HOST_SLOTS] + host] / max(1, w[w[COMPUTING] + host]))
-
-
-@compiled
-def change_computing(w, x, host, change):
-    """Bring the virtual time of a host to the present before more or fewer devices share it."""
-    x[w[PROGRESS] + host] += rate_of(w, host) * (x[NOW] - x[w[SINCE] + host])
-    x[w[SINCE] + host] = x[NOW]
-    w[w[COMPUTING] + host] += change
-
-
-@compiled
-def retime(w, x, host):
-    """Move the ends of all work on a host to its present rate."""
-    rate = rate_of(w, host)
-    for k in range(w[w[HOST_STREAM_START] + host], w[w[HOST_STREAM_START] + host + 1]):
-        stream = w[w[HOST_STREAM] + k]
-        if w[w[RUNNING] + stream] == COMPUTES:
-            left = max(0.0, x[w[FINISH] + stream] - x[w[PROGRESS] + host])
-            appoint(w, x, stream, x[NOW] + left / rate)
-
-
-@compiled
-def is_alone(w, stream):
-    """Whether the other stream of a device, where it has one, does not compute."""
-    return w[STREAMS_EACH] == 1 or w[w[RUNNING] + (stream ^ 1)] != COMPUTES
-
-
-@compiled
-def occupy(w, x, stream, seconds):
-    """Begin work on a stream; where the host's slots are limited, slow the others down."""
-    host = w[w[SHARED_HOST] + stream]
-    w[w[RUNNING] + stream] = COMPUTES
-    if host < 0:
-        appoint(w, x, stream, x[NOW] + seconds)
-    else:
-        change_computing(w, x, host, 1 if is_alone(w, stream) else 0)
-        x[w[FINISH] + stream] = x[w[PROGRESS] + host] + seconds
-        retime(w, x, host)
-
-
-@compiled
-def vacate(w, x, stream):
-    """End work on a stream; where the host's slots are limited, speed the others up."""
-    host = w[w[SHARED_HOST] + stream]
-    w[w[RUNNING] + stream] = 0
-    if host >= 0:
-        change_computing(w, x, host, -1 if is_alone(w, stream) else 0)
-        retime(w, x, host)
 
 
 @compiled
@@ -196,13 +133,14 @@ def start_if_ready(w, x, stream):
         if kind == STEP:
             start_step(w, x, stream, device, position)
             return
-        # A wait for a step takes no time; a forward follows it.
-        if w[w[STEPS_DONE] + device] < word >> MICRO_SHIFT:
-            return
-        position += 1
-        w[w[POSITION] + stream] = position
-        word = w[position]
-        kind = word & KIND_MASK
+        # Waits and holds take no time; a forward follows them.
+        while kind > STEP:
+            if not is_over(w, stream, device, word):
+                return
+            position += 1
+            w[w[POSITION] + stream] = position
+            word = w[position]
+            kind = word & KIND_MASK
     replica = w[w[FIRST_REPLICA] + ((word >> INSTANCE_SHIFT) & INSTANCE_MASK)]
     replica += w[w[STREAM_REPLICA] + stream]
     segment = w[w[SEGMENT] + stream]
@@ -215,7 +153,17 @@ def start_if_ready(w, x, stream):
         seconds = x[w[w[SEGMENT_START] + replica] + segment]
     else:
         seconds = x[w[SECONDS] + PIECES * replica + kind]
-    occupy(w, x, stream, seconds)
+    claim_s = x[w[SECONDS] + PIECES * replica + (0 if kind == 0 or kind == RECOMPUTE else BACKWARD)]
+    occupy(w, x, stream, seconds, claim_s)
+
+
+@compiled
+def is_over(w, stream, device, word):
+    """Whether a wait for a step, or a hold until the other stream has ended enough, is over."""
+    number = word >> MICRO_SHIFT
+    if word & KIND_MASK == WAIT:
+        return w[w[STEPS_DONE] + device] >= number
+    return w[w[ORDER_END] + stream + 1] - w[w[POSITION] + stream + 1] <= number
 
 
 @compiled
@@ -224,7 +172,7 @@ def start_step(w, x, stream, device, position):
     if w[w[BUCKETS_LEFT] + device] == 0:
         if w[SPANS]:
             x[w[ACTION_SPAN] + 2 * (w[w[SPAN_OFFSET] + stream] + position)] = x[NOW]
-        occupy(w, x, stream, x[w[STEP_SECONDS] + device])
+        occupy(w, x, stream, x[w[STEP_SECONDS] + device], x[w[STEP_SECONDS] + device])
 
 
 @compiled

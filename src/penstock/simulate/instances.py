@@ -31,13 +31,11 @@ GRADIENTS = (KIND_CODES["B"], KIND_CODES["W"])
 class StageUse(NamedTuple):
     """What a schedule makes of an instance.
 
-    ``split``: its gradients come with W, not with B. ``concurrent``: forwards and backwards run at
-    the same time. ``versions``: how many copies of its parameters are kept. ``reduces``: its
-    replicas sum its gradients among themselves.
+    ``split``: its gradients come with W, not with B. ``versions``: how many
+    copies of its parameters are kept. ``reduces``: its replicas sum its gradients among themselves.
     """
 
     split: bool = False
-    concurrent: bool = False
     versions: int = 1
     reduces: bool = True
 
@@ -129,7 +127,6 @@ def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
     uses = (
         StageUse(
             split,
-            schedule.concurrent,
             weights.versions_of(number % shape.stages),
             not shape.mirrored,
         )

@@ -16,7 +16,8 @@ one after the other: the micro-batches of a message, the buckets of a reduction,
 An action is one *word*, and so is a step or a wait for one: from the lowest bit on the kind (3
 bits), whether it makes the last gradients before an update (1), the instance (20), and the
 micro-batch, which is the number of the awaited step in a WAIT, and of a step only tells the
-iteration.
+iteration. Of a HOLD, before a forward that runs beside backwards, it is how many words the other
+stream may have left for the forward to start.
 """
 
 import numpy as np
@@ -25,6 +26,7 @@ from penstock.schedule.action import ACTION_KINDS
 
 __all__ = [
     "HEADER",
+    "HOLD",
     "INSTANCE_SHIFT",
     "LENGTHS",
     "MICRO_SHIFT",
@@ -37,6 +39,7 @@ __all__ = [
 
 STEP = len(ACTION_KINDS)
 WAIT = STEP + 1
+HOLD = STEP + 2
 PIECES = STEP + 1
 """Different pieces of work of a replica: its actions by kind, then its part of the step."""
 
@@ -142,7 +145,7 @@ REALS = 78
 
 # Real numbers: of the workload, then of the play (`real[NOW]` is the time itself).
 NOW = 0
-HEADER = 89
+HEADER = 93
 (
     SECONDS,
     STEP_SECONDS,
@@ -150,6 +153,10 @@ HEADER = 89
     MESSAGE_SECONDS,
     BUCKET_SECONDS,
     FINISH,
+    WORK,
+    CLAIM,
+    LEFT,
+    LEFT_SINCE,
     PROGRESS,
     SINCE,
     NEXT,
@@ -212,6 +219,10 @@ LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
     MESSAGE_SECONDS: (MESSAGES, 1, 0),
     BUCKET_SECONDS: (BUCKETS, 1, 0),
     FINISH: (STREAMS, 1, 0),
+    WORK: (STREAMS, 1, 0),
+    CLAIM: (STREAMS, 1, 0),
+    LEFT: (STREAMS, 1, 0),
+    LEFT_SINCE: (STREAMS, 1, 0),
     PROGRESS: (HOSTS, 1, 0),
     SINCE: (HOSTS, 1, 0),
     NEXT: (PLACES, 1, 0),

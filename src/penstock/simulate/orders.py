@@ -21,7 +21,15 @@ from penstock.schedule.early_backward import IN_FLIGHT, warm_up_depths
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.instances import Instances, StageUse, instances_of, updating
-from penstock.simulate.layout import INSTANCE_SHIFT, KIND_MASK, MICRO_SHIFT, STEP, UPDATES, WAIT
+from penstock.simulate.layout import (
+    HOLD,
+    INSTANCE_SHIFT,
+    KIND_MASK,
+    MICRO_SHIFT,
+    STEP,
+    UPDATES,
+    WAIT,
+)
 from penstock.simulate.memory import held_while
 from penstock.simulate.stage_memory import Held, Holding
 
@@ -135,8 +143,8 @@ def flatten(
     """The orders of ``schedule``, ``iterations`` times; ``micro_batches`` pass in each."""
     streams: list[Whole] = []
     for order in schedule.orders:
-        for words in streams_of(order, instances, schedule.concurrent):
-            streams.append(repeated(words, micro_batches, iterations))
+        parts = streams_of(order, instances, schedule.concurrent, iterations)
+        streams += [repeated(part, micro_batches, len(parts[-1]), iterations) for part in parts]
     return FlatOrders(
         np.array(list(accumulate(map(len, streams), initial=0)), dtype=np.int64),
         np.concatenate(streams),
@@ -148,8 +156,10 @@ def flatten(
     )
 
 
-def streams_of(order: Order, instances: Instances, concurrent: bool) -> Sequence[Whole]:
-    """The words of each compute stream of a device group, in one iteration."""
+def streams_of(
+    order: Order, instances: Instances, concurrent: bool, iterations: int
+) -> Sequence[Whole]:
+    """The words of each compute stream of a device group, in the first of the iterations."""
     instance = instances.numbers_in(order)
     per_update = instances.micro_batches_per_update
     marked = updating(order, instance, per_update)
@@ -162,8 +172,15 @@ def streams_of(order: Order, instances: Instances, concurrent: bool) -> Sequence
     if not concurrent:
         return [with_steps(words, per_update)]
     forwards = order.kinds == FORWARD
-    wait = np.array([WAIT], dtype=np.int64)
-    return [np.concatenate((wait, words[forwards])), with_steps(words[~forwards], per_update)]
+    others = with_steps(words[~forwards], per_update)
+    # Words of the other stream up to the end of the action before each forward.
+    ended = np.cumsum(~forwards)
+    steps = np.cumsum(marked) if per_update else np.zeros(len(order), dtype=np.int64)
+    last = np.maximum.accumulate(np.where(forwards, 0, np.arange(len(order))))
+    before = ended + np.where(ended > 0, steps[last] - marked[last] * (per_update > 0), 0)
+    holds = HOLD | (len(others) * iterations - before[forwards]) << MICRO_SHIFT
+    held = np.stack((holds, words[forwards]), axis=1).ravel()
+    return [np.concatenate((np.array([WAIT], dtype=np.int64), held)), others]
 
 
 def with_steps(words: Whole, per_update: int) -> Whole:
@@ -177,10 +194,13 @@ def with_steps(words: Whole, per_update: int) -> Whole:
     return np.insert(words, last + 1, STEP | words[last] >> MICRO_SHIFT << MICRO_SHIFT)
 
 
-def repeated(words: Whole, micro_batches: int, iterations: int) -> Whole:
-    """The words of several iterations, with micro-batches and awaited steps numbered through."""
+def repeated(words: Whole, micro_batches: int, others: int, iterations: int) -> Whole:
+    """The words of several iterations, with micro-batches and awaited steps numbered through.
+
+    Each iteration leaves ``others`` words less of the stream that holds are about.
+    """
     if iterations == 1:
         return words
     kinds = words & KIND_MASK
-    more = np.where(kinds == WAIT, 1, micro_batches)
+    more = np.where(kinds == WAIT, 1, np.where(kinds == HOLD, -others, micro_batches))
     return np.concatenate([words + (more * i << MICRO_SHIFT) for i in range(iterations)])

@@ -1,8 +1,11 @@
 """The rules of the simulator in plain Python: the reference that the compiled engine must equal.
 
     compute     one stream a device, two where forwards run beside backwards; actions start in
-                schedule order once their inputs are there; the optimizer steps once the device's
+                schedule order once their inputs are there (a forward beside backwards once all
+                those that stand before it have ended); the optimizer steps once the device's
                 gradients are reduced, and the next iteration follows the step
+    shares      while both streams of a device compute, they share it in proportion to the seconds
+                of their whole actions; one alone has it all
     slots       of the devices of a host, `host_slots` compute at full speed; when more compute,
                 all of them slow down alike: rate = slots / computing
     messages    leave when their action has ended and occupy the sender's send engine, the
@@ -22,7 +25,9 @@
 Ties in time are broken by the order of streams, then messages, then reductions.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
@@ -30,8 +35,9 @@ from typing import Literal, TypeAlias
 
 from penstock.schedule.action import ActionKind
 from penstock.simulate.instances import updating
+from penstock.simulate.pieces import Piece, pieces_of_action
 from penstock.simulate.trace import Span, Trace
-from penstock.simulate.workload import DeviceWork, Replica, Workload
+from penstock.simulate.workload import DeviceWork, Workload
 
 __all__ = ["play"]
 
@@ -49,23 +55,6 @@ AWAITED: dict[ActionKind, tuple[Input, ...]] = {
     "R": ("own",),
 }
 """What each action waits for; its own forward where that is not in the same stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Uninterrupted work of a stream.
-
-    An action, a segment of one that completes gradients, or a step. A piece without a replica is a
-    step or, without a kind, the wait of a stream of forwards for step ``micro_batch``.
-    """
-
-    kind: ActionKind | Literal["STEP", ""]
-    seconds: float
-    replica: int = -1
-    micro_batch: int = 0
-    starts: bool = True
-    ends: bool = True
-    buckets: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -88,6 +77,10 @@ class Stream:
     computes: bool = False
     ending: bool = False
     finish: float = 0.0
+    left: float = 0.0
+    since_s: float = 0.0
+    work_s: float = 0.0
+    claim_s: float = 0.0
     spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
 
 
@@ -177,6 +170,7 @@ class Play:
         streams: list[list[Piece]] = [[] for _ in range(workload.streams_each)]
         first = workload.parts.stages[workload.instances.members[work.group][0]]
         index = first.devices.index(work.device)
+        after = 0
         for iteration in range(workload.iterations):
             if len(streams) > 1 and iteration:
                 streams[0].append(Piece("", 0.0, micro_batch=iteration))
@@ -185,11 +179,14 @@ class Play:
                 micro_batch = action.micro_batch + iteration * workload.micro_batches_per_iteration
                 stream = streams[0] if action.kind == "F" else streams[-1]
                 replica = workload.replicas[number]
-                stream += pieces_of_action(action.kind, replica, number, micro_batch, updates)
+                made = pieces_of_action(action.kind, replica, number, micro_batch, updates)
+                stream += [replace(piece, after=after) for piece in made]
+                if len(streams) > 1 and action.kind != "F":
+                    after = len(stream)
                 if updates and per_update:
-                    stream.append(Piece("STEP", work.step_s))
+                    stream.append(Piece("STEP", work.step_s, claim_s=work.step_s))
             if not per_update:
-                streams[-1].append(Piece("STEP", work.step_s))
+                streams[-1].append(Piece("STEP", work.step_s, claim_s=work.step_s))
         return streams
 
     def make_inputs(self) -> dict[Key, int]:
@@ -247,6 +244,8 @@ class Play:
                 keys: list[Key] = [
                     (piece.replica, way, piece.micro_batch) for way in AWAITED[piece.kind]
                 ]
+                if piece.kind == "F" and self.last_stream(stream.device).next_piece < piece.after:
+                    return False
                 return not piece.starts or not any(self.inputs.get(key, 0) for key in keys)
 
     def start_if_ready(self, number: int) -> None:
@@ -261,50 +260,88 @@ class Play:
                 continue
             if piece.starts:
                 stream.spans.append((piece.kind, self.now_s, self.now_s))
-            self.occupy(number, piece.seconds)
+            self.occupy(number, piece)
             return
 
-    def occupy(self, number: int, seconds: float) -> None:
-        """Begin work on a stream; where the host's slots are limited, slow the others down."""
+    def last_stream(self, device: int) -> Stream:
+        """The stream of a device's backwards."""
+        return self.streams[self.streams_of(device)[-1]]
+
+    def occupy(self, number: int, piece: Piece) -> None:
+        """Begin work on a stream; who shares its device, or its host's slots, slows down."""
         stream = self.streams[number]
         self.busy[self.first_stream + number] = 1
-        stream.computes = True
+        with self.changing(number):
+            stream.computes = True
+            stream.work_s, stream.claim_s = piece.seconds, piece.claim_s
         processor = self.processors[stream.host]
-        if processor.slots == 0:
-            self.schedule_event(number, self.now_s + seconds)
-            return
-        self.advance(processor)
         processor.running.add(number)
-        stream.finish = processor.progress + seconds
-        self.retime(processor)
+        stream.left, stream.since_s = 1.0, processor.progress
+        stream.finish = processor.progress + self.seconds_of(number)
+        self.retime(processor, number)
 
     def vacate(self, number: int) -> None:
-        """End work on a stream; where the host's slots are limited, speed the others up."""
+        """End work on a stream; who shared its device, or its host's slots, speeds up."""
         stream = self.streams[number]
         self.busy[self.first_stream + number] = 0
-        stream.computes = False
+        with self.changing(number):
+            stream.computes = False
         processor = self.processors[stream.host]
-        if processor.slots:
-            self.advance(processor)
-            processor.running.remove(number)
-            self.retime(processor)
+        processor.running.remove(number)
+        self.retime(processor, number)
+
+    @contextmanager
+    def changing(self, number: int) -> Generator[None]:
+        """Bring a host to the present; what is left of a device's other stream stays the same."""
+        processor = self.processors[self.streams[number].host]
+        self.advance(processor)
+        others = [
+            other
+            for other in self.streams_of(self.streams[number].device)
+            if other != number and self.streams[other].computes and self.seconds_of(other) > 0
+        ]
+        for other in others:
+            stream = self.streams[other]
+            stream.left -= (processor.progress - stream.since_s) / self.seconds_of(other)
+            stream.since_s = processor.progress
+        yield
+        for other in others:
+            stream = self.streams[other]
+            stream.finish = processor.progress + stream.left * self.seconds_of(other)
+
+    def seconds_of(self, number: int) -> float:
+        """Seconds of a stream's whole piece at its present share of the device."""
+        stream = self.streams[number]
+        running = [self.streams[each] for each in self.streams_of(stream.device)]
+        claims = [each.claim_s for each in running if each.computes]
+        if len(claims) < 2 or stream.claim_s == 0:
+            return stream.work_s
+        return stream.work_s / stream.claim_s * sum(claims)
 
     def rate(self, processor: Processor) -> float:
-        """Seconds of work that each running stream does in a second."""
+        """Seconds of work that each running device does in a second."""
         devices = {self.streams[number].device for number in processor.running}
         return min(1.0, processor.slots / len(devices)) if devices else 1.0
 
     def advance(self, processor: Processor) -> None:
-        """Bring the virtual time of a host to the present."""
-        processor.progress += self.rate(processor) * (self.now_s - processor.since_s)
-        processor.since_s = self.now_s
+        """Bring the virtual time of a host to the present: the time itself where slots suffice."""
+        if processor.slots:
+            processor.progress += self.rate(processor) * (self.now_s - processor.since_s)
+            processor.since_s = self.now_s
+        else:
+            processor.progress = self.now_s
 
-    def retime(self, processor: Processor) -> None:
-        """Move the ends of all work on a host to its present rate."""
+    def retime(self, processor: Processor, number: int) -> None:
+        """Move the ends of all work that begin or end of work on a stream changes."""
+        if processor.slots == 0:
+            for each in self.streams_of(self.streams[number].device):
+                if self.streams[each].computes:
+                    self.schedule_event(each, self.streams[each].finish)
+            return
         rate = self.rate(processor)
-        for number in processor.running:
-            left = max(0.0, self.streams[number].finish - processor.progress)
-            self.schedule_event(number, self.now_s + left / rate)
+        for each in processor.running:
+            left = max(0.0, self.streams[each].finish - processor.progress)
+            self.schedule_event(each, self.now_s + left / rate)
 
     def end_piece(self, number: int) -> None:
         """A piece of work has ended: send what it made, then go on."""
@@ -445,19 +482,6 @@ class Play:
             steps=tuple(steps),
             iteration_s=self.now_s,
         )
-
-
-def pieces_of_action(
-    kind: ActionKind, replica: Replica, number: int, micro_batch: int, updates: bool
-) -> list[Piece]:
-    """An action as one piece; where it completes gradients, as its segments."""
-    if not updates:
-        return [Piece(kind, replica.work.seconds(kind), number, micro_batch)]
-    last = len(replica.last_backward) - 1
-    return [
-        Piece(kind, segment.seconds, number, micro_batch, k == 0, k == last, segment.buckets)
-        for k, segment in enumerate(replica.last_backward)
-    ]
 
 
 def play(workload: Workload) -> Trace:

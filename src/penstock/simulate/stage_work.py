@@ -26,7 +26,6 @@ class ReplicaWork:
     backward is split), cut where gradients are complete.
 
         seconds = layer seconds of its rows / speed, at least parameter bytes / off-chip rate
-        concurrent forwards, recomputes and backwards: forward seconds + backward seconds each
 
     The off-chip rate counts where the parameters exceed what the chip holds: then every action
     reads them anew.
@@ -163,14 +162,12 @@ def replica_work(
     forward_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
     backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
-    if use.concurrent:
-        forward_s = backward_s = forward_s + backward_s
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
     segments_s = tuple(
         layer_gradients_s.of(range(lower, upper), rows) / speed
         for upper, lower in pairwise((layers.stop, *stops))
     )
-    if least_s or use.concurrent:
+    if least_s:
         segments_s = stretched(segments_s, weight_s if use.split else backward_s)
     return ReplicaWork(
         forward_s=forward_s,

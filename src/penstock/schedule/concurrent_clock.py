@@ -1,0 +1,159 @@
+"""When each action of a concurrent schedule runs: two streams share a group by their work.
+
+BaPipe (arXiv 2012.12544, FBP-AS) gives a forward and a backward that run at once compute units in
+proportion to their work: of a stage's ``F`` and ``B`` seconds, the forward progresses at a rate of
+``F / (F + B)``, the backward at ``B / (F + B)``. One that is alone has the whole device.
+"""
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from penstock.schedule.action import Action
+from penstock.schedule.dependencies import predecessors
+from penstock.schedule.order import Order
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape, StageCost
+
+__all__ = ["spans_side_by_side"]
+
+Span = tuple[float, float]
+
+
+@dataclass(slots=True)
+class Stream:
+    """The forwards of a group, or all else; action ``i`` follows ``after[i]`` of the other stream.
+
+    While an action runs, ``left`` is the part of it still to do at ``since_s``.
+    """
+
+    actions: list[Action] = field(default_factory=list[Action])
+    after: list[int] = field(default_factory=list[int])
+    ended: int = 0
+    runs: bool = False
+    start_s: float = 0.0
+    left: float = 0.0
+    since_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def action(self) -> Action:
+        """The action that runs, or is next."""
+        return self.actions[self.ended]
+
+
+class Play:
+    """One iteration; stream ``2 g`` is the forwards of group ``g``, ``2 g + 1`` all else."""
+
+    def __init__(self, schedule: Schedule, shape: PipelineShape) -> None:
+        self.shape = shape
+        self.costs = [shape.cost(stage) for stage in range(shape.stages)]
+        self.streams = [stream for order in schedule.orders for stream in streams_of(order)]
+        self.present = {action for order in schedule.orders for action in order}
+        self.spans: dict[Action, Span] = {}
+        self.arriving: dict[Action, list[int]] = {}
+        self.heap: list[tuple[float, int]] = []
+        self.now_s = 0.0
+
+    def run(self) -> dict[Action, Span]:
+        """Play until nothing more can start."""
+        for number in range(len(self.streams)):
+            self.start_if_ready(number)
+        while self.heap:
+            self.now_s, number = heappop(self.heap)
+            stream = self.streams[number]
+            if stream.runs and stream.end_s == self.now_s:
+                self.end(number)
+            self.start_if_ready(number)
+        return self.spans
+
+    def start_if_ready(self, number: int) -> None:
+        """Start the next action of an idle stream once all that it waits for is there."""
+        stream, other = self.streams[number], self.streams[number ^ 1]
+        if stream.runs or stream.ended == len(stream.actions):
+            return
+        if other.ended < stream.after[stream.ended]:
+            return
+        ready_s = 0.0
+        for before in predecessors(stream.action, self.shape):
+            if before in self.present:
+                if before not in self.spans:
+                    self.arriving.setdefault(before, []).append(number)
+                    return
+                ready_s = max(ready_s, self.spans[before][1] + self.way_s(before, stream.action))
+        if ready_s > self.now_s:
+            heappush(self.heap, (ready_s, number))
+            return
+        stream.start_s = self.now_s
+        self.share(number, begins=True)
+
+    def end(self, number: int) -> None:
+        """An action has ended: go on with what waited for it."""
+        stream = self.streams[number]
+        self.share(number, begins=False)
+        action = stream.action
+        self.spans[action] = (stream.start_s, self.now_s)
+        stream.ended += 1
+        for waiting in (*self.arriving.pop(action, ()), number & ~1, number | 1):
+            self.start_if_ready(waiting)
+
+    def share(self, number: int, *, begins: bool) -> None:
+        """Begin or end work; what is left of the group's other stream stays the same."""
+        stream, other = self.streams[number], self.streams[number ^ 1]
+        if other.runs:
+            whole_s = self.seconds(number ^ 1)
+            other.left -= (self.now_s - other.since_s) / whole_s if whole_s else 0.0
+            other.since_s = self.now_s
+        stream.runs, stream.left, stream.since_s = begins, 1.0, self.now_s
+        for each in (number & ~1, number | 1):
+            if self.streams[each].runs:
+                self.streams[each].end_s = self.now_s + self.streams[each].left * self.seconds(each)
+                heappush(self.heap, (self.streams[each].end_s, each))
+
+    def seconds(self, number: int) -> float:
+        """Seconds of a stream's whole action at its present share."""
+        stream, other = self.streams[number], self.streams[number ^ 1]
+        cost = self.costs[stream.action.stage]
+        alone_s, claim_s = seconds_of(stream.action, cost), claim_of(stream.action, cost)
+        if not other.runs or claim_s == 0:
+            return alone_s
+        claims_s = claim_s + claim_of(other.action, self.costs[other.action.stage])
+        return alone_s / claim_s * claims_s
+
+    def way_s(self, before: Action, after: Action) -> float:
+        """Seconds of the transfer between two actions, nothing within a group."""
+        groups = {self.shape.group_of(each.stage, each.micro_batch) for each in (before, after)}
+        first = min(before.stage, after.stage)
+        return self.costs[first].transfer_s if len(groups) > 1 else 0.0
+
+
+def streams_of(order: Order) -> tuple[Stream, Stream]:
+    """The forwards of a group and all else; forwards wait for what stands before them."""
+    forwards, others = Stream(), Stream()
+    for action in order:
+        stream = forwards if action.kind == "F" else others
+        stream.after.append(len(others.actions) if action.kind == "F" else 0)
+        stream.actions.append(action)
+    return forwards, others
+
+
+def seconds_of(action: Action, cost: StageCost) -> float:
+    """Seconds of an action that has the device to itself."""
+    match action.kind:
+        case "F" | "R":
+            return cost.forward_s
+        case "B":
+            return cost.backward_s
+        case "I":
+            return cost.input_backward_s
+        case "W":
+            return cost.weight_backward_s
+
+
+def claim_of(action: Action, cost: StageCost) -> float:
+    """What counts when two streams share a device: a forward's seconds, or a whole backward's."""
+    return cost.forward_s if action.kind in ("F", "R") else cost.backward_s
+
+
+def spans_side_by_side(schedule: Schedule, shape: PipelineShape) -> dict[Action, Span]:
+    """Start and end of every action that can be played."""
+    return Play(schedule, shape).run()
