@@ -93,8 +93,9 @@ def test_forwards_beside_backwards_have_a_line_each() -> None:
     shape = PipelineShape(stages=1, micro_batches=2)
     schedule = Schedule(gpipe(shape).orders, concurrent=True)
     lines = gantt(schedule_timeline(schedule, shape), 34, colour=False).splitlines()
-    assert lines[0] == "device 0  F0------F1------........"
-    assert lines[1] == "          ........B0------B1------"
+    # Alone an action has the whole device; F1 and B0 share it by their work, 1 to 2.
+    assert lines[0] == "device 0  F0--F1----------........"
+    assert lines[1] == "          ....B0----------B1------"
 
 
 def test_steps_count_but_messages_are_not_drawn() -> None:
