@@ -116,7 +116,7 @@ def test_events_that_overlap_on_an_engine_have_threads_of_their_own() -> None:
     events: list[dict[str, Any]] = trace_events(made(schedule, shape), 0)  # type: ignore[assignment]
     assert threads_never_overlap(events)
     named = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert {"device 0 compute", "device 0 compute 2", "device 0 send", "device 1 receive"} <= named
+    assert {"device 1 compute", "device 1 compute 2", "device 0 send", "device 1 receive"} <= named
 
 
 def test_memory_is_a_counter_of_each_device() -> None:
