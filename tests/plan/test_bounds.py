@@ -121,3 +121,15 @@ def test_memory_for_one_micro_batch_binds():
 def test_schedules_beyond_the_proof_leave_only_the_work():
     asked = chain(10**12, 0.5 * MEGABYTE, MEGABYTE, sizes=(1,))
     assert lower_bound(replace(asked, schedules=("zero-bubble",))).argument.startswith("all work")
+
+
+def test_on_separate_links_a_device_receives_from_several_at_once() -> None:
+    layer = LayerCost("layer", Affine(), Affine(), Affine())
+    edges = (Edge(0, 1, "tensor", Affine(0.0, 100.0), Affine()),)
+    profile = ModelProfile("two", (layer, layer), edges)
+    host = Host("host", (Device("device", 1e9),) * 3, link_bytes_per_s=100.0, separate_links=True)
+    problem = PlanningProblem(profile, Cluster("three", (host,)), 4, (4,))
+    plan = Plan((Stage(range(1), (0, 1), (2, 2)), Stage(range(1, 2), (2,), (4,))), 1, 4, "1f1b")
+    # Two messages of two rows, side by side.
+    assert make_score(problem)(plan) == pytest.approx(2.0)
+    assert plan_bound_s(problem, plan) <= 2.0

@@ -78,3 +78,18 @@ def test_the_preemptive_rule_ends_at_the_worst_set_of_jobs(
 def test_an_in_flight_limit_of_nothing_is_refused() -> None:
     with pytest.raises(BadInput, match=r"stage 1 has an in-flight limit of 0; allow at least one"):
         makespan_bound_s(PipelineShape(2, 2, in_flight_limit=(1, 0)))
+
+
+def test_a_way_that_no_micro_batch_takes_needs_no_room() -> None:
+    large = StageCost(saved_bytes=5.0)
+    shape = PipelineShape(
+        stages=2,
+        micro_batches=1,
+        costs=(StageCost(saved_bytes=1.0), large),
+        memory_bytes=(1.0, 5.0),
+        mirrored=True,
+    )
+    # The other way stage 1 would be on group 0, which has no room for it.
+    assert makespan_bound_s(shape) == 5.0
+    with pytest.raises(BadInput, match=r"room for 1"):
+        makespan_bound_s(replace(shape, micro_batches=2))

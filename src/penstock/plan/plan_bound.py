@@ -209,6 +209,9 @@ def messages_of_cut(
         )
         return down_s, up_s, down_s
     rate = sum(known.receive_rates[device] for device in stage.devices)
+    if any(host.separate_links for host in problem.cluster.hosts):
+        # A device there receives from every sender at once.
+        rate *= before.replicas
     floors = [floor_of(edge.bytes, rows) for edge in edges]
     return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
 

@@ -148,7 +148,7 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
     back: ActionKind = "I" if split else "B"
     waits = [
         [waits_of(shape, stage, way, split=split) for stage in range(shape.stages)]
-        for way in range(step)
+        for way in range(min(step, shape.micro_batches))
     ]
     for m in range(shape.micro_batches):
         for stage in range(shape.stages):
