@@ -1,13 +1,26 @@
 """Hypothesis strategies: small pipelines with unequal stages."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.shape import PipelineShape, StageCost
 
-__all__ = ["STYLES", "small_shapes"]
+__all__ = ["STYLES", "per_stage_costs", "small_shapes"]
 
 STYLES: tuple[PlacementStyle, ...] = ("straight", "looped", "folded", "mirrored")
+
+per_stage_costs = st.builds(
+    StageCost,
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.3, 2.0]),
+    st.sampled_from([0.0, 1.0, 3.0]),
+    st.sampled_from([None, 0.0, 0.5]),
+).map(lambda c: replace(c, kept_bytes=min(c.bytes_until_weight_backward, c.saved_bytes)))
+"""Costs that may be zero, with transfers, and less kept until W than saved."""
 
 
 @st.composite

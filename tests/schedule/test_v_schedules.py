@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_strategies import per_stage_costs
 
 from penstock.errors import BadInput
 from penstock.schedule import zero_bubble_loop, zero_bubble_order
@@ -115,17 +116,6 @@ def test_it_takes_no_longer_than_the_authors_generators(p: int, m: int) -> None:
         shape = on_v(p, m, cost)
         for family, most_s in zip(FAMILIES.values(), published, strict=True):
             assert makespan_s(family(shape), shape) <= most_s + 1e-9
-
-
-per_stage_costs = st.builds(
-    StageCost,
-    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
-    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
-    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
-    st.sampled_from([0.0, 0.3, 2.0]),
-    st.sampled_from([0.0, 1.0, 3.0]),
-    st.sampled_from([None, 0.0, 0.5]),
-).map(lambda c: replace(c, kept_bytes=min(c.bytes_until_weight_backward, c.saved_bytes)))
 
 
 @settings(max_examples=250, deadline=None)

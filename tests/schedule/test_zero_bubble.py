@@ -1,11 +1,11 @@
 """ZB-H1 and ZB-H2: the published bubbles and peaks, W in the gaps of any costs, limits kept."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_strategies import per_stage_costs
 
 from penstock.errors import BadInput
 from penstock.schedule import zero_bubble_loop, zero_bubble_order
@@ -105,17 +105,6 @@ def test_a_w_is_not_put_where_it_would_hold_others_up(
     # W is three times as long as the gaps before the drain.
     shape = PipelineShape(4, 4, costs=(StageCost(1.0, 1.0, 3.0),) * 4)
     assert makespan_s(family(shape), shape) == makespan_bound_s(shape)
-
-
-per_stage_costs = st.builds(
-    StageCost,
-    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
-    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
-    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
-    st.sampled_from([0.0, 0.3, 2.0]),
-    st.sampled_from([0.0, 1.0, 3.0]),
-    st.sampled_from([None, 0.0, 0.5]),
-).map(lambda c: replace(c, kept_bytes=min(c.bytes_until_weight_backward, c.saved_bytes)))
 
 
 @settings(max_examples=150, deadline=None)

@@ -95,7 +95,8 @@ def find_plan(
         first = searched_plan(base, planner, score, limit, tell)
         found += [first] if known else []
     except Infeasible:
-        first = searched_plan(roomy(base), planner, make_score(roomy(base)), limit, tell)
+        wide = roomy(base)
+        first = searched_plan(wide, planner, make_score(wide), limit, tell)
     for name in others:
         if tell:
             tell(SearchStep(f"schedule {name}", None, inf))

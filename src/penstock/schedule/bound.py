@@ -30,7 +30,7 @@ from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.clock import transfers_s
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["Arc", "Windows", "arcs_of", "kinds_of", "makespan_bound_s", "seconds_of", "windows_of"]
+__all__ = ["Arc", "Windows", "arcs_of", "kinds_of", "makespan_bound_s", "windows_of"]
 
 SLACK = 1 + 2e-9
 """Twice what `penstock.schedule.validate` lets a group save above its memory."""
@@ -85,7 +85,9 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     jobs: list[list[tuple[float, float, float]]] = [[] for _ in range(shape.groups)]
     for action, head_s in windows.head_s.items():
         group = shape.group_of(action.stage, action.micro_batch)
-        jobs[group].append((head_s, seconds_of(action, shape), windows.tail_s[action]))
+        jobs[group].append(
+            (head_s, shape.cost(action.stage).seconds(action.kind), windows.tail_s[action])
+        )
     return max(preemptive_end_s(of_group) for of_group in jobs)
 
 
@@ -106,7 +108,7 @@ def windows_of(shape: PipelineShape, *, split: bool) -> Windows:
         for kind in kinds_of(split=split)
         for stage in range(shape.stages)
     ]
-    seconds = {action: seconds_of(action, shape) for action in actions}
+    seconds = {action: shape.cost(action.stage).seconds(action.kind) for action in actions}
     head_s = dict.fromkeys(actions, 0.0)
     tail_s = dict.fromkeys(actions, 0.0)
     for before, after, way_s in arcs:
@@ -119,20 +121,6 @@ def windows_of(shape: PipelineShape, *, split: bool) -> Windows:
 def kinds_of(*, split: bool) -> tuple[ActionKind, ...]:
     """The kinds of action of schedules with split or with whole backwards."""
     return ("F", "I", "W") if split else ("F", "B")
-
-
-def seconds_of(action: Action, shape: PipelineShape) -> float:
-    """What an action takes on its device group."""
-    cost = shape.cost(action.stage)
-    match action.kind:
-        case "F" | "R":
-            return cost.forward_s
-        case "B":
-            return cost.backward_s
-        case "I":
-            return cost.input_backward_s
-        case "W":
-            return cost.weight_backward_s
 
 
 def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:

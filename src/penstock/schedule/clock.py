@@ -125,14 +125,8 @@ def play_as_far_as_possible(
 
 def seconds_by_kind(shape: PipelineShape) -> npt.NDArray[np.float64]:
     """Seconds of an action by kind and stage, alone on its device."""
-    table = np.empty((len(ACTION_KINDS), shape.stages))
-    for stage in range(shape.stages):
-        cost = shape.cost(stage)
-        table[[F, R], stage] = cost.forward_s
-        table[B, stage] = cost.backward_s
-        table[I, stage] = cost.input_backward_s
-        table[W, stage] = cost.weight_backward_s
-    return table
+    costs = [shape.cost(stage) for stage in range(shape.stages)]
+    return np.array([[cost.seconds(kind) for cost in costs] for kind in ACTION_KINDS])
 
 
 def transfers_s(shape: PipelineShape) -> npt.NDArray[np.float64]:

@@ -113,7 +113,7 @@ class Play:
         """Seconds of a stream's whole action at its present share."""
         stream, other = self.streams[number], self.streams[number ^ 1]
         cost = self.costs[stream.action.stage]
-        alone_s, claim_s = seconds_of(stream.action, cost), claim_of(stream.action, cost)
+        alone_s, claim_s = cost.seconds(stream.action.kind), claim_of(stream.action, cost)
         if not other.runs or claim_s == 0:
             return alone_s
         claims_s = claim_s + claim_of(other.action, self.costs[other.action.stage])
@@ -134,19 +134,6 @@ def streams_of(order: Order) -> tuple[Stream, Stream]:
         stream.after.append(len(others.actions) if action.kind == "F" else 0)
         stream.actions.append(action)
     return forwards, others
-
-
-def seconds_of(action: Action, cost: StageCost) -> float:
-    """Seconds of an action that has the device to itself."""
-    match action.kind:
-        case "F" | "R":
-            return cost.forward_s
-        case "B":
-            return cost.backward_s
-        case "I":
-            return cost.input_backward_s
-        case "W":
-            return cost.weight_backward_s
 
 
 def claim_of(action: Action, cost: StageCost) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.errors import BadInput
 from penstock.schedule.action import Action, ActionKind
-from penstock.schedule.bound import arcs_of, seconds_of, windows_of
+from penstock.schedule.bound import arcs_of, windows_of
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["Solution", "solve"]
@@ -44,7 +44,7 @@ def solve(
     cp_model = cp_sat()
     windows = windows_of(shape, split=split)
     model = cp_model.CpModel()
-    seconds = {action: round(seconds_of(action, shape)) for action in windows.head_s}
+    seconds = {a: round(shape.cost(a.stage).seconds(a.kind)) for a in windows.head_s}
     start = {
         action: model.new_int_var(
             round(head), longest - round(windows.tail_s[action]) - seconds[action], str(action)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from penstock.errors import BadInput
+from penstock.schedule.action import ActionKind
 
 __all__ = ["PipelineShape", "StageCost"]
 
@@ -30,6 +31,18 @@ class StageCost:
     def backward_s(self) -> float:
         """Seconds of a whole backward."""
         return self.input_backward_s + self.weight_backward_s
+
+    def seconds(self, kind: ActionKind) -> float:
+        """Seconds of an action that has its device to itself."""
+        match kind:
+            case "F" | "R":
+                return self.forward_s
+            case "B":
+                return self.backward_s
+            case "I":
+                return self.input_backward_s
+            case "W":
+                return self.weight_backward_s
 
     @property
     def bytes_until_weight_backward(self) -> float:

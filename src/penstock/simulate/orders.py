@@ -62,11 +62,6 @@ class FlatOrders:
         """Compute streams of a device."""
         return 2 if self.concurrent else 1
 
-    @property
-    def is_step(self) -> npt.NDArray[np.bool_]:
-        """Which words are steps, not actions."""
-        return (self.words & KIND_MASK) == STEP
-
 
 def orders_of_plan(plan: Plan) -> FlatOrders:
     """The orders of one iteration of ``plan``, valid.
