@@ -15,13 +15,13 @@ from penstock.schedule.weight_rule import SYNCHRONOUS
 
 
 def is_runnable(name: str) -> bool:
-    """Whether a family flushes, and does one action at a time."""
+    """Whether a family updates weights after a flush."""
     style = PLACEMENT_STYLES.get(name, "straight")
     rounds = 2 if style in ("looped", "folded") else 1
     placement = placement_of_style(style, 2, rounds)
     shape = PipelineShape(len(placement), 4, placement, mirrored=style == "mirrored")
     schedule = SCHEDULES[name](shape)
-    return schedule.weights == SYNCHRONOUS and not schedule.concurrent
+    return schedule.weights == SYNCHRONOUS
 
 
 RUNNABLE = [name for name in SCHEDULES if is_runnable(name)]

@@ -95,9 +95,12 @@ def prepare_iteration(
         BadInput: the plan's schedule is unknown or cannot be played.
     """
     cut = cut_batch(plan, rows)
-    schedule, shape = schedule_of(plan, len(cut.micro_batches))
-    if not training:
-        shape = replace(shape, recompute=())
+    micro_batches = len(cut.micro_batches)
+    if training:
+        schedule, shape = schedule_of(plan, micro_batches)
+    else:
+        # The plan's own order is not made: it may take a search, or not fit another batch.
+        shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
         schedule = forward_schedule(shape)
     messages = messages_of_rank(rank, plan, boundaries, schedule, shape, cut)
     places = places_of(plan, rank)

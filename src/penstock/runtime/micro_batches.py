@@ -1,14 +1,17 @@
 """How a batch is cut into micro-batches, and each micro-batch over the replicas of every stage."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.row_split import row_ranges, split_rows
 from penstock.schedule.action import Action
+from penstock.schedule.one_at_a_time import one_at_a_time
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape
+from penstock.schedule.validate import validate
 
 __all__ = ["BatchCut", "cut_batch", "forward_schedule", "schedule_of"]
 
@@ -58,14 +61,22 @@ def cut_batch(plan: Plan, rows: int) -> BatchCut:
     )
 
 
+@lru_cache(maxsize=8)
 def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape]:
     """The plan's schedule for ``micro_batches`` micro-batches, proven to end, and its shape.
+
+    A rank does one thing at a time: the two streams of a concurrent schedule become one order
+    (`penstock.schedule.one_at_a_time`). Every rank finds the same, from nothing but the plan.
 
     Raises:
         BadInput: the plan names no known schedule, or one that cannot be played.
     """
     resized = replace(plan, micro_batches=micro_batches)
-    return order_of(resized), resized.shape()
+    schedule, shape = order_of(resized), resized.shape()
+    if schedule.concurrent:
+        schedule = one_at_a_time(schedule, shape)
+        validate(schedule, shape)
+    return schedule, shape
 
 
 def forward_schedule(shape: PipelineShape) -> Schedule:
