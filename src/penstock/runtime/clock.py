@@ -51,12 +51,18 @@ class StepClock:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         self._records: list[tuple[EventKind, int, int, float, float, int, int]] = []
+        self._flushes: list[tuple[int, int]] = []
         self.start_s = now()
 
     def restart(self) -> None:
         """Begin an iteration."""
         self._records = []
+        self._flushes = []
         self.start_s = self.now()
+
+    def next_flush(self, micro_batches: int) -> None:
+        """Go on with another batch; its micro-batches follow the ``micro_batches`` before it."""
+        self._flushes.append((len(self._records), micro_batches))
 
     def add(
         self,
@@ -73,8 +79,16 @@ class StepClock:
 
     @property
     def records(self) -> list[Record]:
-        """All that was noted, in order of being noted."""
-        return [Record(*record) for record in self._records]
+        """All that was noted, in order of being noted; micro-batches are numbered on."""
+        found = [Record(*record) for record in self._records]
+        for start, micro_batches in self._flushes:
+            found[start:] = [
+                record._replace(micro_batch=record.micro_batch + micro_batches)
+                if record.micro_batch >= 0
+                else record
+                for record in found[start:]
+            ]
+        return found
 
     @property
     def busy_s(self) -> float:

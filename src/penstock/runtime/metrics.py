@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 
 from penstock.errors import BadInput, LossNotFinite
+from penstock.runtime.gradient_noise import GradientNoise
 
 __all__ = ["RankTotals", "StepMetrics", "Totals", "clip_factor"]
 
@@ -16,6 +17,10 @@ class StepMetrics:
     global norm before clipping. ``bubble`` is the share of the devices' time without compute,
     up to the end of the pipeline's drain. ``seconds`` is the slowest rank's time up to there plus
     the slowest optimizer step of the step before.
+
+    ``skipped`` says that gradients overflowed float16: their norm is not finite, and weights and
+    learning rate stayed. ``loss_scale`` is what the loss was scaled by (1: no loss scaling).
+    ``gradient_noise`` is estimated where `Pipeline` was asked to.
     """
 
     step: int
@@ -25,6 +30,9 @@ class StepMetrics:
     samples: int
     seconds: float
     bubble: float
+    skipped: bool = False
+    loss_scale: float = 1.0
+    gradient_noise: GradientNoise | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -37,7 +45,8 @@ class RankTotals:
     """One rank's numbers at the end of an iteration.
 
     ``loss_sum`` is the sum of weight times loss over its slices, ``square_sum`` that of its
-    gradients before division by the weight. ``fingerprint`` tells batches apart.
+    gradients before division by the weight. ``fingerprint`` tells batches apart. ``variance`` and
+    ``noisy_square`` are this rank's shares of the gradient noise (`NoiseMeter.totals`).
     """
 
     loss_sum: float
@@ -48,6 +57,8 @@ class RankTotals:
     optimizer_s: float
     rows: float
     fingerprint: float
+    variance: float = 0.0
+    noisy_square: float = 0.0
 
     def values(self) -> list[float]:
         """In the order of the fields."""
@@ -56,17 +67,24 @@ class RankTotals:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The numbers of all ranks put together."""
+    """The numbers of all ranks put together; gradients are those of the mean loss, not scaled.
+
+    ``variance`` and ``noisy_square`` are those of `NoiseMeter.totals`; 0 where not measured.
+    """
 
     loss: float
     weight: float
     gradient_norm: float
     seconds: float
     bubble: float
+    variance: float = 0.0
+    noisy_square: float = 0.0
 
     @classmethod
-    def of(cls, table: list[list[float]], devices: int) -> "Totals":
+    def of(cls, table: list[list[float]], devices: int, seed: float = 1.0) -> "Totals":
         """From the `RankTotals.values` of every rank; ``devices`` are at work.
+
+        ``seed`` is what the backward's first gradients were multiplied by.
 
         Raises:
             BadInput: the ranks were given different batches.
@@ -76,14 +94,22 @@ class Totals:
         weight = sum(rank.weight for rank in ranks)
         loss = sum(rank.loss_sum for rank in ranks) / weight if weight else float("nan")
         square_sum = sum(rank.square_sum for rank in ranks)
-        norm = sqrt(square_sum) / weight if weight and square_sum >= 0 else float("nan")
+        divisor = weight * seed
+        norm = sqrt(square_sum) / divisor if weight and square_sum >= 0 else float("nan")
+        noise = (sum(r.variance for r in ranks), sum(r.noisy_square for r in ranks))
+        variance, noisy_square = (n / divisor**2 if weight else 0.0 for n in noise)
         elapsed = max(rank.elapsed_s for rank in ranks)
         busy = sum(rank.busy_s for rank in ranks)
         bubble = 1 - busy / (devices * elapsed) if elapsed > 0 else 0.0
-        return cls(loss, weight, norm, elapsed + max(rank.optimizer_s for rank in ranks), bubble)
+        seconds = elapsed + max(rank.optimizer_s for rank in ranks)
+        return cls(loss, weight, norm, seconds, bubble, variance, noisy_square)
 
-    def check_finite(self, step: int, learning_rate: float) -> None:
-        """Raise `LossNotFinite` unless loss and gradients are numbers."""
+    def check_finite(self, step: int, learning_rate: float, *, loss_scaled: bool = False) -> None:
+        """Raise `LossNotFinite` unless loss and gradients are numbers.
+
+        Where the loss is scaled, gradients may overflow: a smaller scale can mend that. It cannot
+        mend the loss, which is computed without it.
+        """
         if self.weight == 0:
             raise LossNotFinite(
                 f"no target of the batch of step {step} counts in the loss (all are ignored), so "
@@ -91,7 +117,7 @@ class Totals:
             )
         what = "loss" if not isfinite(self.loss) else "gradient norm"
         value = self.loss if what == "loss" else self.gradient_norm
-        if not isfinite(value):
+        if not isfinite(value) and not (loss_scaled and what == "gradient norm"):
             raise LossNotFinite(
                 f"{what} is {value} at step {step} (learning rate {learning_rate:g}), no optimizer "
                 f"step was taken; lower the learning rate, clip the gradients or check the data"

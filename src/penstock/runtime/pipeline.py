@@ -21,7 +21,9 @@ from penstock.runtime.checkpoint import (
     stored_tensors,
 )
 from penstock.runtime.clock import gather_timeline
-from penstock.runtime.metrics import StepMetrics, clip_factor
+from penstock.runtime.gradient_noise import NoiseMeter
+from penstock.runtime.loss_scaling import LossScaling, check_parameter_types, loss_scaling_for
+from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.recompute import random_state, restore_random_state
 from penstock.runtime.stage_building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.training import MakeOptimizer, MakeSchedule, Training, merged_states
@@ -46,8 +48,10 @@ class Pipeline:
 
     ``batch`` is an example of what the loader yields; later ones may differ in the number of
     samples only. Without ``optimizer`` a step computes gradients and leaves the weights alone.
-    ``autocast`` is ``torch.bfloat16`` or none. Processes are joined as torchrun describes them;
-    without torchrun the pipeline runs in this one.
+    ``autocast`` is ``torch.bfloat16``, ``torch.float16`` or none; with float16 the loss is scaled
+    as ``loss_scaling`` says. ``shard_optimizer`` divides the optimizer's state among the ranks that
+    hold the same parameters. ``gradient_noise`` estimates the gradient noise scale. Processes
+    are joined as torchrun describes them; without torchrun the pipeline runs in this one.
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -70,26 +74,38 @@ class Pipeline:
         timeout_s: float = 120.0,
         granularity: Literal["block", "module", "operator"] = "module",
         transport: TransportChoice = "auto",
+        loss_scaling: LossScaling | None = None,
+        shard_optimizer: bool = False,
+        gradient_noise: bool = False,
     ) -> None:
-        check_settings(clip_norm, autocast, timeout_s)
+        check_settings(clip_norm, timeout_s)
+        scaling = loss_scaling_for(autocast, loss_scaling)
         self._graph = graph_of(model, batch, loss, granularity)
         self._world = join_world(device, timeout_s)
         check_plan_fits(plan, self._graph, self._world)
         self._graph.batch_leaves(batch)
         programs = build_stages(self._graph, plan, self._world, model, seed)
+        if optimizer is not None:
+            check_parameter_types(self._world, programs)
         self._worker = Worker(
             self._graph,
             plan,
             self._world,
             autocast=autocast,
             transport=transport,
+            shard_optimizer=shard_optimizer,
+            noise=NoiseMeter(plan, self._world.rank) if gradient_noise else None,
             programs=programs,
         )
         self._worker.share_first_values()
-        self._clip_norm = clip_norm
-        trained = [(n, p) for n, p in self._worker.named_parameters() if p.requires_grad]
-        device = self._world.device
-        self._training = Training(trained, device, optimizer, learning_rate_schedule)
+        self._training = Training(
+            self._worker.stepped_parameters(),
+            self._world.device,
+            optimizer,
+            learning_rate_schedule,
+            clip_norm=clip_norm,
+            loss_scaling=scaling,
+        )
 
     @property
     def plan(self) -> Plan:
@@ -118,27 +134,30 @@ class Pipeline:
         """The number of samples of ``batch``."""
         return self._graph.batch_leaves(batch)[0].shape[0]
 
-    def step(self, batch: Batch) -> StepMetrics:
-        """Train on one batch: forward, backward, clipping, optimizer, learning-rate schedule.
+    def step(self, *batches: Batch) -> StepMetrics:
+        """Train on a batch: forward, backward, clipping, optimizer, learning-rate schedule.
+
+        Several batches are one step on all of them together, as if they had been one: each goes
+        through the pipeline by itself, so that it needs no more memory, and gradients add up.
 
         Raises:
-            BadInput: the batch is not like the example, or not the same on all ranks; nothing was
+            BadInput: a batch is not like the example, or not the same on all ranks; nothing was
                 changed.
             LossNotFinite: loss or gradients are NaN or infinite; no optimizer step was taken.
             RunFailed: a rank failed; the message names it; the pipeline cannot be used any more.
         """
-        leaves = self._graph.batch_leaves(batch)
-        worker = self._worker
-        totals = worker.run(leaves, training=True)
-        reduced = time.perf_counter()
-        training = self._training
-        rate = training.learning_rate
-        totals.check_finite(training.steps + 1, rate)
-        factor = clip_factor(totals.gradient_norm, self._clip_norm) / totals.weight
-        if worker.buckets is not None:
-            worker.buckets.scale(factor)
-        start = worker.clock.now()
-        training.step()
+        if not batches:
+            raise BadInput("step() was given no batch; give it one, or several to accumulate over")
+        leaves = [self._graph.batch_leaves(batch) for batch in batches]
+        samples = sum(own[0].shape[0] for own in leaves)
+        worker, training = self._worker, self._training
+        worker.check_noise(len(batches))
+        seed = training.seed(samples)
+        totals = worker.run(*leaves, training=True, seed=seed)
+        reduced, start = time.perf_counter(), worker.clock.now()
+        update = training.update(totals, seed, samples, worker.buckets)
+        if not update.skipped:
+            worker.share_values()
         if worker.places:
             worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
         worker.optimizer_s = time.perf_counter() - reduced
@@ -146,10 +165,13 @@ class Pipeline:
             training.steps,
             totals.loss,
             totals.gradient_norm,
-            rate,
-            leaves[0].shape[0],
+            update.learning_rate,
+            samples,
             totals.seconds,
             totals.bubble,
+            update.skipped,
+            update.loss_scale,
+            update.noise,
         )
 
     def evaluate(self, batch: Batch) -> float:
@@ -271,13 +293,9 @@ class Pipeline:
             restore_random_state(self._world.device, tensors[random], device)
 
 
-def check_settings(clip_norm: float | None, autocast: torch.dtype | None, timeout_s: float) -> None:
+def check_settings(clip_norm: float | None, timeout_s: float) -> None:
     """Raise `BadInput` for a setting that cannot be right."""
     if clip_norm is not None and not clip_norm > 0:
         raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
-    if autocast not in (None, torch.bfloat16):
-        raise BadInput(
-            f"autocast is {autocast}; use torch.bfloat16 (float16 needs loss scaling) or None"
-        )
     if not timeout_s > 0:
         raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")

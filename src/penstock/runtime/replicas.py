@@ -1,6 +1,6 @@
 """Gradients in flat buckets, summed over the ranks that hold the same parameters."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +14,7 @@ from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.errors import RunFailed, Stalled
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
+from penstock.runtime.sharding import flat_parameters
 from penstock.runtime.world import World
 
 __all__ = [
@@ -63,13 +64,17 @@ class Bucket:
     """Parameters of one element type that the same ranks hold for the same stages.
 
     Their gradients lie in ``flat``. In an iteration ``expected`` gradients complete it, one from
-    each stage of this rank that uses a parameter; ``missing`` of them are still to come.
+    each stage of this rank that uses a parameter; ``missing`` of them are still to come. ``owner``
+    is the holder whose gradients count. Where the optimizer's state is sharded it alone gets the
+    sums, and the values of the parameters lie in ``values``.
     """
 
     holders: tuple[int, ...]
     stages: tuple[int, ...]
+    owner: int
     parameters: list[nn.Parameter]
     flat: torch.Tensor
+    values: torch.Tensor | None = None
     expected: int = 0
     missing: int = 0
     work: dist.Work | None = None
@@ -84,6 +89,10 @@ class GradientBuckets:
     backward of a stage each bucket's all-reduce starts as soon as its gradients are complete, in
     the fixed order of the buckets (the same on all ranks: later stages first, as they end first),
     while the pipeline drains. Sums, not means: the loss seeds carry the weights.
+
+    ``owners`` names the rank that steps each parameter where the optimizer's state is sharded: then
+    gradients are summed there only, and `share_values` hands the stepped values to the others.
+    ``before_sum``, if set, is called with each shared bucket just before its sum starts.
     """
 
     def __init__(
@@ -94,19 +103,26 @@ class GradientBuckets:
         holders: Mapping[str, tuple[int, ...]],
         groups: Mapping[tuple[int, ...], dist.ProcessGroup],
         clock: Clock,
+        owners: Mapping[str, int] | None = None,
     ) -> None:
+        self.before_sum: Callable[[Bucket], None] | None = None
         self._world = world
         self._groups = groups
         self._clock = clock
         self._used = {stage: set(own.values()) for stage, own in parameters.items()}
         self.buckets: list[Bucket] = []
         every = {name: p for own in parameters.values() for name, p in own.items()}
-        kinds = {(holders[name], stages[name]) for name in every}
-        for ranks, users in sorted(kinds, key=lambda kind: (-kind[1][0], kind)):
-            own = [p for n, p in every.items() if (holders[n], stages[n]) == (ranks, users)]
+        sharded = owners or {}
+        kinds: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[nn.Parameter]] = {}
+        for name, parameter in every.items():
+            kind = (holders[name], stages[name], sharded.get(name, holders[name][0]))
+            kinds.setdefault(kind, []).append(parameter)
+        for kind, own in sorted(kinds.items(), key=lambda item: (-item[0][1][0], item[0])):
             for part in bucket_parts(own[::-1]):
-                bucket = make_bucket(ranks, users, part)
+                bucket = make_bucket(*kind, part)
                 bucket.expected = sum(p in used for used in self._used.values() for p in part)
+                if sharded and bucket.holders in groups:
+                    bucket.values = flat_parameters(part)
                 self.buckets.append(bucket)
         self.shared = [bucket for bucket in self.buckets if bucket.holders in groups]
         self._launched = 0
@@ -159,32 +175,53 @@ class GradientBuckets:
             self._wait(bucket)
 
     def scale(self, factor: float) -> None:
-        """Multiply all gradients."""
+        """Multiply all gradients that this rank has the sums of."""
         if factor != 1.0:
             for bucket in self.buckets:
-                bucket.flat.mul_(factor)
+                if bucket.values is None or bucket.owner == self._world.rank:
+                    bucket.flat.mul_(factor)
 
     def square_sum(self) -> float:
-        """The sum of squares of the gradients that this rank counts: it is their first holder."""
+        """The sum of squares of the gradients that this rank counts: it is their owner."""
         norms = [
             torch.linalg.vector_norm(bucket.flat, dtype=wide(bucket.flat.dtype))
             for bucket in self.buckets
-            if bucket.holders[0] == self._world.rank
+            if bucket.owner == self._world.rank
         ]
         if not norms:
             return 0.0
         return float(torch.stack([norm.double() for norm in norms]).square().sum())
 
+    def share_values(self) -> None:
+        """Hand on the parameters that this rank has stepped, where the others have not.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder vanished.
+        """
+        handed = [bucket for bucket in self.shared if bucket.values is not None]
+        for bucket in handed:
+            bucket.started_s = self._clock.now()
+            group = self._groups[bucket.holders]
+            assert bucket.values is not None
+            bucket.work = dist.broadcast(bucket.values, bucket.owner, group=group, async_op=True)
+        for bucket in handed:
+            self._wait(bucket, "the new parameters")
+
     def _launch_complete(self) -> None:
         while self._launched < len(self.shared) and not self.shared[self._launched].missing:
             bucket = self.shared[self._launched]
             self._launched += 1
+            if self.before_sum is not None:
+                self.before_sum(bucket)
             bucket.started_s = self._clock.now()
-            bucket.work = dist.all_reduce(
-                bucket.flat, group=self._groups[bucket.holders], async_op=True
-            )
+            group = self._groups[bucket.holders]
+            if bucket.values is None:
+                bucket.work = dist.all_reduce(bucket.flat, group=group, async_op=True)
+            else:
+                bucket.work = dist.reduce(bucket.flat, bucket.owner, group=group, async_op=True)
 
-    def _wait(self, bucket: Bucket) -> None:
+    def _wait(self, bucket: Bucket, of: str = "the gradient sum") -> None:
         if bucket.work is None:
             return
         try:
@@ -194,7 +231,7 @@ class GradientBuckets:
                 bucket.work.wait(timedelta(seconds=self._world.timeout_s))
         except RuntimeError as cause:
             ranks = ", ".join(str(rank) for rank in bucket.holders if rank != self._world.rank)
-            what = f"the gradient sum of stage {self._stage_of(bucket)} with rank {ranks}"
+            what = f"{of} of stage {self._stage_of(bucket)} with rank {ranks}"
             if "imed out" in str(cause) or "imeout" in str(cause):
                 limit = f"{self._world.timeout_s:g} s"
                 raise Stalled(f"rank {self._world.rank} waited {limit} for {what}") from cause
@@ -223,7 +260,7 @@ def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Paramet
 
 
 def make_bucket(
-    holders: tuple[int, ...], stages: tuple[int, ...], parameters: list[nn.Parameter]
+    holders: tuple[int, ...], stages: tuple[int, ...], owner: int, parameters: list[nn.Parameter]
 ) -> Bucket:
     """Flat memory for the gradients of ``parameters``, which become views into it."""
     total = sum(parameter.numel() for parameter in parameters)
@@ -233,7 +270,7 @@ def make_bucket(
         stop = start + parameter.numel()
         parameter.grad = flat[start:stop].view(parameter.shape)
         start = stop
-    return Bucket(holders, stages, parameters, flat)
+    return Bucket(holders, stages, owner, parameters, flat)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

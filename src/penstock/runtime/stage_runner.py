@@ -95,6 +95,7 @@ class ModuleRunner:
     ``synchronised`` says that the stage computes statistics together with its other replicas, so
     that a replica without rows must take part too: it runs one borrowed row that counts nothing.
     ``around_forward`` is entered around every forward with this replica's number of rows.
+    ``seed`` multiplies the gradient that every backward of the loss starts from.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class ModuleRunner:
     ) -> None:
         self.program = program
         self.loss_terms: list[LossTerm] = []
+        self.seed = 1.0
         self._module: nn.Module = program.module
         self._device = device
         self._autocast = autocast
@@ -227,7 +229,7 @@ class ModuleRunner:
             weight = torch.zeros_like(weight)
         if loss.requires_grad:
             kept.roots.append(get_gradient_edge(loss))
-            kept.seed = weight.to(loss.dtype)
+            kept.seed = (weight if self.seed == 1.0 else weight * self.seed).to(loss.dtype)
 
     def _surroundings(self, rows: int) -> AbstractContextManager[object]:
         around = self._around_forward(rows) if self._around_forward else nullcontext()

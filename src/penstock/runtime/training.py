@@ -1,7 +1,11 @@
-"""What changes the weights on one rank: optimizer and learning-rate schedule, and their state."""
+"""What changes the weights on one rank: optimizer and learning-rate schedule, and their state.
+
+Loss scaling and the running averages of the gradient's noise belong to that state.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any, TypeAlias
 
 import torch
@@ -9,6 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from penstock.runtime.gradient_noise import GradientNoise, NoiseAverage
+from penstock.runtime.loss_scaling import LossScaler, LossScaling
+from penstock.runtime.metrics import Totals, clip_factor
+from penstock.runtime.replicas import GradientBuckets
 from penstock.runtime.training_state import (
     Group,
     group_settings,
@@ -17,17 +25,29 @@ from penstock.runtime.training_state import (
     restore_optimizer,
 )
 
-__all__ = ["MakeOptimizer", "MakeSchedule", "Training", "merged_states"]
+__all__ = ["MakeOptimizer", "MakeSchedule", "Training", "Update", "merged_states"]
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What became of one step's gradients, with the rate and the scale that it was taken with."""
+
+    learning_rate: float
+    loss_scale: float
+    skipped: bool
+    noise: GradientNoise | None
+
+
 class Training:
     """The optimizer of this rank's parameters, its schedule, and the steps taken.
 
-    ``parameters`` are by their first names in the model. Without ``optimizer`` steps are only
-    counted.
+    ``parameters``, by their first names in the model, are those that this rank steps. Without
+    ``optimizer`` steps are only counted. ``steps`` are batches: those whose optimizer step was
+    skipped, because gradients overflowed, count as well, so that a resumed run goes on with the
+    right batch; the learning-rate schedule counts only those that were taken.
     """
 
     def __init__(
@@ -36,8 +56,14 @@ class Training:
         device: torch.device,
         optimizer: MakeOptimizer | None,
         schedule: MakeSchedule | None,
+        *,
+        clip_norm: float | None = None,
+        loss_scaling: LossScaling | None = None,
     ) -> None:
         self.steps = 0
+        self.noise = NoiseAverage()
+        self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
+        self._clip_norm = clip_norm
         self.names: dict[torch.Tensor, str] = {p: name for name, p in parameters}
         # A stage without parameters must follow the learning-rate schedule all the same.
         own = [p for _, p in parameters] or [nn.Parameter(torch.zeros(0, device=device))]
@@ -51,13 +77,40 @@ class Training:
         """That of the optimizer's first group, for the next step; 0 without an optimizer."""
         return float(self.optimizer.param_groups[0]["lr"]) if self.optimizer is not None else 0.0
 
-    def step(self) -> None:
-        """Change the weights, then the learning rate."""
+    def seed(self, samples: int) -> float:
+        """What the loss of a step of ``samples`` samples is multiplied by."""
+        return self.scaler.seed(samples) if self.scaler is not None else 1.0
+
+    def update(
+        self, totals: Totals, seed: float, samples: int, buckets: GradientBuckets | None
+    ) -> Update:
+        """Clip, change the weights, then the learning rate; or skip that after an overflow.
+
+        ``buckets`` hold the gradients, summed and multiplied by ``seed``.
+
+        Raises:
+            LossNotFinite: the loss, or a gradient that no loss scale can mend, is not finite.
+        """
+        rate, scaler = self.learning_rate, self.scaler
+        totals.check_finite(self.steps + 1, rate, loss_scaled=scaler is not None)
+        scale = scaler.scale if scaler is not None else 1.0
+        overflow = not isfinite(totals.gradient_norm)
+        if scaler is not None:
+            scaler.update(overflow, totals.weight, self.steps + 1)
+        self.steps += 1
+        if overflow:
+            return Update(rate, scale, True, None)
+        if buckets is not None:
+            factor = clip_factor(totals.gradient_norm, self._clip_norm) / totals.weight
+            buckets.scale(factor / seed)
         if self.optimizer is not None:
             self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
-        self.steps += 1
+        noise = None
+        if totals.noisy_square > 0:
+            noise = self.noise.add(totals.variance, totals.noisy_square, samples)
+        return Update(rate, scale, False, noise)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
@@ -72,6 +125,8 @@ class Training:
             "groups": [asdict(group) for group in groups],
             "entries": optimizer_entries(optimizer, self.names) if optimizer is not None else {},
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "loss_scaling": self.scaler.state() if self.scaler is not None else None,
+            "gradient_noise": self.noise.state(),
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
@@ -81,6 +136,11 @@ class Training:
             restore_optimizer(self.optimizer, self.names, tensors, state["entries"], groups)
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
+        # Checkpoints of earlier versions, and of runs without them, lack these.
+        if self.scaler is not None and state.get("loss_scaling"):
+            self.scaler.restore(state["loss_scaling"])
+        if state.get("gradient_noise"):
+            self.noise.restore(state["gradient_noise"])
         self.steps = state["steps"]
 
 

@@ -90,9 +90,12 @@ def restore_optimizer(
         }
         if found or name in entries:
             state[index] = {**found, **entries.get(name, {})}
-    for described, actual in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+    pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+    for place, (described, actual) in enumerate(pairs):
         first = next((names[p] for p in actual["params"] if p in names), "")
-        settings = settings_of.get(first) or (known[0].settings if known else {})
+        # A group without parameters here takes the settings of the first rank's in its place.
+        like = known[min(place, len(known) - 1)].settings if known else {}
+        settings = settings_of.get(first) or like
         described.update({key: sequence_as_tuple(value) for key, value in settings.items()})
     state_dict["state"] = state
     optimizer.load_state_dict(state_dict)

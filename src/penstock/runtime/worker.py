@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -16,6 +17,7 @@ from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import execute
+from penstock.runtime.gradient_noise import NoiseMeter, check_replicated
 from penstock.runtime.iteration import Iteration, Place, places_of, prepare_iteration
 from penstock.runtime.messages import Message, boundaries_of
 from penstock.runtime.metrics import RankTotals, Totals
@@ -25,8 +27,9 @@ from penstock.runtime.replicas import (
     make_groups,
     stages_of_parameters,
 )
+from penstock.runtime.sharding import owners_of_parameters
 from penstock.runtime.shared_segment import PeerFailed
-from penstock.runtime.stage_runner import ModuleRunner
+from penstock.runtime.stage_runner import LossTerm, ModuleRunner
 from penstock.runtime.watchdog import AbortNote
 from penstock.runtime.world import World
 
@@ -56,6 +59,8 @@ class Worker:
         *,
         autocast: torch.dtype | None = None,
         transport: TransportChoice = "auto",
+        shard_optimizer: bool = False,
+        noise: NoiseMeter | None = None,
         programs: Mapping[int, StageProgram],
     ) -> None:
         self.graph, self.plan, self.world = graph, plan, world
@@ -63,6 +68,10 @@ class Worker:
         self.boundaries = boundaries_of(graph, plan)
         self.clock = StepClock()
         self.holders = holders_of_parameters(graph, plan)
+        self.owners: Mapping[str, int] = {}
+        if shard_optimizer:
+            self.owners = owners_of_parameters(graph.parameter_uses, self.holders)
+        self.noise = noise
         self.programs = programs
         self.autocast_dtype = autocast
         self.optimizer_s = 0.0
@@ -93,7 +102,9 @@ class Worker:
             for stage, program in self.programs.items()
         }
         stages = stages_of_parameters(self.graph, self.plan)
-        return GradientBuckets(self.world, trained, stages, self.holders, self.groups, self.clock)
+        return GradientBuckets(
+            self.world, trained, stages, self.holders, self.groups, self.clock, self.owners
+        )
 
     def _runner(self, place: Place) -> ModuleRunner:
         world, program, buckets = self.world, self.programs[place.stage], self.buckets
@@ -126,6 +137,17 @@ class Worker:
         named = (pair for module in modules for pair in module.named_parameters())
         return list({tied.get(name, name): parameter for name, parameter in named}.items())
 
+    def stepped_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The trained ones of `named_parameters` that this rank's optimizer steps."""
+        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
+        return [(name, p) for name, p in trained if not self.owners or self.owns(name)]
+
+    def share_values(self) -> None:
+        """After the optimizer's step, hand on the parameters that other ranks have not stepped."""
+        if self.owners and self.buckets is not None:
+            with self.guarded():
+                self.buckets.share_values()
+
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's buffers by their first names in the model."""
         tied = self.graph.tied_names
@@ -139,14 +161,18 @@ class Worker:
         return {name: tensor for name, tensor in named if name in self.holders}
 
     def owned_tensors(self) -> dict[str, torch.Tensor]:
-        """Those of `named_tensors` that this rank stands for: it is the first of their holders."""
-        rank = self.world.rank
-        return {n: t for n, t in self.named_tensors().items() if self.holders[n][0] == rank}
+        """Those of `named_tensors` that this rank stands for."""
+        return {n: t for n, t in self.named_tensors().items() if self.owns(n)}
 
     def owns(self, name: str) -> bool:
-        """Whether this rank stands for the tensor ``name``, or for a state ``<name>.<key>``."""
-        holders = self.holders.get(name) or self.holders.get(name.rpartition(".")[0])
-        return holders is not None and holders[0] == self.world.rank
+        """Whether this rank stands for the tensor ``name``, or for a state ``<name>.<key>``.
+
+        It is the first of their holders, or the one that steps a parameter where that is sharded.
+        """
+        if name not in self.holders:
+            name = name.rpartition(".")[0]
+        holders = self.holders.get(name)
+        return holders is not None and self.owners.get(name, holders[0]) == self.world.rank
 
     def share_first_values(self) -> None:
         """Make all copies of a tensor equal to that of its first holder.
@@ -164,36 +190,71 @@ class Worker:
 
     def run(
         self,
-        leaves: Sequence[torch.Tensor],
-        *,
+        *batches: Sequence[torch.Tensor],
         training: bool,
         within: AbstractContextManager[object] | None = None,
+        seed: float = 1.0,
     ) -> Totals:
         """One iteration over a batch: all forwards, and in training all backwards.
 
-        Afterwards gradients are summed over all ranks that hold them, but not yet divided by the
-        weight. ``within`` is entered around the actions.
+        Several batches are one iteration together: each is a flush of the pipeline, and gradients
+        are summed over ranks in the last one. Afterwards they are summed over all ranks that hold
+        them, but not yet divided by the weight nor by ``seed``, which multiplies the gradient of
+        the loss. ``within`` is entered around the actions.
 
         Raises:
             BadInput: the ranks were given different batches.
             RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
         """
-        iteration = self.iteration(leaves[0].shape[0], training)
+        iterations = [self.iteration(leaves[0].shape[0], training) for leaves in batches]
+        buckets = self.buckets if training else None
+        terms: list[LossTerm] = []
         self.clock.restart()
         with self.guarded():
-            for stage, runner in self.runners.items():
-                inputs = self.programs[stage].batch_inputs
-                runner.begin(iteration.work(stage, leaves, inputs, self.world.device))
-            if self.channels is not None:
-                if training and self.buckets is not None:
-                    self.buckets.zero()
-                with within or nullcontext():
-                    self.channels.begin(iteration.messages)
-                    execute(iteration.order, self.runners, self.channels, self.clock)
-                if training and self.buckets is not None:
-                    self.buckets.finish()
-            table = self.exchange(self._totals(leaves, training), "the end of the iteration")
-        return Totals.of(table, len(self.plan.devices))
+            if buckets is not None:
+                buckets.zero()
+                self._prepare_noise(buckets, iterations)
+            with within or nullcontext():
+                for number, (leaves, iteration) in enumerate(zip(batches, iterations, strict=True)):
+                    if number:
+                        self.clock.next_flush(len(iterations[number - 1].cut.micro_batches))
+                    last = number == len(batches) - 1
+                    terms += self._flush(leaves, iteration, seed, last)
+                    if number == 0 and not last and buckets is not None and self.noise is not None:
+                        for bucket in buckets.buckets:
+                            self.noise.measure(bucket)
+            if buckets is not None:
+                buckets.finish()
+            totals = self._totals(batches, terms, buckets)
+            table = self.exchange(totals, "the end of the iteration")
+        return Totals.of(table, len(self.plan.devices), seed)
+
+    def _flush(
+        self, leaves: Sequence[torch.Tensor], iteration: Iteration, seed: float, last: bool
+    ) -> list[LossTerm]:
+        """One batch through the pipeline; gradients are summed over ranks behind the last one."""
+        if self.channels is None:
+            return []
+        for stage, runner in self.runners.items():
+            inputs = self.programs[stage].batch_inputs
+            work = iteration.work(stage, leaves, inputs, self.world.device)
+            runner.begin(work if last else replace(work, last_backward=-1))
+            runner.seed = seed
+        self.channels.begin(iteration.messages)
+        execute(iteration.order, self.runners, self.channels, self.clock)
+        return [term for runner in self.runners.values() for term in runner.loss_terms]
+
+    def _prepare_noise(self, buckets: GradientBuckets, iterations: Sequence[Iteration]) -> None:
+        """Prepare to take norms of gradients: behind the first of several batches, or unsummed."""
+        if self.noise is not None:
+            samples = sum(iteration.cut.micro_batches[-1].stop for iteration in iterations)
+            self.noise.begin(iterations[0].cut, samples)
+            buckets.before_sum = self.noise.measure if len(iterations) == 1 else None
+
+    def check_noise(self, batches: int) -> None:
+        """Raise `BadInput` where a step of so many batches cannot tell the gradient's noise."""
+        if self.noise is not None and batches == 1:
+            check_replicated(self.graph.parameter_uses, self.holders)
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """A few numbers of every rank, by rank."""
@@ -247,25 +308,31 @@ class Worker:
         if self.transport is not None:
             self.transport.abort()
 
-    def _totals(self, leaves: Sequence[torch.Tensor], training: bool) -> list[float]:
-        terms = [term for runner in self.runners.values() for term in runner.loss_terms]
+    def _totals(
+        self,
+        batches: Sequence[Sequence[torch.Tensor]],
+        terms: Sequence[LossTerm],
+        buckets: GradientBuckets | None,
+    ) -> list[float]:
         loss_sum = weight = 0.0
         if terms:
             losses = torch.stack([term.loss for term in terms]).double()
             weights = torch.stack([term.weight for term in terms]).to(losses)
             weight = float(weights.sum())
             loss_sum = float(torch.where(weights > 0, losses * weights, 0.0).sum())
-        square_sum = self.buckets.square_sum() if training and self.buckets is not None else 0.0
-        elapsed = self.clock.now() - self.clock.start_s
+        noise = (0.0, 0.0)
+        if self.noise is not None and buckets is not None:
+            noise = self.noise.totals(buckets.buckets)
         return RankTotals(
             loss_sum,
             weight,
-            square_sum,
+            buckets.square_sum() if buckets is not None else 0.0,
             self.clock.busy_s,
-            elapsed,
+            self.clock.now() - self.clock.start_s,
             self.optimizer_s,
-            float(leaves[0].shape[0]),
-            sum(fingerprint(leaf) for leaf in leaves),
+            float(sum(leaves[0].shape[0] for leaves in batches)),
+            sum(n * fingerprint(leaf) for n, leaves in enumerate(batches, 1) for leaf in leaves),
+            *noise,
         ).values()
 
     def _messages_by_rank(self) -> list[list[Message]]:
