@@ -52,19 +52,18 @@ class BatchLayout:
         found = list(_match(self.structure, batch, "batch"))
         for leaf, tensor in zip(self.leaves, found, strict=True):
             _check_leaf(leaf, tensor)
-        rows = {tensor.shape[0] for tensor in found}
-        if len(rows) > 1:
-            counts = ", ".join(
-                f"{leaf.name} {tensor.shape[0]}"
-                for leaf, tensor in zip(self.leaves, found, strict=True)
-            )
-            raise BadInput(
-                f"the tensors of the batch have unequal numbers of samples ({counts}); "
-                "dimension 0 of each must be the batch"
-            )
-        if 0 in rows:
-            raise BadInput("the batch has 0 samples, at least 1 is needed; skip empty batches")
+        names = [leaf.name for leaf in self.leaves]
+        _check_rows(list(zip(names, found, strict=True)))
         return found
+
+    def indexed(self, batch: Batch) -> dict[int, torch.Tensor]:
+        """The tensors of ``batch`` by index, for the layout of a `part`; checked likewise."""
+        found = list(_match(self.structure, batch, "batch"))
+        order = list(_slots(self.structure))
+        for index, tensor in zip(order, found, strict=True):
+            _check_leaf(self.leaves[index], tensor)
+        _check_rows([(self.leaves[i].name, t) for i, t in zip(order, found, strict=True)])
+        return dict(zip(order, found, strict=True))
 
     def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
         """The batch's structure around ``leaves``, which are given by index."""
@@ -183,6 +182,18 @@ def _check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
                 f"{leaf.name} has shape {shape}: dimension {dim} is {found}, but was {expected} "
                 f"at capture; pad or trim it to {expected}, {_CAPTURE_AGAIN}"
             )
+
+
+def _check_rows(named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    rows = {tensor.shape[0] for _, tensor in named}
+    if len(rows) > 1:
+        counts = ", ".join(f"{name} {tensor.shape[0]}" for name, tensor in named)
+        raise BadInput(
+            f"the tensors of the batch have unequal numbers of samples ({counts}); "
+            "dimension 0 of each must be the batch"
+        )
+    if 0 in rows:
+        raise BadInput("the batch has 0 samples, at least 1 is needed; skip empty batches")
 
 
 def _rebuild(structure: Any, leaves: Mapping[int, torch.Tensor]) -> Any:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from penstock.capture.chain import Chain, call_next
 from penstock.capture.chain_shapes import (
     Untouched,
     chain_outputs,
+    chain_results,
     on_device_of,
     output_specs,
 )
@@ -25,9 +26,13 @@ from penstock.capture.layer_graph import (
 )
 from penstock.capture.loss_module import BatchCall, loss_in_result
 from penstock.capture.loss_weight import LossWatch
+from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.errors import BadInput, CaptureFailed
 
 __all__ = ["ChainGraph", "chain_graph"]
+
+
+View = Literal["loss", "loss and outputs", "outputs"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class ChainGraph:
     """A chain as a :class:`LayerGraph`: one layer a module, and the loss as the last one.
 
     ``between[i]`` are the tensors from layer ``i`` to layer ``i + 1``; ``spreads[i]`` says whether
-    they are spread from a tuple.
+    they are spread from a tuple. ``view`` says what is returned besides what is sent.
     """
 
     chain: Chain
@@ -44,6 +49,8 @@ class ChainGraph:
     between: tuple[tuple[TensorSpec, ...], ...]
     spreads: tuple[bool, ...]
     updated_buffers: frozenset[str]
+    outputs: StructuredOutputs
+    view: View = "loss"
 
     @property
     def name(self) -> str:
@@ -85,9 +92,42 @@ class ChainGraph:
         """Each tensor goes from its module to the next one only."""
         return tuple(
             (spec, layer, (layer + 1,))
-            for layer, specs in enumerate(self.between)
+            for layer, specs in enumerate(self.between[: self.last_layer])
             for spec in specs
         )
+
+    @property
+    def last_layer(self) -> int:
+        """The layer that returns the loss, or the outputs where the loss is left out."""
+        left_out = self.view == "outputs" and self.loss is not None
+        return len(self.layer_names) - 1 - left_out
+
+    @property
+    def leaves_read(self) -> frozenset[int]:
+        """The leaves of a batch that the layers read."""
+        layout = self.call.inputs if self.view == "outputs" else self.call.layout
+        return frozenset(layout.indices)
+
+    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
+        """What the loss function gets besides the output; the whole batch where there is none."""
+        return self.call.target(leaves)
+
+    def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
+        """The leaves of a batch that may lack some that are not read (BadInput if unlike)."""
+        return self.call.leaves(batch, self.leaves_read)
+
+    def with_outputs(self) -> "ChainGraph":
+        """The same with the chain's result after loss and weight (BadInput if it has none)."""
+        return self._seen("loss and outputs")
+
+    def without_loss(self) -> "ChainGraph":
+        """The chain's result alone (BadInput if it has none)."""
+        return self._seen("outputs")
+
+    def _seen(self, view: View) -> "ChainGraph":
+        if self.outputs.problem:
+            raise BadInput(self.outputs.problem)
+        return replace(self, view=view)
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
@@ -107,18 +147,23 @@ class ChainGraph:
                 f"range(0, {count}); change the plan's cuts"
             )
         self._check_updates(layers)
-        first, last = layers.start == 0, layers.stop == count
+        first, last = layers.start == 0, layers.stop > self.last_layer
+        has_loss = last and self.view != "outputs"
         indices = set(self.call.inputs.indices) if first else set()
-        if last:
+        if has_loss:
             indices |= set(self.call.targets.indices)
-        inputs = tuple(sorted(indices)) or (0,) * last
+        inputs = tuple(sorted(indices)) or (0,) * has_loss
+        if layers.start > self.last_layer:
+            return StageProgram(layers, _Nothing(), (), (), (), False)
+        wanted = range(len(self.outputs.specs)) if last and self.view != "loss" else ()
         return StageProgram(
             layers,
-            _ChainStage(self, layers, inputs),
+            _ChainStage(self, range(layers.start, min(layers.stop, self.last_layer + 1)), inputs),
             inputs,
             () if first else self.between[layers.start - 1],
             () if last else self.between[layers.stop - 1],
-            last,
+            has_loss,
+            tuple(wanted),
         )
 
     def _check_updates(self, layers: range) -> None:
@@ -152,6 +197,14 @@ class ChainGraph:
         return [(t, name, tuple(sorted(users)), b) for t, name, users, b in found.values()]
 
 
+class _Nothing(nn.Module):
+    """The stage of a loss that is left out."""
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        """Nothing."""
+        return ()
+
+
 class _ChainStage(nn.Module):
     """The modules of one stage under their names in the chain; see :class:`StageProgram`."""
 
@@ -167,12 +220,14 @@ class _ChainStage(nn.Module):
         self._call = graph.call
         self._inputs = inputs
         self._is_first = layers.start == 0
-        self._is_last = layers.stop == len(graph.layer_names)
+        self._is_last = layers.stop > graph.last_layer
+        self._view: View = graph.view
+        self._gives_loss = self._is_last and graph.loss is None
         self._spread = self._is_first or graph.spreads[layers.start - 1]
         self._sends_tuple = self._is_last or graph.spreads[layers.stop - 1]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors sent on, or the loss and its weight."""
+        """The tensors sent on, or the loss and its weight, then the outputs where wanted."""
         leaves = dict(zip(self._inputs, tensors, strict=False))
         received = tensors[len(self._inputs) :]
         if not self._is_last:
@@ -180,10 +235,23 @@ class _ChainStage(nn.Module):
             return value if isinstance(value, tuple) else (value,)
         # Watching costs a few microseconds for every operator, so only what makes the loss is.
         watch = LossWatch()
-        value = self._run(leaves, received, watch)
+        watched = self._view != "outputs" and not self._has_loss
+        output = self._run(leaves, received, watch if watched else nullcontext())
+        if self._view == "outputs":
+            return self._flat(output)
+        value = output
+        if self._has_loss and self.loss is not None:
+            with watch:
+                value = self._call.loss(self.loss, output, leaves)
         loss = loss_in_result(value, "the loss function" if self._has_loss else "the last module")
         rows = next(iter(leaves.values())).shape[0]
-        return loss, watch.weight(loss, rows)
+        outputs = () if self._view == "loss" else self._flat(output)
+        return loss, watch.weight(loss, rows), *outputs
+
+    def _flat(self, output: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors of the last module's result, but for the loss that it gives itself."""
+        loss = loss_in_result(output, "the last module") if self._gives_loss else None
+        return tuple(flatten_outputs(output, loss).tensors)
 
     def _run(
         self,
@@ -191,20 +259,16 @@ class _ChainStage(nn.Module):
         received: tuple[torch.Tensor, ...],
         watch: AbstractContextManager[object],
     ) -> Any:
-        """Run the modules, and what comes last within ``watch``."""
+        """Run the modules, the last one within ``watch``."""
         names = [name for name in self._layers if not (self._has_loss and name == "loss")]
         value: Any = received if self._spread else received[0]
         for position, name in enumerate(names):
             module = self.get_submodule(name)
-            is_end = position == len(names) - 1 and not self._has_loss
-            with watch if is_end else nullcontext():
+            with watch if position == len(names) - 1 else nullcontext():
                 if position == 0 and self._is_first:
                     value = self._call.call(module, leaves)
                 else:
                     value = call_next(module, value)
-        if self._has_loss and self.loss is not None:
-            with watch:
-                value = self._call.loss(self.loss, value, leaves)
         return value
 
 
@@ -238,4 +302,5 @@ def chain_graph(chain: Chain, batch: Batch, *, loss: LossFunction | None = None)
     )
     spreads = tuple(output.is_tuple for output in outputs)
     hops = layers - 1
-    return ChainGraph(chain, call, loss, between[:hops], spreads[:hops], updated)
+    results = chain_results(layout, outputs[-1], grown[-1])
+    return ChainGraph(chain, call, loss, between[:hops], spreads[:hops], updated, results)

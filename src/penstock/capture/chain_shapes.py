@@ -10,18 +10,23 @@ from torch import nn
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.chain import Chain, call_next
 from penstock.capture.layer_graph import LossFunction, TensorSpec
-from penstock.capture.loss_module import BatchCall
+from penstock.capture.loss_module import BatchCall, loss_in_result
+from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.errors import BadInput
 
-__all__ = ["Untouched", "chain_outputs", "on_device_of", "output_specs"]
+__all__ = ["Untouched", "chain_outputs", "chain_results", "on_device_of", "output_specs"]
 
 
 @dataclass(frozen=True)
 class _Output:
-    """What one module returned: its tensors, and whether they came as a tuple."""
+    """What one module returned: its tensors, and whether they came as a tuple.
+
+    ``result`` is the whole of what a module that gives the loss returned.
+    """
 
     tensors: tuple[torch.Tensor, ...]
     is_tuple: bool
+    result: Any = None
 
     @property
     def value(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -49,8 +54,26 @@ def chain_outputs(
             first = not outputs
             value = call.call(module, by_index) if first else call_next(module, outputs[-1].value)
         is_last = len(outputs) == layers - 1
-        outputs.append(_Output((), False) if is_last else _detached(name, value))
+        outputs.append(_Output((), False, value) if is_last else _detached(name, value))
     return outputs
+
+
+def chain_results(layout: BatchLayout, small: _Output, large: _Output) -> StructuredOutputs:
+    """The layout of what a chain returns, from the last module's runs with ``n`` and ``n + 1``."""
+    if small.result is None:
+        flat = flatten_outputs(small.value)
+        return StructuredOutputs(flat.structure, output_specs("output", layout, small, large))
+    one, other = (
+        flatten_outputs(output.result, loss_in_result(output.result, "the last module"))
+        for output in (small, large)
+    )
+    if one.problem:
+        return StructuredOutputs(None, (), one.problem)
+    try:
+        flat = (_Output(tuple(found.tensors), True) for found in (one, other))
+        return StructuredOutputs(one.structure, output_specs("output", layout, *flat))
+    except BadInput as problem:
+        return StructuredOutputs(None, (), str(problem))
 
 
 def _detached(name: str, value: Any) -> _Output:

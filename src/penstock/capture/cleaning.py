@@ -33,6 +33,7 @@ class CleanGraph:
     ``rows`` and ``device`` are nodes that stand for the samples and the device of a stage: each
     stage finds them in its own inputs. ``constants`` are tensors that the code of the model made
     (``torch.tensor(2.0)``), ``bodies`` are the graphs of regions such as ``torch.no_grad``.
+    ``outputs`` are what the model returned besides the loss.
     """
 
     graph: fx.Graph
@@ -42,6 +43,7 @@ class CleanGraph:
     loss: fx.Node
     constants: Mapping[str, torch.Tensor]
     bodies: Mapping[str, fx.GraphModule]
+    outputs: tuple[fx.Node, ...] = ()
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -78,9 +80,9 @@ def clean(exported: fx.GraphModule, names: Mapping[str, str]) -> CleanGraph:
     for body in bodies.values():
         _follow_device_inside(body)
     output = next(node for node in graph.nodes if node.op == "output")
-    loss = output.all_input_nodes[0]
+    loss, *outputs = output.args[0]  # pyright: ignore[reportGeneralTypeIssues]
     _drop_unused(graph, keep={*leaves, rows, device})
-    return CleanGraph(graph, leaves, rows, device, loss, constants, bodies)
+    return CleanGraph(graph, leaves, rows, device, loss, constants, bodies, tuple(outputs))
 
 
 def _drop_assertions(graph: fx.Graph) -> None:

@@ -6,6 +6,7 @@
 An operator is *duplicated* when it depends on no parameter and is cheap, when it only rearranges
 one tensor, or when it spreads something small over something large (a position bias plus a mask).
 All others are *work*: each belongs to one layer and its result is sent where it is read.
+What only the model's outputs need is run where they are asked for, and in no training step.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,6 +17,7 @@ from torch import fx
 from penstock.capture.cleaning import CleanGraph
 from penstock.capture.operators import (
     is_heavy,
+    is_mutation,
     is_pointwise,
     is_random,
     is_view,
@@ -38,7 +40,8 @@ class Dataflow:
     ``needs[node]`` are the work nodes, attributes and batch leaves that ``node`` reads, through
     duplicated ones. ``after[node]`` are earlier writers to storage that ``node`` reads. No cut may
     fall between the work ``lo`` and ``hi`` of an entry ``(lo, hi)`` of ``together``: cut ``c`` with
-    ``lo < c <= hi`` would part a write from what it writes to.
+    ``lo < c <= hi`` would part a write from what it writes to. ``trained`` is everything that the
+    loss needs, or that writes to a buffer.
     """
 
     clean: CleanGraph
@@ -49,6 +52,7 @@ class Dataflow:
     together: tuple[tuple[int, int], ...]
     updated: frozenset[str]
     sampled: frozenset[fx.Node]
+    trained: frozenset[fx.Node]
 
     def inputs(self, node: fx.Node) -> Iterable[fx.Node]:
         """What ``node`` reads, and the duplicated writes that must come before."""
@@ -67,7 +71,9 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
     )
     anchored = _anchored(nodes, storages, after, updated)
     duplicated = _duplicated(nodes, after, anchored, updated)
+    trained = _trained(nodes)
     work = tuple(n for n in nodes if n.op == "call_function" and n not in duplicated)
+    work = tuple(n for n in work if n in trained)
     work = tuple(n for n in work if n is not clean.rows and n is not clean.device)
     position = {node: index for index, node in enumerate(work)}
     needs: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -84,7 +90,19 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
         needs[node] = frozenset() if is_symbol else frozenset(found)
     together = _together(storages, position, needs)
     sampled = _sampled(nodes, clean)
-    return Dataflow(clean, work, position, needs, after, together, updated, sampled)
+    return Dataflow(clean, work, position, needs, after, together, updated, sampled, trained)
+
+
+def _trained(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
+    """What the loss needs, and whatever writes, with all that they read."""
+    pending = [n for n in nodes if n.op == "output" or (n.op == "call_function" and is_mutation(n))]
+    found: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+    return frozenset(found)
 
 
 Storages = Mapping[fx.Node, tuple[list[fx.Node], list[fx.Node]]]

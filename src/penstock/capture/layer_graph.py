@@ -1,13 +1,21 @@
 """A captured model: layers in execution order, the tensors between them, and one stage of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-__all__ = ["Batch", "LayerGraph", "LossFunction", "ParameterUse", "StageProgram", "TensorSpec"]
+__all__ = [
+    "Batch",
+    "LayerGraph",
+    "LossFunction",
+    "OutputLayout",
+    "ParameterUse",
+    "StageProgram",
+    "TensorSpec",
+]
 
 Batch = Any
 """A tensor, or a tuple, list or dict of tensors: one batch as the user's loader yields it."""
@@ -69,10 +77,11 @@ class StageProgram:
 
     ``module(*batch_leaves, *received)`` takes the leaves of the (sliced) batch at the indices
     ``batch_inputs``, then the tensors named by ``received``, and returns a tuple of the tensors
-    named by ``sent``. The last stage returns ``(loss, weight, *outputs)`` after those: the mean
-    loss of its slice, and the number of terms the mean is over as a 0-dim float tensor (rows, or
-    valid targets where the loss ignores some), so that slices can be weighted exactly. Parameters
-    and buffers keep the names of the user's model.
+    named by ``sent``. The last stage returns ``(loss, weight)`` after those: the mean loss of its
+    slice, and the number of terms the mean is over as a 0-dim float tensor (rows, or valid targets
+    where the loss ignores some), so that slices can be weighted exactly. At the very end come the
+    outputs of the model with the numbers ``outputs``. Parameters and buffers keep the names of the
+    user's model.
     """
 
     layers: range
@@ -81,6 +90,29 @@ class StageProgram:
     received: tuple[TensorSpec, ...]
     sent: tuple[TensorSpec, ...]
     is_last: bool
+    outputs: tuple[int, ...] = ()
+
+
+class OutputLayout(Protocol):
+    """What the model returns before the loss is taken of it.
+
+    ``specs`` describe its tensors, in a fixed order; the loss itself is none of them. Where they
+    cannot be had, ``problem`` says why.
+    """
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The tensors, in order."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why they cannot be had; empty where they can."""
+        ...
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The model's result around ``tensors``, with ``None`` in the place of the loss."""
+        ...
 
 
 class LayerGraph(Protocol):
@@ -126,4 +158,42 @@ class LayerGraph(Protocol):
 
     def stage(self, layers: range) -> StageProgram:
         """One module of the layers ``layers``, sharing the captured model's parameters."""
+        ...
+
+    @property
+    def outputs(self) -> OutputLayout:
+        """What the model returns, for predictions and metrics."""
+        ...
+
+    @property
+    def leaves_read(self) -> frozenset[int]:
+        """The leaves of a batch that its stages read."""
+        ...
+
+    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
+        """What a loss function gets besides the output; the batch where the model has its own."""
+        ...
+
+    def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
+        """The leaves of a batch that may lack those that `leaves_read` does not name.
+
+        Raises:
+            BadInput: as `batch_leaves`, or a leaf that is read is missing.
+        """
+        ...
+
+    def with_outputs(self) -> "LayerGraph":
+        """The same layers, whose last stage returns the model's outputs after loss and weight.
+
+        Raises:
+            BadInput: the outputs cannot be had.
+        """
+        ...
+
+    def without_loss(self) -> "LayerGraph":
+        """The same layers without the loss; each stage returns the outputs that it makes.
+
+        Raises:
+            BadInput: the outputs cannot be had.
+        """
         ...

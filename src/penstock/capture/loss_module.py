@@ -1,7 +1,7 @@
 """How a batch reaches a model and its loss: the conventions of ``Batch``, in one place."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,10 @@ from torch import nn
 
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.layer_graph import LossFunction
+from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.errors import BadInput
 
-__all__ = ["BatchCall", "LossModule", "loss_in_result"]
+__all__ = ["BatchCall", "LossModule", "Outputs", "loss_in_result"]
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,38 @@ class BatchCall:
         self, loss: LossFunction, output: Any, leaves: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
         """``loss`` of the model's output and its part of the batch."""
+        return loss(output, self.target(leaves))
+
+    def target(self, leaves: Mapping[int, torch.Tensor]) -> Any:
+        """What a loss function gets besides the output; without one, the whole batch."""
+        if self.targets.structure == ():
+            return self.layout.rebuild(leaves)
         targets = self.targets.rebuild(leaves)
-        return loss(output, targets if isinstance(targets, Mapping) else targets[0])
+        return targets if isinstance(targets, Mapping) else targets[0]
+
+    def leaves(self, batch: Any, read: Collection[int]) -> dict[int, torch.Tensor]:
+        """The leaves of ``batch``, which may lack the target, or keys of a dict, not in ``read``.
+
+        Raises:
+            BadInput: the batch is not like the example, or lacks a leaf of ``read``.
+        """
+        structure = self.layout.structure
+        if isinstance(structure, Mapping) and isinstance(batch, Mapping):
+            keys = [key for key in structure if key in batch]
+            missing = [key for key in structure if key not in batch]
+            for key in missing:
+                if set(self.layout.part(key).indices) & set(read):
+                    raise BadInput(
+                        f"the batch has no '{key}', from which the outputs are computed; give it"
+                    )
+            if keys:
+                return self.layout.part(*keys).indexed(batch)
+        elif self.inputs is not self.layout:
+            alone = len(self.inputs.structure) == 1 and isinstance(batch, torch.Tensor)
+            inputs = (batch,) if alone else batch
+            if isinstance(inputs, list | tuple) and len(inputs) == len(self.inputs.structure):
+                return self.inputs.indexed(inputs)
+        return dict(enumerate(self.layout.flatten(batch)))
 
 
 def _accepted(entries: Mapping[str, Any], forward: Callable[..., Any]) -> list[str]:
@@ -116,22 +147,44 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
     return loss
 
 
-class LossModule(nn.Module):
-    """``model`` and its loss as one module of the batch's leaves: ``forward(*leaves) -> loss``.
+class Outputs:
+    """Where a `LossModule` leaves the structure of what its model returned."""
 
-    A loss function that is itself a module keeps its parameters, under ``loss.``.
+    def __init__(self) -> None:
+        self.found = Flattened(problem="the model has not been run")
+
+
+class LossModule(nn.Module):
+    """``model`` and its loss as one module of the batch's leaves: ``forward(*leaves)``.
+
+    It returns the loss and, if ``outputs`` is given, then the tensors that the model returned,
+    whose structure is left in there. A loss function that is itself a module keeps its parameters,
+    under ``loss.``.
     """
 
-    def __init__(self, model: nn.Module, call: BatchCall, loss: LossFunction | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        call: BatchCall,
+        loss: LossFunction | None,
+        outputs: Outputs | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
         self._call = call
+        self._outputs = outputs
 
-    def forward(self, *leaves: torch.Tensor) -> torch.Tensor:
-        """The scalar loss of a batch with these leaves."""
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The scalar loss of a batch with these leaves, and the model's outputs."""
         by_index = dict(enumerate(leaves))
         output = self._call.call(self.model, by_index)
         if self.loss is None:
-            return loss_in_result(output, type(self.model).__name__)
-        return loss_in_result(self._call.loss(self.loss, output, by_index), "the loss function")
+            loss = own = loss_in_result(output, type(self.model).__name__)
+        else:
+            result, own = self._call.loss(self.loss, output, by_index), None
+            loss = loss_in_result(result, "the loss function")
+        if self._outputs is None:
+            return (loss,)
+        self._outputs.found = flatten_outputs(output, own)
+        return (loss, *self._outputs.found.tensors)

@@ -1,23 +1,27 @@
 """From a model and one example batch to its layer graph."""
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from penstock.capture.batch_layout import layout_of
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
 from penstock.capture.cleaning import WRAPPED_LOSS, WRAPPED_MODEL, CleanGraph, clean
+from penstock.capture.crossings import find_crossings, layer_needs
 from penstock.capture.dataflow import Dataflow, find_dataflow
 from penstock.capture.export import export_module
 from penstock.capture.graph_weight import add_weight
 from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction, ParameterUse
 from penstock.capture.layers import Layers, find_layers, unit_function
-from penstock.capture.loss_module import BatchCall, LossModule
+from penstock.capture.loss_module import BatchCall, LossModule, Outputs
+from penstock.capture.model_outputs import Flattened
+from penstock.capture.output_views import describe_outputs
 from penstock.capture.tensor_specs import find_facts
 from penstock.capture.traced_graph import ModelTensors, TracedGraph
-from penstock.errors import BadInput
+from penstock.errors import BadInput, CaptureFailed
 
 __all__ = ["Granularity", "capture_model"]
 
@@ -49,21 +53,42 @@ def capture_model(
         return chain_graph(model, batch, loss=loss)
     layout = layout_of(batch)
     call = BatchCall.of(layout, model.forward, has_loss=loss is not None)
-    wrapper = LossModule(model, call, loss)
     tensors = _tensors(model, loss)
-    traced = export_module(wrapper, layout.flatten(batch))
-    cleaned = clean(traced, _attribute_names(tensors))
+    cleaned, outputs = _traced(model, call, loss, layout.flatten(batch), _attribute_names(tensors))
     _mark_parameters(cleaned, tensors)
     add_weight(cleaned)
     flow = find_dataflow(cleaned)
     facts = find_facts(cleaned, flow.sampled)
     layers = find_layers(flow, facts, unit_function(model, granularity), granularity)
-    made_by, read_by = _crossings(flow, layers)
-    specs = {
-        node: facts.spec(node, layers.names[made_by[node]], layout.batch_size) for node in made_by
-    }
+    crossings = find_crossings(flow, facts, layers, layout.batch_size)
     uses = _parameter_uses(flow, layers, tensors)
-    return TracedGraph(model, layout, tensors, flow, layers, specs, made_by, read_by, uses)
+    described = describe_outputs(outputs, flow, facts, layout.batch_size)
+    return TracedGraph(model, call, tensors, flow, facts, layers, crossings, uses, described)
+
+
+def _traced(
+    model: nn.Module,
+    call: BatchCall,
+    loss: LossFunction | None,
+    leaves: Sequence[torch.Tensor],
+    names: Mapping[str, str],
+) -> tuple[CleanGraph, Flattened]:
+    """The graph of model and loss, and the structure of the model's outputs.
+
+    Outputs that cannot be described must not keep a model from being trained, so it is traced
+    without them then.
+    """
+    outputs = Outputs()
+    try:
+        return clean(export_module(LossModule(model, call, loss, outputs), leaves), names), (
+            outputs.found
+        )
+    except CaptureFailed as failure:
+        try:
+            alone = clean(export_module(LossModule(model, call, loss), leaves), names)
+        except CaptureFailed:
+            raise failure from None
+        return alone, Flattened(problem=f"the model's outputs cannot be traced: {failure}")
 
 
 def _tensors(model: nn.Module, loss: LossFunction | None) -> ModelTensors:
@@ -114,44 +139,20 @@ def _mark_parameters(cleaned: CleanGraph, tensors: ModelTensors) -> None:
             node.meta["requires_grad"] = tensors.parameters[str(node.target)].requires_grad
 
 
-def _layer_needs(flow: Dataflow, layers: Layers) -> list[set[fx.Node]]:
-    """What each layer reads: work of any layer, attributes, leaves."""
-    needs: list[set[fx.Node]] = [set() for _ in layers.names]
-    layer = 0
-    for position, node in enumerate(flow.work):
-        while layer + 1 < len(layers.starts) and position >= layers.starts[layer + 1]:
-            layer += 1
-        needs[layer] |= flow.needs[node]
-    output = next(n for n in flow.clean.graph.nodes if n.op == "output")
-    needs[-1] |= flow.needs[output]
-    return needs
-
-
-def _crossings(
-    flow: Dataflow, layers: Layers
-) -> tuple[dict[fx.Node, int], dict[fx.Node, tuple[int, ...]]]:
-    """Of each work node that later layers read: its layer, and theirs."""
-    needs = _layer_needs(flow, layers)
-    made_by: dict[fx.Node, int] = {}
-    read_by: dict[fx.Node, tuple[int, ...]] = {}
-    layer = 0
-    for position, node in enumerate(flow.work):
-        while layer + 1 < len(layers.starts) and position >= layers.starts[layer + 1]:
-            layer += 1
-        readers = tuple(r for r in range(layer + 1, len(needs)) if node in needs[r])
-        if readers:
-            made_by[node], read_by[node] = layer, readers
-    return made_by, read_by
-
-
 def _parameter_uses(
     flow: Dataflow, layers: Layers, tensors: ModelTensors
 ) -> tuple[ParameterUse, ...]:
-    """Every parameter and buffer; those that nothing reads belong to layer 0."""
+    """Every parameter and buffer; those that nothing reads belong to layer 0.
+
+    Those that only outputs are computed from belong to the last layer.
+    """
     readers: dict[str, list[int]] = {}
-    for layer, needs in enumerate(_layer_needs(flow, layers)):
+    for layer, needs in enumerate(layer_needs(flow, layers)):
         for name in {str(node.target) for node in needs if node.op == "get_attr"}:
             readers.setdefault(name, []).append(layer)
+    for node in {source for output in flow.clean.outputs for source in flow.needs[output]}:
+        if node.op == "get_attr":
+            readers.setdefault(str(node.target), [len(layers.names) - 1])
     uses: list[ParameterUse] = []
     for found, is_buffer in ((tensors.parameters, False), (tensors.buffers, True)):
         for name, tensor in found.items():

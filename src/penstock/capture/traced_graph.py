@@ -1,17 +1,25 @@
 """The layer graph of a traced model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from penstock.capture.batch_layout import BatchLayout
+from penstock.capture.crossings import Crossings
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layer_graph import Batch, ParameterUse, StageProgram, TensorSpec
 from penstock.capture.layers import Layers
+from penstock.capture.loss_module import BatchCall
+from penstock.capture.model_outputs import StructuredOutputs
+from penstock.capture.output_views import (
+    OutputView,
+    outputs_beside_loss,
+    outputs_without_loss,
+)
 from penstock.capture.stage_module import StagePart, build_module, needed
+from penstock.capture.tensor_specs import TensorFacts
 from penstock.errors import BadInput
 
 __all__ = ["ModelTensors", "TracedGraph"]
@@ -32,20 +40,18 @@ class ModelTensors:
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """A traced model as a :class:`LayerGraph`.
-
-    ``made_by`` and ``read_by`` give the layers of each tensor that crosses; ``specs`` describe it.
-    """
+    """A traced model as a :class:`LayerGraph`; ``view`` says which outputs are wanted, if any."""
 
     model: nn.Module
-    layout: BatchLayout
+    call: BatchCall
     tensors: ModelTensors
     flow: Dataflow
+    facts: TensorFacts
     layers: Layers
-    specs: Mapping[fx.Node, TensorSpec]
-    made_by: Mapping[fx.Node, int]
-    read_by: Mapping[fx.Node, tuple[int, ...]]
+    trained: Crossings
     parameter_uses: tuple[ParameterUse, ...]
+    outputs: StructuredOutputs
+    view: OutputView | None = None
 
     @property
     def name(self) -> str:
@@ -60,7 +66,7 @@ class TracedGraph:
     @property
     def batch_size(self) -> int:
         """Samples in the example batch."""
-        return self.layout.batch_size
+        return self.call.layout.batch_size
 
     @property
     def tied_names(self) -> Mapping[str, str]:
@@ -70,13 +76,56 @@ class TracedGraph:
     @property
     def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
         """Tensors read by later layers, in order of execution."""
+        found = self._crossings
         return tuple(
-            (spec, self.made_by[node], self.read_by[node]) for node, spec in self.specs.items()
+            (spec, found.made_by[node], found.read_by[node]) for node, spec in found.specs.items()
         )
+
+    @property
+    def _crossings(self) -> Crossings:
+        return self.trained if self.view is None else self.view.crossings
+
+    @property
+    def _has_loss(self) -> bool:
+        return self.view is None or self.view.work is None
+
+    @property
+    def leaves_read(self) -> frozenset[int]:
+        """The leaves of a batch that the layers may read."""
+        leaves = self.flow.clean.leaves
+        if self.view is None or self._has_loss:
+            return frozenset(range(len(leaves)))
+        return frozenset(leaves.index(leaf) for leaf in self.view.leaves)
+
+    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
+        """What the loss function gets besides the output; the whole batch where there is none."""
+        return self.call.target(leaves)
+
+    def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
+        """The leaves of a batch that may lack some that are not read (BadInput if unlike)."""
+        return self.call.leaves(batch, self.leaves_read)
+
+    def with_outputs(self) -> "TracedGraph":
+        """The same with the model's outputs after loss and weight (BadInput if it has none)."""
+        self._check_outputs()
+        view = outputs_beside_loss(
+            self.flow, self.facts, self.layers, self.batch_size, self.trained
+        )
+        return replace(self, view=view)
+
+    def without_loss(self) -> "TracedGraph":
+        """The model's outputs alone (BadInput if it has none)."""
+        self._check_outputs()
+        view = outputs_without_loss(self.flow, self.facts, self.layers, self.batch_size)
+        return replace(self, view=view)
+
+    def _check_outputs(self) -> None:
+        if self.outputs.problem:
+            raise BadInput(self.outputs.problem)
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        return self.layout.flatten(batch)
+        return self.call.layout.flatten(batch)
 
     def stage(self, layers: range) -> StageProgram:
         """The layers ``layers`` as one module, which shares the model's parameters.
@@ -90,19 +139,22 @@ class TracedGraph:
                 f"a stage of layers {layers}, but layers must be a non-empty part of "
                 f"range(0, {count}); change the plan's cuts"
             )
-        is_last = layers.stop == count
+        found = self._crossings
+        is_last = layers.stop == count and self._has_loss
         received = [
             (node, spec)
-            for node, spec in self.specs.items()
-            if self.made_by[node] < layers.start and any(r in layers for r in self.read_by[node])
+            for node, spec in found.specs.items()
+            if found.made_by[node] < layers.start and any(r in layers for r in found.read_by[node])
         ]
         sent = [
             node
-            for node in self.specs
-            if self.made_by[node] in layers and self.read_by[node][-1] >= layers.stop
+            for node in found.specs
+            if found.made_by[node] in layers and found.read_by[node][-1] >= layers.stop
         ]
         output = next(n for n in self.flow.clean.graph.nodes if n.op == "output")
-        returned = list(output.all_input_nodes) if is_last else sent
+        outputs = self._outputs_of(layers)
+        returned = [*(output.all_input_nodes if is_last else sent)]
+        returned += [self.flow.clean.outputs[i] for i in outputs]
         part = self._part(layers, received, returned)
         program = build_module(self.flow, part, self._attributes(), self._unused(layers))
         return StageProgram(
@@ -110,9 +162,14 @@ class TracedGraph:
             program,
             tuple(self.flow.clean.leaves.index(leaf) for leaf in part.leaves),
             tuple(spec for _, spec in received),
-            () if is_last else tuple(self.specs[node] for node in sent),
+            () if is_last else tuple(found.specs[node] for node in sent),
             is_last,
+            outputs,
         )
+
+    def _outputs_of(self, layers: range) -> tuple[int, ...]:
+        returned_by = () if self.view is None else self.view.returned_by
+        return tuple(i for i, layer in enumerate(returned_by) if layer in layers)
 
     def _part(
         self,
@@ -122,13 +179,21 @@ class TracedGraph:
     ) -> StagePart:
         starts = (*self.layers.starts, len(self.flow.work))
         work = self.flow.work[starts[layers.start] : starts[layers.stop]]
+        if self.view is not None and self.view.work is not None:
+            wanted_work = self.view.work
+            work = tuple(node for node in work if node in wanted_work)
         wanted = needed(self.flow, (*work, *returned), [node for node, _ in received])
         clean = self.flow.clean
         leaves = [leaf for leaf in clean.leaves if leaf in wanted]
         has_rows = any(spec.batch_dim >= 0 for _, spec in received)
         if not leaves and (not has_rows or not received) and {clean.rows, clean.device} & wanted:
-            leaves = [clean.leaves[0]]
+            leaves = [self._any_leaf()]
         return StagePart(work, leaves, received, returned)
+
+    def _any_leaf(self) -> fx.Node:
+        """A leaf to take the number of rows from: one that is read, if any is."""
+        leaves = self.flow.clean.leaves
+        return leaves[min(self.leaves_read, default=0)]
 
     def _attributes(self) -> dict[str, Any]:
         """Everything a stage may hold, by name; buffers with whether they are persistent."""
@@ -141,8 +206,12 @@ class TracedGraph:
         return found
 
     def _unused(self, layers: range) -> list[str]:
-        """Tensors that nothing reads; the first stage holds them, so that checkpoints are whole."""
-        if layers.start > 0:
+        """Tensors that no training reads, so that checkpoints are whole; predictions need none."""
+        if not self._has_loss:
             return []
-        read = {str(n.target) for n in self.flow.clean.graph.nodes if n.op == "get_attr"}
-        return [use.name for use in self.parameter_uses if use.name not in read]
+        read = {str(n.target) for n in self.flow.trained if n.op == "get_attr"}
+        return [
+            use.name
+            for use in self.parameter_uses
+            if use.name not in read and use.layers[0] in layers
+        ]

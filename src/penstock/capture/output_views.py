@@ -1,0 +1,127 @@
+"""A traced graph seen with the model's outputs: beside the loss, or instead of it.
+
+training          layers 0 .. n-1                  the last stage returns  loss, weight
+with outputs      the same, and what they read     ...                     and the outputs
+without loss      only what the outputs need       the stage that makes an output returns it
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from penstock.capture.crossings import Crossings, crossings_of, layer_of_work, needs_of
+from penstock.capture.dataflow import Dataflow
+from penstock.capture.layers import Layers
+from penstock.capture.model_outputs import Flattened, StructuredOutputs
+from penstock.capture.tensor_specs import TensorFacts
+from penstock.errors import BadInput
+
+__all__ = ["OutputView", "describe_outputs", "outputs_beside_loss", "outputs_without_loss"]
+
+
+@dataclass(frozen=True)
+class OutputView:
+    """What crosses when outputs are wanted.
+
+    ``returned_by[i]`` is the layer whose stage returns output ``i``; ``work`` is what is done of
+    the graph's work (``None``: all).
+    """
+
+    crossings: Crossings
+    returned_by: tuple[int, ...]
+    work: frozenset[fx.Node] | None = None
+    leaves: frozenset[fx.Node] = frozenset()
+
+
+def describe_outputs(
+    found: Flattened, flow: Dataflow, facts: TensorFacts, batch_size: int
+) -> StructuredOutputs:
+    """The layout of a model's outputs, which the cleaned graph has as nodes."""
+    if found.problem:
+        return StructuredOutputs(None, (), found.problem)
+    unknown = [node.name for node in flow.clean.outputs if not facts.can_cross(node)]
+    if unknown:
+        return StructuredOutputs(
+            None,
+            (),
+            f"the size of the model's output '{unknown[0]}' is no multiple of the samples; return "
+            f"tensors with the samples along one dimension",
+        )
+    specs = tuple(
+        facts.spec(node, f"output {i}", batch_size) for i, node in enumerate(flow.clean.outputs)
+    )
+    return StructuredOutputs(found.structure, specs)
+
+
+def outputs_beside_loss(
+    flow: Dataflow, facts: TensorFacts, layers: Layers, batch_size: int, trained: Crossings
+) -> OutputView:
+    """The view in which the last layer returns all outputs after the loss."""
+    layer_of = layer_of_work(flow, layers)
+    needs = needs_of(flow, layer_of, layers)
+    output = next(n for n in flow.clean.graph.nodes if n.op == "output")
+    for node in (output, *flow.clean.outputs):
+        needs[-1] |= flow.needs[node] | own(node, layer_of)
+    check_crossings(needs, layer_of, facts)
+    found = crossings_of(needs, layer_of, facts, layers, batch_size)
+    # What crosses for the outputs alone needs no gradient back.
+    specs = {
+        node: spec if node in trained.specs else replace(spec, requires_grad=False)
+        for node, spec in found.specs.items()
+    }
+    last = len(layers.names) - 1
+    return OutputView(replace(found, specs=specs), (last,) * len(flow.clean.outputs))
+
+
+def outputs_without_loss(
+    flow: Dataflow, facts: TensorFacts, layers: Layers, batch_size: int
+) -> OutputView:
+    """The view in which outputs are returned where they are made, and nothing else is done.
+
+    What no training step computes is computed by the last layer, which holds its parameters.
+    """
+    reached = reached_from(flow)
+    layer_of = {node: k for node, k in layer_of_work(flow, layers).items() if node in reached}
+    needs = needs_of(flow, layer_of, layers)
+    last, returned_by = len(layers.names) - 1, list[int]()
+    for node in flow.clean.outputs:
+        read = flow.needs[node] | own(node, layer_of)
+        made = max((layer_of[n] for n in read if n in layer_of), default=0)
+        is_trained = node.op != "call_function" or node in flow.trained
+        returned_by.append(made if is_trained else last)
+        needs[returned_by[-1]] |= read
+    check_crossings(needs, layer_of, facts)
+    crossings = crossings_of(needs, layer_of, facts, layers, batch_size)
+    leaves = frozenset(node for node in reached if node in flow.clean.leaves)
+    return OutputView(crossings, tuple(returned_by), frozenset(layer_of), leaves)
+
+
+def own(node: fx.Node, layer_of: Mapping[fx.Node, int]) -> frozenset[fx.Node]:
+    """An output that is work must itself get to where it is returned."""
+    return frozenset([node]) if node in layer_of else frozenset()
+
+
+def reached_from(flow: Dataflow) -> set[fx.Node]:
+    """All that the outputs are computed from, earlier writes to the same storage included."""
+    pending, found = list(flow.clean.outputs), set[fx.Node]()
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            if node is not flow.clean.rows and node is not flow.clean.device:
+                pending += [*node.all_input_nodes, *flow.after.get(node, ())]
+    return found
+
+
+def check_crossings(
+    needs: list[set[fx.Node]], layer_of: Mapping[fx.Node, int], facts: TensorFacts
+) -> None:
+    """Raise `BadInput` where something would have to be sent that cannot be described."""
+    for layer, read in enumerate(needs):
+        for node in read:
+            if layer_of.get(node, layer) < layer and not facts.can_cross(node):
+                raise BadInput(
+                    f"the model's outputs need '{node.name}' of an earlier layer, whose size is no "
+                    f"multiple of the samples, so it cannot be sent; compute them in one module"
+                )
