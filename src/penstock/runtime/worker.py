@@ -31,6 +31,7 @@ from penstock.runtime.sharding import owners_of_parameters
 from penstock.runtime.shared_segment import PeerFailed
 from penstock.runtime.stage_runner import LossTerm, ModuleRunner
 from penstock.runtime.watchdog import AbortNote
+from penstock.runtime.ways import rare_messages
 from penstock.runtime.world import World
 
 __all__ = ["Worker"]
@@ -336,13 +337,16 @@ class Worker:
         ).values()
 
     def _messages_by_rank(self) -> list[list[Message]]:
-        """What every rank sends in a full iteration, to size and open the ways."""
+        """What every rank sends in a full iteration or may ever send, to size and open the ways."""
         by_rank: list[list[Message]] = []
         for rank in range(self.world.size):
             iteration = prepare_iteration(
                 self.plan, self.boundaries, rank, self.plan.global_batch, training=True
             )
             by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
+        usual = [message for sent in by_rank for message in sent]
+        for message in rare_messages(self.plan, self.boundaries, usual):
+            by_rank[message.sender].append(message)
         return by_rank
 
 

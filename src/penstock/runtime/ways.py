@@ -1,0 +1,47 @@
+"""Which ranks may ever have to send each other something, whatever the size of a batch."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from penstock.capture.layer_graph import TensorSpec
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.messages import Boundary, Message, Part
+
+__all__ = ["rare_messages"]
+
+
+def rare_messages(
+    plan: Plan, boundaries: Sequence[Boundary], usual: Sequence[Message]
+) -> Iterator[Message]:
+    """One message for every way that a batch of another size may need, and ``usual`` does not.
+
+    Another number of rows is cut in proportion to the slices, and rounding may move a row to a
+    replica whose rows never meet those of its new neighbour in a full micro-batch. Between stages
+    with equal slices this cannot happen: both cut alike. A tensor without samples may come from any
+    replica. The messages are as large as rows of both ends allow in a full micro-batch.
+    """
+    known = {(message.sender, message.receiver) for message in usual}
+    for boundary, way in product(boundaries, (0, 1) if plan.mirrored else (0,)):
+        stages = (boundary.producer, boundary.consumer)
+        here, there = (plan.holder(stage, way) for stage in stages)
+        for i, j in product(range(here.replicas), range(there.replicas)):
+            if i != j and not may_cross(boundary, here, there):
+                continue
+            rows = min(here.slices[i], there.slices[j])
+            parts = tuple(part_of(spec, rows) for spec in boundary.tensors)
+            ends, turned = (here.devices[i], there.devices[j]), stages[::-1]
+            for pair, passed in ((ends, stages), (ends[::-1], turned)):
+                if pair[0] != pair[1] and pair not in known:
+                    known.add(pair)
+                    yield Message("F" if passed == stages else "B", way, *pair, *passed, parts)
+
+
+def may_cross(boundary: Boundary, here: Stage, there: Stage) -> bool:
+    """Whether a replica may ever need what the other stage's replica of another number has."""
+    return here.slices != there.slices or any(spec.batch_dim < 0 for spec in boundary.tensors)
+
+
+def part_of(spec: TensorSpec, rows: int) -> Part:
+    """Some ``rows`` samples of a tensor."""
+    shape = spec.shape_for(rows)
+    return Part(spec, shape, spec.batch_dim, range(rows), range(rows), shape)
