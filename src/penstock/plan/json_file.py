@@ -14,12 +14,15 @@ __all__ = ["plan_from_json", "plan_to_json", "read_plan", "write_plan"]
 
 
 class StageEntry(Entry):
-    """One stage: ``layers`` is the half-open range ``[lo, hi)``."""
+    """One stage: ``layers`` is the half-open range ``[lo, hi)``.
+
+    ``recompute`` is true for all of them, false for none, or a list of single ones.
+    """
 
     layers: list[int]
     devices: list[int]
     slices: list[int]
-    recompute: bool = False
+    recompute: bool | list[int] = False
 
 
 class CostEntry(Entry):
@@ -76,7 +79,7 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
     try:
         return Plan(
             stages=tuple(
-                Stage(range(*s.layers), tuple(s.devices), tuple(s.slices), s.recompute)
+                Stage(range(*s.layers), tuple(s.devices), tuple(s.slices), *recompute_of(s))
                 for s in entry.stages
             ),
             micro_batches=entry.micro_batches,
@@ -89,6 +92,13 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def recompute_of(entry: StageEntry) -> tuple[bool, tuple[int, ...]]:
+    """Whether a stage recomputes, and which layers where not all."""
+    if isinstance(entry.recompute, bool):
+        return entry.recompute, ()
+    return bool(entry.recompute), tuple(entry.recompute)
 
 
 def plan_to_json(plan: Plan) -> dict[str, Json]:
@@ -122,7 +132,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
                 "layers": [stage.layers.start, stage.layers.stop],
                 "devices": list(stage.devices),
                 "slices": list(stage.slices),
-                "recompute": stage.recompute,
+                "recompute": list(stage.recompute_layers) or stage.recompute,
             }
             for stage in plan.stages
         ],

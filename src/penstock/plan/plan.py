@@ -14,12 +14,19 @@ class Stage:
     """A contiguous run of layers on one or more replica devices.
 
     ``slices[i]`` is the number of rows of every micro-batch that ``devices[i]`` computes.
+    ``recompute``: activations are made again for the backward, those of the layers
+    ``recompute_layers`` alone where any are named, else all. Without it no layers are.
     """
 
     layers: range
     devices: tuple[int, ...]
     slices: tuple[int, ...]
     recompute: bool = False
+    recompute_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.recompute_layers and not self.recompute:
+            object.__setattr__(self, "recompute_layers", ())
 
     @property
     def replicas(self) -> int:
@@ -136,6 +143,12 @@ def check_plan(plan: Plan) -> None:
                 f"start at layer {expected_start} and hold at least one"
             )
         expected_start = stage.layers.stop
+        again = stage.recompute_layers
+        if again and (list(again) != sorted(set(again)) or not set(again) <= set(stage.layers)):
+            raise BadInput(
+                f"stage {index} recomputes layers {list(again)}; name layers of its own, "
+                f"{stage.layers.start} to {stage.layers.stop - 1}, each once and in order"
+            )
         if not stage.devices or len(stage.slices) != len(stage.devices):
             raise BadInput(
                 f"stage {index} has {len(stage.devices)} devices and {len(stage.slices)} slices; "

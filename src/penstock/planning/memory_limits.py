@@ -85,11 +85,12 @@ def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
 
 
 def with_cut(plan: Plan, stage: int, start: int) -> Plan:
-    """The plan with ``stage`` starting at another layer."""
+    """The plan with ``stage`` starting at another layer; stages that recompute do so throughout."""
     stages = list(plan.stages)
     before, after = stages[stage - 1], stages[stage]
-    stages[stage - 1] = replace(before, layers=range(before.layers.start, start))
-    stages[stage] = replace(after, layers=range(start, after.layers.stop))
+    wider, narrower = range(before.layers.start, start), range(start, after.layers.stop)
+    stages[stage - 1] = replace(before, layers=wider, recompute_layers=())
+    stages[stage] = replace(after, layers=narrower, recompute_layers=())
     return replace(plan, stages=tuple(stages))
 
 

@@ -7,6 +7,7 @@ from penstock.plan.plan import Stage
 from penstock.report.device_stages import stages_by_device
 from penstock.report.palette import KIND_WORDS
 from penstock.report.record import RunRecord
+from penstock.report.tables import recompute_text
 from penstock.timeline.metrics import (
     bubble_fraction,
     busy_s,
@@ -137,7 +138,7 @@ def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
             for number, device in zip(stage.devices, devices, strict=True)
         ),
         lines(map(str, stage.slices)),
-        "yes" if stage.recompute else "no",
+        recompute_text(stage),
         size_text(record.profile.parameter_bytes(stage.layers)),
         lines(size_text(predicted[device]) for device in stage.devices),
         lines(

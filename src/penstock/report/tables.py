@@ -8,7 +8,7 @@ from math import inf
 from rich.table import Table
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import layers_text, percent_text, seconds_text, size_text
 
@@ -17,6 +17,7 @@ __all__ = [
     "comparison_table",
     "plan_table",
     "profile_table",
+    "recompute_text",
     "refusal_lines",
     "stages_text",
 ]
@@ -82,12 +83,23 @@ def plan_table(
             ),
             listed(stage.devices),
             listed(stage.slices),
-            "yes" if stage.recompute else "no",
+            recompute_text(stage),
             size_text(profile.parameter_bytes(stage.layers)),
             size_text(max(peak_memory_bytes[device] for device in stage.devices)),
             size_text(min(cluster.devices[device].memory_bytes for device in stage.devices)),
         )
     return table
+
+
+def recompute_text(stage: Stage) -> str:
+    """Which layers of a stage are recomputed: ``yes`` for all, ``no``, or their numbers.
+
+    >>> recompute_text(Stage(range(2, 6), (0,), (1,), recompute=True, recompute_layers=(3, 4)))
+    '3-4'
+    """
+    if stage.recompute_layers:
+        return listed(stage.recompute_layers)
+    return "yes" if stage.recompute else "no"
 
 
 def comparison_table(rows: Sequence[ComparisonRow]) -> Table:

@@ -76,7 +76,8 @@ class Catalogue:
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
         """The work of one instance of a stage."""
-        key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, use)
+        again = stage.recompute_layers
+        key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, use, again)
         return self.stages.find(
             key,
             lambda: stage_work(
@@ -88,6 +89,7 @@ class Catalogue:
                 self.cluster,
                 use,
                 optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
+                recompute_layers=again,
             ),
         )
 

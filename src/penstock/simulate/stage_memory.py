@@ -8,8 +8,11 @@
 
 A stage that recomputes keeps only its inputs from F to R, and everything (which holds the inputs)
 from R to B; where the backward follows its forward directly there is no R and everything is kept
-at once. Buffers of messages on their way are not counted. Where updates do not wait for a flush,
-several versions of the parameters are kept (`penstock.schedule.weight_rule`).
+at once. Where single layers are recomputed, the stage keeps from F to R what the others save, and
+each tensor once that a recomputed layer gets from elsewhere or hands to a layer that keeps: at most
+too much by what the layers beside save anyway. Buffers of messages on their way are not counted.
+Where updates do not wait for a flush, several versions of the parameters are kept
+(`penstock.schedule.weight_rule`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -91,19 +94,38 @@ def stage_memory(
     sums: LayerSums,
     optimizer_bytes_per_parameter_byte: float,
     versions: int = 1,
+    recompute_layers: tuple[int, ...] = (),
 ) -> StageMemory:
     """The bytes of a replica that computes ``rows`` rows of every micro-batch.
 
     Parameters count twice for their gradients, and once more for each byte that the optimizer
     keeps of them. Inputs are the tensors received, the batch itself stays on every rank anyway.
+    ``recompute_layers`` are those that keep only their inputs; all of them where none are named.
     """
-    inputs = first_of_each_tensor(
-        edge for edge in sums.crossing[layers.start] if edge.consumer in layers
-    )
+    saved_bytes = sums.saved_bytes.of(layers, rows)
+    if recompute_layers:
+        input_bytes = partly_saved_bytes(layers, rows, sums, frozenset(recompute_layers))
+    else:
+        inputs = first_of_each_tensor(
+            edge for edge in sums.crossing[layers.start] if edge.consumer in layers
+        )
+        input_bytes = sum(edge.bytes.at(rows) for edge in inputs)
     state_bytes = sums.parameter_bytes(layers) * (versions + 1 + optimizer_bytes_per_parameter_byte)
     return StageMemory(
         fixed_bytes=state_bytes + sums.buffer_bytes.of(layers),
-        saved_bytes=sums.saved_bytes.of(layers, rows),
-        input_bytes=max(0.0, sum(edge.bytes.at(rows) for edge in inputs)),
+        saved_bytes=saved_bytes,
+        input_bytes=max(0.0, min(input_bytes, saved_bytes) if recompute_layers else input_bytes),
         workspace_bytes=sums.workspace_bytes.of(layers, rows),
     )
+
+
+def partly_saved_bytes(layers: range, rows: int, sums: LayerSums, again: frozenset[int]) -> float:
+    """What is kept of a micro-batch from F to R where the layers ``again`` are recomputed."""
+    kept = [layer for layer in layers if layer not in again]
+    passed = first_of_each_tensor(
+        edge
+        for edge in sums.profile.edges
+        if edge.consumer in layers and (edge.producer in again) != (edge.consumer in again)
+    )
+    saved = sum(sums.saved_bytes.of(range(layer, layer + 1), rows) for layer in kept)
+    return saved + sum(edge.bytes.at(rows) for edge in passed)

@@ -35,15 +35,18 @@ class ReplicaWork:
     backward_s: float
     backward_input_s: float
     backward_weight_s: float
+    recompute_s: float
     step_s: float
     segments_s: tuple[float, ...]
     memory: StageMemory
 
     def seconds(self, kind: ActionKind) -> float:
-        """Seconds of one action at full speed; a recompute is another forward."""
+        """Seconds of one action at full speed; R is the forward of the layers that recompute."""
         match kind:
-            case "F" | "R":
+            case "F":
                 return self.forward_s
+            case "R":
+                return self.recompute_s
             case "B":
                 return self.backward_s
             case "I":
@@ -107,8 +110,9 @@ def stage_work(
     use: StageUse,
     *,
     optimizer_bytes_per_parameter_byte: float,
+    recompute_layers: tuple[int, ...] = (),
 ) -> StageWork:
-    """The work of an instance of a stage."""
+    """The work of an instance of a stage; a recompute is of all layers where none are named."""
     stops, shares = (layers.start,), ()
     if use.reduces:
         stops, shares = shares_of_stage(layers, devices, sums, cluster)
@@ -123,9 +127,14 @@ def stage_work(
         key = (rows, kind.speed, least_s)
         if key not in made:
             memory = stage_memory(
-                layers, rows, sums, optimizer_bytes_per_parameter_byte, use.versions
+                layers,
+                rows,
+                sums,
+                optimizer_bytes_per_parameter_byte,
+                use.versions,
+                recompute_layers,
             )
-            made[key] = replica_work(layers, stops, *key, sums, memory, use)
+            made[key] = replica_work(layers, stops, *key, sums, memory, use, recompute_layers)
         replicas.append(made[key])
     device_bytes = tuple(cluster.devices[device].memory_bytes for device in devices)
     limits = zip((replica.memory for replica in replicas), device_bytes, strict=True)
@@ -154,12 +163,16 @@ def replica_work(
     sums: LayerSums,
     memory: StageMemory,
     use: StageUse,
+    recompute_layers: tuple[int, ...] = (),
 ) -> ReplicaWork:
     """The work of a replica with ``rows`` rows of a micro-batch; its speed divides all seconds.
 
     No action takes less than ``least_s``.
     """
-    forward_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
+    forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
+    if recompute_layers:
+        again_s = sum(sums.forward_s.of(range(i, i + 1), rows) for i in recompute_layers)
+        recompute_s = max(least_s, again_s / speed)
     backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
@@ -174,6 +187,7 @@ def replica_work(
         backward_s=backward_s,
         backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed),
         backward_weight_s=weight_s,
+        recompute_s=recompute_s,
         step_s=sums.profile.step_s_per_byte * sums.parameter_bytes(layers) / speed,
         segments_s=segments_s,
         memory=memory,
