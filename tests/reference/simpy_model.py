@@ -5,11 +5,18 @@ have all the cores they need here; no two things may happen at the same instant 
 every device its own speed).
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable
+from collections import defaultdict
 from dataclasses import dataclass
 
 import simpy
+from reference.simpy_wires import (
+    COMPUTE,
+    MESSAGE,
+    REDUCTION,
+    Process,
+    Standstill,
+    Wires,
+)
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s
@@ -21,62 +28,9 @@ from penstock.schedule.schedule import Schedule
 __all__ = ["iteration_s"]
 
 BUCKET_BYTES = 25 * 2**20
-MESSAGE, REDUCTION, COMPUTE = range(3)
 
-Process = Generator[simpy.Event, object, None]
-Output = tuple[tuple[object, ...], list[object], float]
-"""A message's name, what it occupies, and its seconds."""
-
-
-@dataclass(frozen=True)
-class Standstill:
-    """That something computes nothing: several transfers may need it at once."""
-
-    of: object
-
-
-class Wires:
-    """Engines, ports, busy devices: who needs several takes all or waits; urgent and old first."""
-
-    def __init__(self, env: simpy.Environment) -> None:
-        self.env = env
-        self.taken: set[object] = set()
-        self.standing: Counter[object] = Counter()
-        self.waiting: list[tuple[int, int, frozenset[object], simpy.Event]] = []
-        self.asked = 0
-
-    def carry(self, needs: Iterable[object], seconds: float, urgency: int) -> Process:
-        """Hold ``needs`` for ``seconds``, once all are free."""
-        wanted = frozenset(needs)
-        granted = self.env.event()
-        self.asked += 1
-        self.waiting.append((urgency, self.asked, wanted, granted))
-        self.grant()
-        yield granted
-        yield self.env.timeout(seconds)
-        self.taken -= wanted
-        self.standing.subtract(standstills(wanted))
-        self.grant()
-
-    def grant(self) -> None:
-        """Start, in order, whatever finds all it needs."""
-        for request in sorted(self.waiting, key=lambda request: request[:2]):
-            if self.are_free(request[2]):
-                self.waiting.remove(request)
-                self.taken |= {need for need in request[2] if not isinstance(need, Standstill)}
-                self.standing.update(standstills(request[2]))
-                request[3].succeed()
-
-    def are_free(self, wanted: frozenset[object]) -> bool:
-        """Whether all that is wanted is free, and what is to stand still does not compute."""
-        needs = {need.of if isinstance(need, Standstill) else need for need in wanted}
-        alone = [need for need in wanted if not isinstance(need, Standstill)]
-        return not needs & self.taken and not any(self.standing[need] for need in alone)
-
-
-def standstills(wanted: frozenset[object]) -> list[object]:
-    """What is to stand still."""
-    return [need.of for need in wanted if isinstance(need, Standstill)]
+Output = tuple[tuple[object, ...], list[object], list[object], float]
+"""A message's name, what it occupies, what waits till it has left, and its seconds."""
 
 
 class SharedDevice:
@@ -235,8 +189,8 @@ class Model:
             yield from self.compute(device, part_s, kinds, self.claim_s(copy, j, kind))
             part_s = 0.0
             if i == layers[-1]:
-                for key, needs, message_s in self.outputs[copy.stage, copy.way, j, kind_way(kind)]:
-                    self.env.process(self.message((*key, m), needs, message_s))
+                for output in self.outputs[copy.stage, copy.way, j, kind_way(kind)]:
+                    self.env.process(self.message(output, m))
                 if kind == "F":
                     self.done["own", copy, j, m].succeed()
             if update >= 0 and i == layers[-1]:
@@ -402,10 +356,14 @@ class Model:
         """What of a device computes nothing while it communicates."""
         if self.cluster.devices[device].overlaps_communication:
             return []
-        streams = ("F", "BIWR") if self.schedule.concurrent else ("FBIWR",)
-        still: list[object] = [("compute", device, kinds) for kinds in streams]
         separate = self.cluster.hosts[self.cluster.host_index[device]].separate_links
-        return [Standstill(each) for each in still] if separate else still
+        streams = self.streams_of(device)
+        return [Standstill(each) for each in streams] if separate else streams
+
+    def streams_of(self, device: int) -> list[object]:
+        """What a device computes on."""
+        streams = ("F", "BIWR") if self.schedule.concurrent else ("FBIWR",)
+        return [("compute", device, kinds) for kinds in streams]
 
     def needs_of_message(self, source: int, target: int) -> list[object]:
         """What a message occupies: a link of its own, or engines and ports; devices stand still."""
@@ -420,11 +378,12 @@ class Model:
             needs += [self.port("out", source), self.port("in", target)]
         return needs + self.standing_still(source) + self.standing_still(target)
 
-    def message(self, key: tuple[object, ...], needs: list[object], seconds: float) -> Process:
+    def message(self, output: Output, m: int) -> Process:
         """One message."""
+        key, needs, first, seconds = output
         if seconds:
-            yield from self.wires.carry(needs, seconds, MESSAGE)
-        self.done[key].succeed()
+            yield from self.wires.carry(needs, seconds, MESSAGE, first)
+        self.done[(*key, m)].succeed()
 
     def prepare(self) -> None:
         """Find all messages: who sends whom how much."""
@@ -434,8 +393,9 @@ class Model:
                 target = self.copies[t, way].devices[j]
                 seconds = sum(self.cluster.transfer_s(source, target, size) for size in tensors)
                 needs = self.needs_of_message(source, target)
+                first = self.streams_of(source) if self.standing_still(source) else []
                 key = (way, s, i, kind, t, j)
-                self.outputs[s, way, i, kind].append((key, needs, seconds))
+                self.outputs[s, way, i, kind].append((key, needs, first, seconds))
                 self.inputs[t, way, j, kind].append(key)
 
     def message_sizes(self, way: int) -> dict[tuple[int, int, str, int, int], list[float]]:

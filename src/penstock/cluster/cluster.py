@@ -13,7 +13,8 @@ class Device:
     """One accelerator or worker: a name of its kind, its memory, and its speed.
 
     ``speed`` is relative to the device that was profiled: 2.0 halves every compute time.
-    A device that does not overlap communication computes nothing while it sends or receives.
+    A device that does not overlap communication computes nothing while it sends or receives, nor
+    while a message of its own waits to leave.
     Parameters of a stage beyond ``on_chip_bytes`` are read from off-chip memory by every action;
     without a rate there is no such memory.
     """

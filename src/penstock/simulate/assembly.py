@@ -223,6 +223,7 @@ def occupy_wires(w, x, senders, ports, wires):
         source = w[w[at.REPLICA_DEVICE] + senders[lane]]
         target = w[w[at.REPLICA_DEVICE] + (row >> 1)]
         w[w[at.RECEIVER] + lane] = target * each + (row & 1) * (each - 1)
+        w[w[at.BLOCKED_SENDER] + lane] = source if blocked[source] else -1
         if x[w[at.MESSAGE_SECONDS] + lane] > 0:
             here, there = w[w[at.DEVICE_HOST] + source], w[w[at.DEVICE_HOST] + target]
             if links[source] >= 0 and here == there:

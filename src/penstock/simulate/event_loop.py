@@ -22,6 +22,7 @@ from penstock.simulate.computing import TALKS, TALKS_TOO, occupy, vacate
 from penstock.simulate.layout import (
     ACTING,
     ACTION_SPAN,
+    BLOCKED_SENDER,
     BLOCKING,
     BUCKET_SECONDS,
     BUCKET_START,
@@ -81,6 +82,7 @@ from penstock.simulate.layout import (
     STREAMS_EACH,
     TAIL,
     TALKS_AT_ONCE,
+    UNSENT,
     UPDATES,
     USER,
     USER_START,
@@ -122,6 +124,8 @@ def is_ready(w, replica, kind, word):
 def start_if_ready(w, x, stream):
     """Start the next piece of a stream that is idle and has its inputs."""
     if w[w[RUNNING] + stream] or stream == w[ENDING]:
+        return
+    if w[BLOCKING] and w[w[UNSENT] + stream // w[STREAMS_EACH]] > 0:
         return
     position = w[w[POSITION] + stream]
     if position == w[w[ORDER_END] + stream]:
@@ -320,8 +324,10 @@ def offer(w, x, lane, item):
 
 @compiled
 def count_waiting(w, lane, change):
-    """Note at everything that a lane needs how many items wait for it."""
+    """Note at everything that a lane needs, and at its sender, how many items wait for it."""
     w[WAITING] += change
+    if lane < w[MESSAGES] and w[w[BLOCKED_SENDER] + lane] >= 0:
+        w[w[UNSENT] + w[w[BLOCKED_SENDER] + lane]] += change
     for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
         w[w[WAITING_FOR] + w[w[RESOURCE] + k]] += change
 

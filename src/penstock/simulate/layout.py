@@ -92,7 +92,7 @@ COUNTS = 31
 
 # Whole numbers: of the workload, then of the play; the last two need no first value.
 # RUNNING must follow BUSY: the streams are the resources numbered after the wires.
-REALS = 78
+REALS = 80
 (
     WORD,
     FIRST_REPLICA,
@@ -112,6 +112,7 @@ REALS = 78
     SENDS_START,
     INPUT_ROW,
     RECEIVER,
+    BLOCKED_SENDER,
     ITEM_START,
     RESOURCE_START,
     RESOURCE,
@@ -129,6 +130,7 @@ REALS = 78
     SEGMENT,
     BUCKETS_LEFT,
     STEPS_DONE,
+    UNSENT,
     MEMBERS_LEFT,
     ROUNDS_DONE,
     COMPUTING,
@@ -145,7 +147,7 @@ REALS = 78
 
 # Real numbers: of the workload, then of the play (`real[NOW]` is the time itself).
 NOW = 0
-HEADER = 93
+HEADER = 95
 (
     SECONDS,
     STEP_SECONDS,
@@ -184,6 +186,7 @@ LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
     SENDS_START: (REPLICAS, 2, 1),
     INPUT_ROW: (MESSAGES, 1, 0),
     RECEIVER: (MESSAGES, 1, 0),
+    BLOCKED_SENDER: (MESSAGES, 1, 0),
     ITEM_START: (LANES, 1, 1),
     RESOURCE_START: (LANES, 1, 1),
     RESOURCE: (OCCUPATIONS, 1, 0),
@@ -201,6 +204,7 @@ LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
     SEGMENT: (STREAMS, 1, 0),
     BUCKETS_LEFT: (DEVICES, 1, 0),
     STEPS_DONE: (DEVICES, 1, 0),
+    UNSENT: (DEVICES, 1, 0),
     MEMBERS_LEFT: (BUCKETS, 1, 0),
     ROUNDS_DONE: (BUCKETS, 1, 0),
     COMPUTING: (HOSTS, 1, 0),

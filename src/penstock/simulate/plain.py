@@ -16,7 +16,8 @@
                 its gradients; messages that can start go first
     turns       half-duplex: both engines of a device are one, both ports of a host are one;
                 a device that does not overlap starts neither message nor reduction while it
-                computes, and computes nothing meanwhile; what can be sent goes before work
+                computes, and computes nothing meanwhile; its sends block: it computes nothing
+                either while a message of its own waits
     links       where a host has separate links, a message between two of its devices occupies the
                 link from the one to the other (half-duplex: between them) instead of engines, and
                 a device that does not overlap may have several transfers on their way at once;
@@ -27,7 +28,7 @@ Ties in time are broken by the order of streams, then messages, then reductions.
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
@@ -36,6 +37,7 @@ from typing import Literal, TypeAlias
 from penstock.schedule.action import ActionKind
 from penstock.simulate.instances import updating
 from penstock.simulate.pieces import Piece, pieces_of_action
+from penstock.simulate.plain_parts import Device, Lane, Processor, Stream
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import DeviceWork, Workload
 
@@ -55,54 +57,6 @@ AWAITED: dict[ActionKind, tuple[Input, ...]] = {
     "R": ("own",),
 }
 """What each action waits for; its own forward where that is not in the same stream."""
-
-
-@dataclass(slots=True)
-class Device:
-    """What the streams of a device share. ``buckets_left`` are those of the next step."""
-
-    buckets: int
-    buckets_left: int
-    steps_done: int = 0
-
-
-@dataclass(slots=True)
-class Stream:
-    """A compute stream while it plays its pieces."""
-
-    device: int
-    host: int
-    pieces: list[Piece]
-    next_piece: int = 0
-    computes: bool = False
-    ending: bool = False
-    finish: float = 0.0
-    left: float = 0.0
-    since_s: float = 0.0
-    work_s: float = 0.0
-    claim_s: float = 0.0
-    spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
-
-
-@dataclass(slots=True)
-class Lane:
-    """Messages of one pair, or buckets of one group: one after the other on the same resources."""
-
-    resources: tuple[int, ...]
-    seconds: list[float]
-    spans: list[Span]
-    waiting: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    current: int = -1
-
-
-@dataclass(slots=True)
-class Processor:
-    """The compute slots of one host: virtual time that all its running devices share."""
-
-    slots: int
-    running: set[int] = field(default_factory=set[int])
-    progress: float = 0.0
-    since_s: float = 0.0
 
 
 class Play:
@@ -251,7 +205,7 @@ class Play:
     def start_if_ready(self, number: int) -> None:
         """Start the next piece of a stream that is idle and has its inputs."""
         stream = self.streams[number]
-        if stream.ending or self.busy[self.first_stream + number]:
+        if stream.ending or self.busy[self.first_stream + number] or self.holds_back(stream.device):
             return
         while stream.next_piece < len(stream.pieces) and self.is_ready(stream):
             piece = stream.pieces[stream.next_piece]
@@ -262,6 +216,16 @@ class Play:
                 stream.spans.append((piece.kind, self.now_s, self.now_s))
             self.occupy(number, piece)
             return
+
+    def holds_back(self, position: int) -> bool:
+        """Whether a device that does not overlap has messages that wait to leave."""
+        return self.devices[position].unsent > 0 and not self.workload.devices[position].overlaps
+
+    def count_unsent(self, index: int, change: int) -> None:
+        """Note that a message of a lane begins or ceases to wait."""
+        if index < self.first_reduction:
+            sender = self.workload.messages[index].sender
+            self.devices[self.workload.replicas[sender].position].unsent += change
 
     def last_stream(self, device: int) -> Stream:
         """The stream of a device's backwards."""
@@ -401,6 +365,7 @@ class Play:
             self.arrive(index, item)
             return
         lane.waiting.append((self.sequence, item))
+        self.count_unsent(index, 1)
         self.sequence += 1
         if self.can_start(index) and len(lane.waiting) == 1:
             self.start_transfer(index)
@@ -419,6 +384,7 @@ class Play:
         """Occupy the lane's resources with the first item that waits."""
         lane = self.lanes[index]
         _, lane.current = lane.waiting.pop(0)
+        self.count_unsent(index, -1)
         for resource in lane.resources:
             self.busy[resource] += 1
         end_s = self.now_s + lane.seconds[lane.current]
