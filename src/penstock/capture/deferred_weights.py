@@ -7,15 +7,23 @@ parameters (norms, embeddings, convolutions) get their gradients in the first ha
 cannot be told apart from the rest.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["DeferredGradients", "DeferredWeights"]
+__all__ = [
+    "DeferredGradients",
+    "DeferredWeights",
+    "Product",
+    "deferred_addmm",
+    "deferred_linear",
+]
 
 LINEAR = (functional.linear, torch.ops.aten.linear.default)
 ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
@@ -23,10 +31,32 @@ ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
 Later: TypeAlias = tuple[nn.Parameter, Callable[[], torch.Tensor]]
 
 
+@dataclass(slots=True)
+class Product:
+    """A linear layer whose weight's gradient is the product of ``x`` and the output's gradient.
+
+    ``output`` is where autograd knows the latter. ``transposed`` says that the layer multiplies by
+    the transposed weight.
+    """
+
+    x: torch.Tensor
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    transposed: bool
+    output: GradientEdge | None
+    gradient: torch.Tensor | None = None
+
+
 class DeferredGradients:
-    """What the first half of one backward has left for the second."""
+    """What the first half of one backward has left for the second.
+
+    ``products`` are of layers that run on detached weights (`deferred_linear`): autograd then knows
+    nothing of the weights, and whoever runs the first half asks it for the gradients at their
+    ``output`` and puts them into ``gradient``.
+    """
 
     def __init__(self) -> None:
+        self.products: list[Product] = []
         self._later: list[Later] = []
 
     def add(self, parameter: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
@@ -34,20 +64,129 @@ class DeferredGradients:
         assert isinstance(parameter, nn.Parameter)
         self._later.append((parameter, make))
 
+    def accumulate_now(
+        self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Add gradients that the first half found to those of the parameters, whose hooks run."""
+        plain: list[tuple[torch.Tensor, torch.Tensor]] = []
+        hooked: dict[nn.Parameter, torch.Tensor] = {}
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is not None and adds_directly(parameter):
+                plain.append((parameter.grad, gradient))
+            else:
+                hooked[parameter] = gradient
+        if plain:
+            torch._foreach_add_([own for own, _ in plain], [new for _, new in plain])
+        if hooked:
+            torch.autograd.backward(list(hooked), list(hooked.values()))
+
     def __len__(self) -> int:
         """How many gradients are still to be made."""
-        return len(self._later)
+        return len(self._later) + len(self.products)
 
     def accumulate(self) -> None:
         """Make all gradients and add them to those of the parameters, whose hooks run."""
         sums: dict[nn.Parameter, torch.Tensor] = {}
         for parameter, make in self._later:
-            gradient = make()
-            before = sums.get(parameter)
-            sums[parameter] = gradient if before is None else before.add_(gradient)
+            add_to(sums, parameter, make())
+        for product in self.products:
+            if product.gradient is not None:
+                finish(product, product.gradient, sums)
         self._later.clear()
+        self.products.clear()
         if sums:
             torch.autograd.backward(list(sums), list(sums.values()))
+
+
+def add_to(
+    sums: dict[nn.Parameter, torch.Tensor], parameter: nn.Parameter, gradient: torch.Tensor
+) -> None:
+    """Add to the sum of a parameter's gradients."""
+    before = sums.get(parameter)
+    sums[parameter] = gradient if before is None else before.add_(gradient)
+
+
+def finish(
+    product: Product, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
+) -> None:
+    """Multiply, straight into the parameters' gradients; into ``sums`` where hooks must run."""
+    x, weight, bias = product.x, product.weight, product.bias
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    columns = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
+    left, right = (columns, rows) if product.transposed else (rows, columns)
+    if adds_directly(weight):
+        weight.grad.addmm_(left.t(), right)  # type: ignore[union-attr]
+    else:
+        add_to(sums, weight, left.t() @ right)
+    if bias is not None and bias.requires_grad:
+        if adds_directly(bias):
+            bias.grad.add_(columns.sum(0))  # type: ignore[union-attr]
+        else:
+            add_to(sums, bias, columns.sum(0))
+
+
+def adds_directly(parameter: nn.Parameter) -> bool:
+    """Whether a gradient may be added to the parameter's without autograd."""
+    return parameter.grad is not None and not parameter._post_accumulate_grad_hooks
+
+
+def deferred_linear(
+    store: DeferredGradients,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``functional.linear`` of which autograd sees the input only; the rest goes to ``store``."""
+    if not can_wait(x, weight, bias):
+        return functional.linear(x, weight, bias)
+    detached = None if bias is None else bias.detach()
+    output = functional.linear(x, weight.detach(), detached)
+    note(store, x, weight, bias, output, transposed=True)
+    return output
+
+
+def deferred_addmm(
+    store: DeferredGradients, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """``torch.addmm`` in the same way."""
+    if not (can_wait(x, weight, bias) and bias.dim() == 1):
+        return torch.addmm(bias, x, weight)
+    output = torch.addmm(bias.detach(), x, weight.detach())
+    note(store, x, weight, bias, output, transposed=False)
+    return output
+
+
+def note(
+    store: DeferredGradients,
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    output: torch.Tensor,
+    *,
+    transposed: bool,
+) -> None:
+    """Remember a layer for the second half.
+
+    An output of inputs without gradient becomes a leaf, which autograd keeps until the first half.
+    """
+    if output.grad_fn is None:
+        edge = get_gradient_edge(output.requires_grad_())
+    else:
+        edge = GradientEdge(output.grad_fn, output.output_nr)
+    store.products.append(Product(x.detach(), weight, bias, transposed, edge))
+
+
+def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
+    """Whether the second half can make the gradients: of parameters, in the types of the data."""
+    return (
+        isinstance(weight, nn.Parameter)
+        and weight.requires_grad
+        and (bias is None or isinstance(bias, nn.Parameter))
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(x.device.type)
+    )
 
 
 class DeferredWeights(TorchFunctionMode):
@@ -70,23 +209,13 @@ class DeferredWeights(TorchFunctionMode):
     ) -> Any:
         if func in LINEAR and not kwargs and len(args) in (2, 3):
             x, weight, bias = args if len(args) == 3 else (*args, None)
-            if self._can_wait(x, weight, bias):
+            if can_wait(x, weight, bias):
                 return Linear.apply(self._store, x, weight, bias, True)
         if func in ADDMM and not kwargs and len(args) == 3:
             bias, x, weight = args
-            if self._can_wait(x, weight, bias) and bias.dim() == 1:
+            if can_wait(x, weight, bias) and bias.dim() == 1:
                 return Linear.apply(self._store, x, weight, bias, False)
         return func(*args, **(kwargs or {}))
-
-    def _can_wait(self, x: Any, weight: Any, bias: Any) -> bool:
-        trained = isinstance(weight, nn.Parameter) and weight.requires_grad
-        simple = bias is None or isinstance(bias, nn.Parameter)
-        return (
-            trained
-            and simple
-            and torch.is_grad_enabled()
-            and not torch.is_autocast_enabled(x.device.type)
-        )
 
 
 class Linear(torch.autograd.Function):

@@ -5,8 +5,8 @@ the two meet: rows are cut out of what a stage made, and put together to what a 
 """
 
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from penstock.runtime.messages import Message, Part, RankMessages
 from penstock.runtime.segment_opening import join_segments, supported
 from penstock.runtime.shared_memory import SharedMemoryTransport, ring_size
 from penstock.runtime.stage_runner import Tensors
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport import Inlet, Transport, position_code
 from penstock.runtime.world import World
 from penstock.schedule.action import Action
 
@@ -32,19 +32,22 @@ SHORT_SPIN_S = 20e-6
 
 
 class Channels(Protocol):
-    """What the action loop asks of the network; a rehearsal answers with delays."""
+    """What the action loop asks of the network; a rehearsal answers with delays.
+
+    What moves for an action is looked up once and then called in every iteration.
+    """
 
     @property
     def device(self) -> int:
         """This rank."""
         ...
 
-    def receive(self, action: Action) -> Tensors:
-        """What ``action`` takes: the tensors for F, the gradients for B and I, nothing else."""
+    def receiver(self, action: Action) -> Callable[[], Tensors]:
+        """What gets what ``action`` takes: the tensors for F, the gradients for B and I."""
         ...
 
-    def send(self, action: Action, result: Tensors) -> None:
-        """Send what ``action`` made to those who need it; returns at once."""
+    def sender(self, action: Action) -> Callable[[Tensors], None] | None:
+        """What sends what ``action`` made to those who need it, at once; ``None``: nobody does."""
         ...
 
     def drain(self) -> None:
@@ -60,45 +63,127 @@ class Places:
         self.sent = {spec.name: place for place, spec in enumerate(sent)}
 
 
+class Arrival:
+    """One message on its way to this rank: what came, until its action takes it.
+
+    ``inlet`` is where it comes from another rank (``None``: from a stage of this one).
+    """
+
+    __slots__ = ("inlet", "message", "stream", "tensors")
+
+    def __init__(self, message: Message, inlet: Inlet | None, stream: "Stream | None") -> None:
+        self.message, self.inlet, self.stream = message, inlet, stream
+        self.tensors: list[torch.Tensor] | None = None
+
+
+@dataclass
+class Stream:
+    """The messages of one peer in the order in which it sends them, and how many have come."""
+
+    arrivals: list[Arrival]
+    taken: int = 0
+
+
 class PipelineChannels:
-    """The messages of one rank over a transport.
+    """The messages of one rank in one kind of iteration, over a transport.
 
     ``places[stage]`` belong to the stages of this rank, which hand each other tensors as they are:
     nothing is copied. Without a transport there is only this rank.
     """
 
     def __init__(
-        self, device: int, transport: Transport | None, places: dict[int, Places], clock: Clock
+        self,
+        device: int,
+        transport: Transport | None,
+        places: dict[int, Places],
+        clock: Clock,
+        messages: RankMessages,
     ) -> None:
         self.device = device
         self.transport = transport
         self._places = places
         self._clock = clock
-        self._messages = RankMessages({}, {}, {})
-        self._expected: dict[int, deque[Message]] = {}
-        self._early: dict[Message, list[torch.Tensor]] = {}
-
-    def begin(self, messages: RankMessages) -> None:
-        """Open the channels for one iteration."""
         self._messages = messages
-        self._expected = {peer: deque(stream) for peer, stream in messages.streams.items()}
-        self._early.clear()
-        if self.transport is not None:
-            self.transport.begin(messages.streams)
+        self._streams: list[Stream] = []
+        self._arrivals: dict[Message, Arrival] = {}
+        for arriving in messages.streams.values():
+            stream = Stream([])
+            self._streams.append(stream)
+            for message in arriving:
+                assert transport is not None
+                arrival = Arrival(message, transport.inlet(message), stream)
+                self._arrivals[message] = arrival
+                stream.arrivals.append(arrival)
+        for messages_of_action in messages.incoming.values():
+            for message in messages_of_action:
+                if message.sender == device:
+                    self._arrivals[message] = Arrival(message, None, None)
 
-    def receive(self, action: Action) -> Tensors:
-        """Take the messages for ``action`` and put their rows together."""
+    def begin(self) -> None:
+        """Open the channels for one iteration."""
+        for stream in self._streams:
+            stream.taken = 0
+        for arrival in self._arrivals.values():
+            arrival.tensors = None
         if self.transport is not None:
-            self.transport.at(action)
+            self.transport.begin(self._messages.streams)
+
+    def receiver(self, action: Action) -> Callable[[], Tensors]:
+        """What takes the messages for ``action`` and puts their rows together."""
+        gather = self._gatherer(action)
+        if self.transport is None:
+            return gather
+        at, position = self.transport.at, position_code(action)
+
+        def receive() -> Tensors:
+            at(position)
+            return gather()
+
+        return receive
+
+    def sender(self, action: Action) -> Callable[[Tensors], None] | None:
+        """What sends the rows that each consumer needs."""
+        messages = self._messages.outgoing.get(action)
+        if not messages:
+            return None
+        places = self._places[action.stage]
+        slots = places.sent if action.kind == "F" else places.received
+        ways = [self._way_out(message, slots) for message in messages]
+        if len(ways) == 1:
+            return ways[0]
+
+        def send(result: Tensors) -> None:
+            for way in ways:
+                way(result)
+
+        return send
+
+    def drain(self) -> None:
+        """Wait until everything sent is on its way."""
+        if self.transport is not None:
+            self.transport.drain()
+
+    def _gatherer(self, action: Action) -> Callable[[], Tensors]:
         if action.kind in "RW":
-            return ()
+            return tuple
         places = self._places[action.stage]
         slots = places.received if action.kind == "F" else places.sent
+        arrivals = [self._arrivals[m] for m in self._messages.incoming.get(action, ())]
+        take = self._take
+        if not arrivals:
+            return lambda: [None] * len(slots)
+        if len(arrivals) == 1 and all(part.fills_target for part in arrivals[0].message.parts):
+            only = arrivals[0]
+            if [slots[part.spec.name] for part in only.message.parts] == list(range(len(slots))):
+                return lambda: take(only)
+        return lambda: self._gathered(arrivals, slots)
+
+    def _gathered(self, arrivals: Sequence[Arrival], slots: Mapping[str, int]) -> Tensors:
         tensors: list[torch.Tensor | None] = [None] * len(slots)
         borrowed: set[int] = set()
-        for message in self._messages.incoming.get(action, ()):
-            arrived = self._take(message)
-            for part, tensor in zip(message.parts, arrived, strict=True):
+        for arrival in arrivals:
+            message = arrival.message
+            for part, tensor in zip(message.parts, self._take(arrival), strict=True):
                 place = slots[part.spec.name]
                 before = tensors[place]
                 if before is not None and place in borrowed:
@@ -110,55 +195,56 @@ class PipelineChannels:
                 tensors[place] = joined(before, part, tensor, message.kind)
         return tensors
 
-    def send(self, action: Action, result: Tensors) -> None:
-        """Send the rows that each consumer needs."""
-        messages = self._messages.outgoing.get(action)
-        if not messages:
-            return
-        places = self._places[action.stage]
-        slots = places.sent if action.kind == "F" else places.received
-        for message in messages:
-            start = self._clock.now()
-            tensors = [rows_of(result[slots[part.spec.name]], part) for part in message.parts]
-            if message.receiver == self.device:
-                # Detached, so that each stage's backward ends at its own inputs.
-                self._early[message] = [tensor.detach() for tensor in tensors]
-                continue
-            assert self.transport is not None
-            self.transport.send(message, tensors)
-            self._note("SEND", message, start, message.receiver)
-
-    def drain(self) -> None:
-        """Wait until everything sent is on its way."""
-        if self.transport is not None:
-            self.transport.drain()
-
-    def _take(self, message: Message) -> list[torch.Tensor]:
-        """The tensors of ``message``; those that its sender sent before are put aside."""
-        if self._early and message in self._early:
-            return self._early.pop(message)
-        expected = self._expected[message.sender]
+    def _take(self, wanted: Arrival) -> list[torch.Tensor]:
+        """The tensors of a message; those that its sender sent before are put aside."""
+        tensors = wanted.tensors
+        if tensors is not None:
+            wanted.tensors = None
+            return tensors
+        stream = wanted.stream
+        assert stream is not None
         while True:
-            first = expected.popleft()
-            arrived = self._receive_one(first)
-            if first is message:
-                return arrived
-            self._early[first] = arrived
+            first = stream.arrivals[stream.taken]
+            stream.taken += 1
+            inlet, message = first.inlet, first.message
+            assert inlet is not None
+            inlet.wait()
+            start = self._clock.now()
+            tensors = inlet.take()
+            self._clock.add(
+                "RECV",
+                message.receiver_stage,
+                message.micro_batch,
+                start,
+                self._clock.now(),
+                message.sender,
+                message.bytes,
+            )
+            if first is wanted:
+                return tensors
+            first.tensors = tensors
 
-    def _receive_one(self, message: Message) -> list[torch.Tensor]:
+    def _way_out(self, message: Message, slots: Mapping[str, int]) -> Callable[[Tensors], None]:
+        parts = [(slots[part.spec.name], part) for part in message.parts]
+        if message.receiver == self.device:
+            arrival = self._arrivals[message]
+
+            def hand_over(result: Tensors) -> None:
+                # Detached, so that each stage's backward ends at its own inputs.
+                arrival.tensors = [rows_of(result[place], part).detach() for place, part in parts]
+
+            return hand_over
         assert self.transport is not None
-        self.transport.await_message(message)
-        start = self._clock.now()
-        arrived = self.transport.take(message)
-        self._note("RECV", message, start, message.sender)
-        return arrived
+        outlet, now, add = self.transport.outlet(message), self._clock.now, self._clock.add
+        stage, micro_batch = message.sender_stage, message.micro_batch
+        peer, size = message.receiver, message.bytes
 
-    def _note(
-        self, kind: Literal["SEND", "RECV"], message: Message, start_s: float, peer: int
-    ) -> None:
-        stage = message.sender_stage if kind == "SEND" else message.receiver_stage
-        end_s = self._clock.now()
-        self._clock.add(kind, stage, message.micro_batch, start_s, end_s, peer, message.bytes)
+        def send(result: Tensors) -> None:
+            start = now()
+            outlet([rows_of(result[place], part) for place, part in parts])
+            add("SEND", stage, micro_batch, start, now(), peer, size)
+
+        return send
 
 
 def rows_of(tensor: torch.Tensor | None, part: Part) -> torch.Tensor:

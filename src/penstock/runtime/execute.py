@@ -1,52 +1,83 @@
 """The action loop: this rank's part of one iteration."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from penstock.errors import PenstockError, RunFailed
 from penstock.runtime.channels import Channels
 from penstock.runtime.clock import Clock
-from penstock.runtime.stage_runner import StageRunner
-from penstock.schedule.action import Action
+from penstock.runtime.stage_runner import StageRunner, Tensors
+from penstock.schedule.action import Action, ActionKind
 
-__all__ = ["execute"]
+__all__ = ["Step", "execute", "steps_of"]
 
 
-def execute(
-    order: tuple[Action, ...], stages: Mapping[int, StageRunner], channels: Channels, clock: Clock
-) -> None:
-    """Run ``order``, one device's actions of a schedule; gradients accumulate in place.
+class Step(NamedTuple):
+    """An action with all that it calls, looked up once for many iterations."""
+
+    kind: ActionKind
+    stage: int
+    micro_batch: int
+    receive: Callable[[], Tensors]
+    work: Callable[[int, Tensors], Tensors]
+    send: Callable[[Tensors], None] | None
+
+
+def steps_of(
+    order: Sequence[Action], stages: Mapping[int, StageRunner], channels: Channels
+) -> tuple[Step, ...]:
+    """``order``, one device's actions of a schedule, ready to be run again and again."""
+    return tuple(
+        Step(
+            action.kind,
+            action.stage,
+            action.micro_batch,
+            channels.receiver(action),
+            work_of(action, stages[action.stage]),
+            channels.sender(action),
+        )
+        for action in order
+    )
+
+
+def work_of(action: Action, stage: StageRunner) -> Callable[[int, Tensors], Tensors]:
+    """What computes ``action``."""
+    match action.kind:
+        case "F":
+            return stage.forward
+        case "B":
+            return stage.backward
+        case "I":
+            return stage.backward_input
+        case "W":
+            return lambda micro_batch, _: stage.backward_weight(micro_batch)
+        case "R":
+            return lambda micro_batch, _: stage.recompute(micro_batch)
+
+
+def execute(steps: Sequence[Step], channels: Channels, clock: Clock) -> None:
+    """Run ``steps``; gradients accumulate in place.
 
     The loop knows no schedule by name: it does what the actions say. ``receive`` returns what the
-    producers of ``action`` sent, ``send`` returns at once; compute is timed apart from waiting.
+    producers of an action sent, ``send`` returns at once; compute is timed apart from waiting.
 
     Raises:
         RunFailed: a stage raised, or a peer vanished; names rank, action and cause.
         Stalled: a peer did not send in time.
     """
     now, add = clock.now, clock.add
-    for action in order:
-        kind, index, micro_batch = action.kind, action.stage, action.micro_batch
-        stage = stages[index]
+    for kind, stage, micro_batch, receive, work, send in steps:
         try:
-            received = channels.receive(action)
+            received = receive()
             start = now()
-            match kind:
-                case "F":
-                    result = stage.forward(micro_batch, received)
-                case "B":
-                    result = stage.backward(micro_batch, received)
-                case "I":
-                    result = stage.backward_input(micro_batch, received)
-                case "W":
-                    result = stage.backward_weight(micro_batch)
-                case "R":
-                    result = stage.recompute(micro_batch)
-            add(kind, index, micro_batch, start, now())
-            channels.send(action, result)
+            result = work(micro_batch, received)
+            add(kind, stage, micro_batch, start, now())
+            if send is not None:
+                send(result)
         except PenstockError:
             raise
         except Exception as cause:
             text = str(cause).strip().partition("\n")[0] or type(cause).__name__
-            where = f"rank {channels.device}, stage {index}, {kind}{micro_batch}"
+            where = f"rank {channels.device}, stage {stage}, {kind}{micro_batch}"
             raise RunFailed(f"{where}: {text}") from cause
     channels.drain()

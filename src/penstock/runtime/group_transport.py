@@ -5,9 +5,10 @@ stream that no other traffic can hold up; all ranks create all groups in the sam
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,6 @@ from penstock.errors import RunFailed, Stalled
 from penstock.runtime.messages import Message, Part
 from penstock.runtime.shared_segment import PeerVanished
 from penstock.runtime.world import World
-from penstock.schedule.action import Action
 
 __all__ = ["GroupTransport"]
 
@@ -59,11 +59,19 @@ class GroupTransport:
             self._posted[peer] = deque()
             self._post(peer)
 
-    def at(self, action: Action) -> None:
+    def at(self, position: int) -> None:
         """Count the actions: their number scales the bound of `exchange`."""
         self._actions += 1
 
-    def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+    def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
+        """What sends ``message``."""
+        return partial(self._send, message)
+
+    def inlet(self, message: Message) -> "GroupInlet":
+        """What receives ``message``."""
+        return GroupInlet(self, message)
+
+    def _send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
         """Start sending; the buffer is kept until the operation is complete."""
         while self._sending and self._sending[0][2] and self._sending[0][2].is_completed():
             self._sending.popleft()
@@ -147,6 +155,21 @@ class GroupTransport:
         return PeerVanished(
             peer, f"{who} ended or failed while rank {self._world.rank} waited for {what}"
         )
+
+
+class GroupInlet:
+    """Where one message arrives; see `penstock.runtime.transport.Inlet`."""
+
+    def __init__(self, transport: GroupTransport, message: Message) -> None:
+        self._transport, self._message = transport, message
+
+    def wait(self) -> None:
+        """Wait for the oldest posted receive of the sender."""
+        self._transport.await_message(self._message)
+
+    def take(self) -> list[torch.Tensor]:
+        """The parts, as views of their buffer; and post the next receive."""
+        return self._transport.take(self._message)
 
 
 def abandon(group: dist.ProcessGroup) -> None:

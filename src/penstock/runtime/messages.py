@@ -60,7 +60,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one rank sends another for one micro-batch: activations ("F") or gradients ("B")."""
+    """What one rank sends another for one micro-batch: activations ("F") or gradients ("B").
+
+    ``bytes`` is the size of all parts.
+    """
 
     kind: Literal["F", "B"]
     micro_batch: int
@@ -69,11 +72,10 @@ class Message:
     sender_stage: int
     receiver_stage: int
     parts: tuple[Part, ...]
+    bytes: int = field(init=False)
 
-    @property
-    def bytes(self) -> int:
-        """The size of all parts."""
-        return sum(part.bytes for part in self.parts)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bytes", sum(part.bytes for part in self.parts))
 
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch} from stage {self.sender_stage} (rank {self.sender})"

@@ -6,7 +6,7 @@ every Gloo message, a message here is one copy in, one copy out and two counters
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -19,7 +19,7 @@ from penstock.runtime.shared_segment import (
     Word,
     own_core,
 )
-from penstock.schedule.action import Action
+from penstock.runtime.transport import position_name
 
 __all__ = ["SharedMemoryTransport", "ring_size"]
 
@@ -27,8 +27,9 @@ SLOT_LIMIT_BYTES = 1 << 20
 RING_LIMIT_BYTES = 16 << 20
 LEAST_SLOTS = 4
 HEAD, TAIL = 0, CACHE_LINE_BYTES // 8
-VIEWS_KEPT = 4096
-KIND_CODES = {kind: code for code, kind in enumerate("FBIWR", 1)}
+# Plain numbers: looking up a member of an enumeration takes as long as reading the memory.
+ASLEEP, POSITION, CORE = int(Word.ASLEEP), int(Word.POSITION), int(Word.CORE)
+KINDS_KEPT = 64
 
 
 def ring_size(messages: Sequence[Message]) -> RingSize:
@@ -53,19 +54,36 @@ class Ring:
         self.head = self.tail = 0
         self._memory = segment.memory
         self._data = start + 2 * CACHE_LINE_BYTES
-        self._views: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+        self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[torch.Tensor | None]] = {}
 
     def slot(self, number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """Slot ``number`` (counted without end) as a tensor."""
-        key = (number % self.slots, dtype, shape)
-        view = self._views.get(key)
-        if view is None:
-            if len(self._views) >= VIEWS_KEPT:
+        views = self.views(dtype, shape)
+        place = number % self.slots
+        view = views[place]
+        return view if view is not None else self.new_view(views, place, dtype, shape)
+
+    def views(self, dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
+        """Tensors of one kind in each of the slots, as far as they have been made."""
+        found = self._views.get((dtype, shape))
+        if found is None:
+            if len(self._views) >= KINDS_KEPT:
                 self._views.clear()
-            place = self._data + key[0] * self.slot_bytes
-            count = torch.Size(shape).numel()
-            flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place)
-            view = self._views[key] = flat.view(shape)
+            found = self._views[dtype, shape] = [None] * self.slots
+        return found
+
+    def new_view(
+        self,
+        views: list[torch.Tensor | None],
+        place: int,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+    ) -> torch.Tensor:
+        """The tensor in slot ``place``, noted in ``views``."""
+        start = self._data + place * self.slot_bytes
+        count = torch.Size(shape).numel()
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+        view = views[place] = flat.view(shape)
         return view
 
     def has_room(self) -> bool:
@@ -81,8 +99,9 @@ class SharedMemoryTransport:
 
     def __init__(self, segments: Segments, device: torch.device) -> None:
         self._segments = segments
-        self._on_cpu = device.type == "cpu"
-        self._device = device
+        self._words = segments.own.words
+        self.on_cpu = device.type == "cpu"
+        self.device = device
         rank = segments.rank
         self._into = {
             peer: Ring(segment, rank)
@@ -96,17 +115,46 @@ class SharedMemoryTransport:
     def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
         """Nothing to prepare: the rings are always open."""
 
-    def at(self, action: Action) -> None:
+    def at(self, position: int) -> None:
         """Note the action where the peers can read it."""
-        words = self._segments.own.words
-        words[Word.POSITION] = (
-            KIND_CODES[action.kind] << 48 | action.stage << 32 | action.micro_batch
-        )
-        words[Word.CORE] = own_core()
+        words = self._words
+        words[POSITION] = position
+        words[CORE] = own_core()
 
-    def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy into the ring what has room; the rest follows when this rank waits or sends."""
+    def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
+        """What sends ``message``: straight into the next slot where it is small and has room."""
         peer = message.receiver
+        ring, unsent = self._into[peer], self._unsent[peer]
+        if len(message.parts) != 1 or not 0 < message.bytes <= ring.slot_bytes:
+            return lambda tensors: self._send(peer, tensors)
+        part = message.parts[0]
+        dtype, shape, slots = part.dtype, part.shape, ring.slots
+        views, counters = ring.views(dtype, shape), ring.counters
+        segment = self._segments.peers[peer]
+        words = segment.words
+
+        def send(tensors: Sequence[torch.Tensor]) -> None:
+            if unsent or not ring.has_room():
+                self._send(peer, tensors)
+                return
+            head = ring.head
+            place = head % slots
+            view = views[place]
+            if view is None:
+                view = ring.new_view(views, place, dtype, shape)
+            view.copy_(tensors[0].detach())
+            ring.head = counters[HEAD] = head + 1
+            if words[ASLEEP]:
+                segment.ring_bell()
+
+        return send
+
+    def inlet(self, message: Message) -> "RingInlet":
+        """Where ``message`` arrives."""
+        return RingInlet(self, self._from[message.sender], message)
+
+    def _send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy into the ring what has room; the rest follows when this rank waits or sends."""
         ring = self._into[peer]
         unsent = self._unsent[peer]
         if unsent:
@@ -121,24 +169,17 @@ class SharedMemoryTransport:
                     self._unsent_count += 1
         self._publish(peer, ring)
 
-    def await_message(self, message: Message) -> None:
-        """Wait for the first slot of ``message``."""
-        self._await_slot(self._from[message.sender], message)
-
-    def take(self, message: Message) -> list[torch.Tensor]:
+    def take(self, ring: Ring, message: Message) -> list[torch.Tensor]:
         """Copy the parts of ``message`` out of the ring."""
-        peer = message.sender
-        ring = self._from[peer]
         tensors: list[torch.Tensor] = []
         for part in message.parts:
-            if part.bytes <= ring.slot_bytes:
-                if part.bytes:
-                    self._await_slot(ring, message)
-                    view = ring.slot(ring.tail, part.dtype, part.shape)
-                    tensors.append(view.clone() if self._on_cpu else view.to(self._device))
-                    self._release_slot(ring, peer)
-                else:
-                    tensors.append(torch.empty(part.shape, dtype=part.dtype, device=self._device))
+            if not part.bytes:
+                tensors.append(torch.empty(part.shape, dtype=part.dtype, device=self.device))
+            elif part.bytes <= ring.slot_bytes:
+                self.await_slot(ring, message)
+                view = ring.slot(ring.tail, part.dtype, part.shape)
+                tensors.append(view.clone() if self.on_cpu else view.to(self.device))
+                self._release_slot(ring, message.sender)
             else:
                 tensors.append(self._receive_pieces(ring, message, part.shape, part.dtype))
         return tensors
@@ -166,17 +207,21 @@ class SharedMemoryTransport:
         """Close the handles; the memory goes with the last process that has it open."""
         self._segments.close()
 
+    def segment_of(self, peer: int) -> Segment:
+        """The shared memory that a peer owns."""
+        return self._segments.peers[peer]
+
     def _receive_pieces(
         self, ring: Ring, message: Message, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
-        whole = torch.empty(shape, dtype=dtype, device=self._device)
+        whole = torch.empty(shape, dtype=dtype, device=self.device)
         for piece in pieces(whole, ring.slot_bytes):
-            self._await_slot(ring, message)
+            self.await_slot(ring, message)
             piece.copy_(ring.slot(ring.tail, dtype, tuple(piece.shape)))
             self._release_slot(ring, message.sender)
         return whole
 
-    def _await_slot(self, ring: Ring, message: Message) -> None:
+    def await_slot(self, ring: Ring, message: Message) -> None:
         """Wait until there is something to read; ``ring.head`` is the last count that was seen."""
         if ring.head > ring.tail:
             return
@@ -194,13 +239,13 @@ class SharedMemoryTransport:
         ring.tail += 1
         ring.counters[TAIL] = ring.tail
         segment = self._segments.peers[peer]
-        if segment.words[Word.ASLEEP] == 2:
+        if segment.words[ASLEEP] == 2:
             segment.ring_bell()
 
     def _publish(self, peer: int, ring: Ring) -> None:
         ring.counters[HEAD] = ring.head
         segment = self._segments.peers[peer]
-        if segment.words[Word.ASLEEP]:
+        if segment.words[ASLEEP]:
             segment.ring_bell()
 
     def _flush(self) -> bool:
@@ -222,11 +267,45 @@ class SharedMemoryTransport:
             self._publish(peer, ring)
 
     def _describe(self, message: Message) -> str:
-        code = self._segments.peers[message.sender].words[Word.POSITION]
-        if not code:
-            return f"{message}, which has not started"
-        kind = "FBIWR"[(code >> 48) - 1]
-        return f"{message}, which is at {kind}{code & 0xFFFFFFFF}"
+        code = self._segments.peers[message.sender].words[POSITION]
+        return f"{message}, which {f'is at {position_name(code)}' if code else 'has not started'}"
+
+
+class RingInlet:
+    """Where one message arrives; see `penstock.runtime.transport.Inlet`."""
+
+    def __init__(self, transport: SharedMemoryTransport, ring: Ring, message: Message) -> None:
+        self._transport, self._ring, self._message = transport, ring, message
+        self._segment = transport.segment_of(message.sender)
+        part = message.parts[0]
+        self._dtype, self._shape = part.dtype, part.shape
+        self._simple = (
+            transport.on_cpu and len(message.parts) == 1 and 0 < part.bytes <= ring.slot_bytes
+        )
+        if self._simple:
+            self._views = ring.views(part.dtype, part.shape)
+
+    def wait(self) -> None:
+        """Wait for the first slot of the message."""
+        ring = self._ring
+        if ring.head <= ring.tail:
+            self._transport.await_slot(ring, self._message)
+
+    def take(self) -> list[torch.Tensor]:
+        """Copy the parts out of the ring."""
+        ring = self._ring
+        if not self._simple:
+            return self._transport.take(ring, self._message)
+        tail = ring.tail
+        place = tail % ring.slots
+        view = self._views[place]
+        if view is None:
+            view = ring.new_view(self._views, place, self._dtype, self._shape)
+        tensor = view.clone()
+        ring.tail = ring.counters[TAIL] = tail + 1
+        if self._segment.words[ASLEEP] == 2:
+            self._segment.ring_bell()
+        return [tensor]
 
 
 def pieces(tensor: torch.Tensor, limit_bytes: int) -> Sequence[torch.Tensor]:

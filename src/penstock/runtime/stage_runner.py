@@ -1,17 +1,19 @@
 """Forward, backward, its two halves and recompute of one stage on this rank's rows."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
-from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
+from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
+from penstock.runtime.backward_engine import edge_of, gradients_at, run_backward
 from penstock.runtime.recompute import ForwardState, forward_state, replayed
+from penstock.runtime.stage_call import ModuleCall, StageCall, stage_call
 
 __all__ = ["LossTerm", "ModuleRunner", "StageRunner", "StageWork", "Tensors"]
 
@@ -96,6 +98,7 @@ class ModuleRunner:
     that a replica without rows must take part too: it runs one borrowed row that counts nothing.
     ``around_forward`` is entered around every forward with this replica's number of rows.
     ``seed`` multiplies the gradient that every backward of the loss starts from.
+    ``call`` is how the module is called in training (none given: the fastest way known).
     """
 
     def __init__(
@@ -107,11 +110,16 @@ class ModuleRunner:
         synchronised: bool = False,
         around_forward: Callable[[int], AbstractContextManager[object]] | None = None,
         around_last_backward: Callable[[], AbstractContextManager[object]] = nullcontext,
+        call: StageCall | None = None,
     ) -> None:
         self.program = program
         self.loss_terms: list[LossTerm] = []
         self.seed = 1.0
         self._module: nn.Module = program.module
+        self._training_call = call or stage_call(program.module)
+        # Evaluation switches the module itself, so its graph as captured does not do.
+        self._evaluation_call: StageCall = ModuleCall(program.module)
+        self._call = self._training_call
         self._device = device
         self._autocast = autocast
         self._synchronised = synchronised
@@ -125,6 +133,7 @@ class ModuleRunner:
     def begin(self, work: StageWork) -> None:
         """Forget the last iteration and take the rows of the next."""
         self._work = work
+        self._call = self._training_call if work.training else self._evaluation_call
         self._kept.clear()
         self.loss_terms = []
 
@@ -142,14 +151,14 @@ class ModuleRunner:
         inputs = [tensor for tensor in received if tensor is not None]
         if not work.training:
             with torch.no_grad():
-                return self._call(micro_batch, inputs, Kept(inputs, []))
+                return self._run(micro_batch, inputs, Kept(inputs, []))
         if micro_batch in work.recomputed:
             kept = Kept(inputs, [], before=forward_state(self._device), borrowed=borrowed)
             with torch.no_grad():
-                sent = self._call(micro_batch, inputs, kept)
+                sent = self._run(micro_batch, inputs, kept)
         else:
             kept = Kept(inputs, [], borrowed=borrowed)
-            sent = self._call(micro_batch, inputs, kept)
+            sent = self._run(micro_batch, inputs, kept)
         self._kept[micro_batch] = kept
         return sent
 
@@ -159,7 +168,7 @@ class ModuleRunner:
         if kept is not None and kept.before is not None:
             terms = len(self.loss_terms)
             with replayed(self._module, kept.before):
-                self._call(micro_batch, kept.inputs, kept)
+                self._run(micro_batch, kept.inputs, kept)
             del self.loss_terms[terms:]
             kept.before = None
         return ()
@@ -171,7 +180,7 @@ class ModuleRunner:
             self._finish_backward(micro_batch, [], [])
             return ()
         self._finish_backward(micro_batch, *self._seeds(kept, gradients))
-        return self._input_gradients(kept, [tensor.grad for tensor in kept.inputs])
+        return self._input_gradients(kept)
 
     def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
         """Run the backward but for the weights of linear layers; frees the graph."""
@@ -179,11 +188,32 @@ class ModuleRunner:
         if kept is None:
             return ()
         roots, seeds = self._seeds(kept, gradients)
-        if roots:
-            torch.autograd.backward(roots, seeds)
-        found = self._input_gradients(kept, [tensor.grad for tensor in kept.inputs])
-        self._kept[micro_batch] = Kept([], [], deferred=kept.deferred)
-        return found
+        deferred = kept.deferred
+        if roots and deferred is not None and deferred.products:
+            self._first_half(roots, seeds, kept.inputs, deferred)
+        elif roots:
+            run_backward(roots, seeds)
+        self._kept[micro_batch] = Kept([], [], deferred=deferred)
+        return self._input_gradients(kept)
+
+    def _first_half(
+        self,
+        roots: list[GradientEdge],
+        seeds: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        deferred: DeferredGradients,
+    ) -> None:
+        """Ask autograd for the gradients of inputs, of deferred layers' outputs and of the rest."""
+        products, others = deferred.products, self._call.others()
+        entered = [inputs[i] for i in self._grad_inputs]
+        wanted = [*entered, *others, *(product.output for product in products)]
+        found = gradients_at(roots, seeds, wanted)
+        leaves = len(entered) + len(others)
+        for tensor, gradient in zip(entered, found, strict=False):
+            tensor.grad = gradient
+        deferred.accumulate_now(others, found[len(entered) : leaves])
+        for product, gradient in zip(products, found[leaves:], strict=True):
+            product.gradient, product.output = gradient, None
 
     def backward_weight(self, micro_batch: int) -> Tensors:
         """Make the gradients that the first half has left."""
@@ -193,31 +223,38 @@ class ModuleRunner:
                 kept.deferred.accumulate()
         return ()
 
-    def _call(self, micro_batch: int, inputs: list[torch.Tensor], kept: Kept) -> Tensors:
+    def _run(self, micro_batch: int, inputs: list[torch.Tensor], kept: Kept) -> Tensors:
         """Run the module; note in ``kept`` where gradients will enter."""
         recording = torch.is_grad_enabled()
         if recording:
             for i in self._grad_inputs:
                 inputs[i].requires_grad_()
-        leaves = self._work.leaves[micro_batch]
-        halved = recording and micro_batch in self._work.halved
-        if self._plain and not halved:
-            outputs = self._module(*leaves, *inputs)
+        work = self._work
+        if recording and micro_batch in work.halved:
+            kept.deferred = DeferredGradients()
+        if self._plain:
+            outputs = self._outputs(work.leaves[micro_batch], inputs, kept.deferred)
         else:
-            with ExitStack() as stack:
-                stack.enter_context(self._surroundings(self._work.rows[micro_batch]))
-                if halved:
-                    kept.deferred = DeferredGradients()
-                    stack.enter_context(DeferredWeights(kept.deferred))
-                outputs = self._module(*leaves, *inputs)
+            with self._surroundings(work.rows[micro_batch]):
+                outputs = self._outputs(work.leaves[micro_batch], inputs, kept.deferred)
         sent: list[torch.Tensor] = []
         for spec, output in zip(self.program.sent, outputs, strict=False):
             sent.append(output if output.dtype == spec.dtype else output.to(spec.dtype))
         if recording:
-            kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in sent]
+            kept.roots = [edge_of(t) if t.requires_grad else None for t in sent]
         if self.program.is_last:
             self._take_loss(micro_batch, outputs[len(sent)], outputs[len(sent) + 1], kept)
         return sent
+
+    def _outputs(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients | None,
+    ) -> Sequence[torch.Tensor]:
+        if deferred is None:
+            return self._call.whole(leaves, inputs)
+        return self._call.halved(leaves, inputs, deferred)
 
     def _take_loss(
         self, micro_batch: int, loss: torch.Tensor, weight: torch.Tensor, kept: Kept
@@ -228,7 +265,7 @@ class ModuleRunner:
         else:
             weight = torch.zeros_like(weight)
         if loss.requires_grad:
-            kept.roots.append(get_gradient_edge(loss))
+            kept.roots.append(edge_of(loss))
             kept.seed = (weight if self.seed == 1.0 else weight * self.seed).to(loss.dtype)
 
     def _surroundings(self, rows: int) -> AbstractContextManager[object]:
@@ -261,16 +298,16 @@ class ModuleRunner:
         """Accumulate gradients; the last time with the all-reduce of the buckets on its heels."""
         with self._around_backward(micro_batch):
             if roots:
-                torch.autograd.backward(roots, seeds)
+                run_backward(roots, seeds)
 
     def _around_backward(self, micro_batch: int) -> AbstractContextManager[object]:
         if micro_batch == self._work.last_backward:
             return self._around_last_backward()
         return nullcontext()
 
-    def _input_gradients(self, kept: Kept, gradients: Tensors) -> Tensors:
+    def _input_gradients(self, kept: Kept) -> Tensors:
         """The gradients of the received tensors; those without any stay ``None``."""
-        return [gradients[i] if i in self._grad_inputs else None for i in range(len(kept.inputs))]
+        return [tensor.grad for tensor in kept.inputs]
 
 
 class _Both:

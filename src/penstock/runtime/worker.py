@@ -16,7 +16,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
 from penstock.runtime.clock import StepClock
-from penstock.runtime.execute import execute
+from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.gradient_noise import NoiseMeter, check_replicated
 from penstock.runtime.iteration import Iteration, Place, places_of, prepare_iteration
 from penstock.runtime.messages import Message, boundaries_of
@@ -85,11 +85,9 @@ class Worker:
         self._norm_groups = make_groups(world, stage_devices)
         self.transport = open_transport(world, transport, self._messages_by_rank())
         self.buckets: GradientBuckets | None = None
-        self.channels: PipelineChannels | None = None
+        self._running: dict[tuple[int, bool], tuple[PipelineChannels, tuple[Step, ...]]] = {}
         if programs:
             self.buckets = self._buckets()
-            parts = {s: Places(p.received, p.sent) for s, p in programs.items()}
-            self.channels = PipelineChannels(world.rank, self.transport, parts, self.clock)
         self.runners = {place.stage: self._runner(place) for place in self.places}
 
     def _buckets(self) -> GradientBuckets:
@@ -234,16 +232,28 @@ class Worker:
         self, leaves: Sequence[torch.Tensor], iteration: Iteration, seed: float, last: bool
     ) -> list[LossTerm]:
         """One batch through the pipeline; gradients are summed over ranks behind the last one."""
-        if self.channels is None:
+        if not self.programs:
             return []
         for stage, runner in self.runners.items():
             inputs = self.programs[stage].batch_inputs
             work = iteration.work(stage, leaves, inputs, self.world.device)
             runner.begin(work if last else replace(work, last_backward=-1))
             runner.seed = seed
-        self.channels.begin(iteration.messages)
-        execute(iteration.order, self.runners, self.channels, self.clock)
+        channels, steps = self._ready(iteration)
+        channels.begin()
+        execute(steps, channels, self.clock)
         return [term for runner in self.runners.values() for term in runner.loss_terms]
+
+    def _ready(self, iteration: Iteration) -> tuple[PipelineChannels, tuple[Step, ...]]:
+        """The channels and the steps of ``iteration``, looked up once."""
+        key = (iteration.cut.micro_batches[-1].stop, iteration.training)
+        if key not in self._running:
+            places = {s: Places(p.received, p.sent) for s, p in self.programs.items()}
+            channels = PipelineChannels(
+                self.world.rank, self.transport, places, self.clock, iteration.messages
+            )
+            self._running[key] = (channels, steps_of(iteration.order, self.runners, channels))
+        return self._running[key]
 
     def _prepare_noise(self, buckets: GradientBuckets, iterations: Sequence[Iteration]) -> None:
         """Prepare to take norms of gradients: behind the first of several batches, or unsummed."""

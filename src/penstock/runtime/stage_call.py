@@ -1,0 +1,203 @@
+"""How a stage's module is called: as it is, or by a function made from its graph.
+
+A traced stage's module looks up each of its parameters by a dotted name in every call, and calls
+operators by a general way that looks up each one's schema. On small layers that takes longer than
+the layers. So a function is made from the graph once: parameters are arguments, and common
+operators are those of torch's own Python interface. A second function is for backwards that come in
+two halves (see `penstock.capture.deferred_weights`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from penstock.capture.deferred_weights import (
+    DeferredGradients,
+    DeferredWeights,
+    deferred_addmm,
+    deferred_linear,
+)
+from penstock.capture.operators import written_inputs
+
+__all__ = ["ModuleCall", "StageCall", "TracedCall", "stage_call"]
+
+aten = torch.ops.aten
+
+DIRECT: Mapping[object, Callable[..., Any]] = {
+    aten.linear.default: functional.linear,
+    aten.relu.default: torch.relu,
+    aten.tanh.default: torch.tanh,
+    aten.sigmoid.default: torch.sigmoid,
+    aten.gelu.default: functional.gelu,
+    aten.add.Tensor: torch.add,
+    aten.sub.Tensor: torch.sub,
+    aten.mul.Tensor: torch.mul,
+    aten.matmul.default: torch.matmul,
+    aten.addmm.default: torch.addmm,
+    aten.transpose.int: torch.transpose,
+    aten.permute.default: torch.permute,
+    aten.view.default: torch.Tensor.view,
+    aten.reshape.default: torch.reshape,
+}
+"""Operators with the functions that do the same with the same arguments."""
+
+DEFERRED: Mapping[object, Callable[..., Any]] = {
+    functional.linear: deferred_linear,
+    torch.addmm: deferred_addmm,
+}
+"""Layers whose weights can wait, with what leaves them for later."""
+
+
+class StageCall(Protocol):
+    """What a runner calls for a forward."""
+
+    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+        """Run the stage."""
+        ...
+
+    def halved(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients,
+    ) -> Any:
+        """Run the stage so that its backward leaves the gradients of linear layers to later."""
+        ...
+
+    def others(self) -> list[nn.Parameter]:
+        """Parameters that get gradients in the first half, where ``deferred`` has products."""
+        ...
+
+
+class ModuleCall:
+    """Any module, called as it is; halves by a mode that watches the calls of functions."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+        """Call the module."""
+        return self._module(*leaves, *inputs)
+
+    def halved(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients,
+    ) -> Any:
+        """Call the module while linear layers leave their weights' gradients to ``deferred``."""
+        with DeferredWeights(deferred):
+            return self._module(*leaves, *inputs)
+
+    def others(self) -> list[nn.Parameter]:
+        """None: the mode makes no products."""
+        return []
+
+
+class TracedCall:
+    """A traced stage in training, as functions made from its graph.
+
+    The module's tensors are read from it at each call, so they may be replaced in between.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        graph, held = with_tensors_as_arguments(module)
+        self._held = [holder_of(module, name) for name in held.values()]
+        self._whole = function_of(graph)
+        halved, others = with_deferred_weights(graph, set(held))
+        self._halved = function_of(halved)
+        self._others = [holder_of(module, name) for node, name in held.items() if node in others]
+
+    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+        """Run the stage."""
+        return self._whole(*[holder[name] for holder, name in self._held], *leaves, *inputs)
+
+    def halved(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients,
+    ) -> Any:
+        """Run the stage; linear layers note in ``deferred`` what their gradients are made from."""
+        held = [holder[name] for holder, name in self._held]
+        return self._halved(*held, *leaves, *inputs, deferred)
+
+    def others(self) -> list[nn.Parameter]:
+        """The parameters that get gradients in the first half, as other layers read them."""
+        found = (holder[name] for holder, name in self._others)
+        return [p for p in found if isinstance(p, nn.Parameter) and p.requires_grad]
+
+
+def stage_call(module: nn.Module) -> StageCall:
+    """The fastest way to call ``module``."""
+    if isinstance(module, fx.GraphModule) and is_plain(module):
+        return TracedCall(module)
+    return ModuleCall(module)
+
+
+def is_plain(module: fx.GraphModule) -> bool:
+    """Whether the graph only calls functions that write to nothing but the module's buffers."""
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "call_function", "output"):
+            return False
+        if any(source.op != "get_attr" for source in written_inputs(node)):
+            return False
+    return True
+
+
+def with_tensors_as_arguments(module: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, str]]:
+    """The graph with what it reads of the module as arguments, before all others, by name."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    arguments: dict[str, fx.Node] = {}
+    reads = [node for node in module.graph.nodes if node.op == "get_attr"]
+    for node in reads:
+        name = str(node.target)
+        if name not in arguments:
+            arguments[name] = graph.placeholder(f"held_{len(arguments)}")
+        new[node] = arguments[name]
+    for node in module.graph.nodes:
+        if node not in new:
+            copied = graph.node_copy(node, lambda old: new[old])
+            if node.op == "call_function":
+                copied.target = DIRECT.get(node.target, node.target)
+            new[node] = copied
+    return graph, {node: name for name, node in arguments.items()}
+
+
+def with_deferred_weights(graph: fx.Graph, held: set[fx.Node]) -> tuple[fx.Graph, set[fx.Node]]:
+    """A copy whose linear layers get one more argument, and who of ``held`` others read."""
+    copy = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    others: set[fx.Node] = set()
+    store: fx.Node | None = None
+    for node in graph.nodes:
+        if store is None and node.op != "placeholder":
+            store = copy.placeholder("deferred")
+        copied = new[node] = copy.node_copy(node, lambda old: new[old])
+        deferred = DEFERRED.get(node.target) if not node.kwargs else None
+        if deferred is not None:
+            copied.target, copied.args = deferred, (store, *copied.args)
+            x = node.args[0 if node.target is functional.linear else 1]
+            others |= held & {x}
+        else:
+            others |= held & set(node.all_input_nodes)
+    return copy, others
+
+
+def function_of(graph: fx.Graph) -> Callable[..., Any]:
+    """The graph as a function of its placeholders."""
+    return fx.GraphModule(nn.Module(), graph, "StageFunction").forward
+
+
+def holder_of(module: nn.Module, path: str) -> tuple[dict[str, Any], str]:
+    """The dict that holds a parameter, buffer or module of ``module``, and its name there."""
+    parent, _, name = path.rpartition(".")
+    owner = module.get_submodule(parent)
+    for held in (owner._parameters, owner._buffers, owner._modules, owner.__dict__):
+        if name in held:
+            return held, name
+    raise AssertionError(f"{path} is nowhere in the module")
