@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch import nn
 from torch.nn import functional
-from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
@@ -80,6 +78,8 @@ def convolutions() -> Subject:
 
 
 def gpt2() -> Subject:
+    import transformers
+
     config = transformers.GPT2Config(
         n_layer=2,
         n_embd=8,
@@ -108,13 +108,16 @@ def next_token_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten())
 
 
-def layer_norm_in_float64(self: T5LayerNorm, hidden_states: torch.Tensor) -> torch.Tensor:
+def layer_norm_in_float64(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """T5's, without its rounding of the variance to float32, which depends on the loss's scale."""
     variance = hidden_states.pow(2).mean(-1, keepdim=True)
     return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
 
 
 def t5() -> Subject:
+    import transformers
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
     T5LayerNorm.forward = layer_norm_in_float64
     config = transformers.T5Config(
         num_layers=2,
@@ -130,6 +133,8 @@ def t5() -> Subject:
 
 
 def resnet() -> Subject:
+    import transformers
+
     config = transformers.ResNetConfig(
         embedding_size=4, hidden_sizes=[4, 8], depths=[2, 1], num_labels=5, layer_type="basic"
     )
@@ -153,6 +158,8 @@ DECODER = {
 
 
 def llama() -> Subject:
+    import transformers
+
     return Subject(
         transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER)),
         tokens,
@@ -161,6 +168,8 @@ def llama() -> Subject:
 
 
 def qwen2_tied() -> Subject:
+    import transformers
+
     config = transformers.Qwen2Config(**DECODER, tie_word_embeddings=True)
     return Subject(transformers.Qwen2ForCausalLM(config), tokens, tolerance=SINGLE_PRECISION)
 

@@ -11,7 +11,9 @@ from penstock.schedule.action import Action
 from penstock.schedule.one_at_a_time import one_at_a_time
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shortened import shortened
 from penstock.schedule.validate import validate
+from penstock.schedule.weight_rule import SYNCHRONOUS
 
 __all__ = ["BatchCut", "cut_batch", "forward_schedule", "schedule_of"]
 
@@ -65,18 +67,30 @@ def cut_batch(plan: Plan, rows: int) -> BatchCut:
 def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape]:
     """The plan's schedule for ``micro_batches`` micro-batches, proven to end, and its shape.
 
-    A rank does one thing at a time: the two streams of a concurrent schedule become one order
-    (`penstock.schedule.one_at_a_time`). Every rank finds the same, from nothing but the plan.
+    Fewer than planned play the plan's own order without those that they lack, so that a schedule
+    which is searched for is searched for once. A rank does one thing at a time: the two streams of
+    a concurrent schedule become one order (`penstock.schedule.one_at_a_time`). Every rank finds
+    the same, from nothing but the plan.
 
     Raises:
         BadInput: the plan names no known schedule, or one that cannot be played.
     """
     resized = replace(plan, micro_batches=micro_batches)
+    if micro_batches < plan.micro_batches:
+        whole, _ = schedule_of(plan, plan.micro_batches)
+        if whole.weights == SYNCHRONOUS:
+            shape = resized.shape()
+            return checked(shortened(whole, shape), shape), shape
     schedule, shape = order_of(resized), resized.shape()
     if schedule.concurrent:
-        schedule = one_at_a_time(schedule, shape)
-        validate(schedule, shape)
+        schedule = checked(one_at_a_time(schedule, shape), shape)
     return schedule, shape
+
+
+def checked(schedule: Schedule, shape: PipelineShape) -> Schedule:
+    """``schedule``, if it can be played."""
+    validate(schedule, shape)
+    return schedule
 
 
 def forward_schedule(shape: PipelineShape) -> Schedule:

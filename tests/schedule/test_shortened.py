@@ -1,0 +1,45 @@
+"""The order of a batch that is cut into fewer micro-batches than planned."""
+
+import pytest
+from schedule_shapes import placed
+
+from penstock.schedule.early_backward import gpipe, one_f_one_b
+from penstock.schedule.registry import ASYNCHRONOUS, PLACEMENT_STYLES, PROVEN_BY_SEARCH, SCHEDULES
+from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shortened import shortened
+from penstock.schedule.validate import in_flight_peaks, validate
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - ASYNCHRONOUS - PROVEN_BY_SEARCH))
+@pytest.mark.parametrize("recompute", [False, True])
+def test_it_can_be_played_and_holds_no_more(name: str, recompute: bool) -> None:
+    style = PLACEMENT_STYLES.get(name, "straight")
+    rounds = 2 if style in ("looped", "folded") else 1
+    for groups in (1, 2, 3, 4):
+        whole = with_recompute(placed(style, groups, 9, rounds), recompute)
+        schedule = SCHEDULES[name](whole)
+        peaks = in_flight_peaks(schedule, whole)
+        for micro_batches in range(1, 10):
+            shape = with_recompute(placed(style, groups, micro_batches, rounds), recompute, peaks)
+            validate(shortened(schedule, shape), shape)
+
+
+def with_recompute(
+    shape: PipelineShape, recompute: bool, limits: tuple[int, ...] = ()
+) -> PipelineShape:
+    return PipelineShape(
+        shape.stages,
+        shape.micro_batches,
+        shape.placement,
+        limits,
+        (recompute,) * shape.stages,
+        mirrored=shape.mirrored,
+    )
+
+
+def test_families_that_do_not_look_ahead_are_as_if_made_for_it() -> None:
+    for make in (gpipe, one_f_one_b):
+        whole = make(PipelineShape(4, 9))
+        for micro_batches in range(1, 10):
+            shape = PipelineShape(4, micro_batches)
+            assert shortened(whole, shape) == make(shape)
