@@ -103,6 +103,11 @@ class ChainGraph:
         return len(self.layer_names) - 1 - left_out
 
     @property
+    def output_layers(self) -> tuple[int, ...]:
+        """The layer whose stage returns each output; empty where none are wanted."""
+        return () if self.view == "loss" else (self.last_layer,) * len(self.outputs.specs)
+
+    @property
     def leaves_read(self) -> frozenset[int]:
         """The leaves of a batch that the layers read."""
         layout = self.call.inputs if self.view == "outputs" else self.call.layout

@@ -166,6 +166,11 @@ class LayerGraph(Protocol):
         ...
 
     @property
+    def output_layers(self) -> tuple[int, ...]:
+        """The layer whose stage returns each output; empty where none are wanted."""
+        ...
+
+    @property
     def leaves_read(self) -> frozenset[int]:
         """The leaves of a batch that its stages read."""
         ...

@@ -90,6 +90,11 @@ class TracedGraph:
         return self.view is None or self.view.work is None
 
     @property
+    def output_layers(self) -> tuple[int, ...]:
+        """The layer whose stage returns each output; empty where none are wanted."""
+        return () if self.view is None else self.view.returned_by
+
+    @property
     def leaves_read(self) -> frozenset[int]:
         """The leaves of a batch that the layers may read."""
         leaves = self.flow.clean.leaves
@@ -168,8 +173,7 @@ class TracedGraph:
         )
 
     def _outputs_of(self, layers: range) -> tuple[int, ...]:
-        returned_by = () if self.view is None else self.view.returned_by
-        return tuple(i for i, layer in enumerate(returned_by) if layer in layers)
+        return tuple(i for i, layer in enumerate(self.output_layers) if layer in layers)
 
     def _part(
         self,
