@@ -1,4 +1,4 @@
-"""1F1B whose weight updates do not wait for the pipeline to drain: one order, four weight rules."""
+"""1F1B whose weight updates do not wait for the pipeline to drain: one order, many weight rules."""
 
 from dataclasses import replace
 
@@ -13,9 +13,36 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.weight_rule import WeightRule
 
-__all__ = ["pipedream", "pipedream_2bw", "prediction_leads", "spectrain", "xpipe"]
+__all__ = [
+    "endless_depths",
+    "pipedream",
+    "pipedream_2bw",
+    "pipedream_vertical_sync",
+    "pipeoptim",
+    "prediction_leads",
+    "spectrain",
+    "spectrain_v2",
+    "vanilla",
+    "xpipe",
+]
 
 FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
+
+
+def vanilla(shape: PipelineShape) -> Schedule:
+    """1F1B with an update after every backward and nothing done about it.
+
+    >>> rule = vanilla(PipelineShape(stages=3, micro_batches=4)).weights
+    >>> rule.micro_batches_per_update, rule.version, rule.versions
+    (1, 'newest', (1, 1, 1))
+
+    Each pass uses the weights that there are: a backward others than its forward, so what it
+    computes is the gradient of nothing. What the other rules are compared with.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    return without_flush(shape, WeightRule(1, (1,) * shape.stages), "vanilla")
 
 
 def pipedream(shape: PipelineShape) -> Schedule:
@@ -37,7 +64,25 @@ def pipedream(shape: PipelineShape) -> Schedule:
         BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     versions = warm_up_depths(shape, IN_FLIGHT["1f1b"])
-    return without_flush(shape, WeightRule(1, versions), "pipedream")
+    return without_flush(shape, WeightRule(1, versions, version="forward"), "pipedream")
+
+
+def pipedream_vertical_sync(shape: PipelineShape) -> Schedule:
+    """PipeDream whose stages all use the version that stage 0 had (SOSP 2019, section 3.3).
+
+    >>> rule = pipedream_vertical_sync(PipelineShape(stages=3, micro_batches=4)).weights
+    >>> rule.micro_batches_per_update, rule.versions
+    (1, (3, 3, 3))
+
+    Both passes of a micro-batch use on every stage the version that stage 0 had in its forward, so
+    a stage keeps the versions of all that stage 0 has in flight.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    depth = warm_up_depths(shape, IN_FLIGHT["1f1b"])[0]
+    rule = WeightRule(1, (depth,) * shape.stages, version="first-stage")
+    return without_flush(shape, rule, "pipedream-vertical-sync")
 
 
 def pipedream_2bw(shape: PipelineShape) -> Schedule:
@@ -49,12 +94,15 @@ def pipedream_2bw(shape: PipelineShape) -> Schedule:
 
     An update takes ``m`` micro-batches, at least as many as stages. So a new version comes at most
     once while a micro-batch is in flight, and gradients are one update late on every stage. For
-    ``m`` see `micro_batches_per_update`.
+    ``m`` see `micro_batches_per_update`. A single stage has nothing in flight, and is not late.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
     """
-    rule = WeightRule(micro_batches_per_update(shape), (2,) * shape.stages)
+    size = micro_batches_per_update(shape)
+    if shape.stages == 1:
+        return without_flush(shape, WeightRule(size, (1,)), "2bw")
+    rule = WeightRule(size, (2,) * shape.stages, version="update-before")
     return without_flush(shape, rule, "2bw")
 
 
@@ -69,14 +117,66 @@ def spectrain(shape: PipelineShape) -> Schedule:
 
     SpecTrain's mini-batches are the micro-batches here: an update after every backward. Forward and
     backward of a micro-batch use the weights expected when its backward starts on stage 0, as
-    `prediction_leads` counts. A stage keeps its weights and one prediction.
+    `prediction_leads` counts. A stage keeps its weights and one prediction, a single stage none.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     forward, backward = prediction_leads(shape)
-    rule = WeightRule(1, (2,) * shape.stages, "momentum", forward, backward)
+    versions = tuple(2 if any(lead) else 1 for lead in zip(forward, backward, strict=True))
+    rule = WeightRule(1, versions, "momentum", forward, backward)
     return without_flush(shape, rule, "spectrain")
+
+
+def spectrain_v2(shape: PipelineShape) -> Schedule:
+    """SpecTrain's second version: one prediction for both passes (code of its authors).
+
+    >>> rule = spectrain_v2(PipelineShape(stages=4, micro_batches=8)).weights
+    >>> rule.forward_lead, rule.version, rule.versions
+    ((3, 2, 1, 0), 'forward', (5, 4, 3, 1))
+
+    The forward predicts as many updates ahead as its stage makes until the backward, which uses the
+    same weights: a stage keeps the prediction of every micro-batch in flight, and its weights.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    lead = updates_until_backward(shape)
+    depths = warm_up_depths(shape, IN_FLIGHT["1f1b"])
+    versions = tuple(1 + d if s else 1 for s, d in zip(lead, depths, strict=True))
+    rule = WeightRule(1, versions, "momentum", lead, version="forward")
+    return without_flush(shape, rule, "spectrain-v2")
+
+
+def pipeoptim(shape: PipelineShape) -> Schedule:
+    """1F1B whose forwards predict the weights of their backward (PipeOptim, arXiv 2312.00839).
+
+    >>> rule = pipeoptim(PipelineShape(stages=4, micro_batches=8)).weights
+    >>> rule.forward_lead, rule.backward_lead, rule.versions
+    ((3, 2, 1, 0), (), (2, 2, 2, 1))
+
+    Predicted by the optimizer's own step; the backward uses the weights that there are by then. A
+    stage keeps its weights and one prediction.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    lead = updates_until_backward(shape)
+    versions = tuple(2 if s else 1 for s in lead)
+    return without_flush(shape, WeightRule(1, versions, "optimizer", lead), "pipeoptim")
+
+
+def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
+    """Updates of each stage between a micro-batch's forward and its backward, in the long run.
+
+    One less than the micro-batches in flight, whose backwards come first.
+    """
+    return tuple(depth - 1 for depth in warm_up_depths(endless(shape), IN_FLIGHT["1f1b"]))
+
+
+def endless(shape: PipelineShape) -> PipelineShape:
+    """The same pipeline with more micro-batches than it ever has in flight."""
+    return replace(shape, micro_batches=max(shape.micro_batches, 6 * shape.stages))
 
 
 def xpipe(shape: PipelineShape) -> Schedule:
@@ -90,8 +190,9 @@ def xpipe(shape: PipelineShape) -> Schedule:
     point that weights are predicted for is when the last micro-batch of a mini-batch is through: on
     stage ``k`` of ``N`` that is ``(N + T - k / 2 - 2) / T`` updates after the forward of the first
     and ``(T + floor(k / 2) - 1) / T`` after its backward, rounded, halves up. The others of the
-    mini-batch use the weights of the first. A stage keeps its weights and one prediction. For ``T``
-    see `micro_batches_per_update`.
+    mini-batch use the weights of the first, so a stage keeps its weights and two predictions, one
+    for forwards and one for backwards; with ``T = 1`` one. For ``T`` see
+    `micro_batches_per_update`.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -100,7 +201,9 @@ def xpipe(shape: PipelineShape) -> Schedule:
     # Twice the counts, so that they are whole numbers.
     forward = tuple(rounded(2 * (shape.stages + size - 2) - k, 2 * size) for k in stages)
     backward = tuple(rounded(size + k // 2 - 1, size) for k in stages)
-    rule = WeightRule(size, (2,) * shape.stages, "adam", forward, backward)
+    copies = 3 if size > 1 else 2
+    versions = tuple(copies if any(lead) else 1 for lead in zip(forward, backward, strict=True))
+    rule = WeightRule(size, versions, "adam", forward, backward, bellwether=True)
     return without_flush(shape, rule, "xpipe")
 
 
@@ -159,3 +262,15 @@ def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, 
             between = np.searchsorted(updates_s, [started_s, reference_s])
             lead.append(max(0, int(between[1] - between[0])))
     return tuple(leads[0]), tuple(leads[1])
+
+
+def endless_depths(shape: PipelineShape, rule: WeightRule) -> tuple[int, ...]:
+    """Micro-batches that each stage has in flight where batches follow one another without end.
+
+    As of 1F1B, however few micro-batches a batch has; but two versions are only enough if no stage
+    has more in flight than an update takes.
+    """
+    depths = warm_up_depths(endless(shape), IN_FLIGHT["1f1b"])
+    if rule.version == "update-before":
+        return tuple(min(depth, rule.micro_batches_per_update) for depth in depths)
+    return depths

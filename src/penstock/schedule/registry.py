@@ -1,6 +1,15 @@
 """Every schedule family by the name that plans and the command line use."""
 
-from penstock.schedule.asynchronous import pipedream, pipedream_2bw, spectrain, xpipe
+from penstock.schedule.asynchronous import (
+    pipedream,
+    pipedream_2bw,
+    pipedream_vertical_sync,
+    pipeoptim,
+    spectrain,
+    spectrain_v2,
+    vanilla,
+    xpipe,
+)
 from penstock.schedule.automatic_zero_bubble import zero_bubble
 from penstock.schedule.bapipe_orders import (
     fbp_as,
@@ -40,10 +49,14 @@ SCHEDULES: dict[str, ScheduleFunction] = {
     "1f1b-sno": one_f_one_b_sno,
     "1f1b-so": one_f_one_b_so,
     "fbp-as": fbp_as,
+    "vanilla": vanilla,
     "pipedream": pipedream,
+    "pipedream-vertical-sync": pipedream_vertical_sync,
     "2bw": pipedream_2bw,
     "spectrain": spectrain,
+    "spectrain-v2": spectrain_v2,
     "xpipe": xpipe,
+    "pipeoptim": pipeoptim,
     "list": list_schedule,
     "zero-bubble": zero_bubble,
     "exact": exact,
@@ -70,7 +83,18 @@ PLACEMENT_STYLES: dict[str, PlacementStyle] = {
 TWO_ROUNDS: frozenset[str] = frozenset({"dualpipe-v", "zb-v", "v-half", "v-min"})
 """Families that place exactly two stages on each device group."""
 
-ASYNCHRONOUS: frozenset[str] = frozenset({"pipedream", "2bw", "spectrain", "xpipe"})
+ASYNCHRONOUS: frozenset[str] = frozenset(
+    {
+        "vanilla",
+        "pipedream",
+        "pipedream-vertical-sync",
+        "2bw",
+        "spectrain",
+        "spectrain-v2",
+        "xpipe",
+        "pipeoptim",
+    }
+)
 """Families that update weights without a flush: no bubble, but not the gradients of one device."""
 
 PROVEN_BY_SEARCH: frozenset[str] = frozenset({"exact"})

@@ -3,10 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["SYNCHRONOUS", "Prediction", "WeightRule"]
+__all__ = ["SYNCHRONOUS", "Prediction", "Version", "WeightRule"]
 
-Prediction: TypeAlias = Literal["none", "momentum", "adam"]
-"""From what the weights of a later step are predicted: SpecTrain's momentum, XPipe's Adam step."""
+Prediction: TypeAlias = Literal["none", "momentum", "adam", "optimizer"]
+"""From what the weights of a later step are predicted in the method's paper: SpecTrain's momentum,
+XPipe's Adam step, the step of any optimizer."""
+
+Version: TypeAlias = Literal["newest", "forward", "first-stage", "update-before"]
+"""What the two passes of a micro-batch start from: each pass from the newest weights of its stage;
+both from those of the stage's forward; both from the version that stage 0 had in its forward; both
+from the version before the one that the micro-batches of the update before have made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +22,10 @@ class WeightRule:
     A stage updates its weights after every ``micro_batches_per_update`` backwards, without waiting
     for other stages; 0 stands for one update at the end of the iteration, after a flush.
     ``versions[stage]`` is how many copies of its weights a stage keeps (empty: one).
-    ``forward_lead[stage]`` and ``backward_lead[stage]`` are how many updates ahead the weights are
-    predicted for a forward and for a backward (empty: not at all).
+    ``version`` says which weights the passes of a micro-batch start from.
+    ``forward_lead[stage]`` and ``backward_lead[stage]`` are how many updates ahead of those the
+    weights are predicted for a forward and for a backward (empty: not at all). With ``bellwether``
+    a prediction is made for the first of an update's micro-batches, and the others use it too.
     """
 
     micro_batches_per_update: int = 0
@@ -25,10 +33,17 @@ class WeightRule:
     prediction: Prediction = "none"
     forward_lead: tuple[int, ...] = ()
     backward_lead: tuple[int, ...] = ()
+    version: Version = "newest"
+    bellwether: bool = False
 
     def versions_of(self, stage: int) -> int:
         """How many copies of its weights ``stage`` keeps."""
         return self.versions[stage] if self.versions else 1
+
+    def leads_of(self, stage: int) -> tuple[int, int]:
+        """How many updates ahead ``stage`` predicts, for a forward and for a backward."""
+        forward = self.forward_lead[stage] if self.forward_lead else 0
+        return forward, self.backward_lead[stage] if self.backward_lead else 0
 
 
 SYNCHRONOUS = WeightRule()

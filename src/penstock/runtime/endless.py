@@ -1,0 +1,95 @@
+"""1F1B over batches that follow one another without a flush, a batch at a time.
+
+A stage with ``K`` micro-batches in flight repeats forever
+
+    F(j)  B(j - K + 1)
+
+after ``K - 1`` forwards to warm up. The part of a batch are its forwards and the backwards between
+them, which are in part those of batches before; a drain is the backwards that are left.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.plan.ordering import order_of
+from penstock.plan.plan import Plan
+from penstock.schedule.action import Action
+from penstock.schedule.asynchronous import endless_depths
+from penstock.schedule.weight_rule import WeightRule
+
+__all__ = ["EndlessOrder", "endless_order"]
+
+
+@dataclass(frozen=True)
+class EndlessOrder:
+    """What every stage does in each batch, and in a drain.
+
+    ``depths`` are the micro-batches that each stage has in flight, of which a batch has
+    ``micro_batches``. Micro-batches are numbered through, modulo those of ``ring`` batches: no
+    stage works on more at once.
+    """
+
+    depths: tuple[int, ...]
+    micro_batches: int
+    recompute: tuple[bool, ...]
+    rule: WeightRule
+
+    @property
+    def ring(self) -> int:
+        """Batches after which the numbers of micro-batches come again."""
+        return 1 + -(-(max(self.depths) - 1) // self.micro_batches)
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether the stage runs forwards again; one that is 1 deep still has all of them."""
+        return self.recompute[stage] and self.depths[stage] > 1
+
+    def numbers(self, batch: int) -> range:
+        """The numbers of the micro-batches of a batch, counted from the latest start."""
+        first = batch % self.ring * self.micro_batches
+        return range(first, first + self.micro_batches)
+
+    def part(self, stage: int, batch: int) -> tuple[Action, ...]:
+        """The actions of ``stage`` in the part of ``batch``.
+
+        >>> order = EndlessOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
+        >>> [" ".join(map(str, order.part(0, batch))) for batch in (0, 1, 2)]
+        ['0F0 0F1', '0F2 0B0 0F3 0B1', '0F0 0B2 0F1 0B3']
+        """
+        return tuple(self._part(stage, batch))
+
+    def _part(self, stage: int, batch: int) -> Iterator[Action]:
+        for number in range(batch * self.micro_batches, (batch + 1) * self.micro_batches):
+            yield Action("F", stage, self._ringed(number))
+            yield from self._backward(stage, number - self.depths[stage] + 1)
+
+    def drain(self, stage: int, batches: int) -> tuple[Action, ...]:
+        """The actions of ``stage`` that are left after so many batches.
+
+        >>> order = EndlessOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
+        >>> [" ".join(map(str, order.drain(stage, 3))) for stage in range(3)]
+        ['0B0 0B1', '1B1', '']
+        """
+        total = batches * self.micro_batches
+        left = range(max(0, total - self.depths[stage] + 1), total)
+        return tuple(action for number in left for action in self._backward(stage, number))
+
+    def _backward(self, stage: int, number: int) -> Iterator[Action]:
+        if number < 0:
+            return
+        if self.recomputes(stage):
+            yield Action("R", stage, self._ringed(number))
+        yield Action("B", stage, self._ringed(number))
+
+    def _ringed(self, number: int) -> int:
+        return number % (self.ring * self.micro_batches)
+
+
+def endless_order(plan: Plan) -> EndlessOrder:
+    """The endless order of a plan whose schedule updates without a flush.
+
+    Raises:
+        BadInput: the plan's schedule cannot be played.
+    """
+    rule, shape = order_of(plan).weights, plan.shape()
+    recompute = tuple(shape.recomputes(stage) for stage in range(shape.stages))
+    return EndlessOrder(endless_depths(shape, rule), plan.micro_batches, recompute, rule)

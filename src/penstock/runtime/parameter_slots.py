@@ -1,0 +1,67 @@
+"""Other tensors in the places of a module's parameters, for the time of a forward."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+__all__ = ["Leaves", "ParameterSlots", "aliases", "new_leaves"]
+
+Leaves: TypeAlias = list[torch.Tensor]
+"""Leaf tensors that stand in for parameters, in their order; gradients go to the parameters'."""
+
+
+class ParameterSlots:
+    """Where a module keeps its trained parameters.
+
+    A parameter that it has under several names is one parameter. What is not trained stays.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters: list[nn.Parameter] = []
+        self._slots: list[tuple[Any, Any, int]] = []
+        numbers: dict[nn.Parameter, int] = {}
+        for part in module.modules():
+            # Recurrent modules have a list of their weights besides.
+            flat_names = list(getattr(part, "_flat_weights_names", ()))
+            for name, parameter in part._parameters.items():
+                if parameter is None or not parameter.requires_grad:
+                    continue
+                number = numbers.setdefault(parameter, len(numbers))
+                if number == len(self.parameters):
+                    self.parameters.append(parameter)
+                self._slots.append((part._parameters, name, number))
+                if name in flat_names:
+                    self._slots.append((part._flat_weights, flat_names.index(name), number))
+
+    @contextmanager
+    def holding(self, leaves: Leaves) -> Iterator[None]:
+        """Within, the module computes with ``leaves``."""
+        self._put(leaves)
+        try:
+            yield
+        finally:
+            self._put(self.parameters)
+
+    def _put(self, tensors: Sequence[torch.Tensor]) -> None:
+        for container, key, number in self._slots:
+            container[key] = tensors[number]
+
+
+def aliases(parameters: Sequence[nn.Parameter]) -> Leaves:
+    """Leaves in the parameters' own memory, whose counters of changes are their own."""
+    return [leaf_of(parameter.data, parameter) for parameter in parameters]
+
+
+def new_leaves(parameters: Sequence[nn.Parameter]) -> Leaves:
+    """Leaves in memory of their own, not yet filled."""
+    return [leaf_of(torch.empty_like(p.data), p) for p in parameters]
+
+
+def leaf_of(memory: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """A leaf in ``memory`` that adds to the parameter's gradient."""
+    leaf = memory.requires_grad_()
+    leaf.grad = parameter.grad
+    return leaf

@@ -1,0 +1,108 @@
+"""What each optimizer is expected to subtract from a parameter in its next step.
+
+Asynchronous methods predict weights ``s`` updates ahead as ``W - s * step``. A step is told from
+what the optimizer has remembered up to its latest update, before the next gradient is known: the
+gradients to come are taken to be like those that its averages hold.
+
+    SGD with momentum   lr * buffer                              SpecTrain, arXiv 1809.02839, 3.2
+    Adam                lr * m' / (sqrt(v') + eps)               XPipe, arXiv 1911.04610, section 3
+    AdamW               lr * (m' / (sqrt(v') + eps) + decay * W) PipeOptim, arXiv 2312.00839
+    Muon                lr' * orthogonal(buffer) + lr * decay * W
+
+``m'`` and ``v'`` are bias-corrected; ``lr'`` is Muon's rate for the parameter's shape. SGD's buffer
+holds weight decay and dampening already. With Nesterov's momentum the step that is taken is
+``lr * (gradient + momentum * buffer)``; for gradients that stay as they are both are the same.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from penstock.errors import BadInput
+
+__all__ = ["PredictedSteps"]
+
+State: TypeAlias = dict[str, Any]
+Group: TypeAlias = dict[str, Any]
+StepFunction: TypeAlias = Callable[[torch.Tensor, State, Group], torch.Tensor | None]
+
+
+def momentum_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tensor | None:
+    """SGD's step; ``None`` before its first."""
+    buffer = state.get("momentum_buffer")
+    return None if buffer is None else buffer * float(group["lr"])
+
+
+def adam_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tensor | None:
+    """The step of Adam and AdamW; ``None`` before the first."""
+    if "exp_avg" not in state:
+        return None
+    steps, rate = float(state["step"]), float(group["lr"])
+    first, second = group["betas"]
+    squares = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
+    root = squares.sqrt().div_(math.sqrt(1 - second**steps)).add_(group["eps"])
+    step = (state["exp_avg"] / root).mul_(rate / (1 - first**steps))
+    decay = group["weight_decay"] if group.get("decoupled_weight_decay") else 0.0
+    return step.add_(parameter, alpha=rate * decay) if decay else step
+
+
+def muon_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tensor | None:
+    """The step of torch's Muon; ``None`` before the first."""
+    from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+    buffer = state.get("momentum_buffer")
+    if buffer is None:
+        return None
+    rate = float(group["lr"])
+    settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
+    direction = _zeropower_via_newtonschulz(buffer, *settings).to(parameter.dtype)
+    step = direction * _adjust_lr(rate, group["adjust_lr_fn"], parameter.shape)
+    decay = group["weight_decay"]
+    return step.add_(parameter, alpha=rate * decay) if decay else step
+
+
+STEPS: dict[type[Optimizer], StepFunction] = {SGD: momentum_step, Adam: adam_step, AdamW: adam_step}
+if hasattr(torch.optim, "Muon"):
+    STEPS[torch.optim.Muon] = muon_step
+
+
+class PredictedSteps:
+    """The expected steps of the parameters of one optimizer.
+
+    Raises:
+        BadInput: the optimizer says nothing of its next step.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        found = STEPS.get(type(optimizer))
+        if found is None:
+            known = ", ".join(sorted(kind.__name__ for kind in STEPS))
+            raise BadInput(
+                f"optimizer {type(optimizer).__name__} has no known prediction of its next step; "
+                f"use one of {known}, or a schedule that predicts nothing, such as 'pipedream'"
+            )
+        self._step: StepFunction = found
+        self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+        if isinstance(optimizer, SGD) and not all(g["momentum"] for g in optimizer.param_groups):
+            raise BadInput(
+                "optimizer SGD has momentum 0, so it remembers no gradients to predict its next "
+                "step from; give it a momentum, or use a schedule that predicts nothing, such as "
+                "'pipedream'"
+            )
+
+    @torch.no_grad()
+    def predict(self, parameter: nn.Parameter, updates: int, into: torch.Tensor) -> None:
+        """Write the weights expected ``updates`` updates from now; those of now before any."""
+        state = self._optimizer.state
+        step = None
+        if updates and parameter in state:
+            step = self._step(parameter.detach(), state[parameter], self._groups[parameter])
+        if step is None:
+            into.copy_(parameter)
+        else:
+            torch.sub(parameter, step, alpha=updates, out=into)
