@@ -30,7 +30,8 @@ def test_throughput_is_within_two_percent_of_the_published(run: PublishedRun) ->
 @pytest.mark.parametrize("run", GPIPE_RECOMPUTING, ids=lambda run: run.name)
 def test_gpipe_with_recompute_comes_out_faster_than_published(run: PublishedRun) -> None:
     """The two rows that the line through DAPPLE's own misses: both systems do the same work in
-    the model, and GPipe's recompute rows were 0.06 s slower than that."""
+    the model, and GPipe's recompute rows were 0.06 s slower than that, whatever M. Unequal stages
+    would add to each micro-batch instead, and a recompute in a bubble would shorten both alike."""
     played = play(run.schedule, run.recompute, run.micro_batches)
     published_s = 2 * run.micro_batches / (run.samples_per_s or 1)
     assert published_s - played.iteration_s == pytest.approx(0.06, abs=0.005)
@@ -79,14 +80,16 @@ def test_memory_without_recompute_is_within_two_percent() -> None:
         assert peak == pytest.approx(run.peak_gb, rel=0.02)
 
 
-def test_early_backward_saves_the_published_part_of_gpipes_memory() -> None:
+def test_early_backward_saves_a_per_cent_more_of_gpipes_memory_than_published() -> None:
+    """Half of what a micro-batch saves on the last stage; the released planner has 7 % more of that
+    than the two rows of the table differ by."""
     saving = 1 - mean_peak_gib(play("1f1b", False, 16)) / mean_peak_gib(play("gpipe", False, 2))
-    assert saving == pytest.approx(0.12, abs=0.02)
+    published = 1 - 10.6 / 12.1
+    assert saving - published == pytest.approx(0.0096, abs=0.0002)
 
 
-def test_memory_with_recompute_comes_out_a_tenth_too_high() -> None:
-    """GPipe's rows say what a micro-batch keeps; with that, early backward needs 10 % more than
-    published, so its recompute holds less at a time than GPipe's."""
-    peak = mean_peak_gib(play("1f1b", True, 8))
-    assert peak / 8.5 == pytest.approx(1.10, abs=0.01)
-    assert peak < mean_peak_gib(play("1f1b", False, 8))
+def test_memory_with_recompute_is_two_percent_too_low() -> None:
+    peaks = {m: mean_peak_gib(play("1f1b", True, m)) for m in (2, 8, 16)}
+    assert set(peaks.values()) == {peaks[2]}
+    assert peaks[2] / 8.5 == pytest.approx(0.978, abs=0.001)
+    assert peaks[2] < mean_peak_gib(play("1f1b", False, 8))
