@@ -1,7 +1,7 @@
 """From a model and a plan to the stages that this rank holds."""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -10,12 +10,14 @@ from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction, StageP
 from penstock.capture.materialise import materialise
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.runtime.iteration import places_of
+from penstock.runtime.partial_recompute import PartlyRecomputed, parts_of_stage
 from penstock.runtime.runnable import check_runnable
+from penstock.runtime.stage_runner import ModuleRunner
 from penstock.runtime.world import World
 
-__all__ = ["build_stages", "check_plan_fits", "graph_of"]
+__all__ = ["build_stages", "check_plan_fits", "graph_of", "runner_of"]
 
 
 def graph_of(
@@ -109,3 +111,16 @@ def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) 
             if kept is not tensor:
                 path, _, last = name.rpartition(".")
                 setattr(module.get_submodule(path), last, kept)
+
+
+def runner_of(
+    graph: LayerGraph, stage: Stage, program: StageProgram, device: torch.device, **options: Any
+) -> ModuleRunner:
+    """What runs ``program``, which has its values; part by part where ``stage`` names layers.
+
+    ``options`` are those of `ModuleRunner`.
+    """
+    parts = parts_of_stage(graph, stage, program)
+    if parts:
+        return PartlyRecomputed(program, parts, device, **options)
+    return ModuleRunner(program, device, **options)

@@ -29,6 +29,7 @@ from penstock.runtime.replicas import (
 )
 from penstock.runtime.sharding import owners_of_parameters
 from penstock.runtime.shared_segment import PeerFailed
+from penstock.runtime.stage_building import runner_of
 from penstock.runtime.stage_runner import LossTerm, ModuleRunner
 from penstock.runtime.watchdog import AbortNote
 from penstock.runtime.ways import rare_messages
@@ -120,7 +121,9 @@ class Worker:
         if devices in self._norm_groups and uses_batch_norm(program.module):
             group = self._norm_groups[devices]
             norm = SynchronisedBatchNorm(group, place.replica, len(devices))
-        return ModuleRunner(
+        return runner_of(
+            self.graph,
+            self.plan.stages[place.stage],
             program,
             world.device,
             autocast=self.autocast_dtype,
