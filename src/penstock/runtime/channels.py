@@ -119,14 +119,22 @@ class PipelineChannels:
                 if message.sender == device:
                     self._arrivals[message] = Arrival(message, None, None)
 
-    def begin(self) -> None:
-        """Open the channels for one iteration."""
+    def begin(self, *, announced: bool = True) -> None:
+        """Open the channels for one iteration.
+
+        Where all messages are not ``announced`` at once, `proceed` says what comes next.
+        """
         for stream in self._streams:
             stream.taken = 0
         for arrival in self._arrivals.values():
             arrival.tensors = None
         if self.transport is not None:
-            self.transport.begin(self._messages.streams)
+            self.transport.begin(self._messages.streams if announced else {})
+
+    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Expect more messages of every peer; after its last one its first comes again."""
+        if self.transport is not None:
+            self.transport.proceed(streams)
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
         """What takes the messages for ``action`` and puts their rows together."""
@@ -205,7 +213,7 @@ class PipelineChannels:
         assert stream is not None
         while True:
             first = stream.arrivals[stream.taken]
-            stream.taken += 1
+            stream.taken = (stream.taken + 1) % len(stream.arrivals)
             inlet, message = first.inlet, first.message
             assert inlet is not None
             inlet.wait()

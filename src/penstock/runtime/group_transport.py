@@ -59,6 +59,13 @@ class GroupTransport:
             self._posted[peer] = deque()
             self._post(peer)
 
+    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Post more receives, behind those that are left."""
+        for peer, messages in streams.items():
+            self._waiting.setdefault(peer, deque()).extend(messages)
+            self._posted.setdefault(peer, deque())
+            self._post(peer)
+
     def at(self, position: int) -> None:
         """Count the actions: their number scales the bound of `exchange`."""
         self._actions += 1

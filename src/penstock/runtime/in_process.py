@@ -263,8 +263,7 @@ class InProcessPipeline:
         )
         if self._batches == 0:
             runner.begin(work)
-        runner._work = work
-        runner.loss_terms = []
+        runner.proceed(work)
 
     def _play(self, orders: Sequence[Sequence[Action]], stages: Sequence[StageRunner]) -> None:
         """Run every group's actions, each as soon as what it takes is there."""
@@ -301,9 +300,9 @@ class InProcessPipeline:
         per_update, first = self._endless.rule.micro_batches_per_update, number
         first -= number % self._endless.micro_batches % per_update
         samples = sum(len(self._rows[n]) for n in range(first, first + per_update))
-        kept = self._runners[-1]._kept[number]
-        if kept.seed is not None:
-            kept.seed = torch.full_like(kept.seed, len(self._rows[number]) / samples)
+        weight = float(self._runners[-1].loss_terms[-1].weight)
+        share = len(self._rows[number]) / samples
+        self._runners[-1].reseed(number, share / weight if weight else 0.0)
 
 
 class Exchange:

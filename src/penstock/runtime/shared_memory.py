@@ -115,6 +115,9 @@ class SharedMemoryTransport:
     def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
         """Nothing to prepare: the rings are always open."""
 
+    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Nothing to prepare: the rings are always open."""
+
     def at(self, position: int) -> None:
         """Note the action where the peers can read it."""
         words = self._words

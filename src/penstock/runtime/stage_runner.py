@@ -137,6 +137,17 @@ class ModuleRunner:
         self._kept.clear()
         self.loss_terms = []
 
+    def proceed(self, work: StageWork) -> None:
+        """Take the rows of more micro-batches; what is in flight stays so."""
+        self._work = work
+        self.loss_terms = []
+
+    def reseed(self, micro_batch: int, factor: float) -> None:
+        """Multiply the gradient that the backward of a forwarded micro-batch starts from."""
+        kept = self._kept.get(micro_batch)
+        if kept is not None and kept.seed is not None:
+            kept.seed = kept.seed * factor
+
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:
         """Run the stage on this rank's rows of ``micro_batch``."""
         work = self._work

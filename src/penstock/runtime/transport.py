@@ -40,6 +40,10 @@ class Transport(Protocol):
         """Prepare for an iteration; ``streams[peer]`` will arrive from ``peer``, in this order."""
         ...
 
+    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """More will arrive, behind what has been announced and not been taken yet."""
+        ...
+
     def at(self, position: int) -> None:
         """Note which action this rank is at, for the messages of those who wait for it.
 

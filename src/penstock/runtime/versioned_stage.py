@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from penstock.runtime.metrics import clip_factor
 from penstock.runtime.stage_runner import ModuleRunner, Tensors
 from penstock.runtime.weight_versions import WeightVersions
 
-__all__ = ["VersionedStage"]
+__all__ = ["VersionedStage", "clip_gradients"]
 
 
 class VersionedStage:
@@ -66,13 +67,13 @@ class VersionedStage:
         return True
 
 
-def clip_gradients(gradients: Sequence[torch.Tensor], limit: float) -> float:
-    """Scale ``gradients`` to a norm of at most ``limit``; what the norm was."""
+def clip_gradients(gradients: Sequence[torch.Tensor], limit: float | None) -> float:
+    """Scale ``gradients`` to a norm of at most ``limit``, if there is one; what the norm was."""
     if not gradients:
         return 0.0
     norms = torch.stack([torch.linalg.vector_norm(g).double() for g in gradients])
     norm = float(torch.linalg.vector_norm(norms))
-    factor = min(1.0, limit / (norm + 1e-6))
+    factor = clip_factor(norm, limit)
     if factor < 1.0:
         torch._foreach_mul_(list(gradients), factor)
     return norm

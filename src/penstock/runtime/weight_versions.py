@@ -82,10 +82,14 @@ class WeightVersions:
 
     @contextmanager
     def backward(self, micro_batch: int) -> Iterator[None]:
-        """Within, what autograd has saved holds the weights of the backward of ``micro_batch``."""
-        self.leaves_of_backward(micro_batch)
+        """Within, what autograd has saved holds the weights of the backward of ``micro_batch``.
+
+        The module has them too, for what a backward computes once more by itself.
+        """
+        leaves = self.leaves_of_backward(micro_batch)
         self.most_copies = max(self.most_copies, self.copies)
-        yield
+        with self.slots.holding(leaves):
+            yield
         self.release(micro_batch)
         before = self._forwarded_at.pop(micro_batch)
         self.log.passed(PassRecord(self.stage, micro_batch, before, self.updates))
