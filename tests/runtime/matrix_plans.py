@@ -1,0 +1,218 @@
+"""Plans under every synchronous schedule: which cases the matrix of the runtime consists of."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, pairwise, product
+
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.rescheduled import ANY_PLACEMENT
+from penstock.plan.row_split import split_rows
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.registry import ASYNCHRONOUS, PLACEMENT_STYLES, SCHEDULES, TWO_ROUNDS
+from penstock.schedule.shape import StageCost
+
+SYNCHRONOUS = tuple(name for name in SCHEDULES if name not in ASYNCHRONOUS)
+MIRRORED = tuple(name for name in SYNCHRONOUS if PLACEMENT_STYLES.get(name) == "mirrored")
+
+REPLICATIONS: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: ((1,), (3,), (2,), (4,)),
+    2: ((1, 1), (2, 1), (1, 3), (2, 2), (1, 2), (3, 1)),
+    3: ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2)),
+    4: ((1, 1, 1, 1),),
+}
+"""Replicas of each device group, by the number of groups; up to four devices."""
+
+
+FLAGS = ("recompute", "costs", "turned", "autocast", "dropout")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan and how it is trained; ``rounds`` is the number of stages of a device group.
+
+    ``micro_batch_rows`` are cut over replicas in proportions that change from stage to stage.
+    ``costs`` says that the plan carries unequal costs, for orders that adapt to them; ``turned``
+    that devices are numbered from the last group to the first. The pipeline learns ``haste`` times
+    as fast as the one process, which must show unless it is 1.
+    """
+
+    schedule: str
+    replicas: tuple[int, ...]
+    micro_batches: int
+    rounds: int = 1
+    style: PlacementStyle = "straight"
+    model: str = "deep"
+    optimizer: str = "sgd"
+    micro_batch_rows: int = 5
+    recompute: bool = False
+    costs: bool = False
+    turned: bool = False
+    transport: str = "auto"
+    autocast: bool = False
+    dropout: bool = False
+    haste: float = 1.0
+
+    def __str__(self) -> str:
+        marks = [self.style, self.optimizer, self.transport]
+        marks += [flag for flag in FLAGS if getattr(self, flag)]
+        replicas = "-".join(map(str, self.replicas))
+        return (
+            f"{self.model}, {self.schedule}, replicas {replicas} x {self.rounds}, "
+            f"{self.micro_batches} micro-batches, {', '.join(marks)}"
+        )
+
+    def plan(self, layers: int) -> Plan:
+        """The case's plan for a model of ``layers`` layers."""
+        groups = len(self.replicas)
+        placement = placement_of_style(self.style, groups, self.rounds)
+        ends = [layers * i // len(placement) for i in range(len(placement) + 1)]
+        starts = list(accumulate(self.replicas, initial=0))
+        devices = [tuple(range(lo, hi)) for lo, hi in pairwise(starts)]
+        if self.turned:
+            devices = [tuple(starts[-1] - 1 - d for d in held) for held in devices]
+        stages = tuple(
+            Stage(
+                range(lo, hi),
+                devices[group],
+                split_rows(self.micro_batch_rows, weights(stage, self.replicas[group])),
+                self.recompute and stage % 3 != 1,
+            )
+            for stage, (group, (lo, hi)) in enumerate(zip(placement, pairwise(ends), strict=True))
+        )
+        plan = Plan(stages, self.micro_batches, self.micro_batch_rows, self.schedule)
+        return replace(plan, costs=unequal_costs(len(stages))) if self.costs else plan
+
+
+def weights(stage: int, replicas: int) -> tuple[int, ...]:
+    """Shares of a micro-batch's rows: no two stages in a row have the same."""
+    return tuple(1 + 2 * ((stage + replica) % replicas == 0) for replica in range(replicas))
+
+
+def unequal_costs(stages: int) -> tuple[StageCost, ...]:
+    """Stages up to three times as slow as others, with messages that take their time."""
+    draw = random.Random(stages)
+    seconds = (0.5, 1.0, 1.5)
+    return tuple(
+        StageCost(*(draw.choice(seconds) for _ in range(3)), draw.choice((0.0, 0.25, 0.75)))
+        for _ in range(stages)
+    )
+
+
+def layouts(schedule: str, rounds: tuple[int, ...] = (1, 2, 3)) -> list[tuple[PlacementStyle, int]]:
+    """How a schedule may place its stages: the style, and the stages of a device group."""
+    if schedule in ANY_PLACEMENT:
+        return [("straight", 1), ("folded", 2), ("looped", 2), ("folded", 3)]
+    style = PLACEMENT_STYLES.get(schedule, "straight")
+    if style in ("straight", "mirrored"):
+        return [(style, 1)]
+    return [(style, count) for count in rounds if schedule not in TWO_ROUNDS or count == 2]
+
+
+def small_enough(case: Case) -> bool:
+    """Whether the order is found within moments: `exact` searches for a proof."""
+    if case.schedule != "exact":
+        return True
+    return len(case.replicas) * case.rounds * case.micro_batches <= 8
+
+
+def representative() -> Iterator[Case]:
+    """For every schedule and layout pipelines of one to four groups, the rest in turns."""
+    replications = {groups: cycle(found) for groups, found in REPLICATIONS.items()}
+    turns = cycle(product(("sgd", "adamw"), (False, True), (False, True), (False, True)))
+    for schedule in SYNCHRONOUS:
+        searched = schedule in ANY_PLACEMENT
+        for style, rounds in layouts(schedule)[: 2 if searched else None]:
+            for groups in some_groups(schedule, rounds):
+                few, many = max(1, groups - 1), min(2 * groups + 1, 4 if searched else 9)
+                optimizer, recompute, costs, turned = next(turns)
+                case = Case(
+                    schedule,
+                    next(replications[groups]),
+                    few if (groups + rounds) % 3 == 0 else many,
+                    rounds,
+                    style,
+                    optimizer=optimizer,
+                    recompute=recompute,
+                    costs=costs,
+                    turned=turned,
+                )
+                if small_enough(case):
+                    yield case
+
+
+def some_groups(schedule: str, rounds: int) -> tuple[int, ...]:
+    """All numbers of groups, in turns where a family has several layouts."""
+    several = schedule in ANY_PLACEMENT or len(layouts(schedule)) > 1
+    return {1: (2, 4), 2: (1, 3), 3: (2,)}[rounds] if several else tuple(REPLICATIONS)
+
+
+def every_case() -> Iterator[Case]:
+    """The product of all there is to choose."""
+    for schedule in SYNCHRONOUS:
+        for style, rounds in layouts(schedule):
+            for groups, replications in REPLICATIONS.items():
+                counts = sorted({1, max(1, groups - 1), groups, groups + 1, 2 * groups, 9})
+                for number, (replicas, count) in enumerate(product(replications, counts)):
+                    case = Case(
+                        schedule,
+                        replicas,
+                        count,
+                        rounds,
+                        style,
+                        optimizer=("sgd", "adamw")[number % 2],
+                        recompute=number % 3 == 1,
+                        costs=number % 4 > 1,
+                        turned=number % 5 == 0,
+                    )
+                    if small_enough(case):
+                        yield case
+
+
+def model_cases(model: str, *, dropout: bool = False, autocast: bool = False) -> Iterator[Case]:
+    """A model of few layers under every schedule: straight, replicated, and several stages each."""
+    turns = cycle(("sgd", "adamw"))
+    for schedule in SYNCHRONOUS:
+        for style, rounds in layouts(schedule, (1, 2))[:2]:
+            for number, replicas in enumerate(((1, 1), (2, 2), (1, 2, 1), (1, 1, 1, 1))):
+                case = Case(
+                    schedule,
+                    replicas,
+                    3 if number % 2 else 5,
+                    rounds,
+                    style,
+                    model=model,
+                    optimizer=next(turns),
+                    micro_batch_rows=4,
+                    recompute=number == 2,
+                    turned=number == 1,
+                    dropout=dropout,
+                    autocast=autocast,
+                )
+                if small_enough(case):
+                    yield case
+
+
+def drawn(count: int, seed: int) -> Iterator[Case]:
+    """Cases at random, the same for a seed."""
+    draw = random.Random(seed)
+    while count:
+        schedule = draw.choice(SYNCHRONOUS)
+        style, rounds = draw.choice(layouts(schedule))
+        case = Case(
+            schedule,
+            draw.choice(REPLICATIONS[draw.randint(1, 4)]),
+            draw.randint(1, 11),
+            rounds,
+            style,
+            model=draw.choice(("deep", "skips")),
+            optimizer=draw.choice(("sgd", "adamw")),
+            micro_batch_rows=draw.randint(4, 7),
+            recompute=draw.random() < 0.3,
+            costs=draw.random() < 0.5,
+            turned=draw.random() < 0.5,
+            transport=draw.choice(("auto", "auto", "auto", "process-groups")),
+        )
+        if small_enough(case):
+            count -= 1
+            yield case

@@ -1,0 +1,128 @@
+"""Every synchronous schedule gives loss, gradients and weights of one process, in float64."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime.launch import launch_workers
+from penstock.schedule.registry import ASYNCHRONOUS, PLACEMENT_STYLES, SCHEDULES
+
+SYNCHRONOUS = [name for name in SCHEDULES if name not in ASYNCHRONOUS]
+MIRRORED = [name for name in SYNCHRONOUS if PLACEMENT_STYLES.get(name) == "mirrored"]
+
+# All cases of a launch are played in the first test that asks for them.
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        yield
+
+
+def played(cases: Sequence[Any]) -> dict[Any, list[str]]:
+    """What is wrong in each case on any of four ranks, by case."""
+    from matrix_cases import play
+
+    results = launch_workers(play, (tuple(cases),), workers=4, threads=1)
+    assert all(list(found) == list(cases) for found in results)
+    return {
+        case: [f"rank {rank}: {what}" for rank, found in enumerate(results) for what in found[case]]
+        for case in cases
+    }
+
+
+def assert_nothing_wrong(found: dict[Any, list[str]]) -> None:
+    wrong = {str(case): what[:5] for case, what in found.items() if what}
+    assert found and not wrong, wrong
+
+
+@pytest.fixture(scope="module")
+def matrix(_importable: None) -> dict[Any, list[str]]:
+    """The representative cases, played by one set of workers."""
+    from matrix_plans import Case, representative
+
+    return played([*representative(), Case("1f1b", (1, 1), 3, haste=1 + 1e-6)])
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_it_trains_as_one_process(schedule: str, matrix: dict[Any, list[str]]) -> None:
+    mine = {
+        case: what for case, what in matrix.items() if case.schedule == schedule and case.haste == 1
+    }
+    assert_nothing_wrong(mine)
+    assert len(mine) >= 2
+
+
+def test_the_matrix_covers_what_it_claims() -> None:
+    """All schedules; one to four groups; replicas; several stages; few and odd micro-batches."""
+    from matrix_plans import representative
+
+    cases = list(representative())
+    assert {case.schedule for case in cases} == set(SYNCHRONOUS)
+    assert {len(case.replicas) for case in cases} == {1, 2, 3, 4}
+    assert {max(case.replicas) for case in cases} == {1, 2, 3, 4}
+    assert {case.rounds for case in cases} == {1, 2, 3}
+    assert any(case.micro_batches < len(case.replicas) for case in cases)
+    assert any(case.micro_batches % len(case.replicas) for case in cases)
+    for flag in ("recompute", "costs", "turned"):
+        assert {getattr(case, flag) for case in cases} == {False, True}
+    uneven = [case.plan(13) for case in cases if max(case.replicas) > 1]
+    assert all(len({s.slices for s in plan.stages if s.replicas > 1}) for plan in uneven)
+
+
+def test_a_millionth_more_is_seen(matrix: dict[Any, list[str]]) -> None:
+    """The comparison can fail: a learning rate slightly off shows in the weights of each rank."""
+    (wrong,) = (what for case, what in matrix.items() if case.haste != 1)
+    assert {word.partition(":")[0] for word in wrong} == {"rank 0", "rank 1"}
+    assert wrong[0].startswith("rank 0: 15 rows: value of ")
+
+
+@pytest.mark.slow
+def test_the_whole_product() -> None:
+    from matrix_plans import every_case
+
+    assert_nothing_wrong(played(list(every_case())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_plans_at_random(seed: int) -> None:
+    from matrix_plans import drawn
+
+    assert_nothing_wrong(played(list(drawn(100, seed))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2", "t5", "llama", "qwen2_tied", "resnet", "convolutions"])
+def test_models_train_as_one_process(model: str) -> None:
+    """Tied weights, skip tensors, masks and BatchNorm, under every schedule that allows them."""
+    from matrix_plans import model_cases
+
+    found = played(list(model_cases(model)))
+    if model in ("resnet", "convolutions"):
+        refused = {case: found.pop(case) for case in list(found) if case.schedule in MIRRORED}
+        assert refused
+        for case, words in refused.items():
+            text = f"'{case.schedule}' holds it twice"
+            assert words and all("refused" in word and text in word for word in words)
+    assert_nothing_wrong(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["dropping", "gpt2_dropping", "t5_dropping"])
+def test_dropout_with_fixed_masks_trains_as_one_process(model: str) -> None:
+    from matrix_plans import model_cases
+
+    assert_nothing_wrong(played(list(model_cases(model, dropout=True))))
+
+
+@pytest.mark.slow
+def test_autocast_is_as_far_from_one_process_as_rounding_allows() -> None:
+    from matrix_plans import model_cases
+
+    for model in ("deep", "gpt2"):
+        assert_nothing_wrong(played(list(model_cases(model, autocast=True))))
