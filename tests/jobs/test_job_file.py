@@ -1,5 +1,7 @@
 """Job files are read whole, and every mistake in one gets a line that names the remedy."""
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job
 from penstock.jobs.registry import DEFAULT_JOB, JOBS
+from penstock.jobs.worker import steps_of
+from penstock.runtime.loss_scaling import LossScaling
 
 MODULE = """
 import torch
@@ -76,6 +80,29 @@ def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
     assert job.micro_batch_sizes == base.micro_batch_sizes
 
 
+def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
+    text = (
+        'base = "gpt-text"\nautocast = "float16"\naccumulate = 3\nshard_optimizer = true\n'
+        "gradient_noise = true\n[loss_scaling]\ninitial = 1024.0\n"
+        '[optimizer]\nname = "muon"\nforeach = true\n'
+    )
+    job = read_job(written(folder, text))
+    assert job.autocast_dtype() == torch.float16
+    assert (job.accumulate, job.shard_optimizer, job.gradient_noise) == (3, True, True)
+    assert job.loss_scaling == LossScaling(initial=1024.0)
+    assert job.optimizer.state_bytes_per_parameter_byte == 1.0
+    assert (job.optimizer.fused, job.optimizer.foreach) == (False, True)
+
+
+def test_a_step_takes_as_many_batches_as_the_job_accumulates(folder: Path) -> None:
+    job = replace(find_job("gpt-text"), accumulate=2, steps=5)
+    taken = list(steps_of(job, 3))
+    assert [len(batches) for batches in taken] == [2, 2]
+    own = islice(job.batches("train", 6), 4)
+    for batch, expected in zip((b for batches in taken for b in batches), own, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
+
+
 def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Path) -> None:
     job = read_job(written(folder, 'base = "gpt-text"\nbatch_size = 6\n'))
     assert job.micro_batch_choices() == (6, 3, 2, 1)
@@ -90,7 +117,20 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         ('base = "gpt-text"\nsteps = "many"\n', ["steps is 'many'", "integer"]),
         ('base = "gpt-txt"\n', ["base is 'gpt-txt'", "did you mean 'gpt-text'?"]),
         ('base = "gpt-text"\nsteps = 0\n', ["steps is 0", ">= 1"]),
-        ('base = "gpt-text"\nautocast = "bf16"\n', ["autocast is 'bf16'", "bfloat16"]),
+        ('base = "gpt-text"\nautocast = "bf16"\n', ["autocast is 'bf16'", "bfloat16", "float16"]),
+        ('base = "gpt-text"\naccumulate = 0\n', ["accumulate is 0", ">= 1"]),
+        (
+            'base = "gpt-text"\n[optimizer]\nname = "lion"\n',
+            ["optimizer.name is 'lion'", "adamw", "muon"],
+        ),
+        (
+            'base = "gpt-text"\n[optimizer]\nfused = true\nforeach = true\n',
+            ["both fused and foreach", "set one of them"],
+        ),
+        (
+            'base = "gpt-text"\n[loss_scaling]\nbackoff = 2.0\n',
+            ["backoff of the loss scaling is 2.0", "between 0 and 1"],
+        ),
         (
             'base = "gpt-text"\n[optimizer]\nlearning_rte = 1.0\n',
             ["optimizer", "did you mean 'learning_rate'?"],

@@ -1,7 +1,7 @@
 """A training job: the model, its data, and how to train it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import Batch, LossFunction
 from penstock.errors import BadInput
+from penstock.runtime.loss_scaling import LossScaling
 
 __all__ = ["Data", "Job", "OptimizerSettings", "Split"]
 
@@ -17,6 +18,8 @@ Split: TypeAlias = Literal["train", "held-out"]
 
 Data: TypeAlias = Callable[[Split, int, int, int], Iterator[Batch]]
 """``data(split, seed, start_step, batch_size)``: one batch for each step from ``start_step`` on.
+
+Where a step takes several batches, ``start_step`` counts batches.
 
 The batch of a step depends on these four only, so that every rank iterates the same batches and a
 resumed run sees those that an uninterrupted one would have seen. The iterator of ``"train"`` is
@@ -29,24 +32,42 @@ class OptimizerSettings:
     """Which optimizer, and how its learning rate goes over the steps.
 
     The rate rises linearly over ``warm_up_steps`` to ``learning_rate``; ``"cosine"`` then lowers
-    it to a tenth at the last step, ``"constant"`` keeps it. ``betas`` are AdamW's, ``momentum`` is
-    that of SGD.
+    it to a tenth at the last step, ``"constant"`` keeps it. ``betas`` are those of Adam and AdamW,
+    ``momentum`` is that of SGD and Muon. ``"muon"`` is Muon for matrices and AdamW for the rest.
+    ``fused`` and ``foreach`` are torch's own options: one kernel for all parameters, or one for
+    each kind of operation; with neither, parameters are stepped one by one.
+
+    Raises:
+        BadInput: both ways to step at once.
     """
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.9
     schedule: Literal["cosine", "constant"] = "cosine"
     warm_up_steps: int = 10
+    fused: bool = True
+    foreach: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fused and self.foreach:
+            raise BadInput(
+                "the optimizer is to be both fused and foreach; set one of them, or fused = false"
+            )
 
     @property
     def state_bytes_per_parameter_byte(self) -> float:
-        """Bytes of optimizer state for each byte of parameters: two moments, one, or none."""
+        """Bytes of optimizer state for each byte of parameters: two moments, one, or none.
+
+        Muon's is that of matrices; biases and norms have two moments, but few bytes.
+        """
         match self.name:
-            case "adamw":
+            case "adamw" | "adam":
                 return 2.0
+            case "muon":
+                return 1.0
             case "sgd":
                 return 1.0 if self.momentum else 0.0
 
@@ -58,6 +79,8 @@ class Job:
     ``batch_size`` is the global batch in samples; a plan cuts it into micro-batches of one of
     ``micro_batch_sizes`` (empty: every divisor). ``loss`` is absent where the model returns its
     loss itself. ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are off at 0.
+    ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
+    a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
     ``build_model``, ``data`` and ``loss`` must be importable functions, because each worker
     process imports them anew.
 
@@ -78,8 +101,12 @@ class Job:
     evaluate_every: int = 50
     evaluation_batches: int = 2
     checkpoint_every: int = 100
-    autocast: Literal["off", "bfloat16"] = "off"
+    autocast: Literal["off", "bfloat16", "float16"] = "off"
     granularity: Literal["block", "module", "operator"] = "module"
+    accumulate: int = 1
+    shard_optimizer: bool = False
+    gradient_noise: bool = False
+    loss_scaling: LossScaling = field(default_factory=LossScaling)
 
     def __post_init__(self) -> None:
         check_job(self)
@@ -103,7 +130,7 @@ class Job:
 
     def autocast_dtype(self) -> torch.dtype | None:
         """The type that matrix products are computed in, or none for that of the parameters."""
-        return None if self.autocast == "off" else torch.bfloat16
+        return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.autocast]
 
     def micro_batch_choices(self) -> tuple[int, ...]:
         """The micro-batch sizes a planner may use, largest first."""
@@ -118,6 +145,7 @@ def check_job(job: Job) -> None:
         "steps": (job.steps, 1),
         "seed": (job.seed, 0),
         "clip_norm": (job.clip_norm, 0),
+        "accumulate": (job.accumulate, 1),
         "evaluate_every": (job.evaluate_every, 0),
         "evaluation_batches": (job.evaluation_batches, 1),
         "checkpoint_every": (job.checkpoint_every, 0),

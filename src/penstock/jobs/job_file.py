@@ -34,6 +34,7 @@ from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings
 from penstock.jobs.registry import JOBS
+from penstock.runtime.loss_scaling import LossScaling
 
 __all__ = ["find_job", "read_job"]
 
@@ -41,13 +42,25 @@ __all__ = ["find_job", "read_job"]
 class OptimizerEntry(Entry):
     """The ``[optimizer]`` table; what is left out stays as it is."""
 
-    name: Literal["adamw", "sgd"] | None = None
+    name: Literal["adamw", "adam", "sgd", "muon"] | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     betas: list[float] | None = Field(default=None, min_length=2, max_length=2)
     momentum: float | None = None
     schedule: Literal["cosine", "constant"] | None = None
     warm_up_steps: int | None = None
+    fused: bool | None = None
+    foreach: bool | None = None
+
+
+class LossScalingEntry(Entry):
+    """The ``[loss_scaling]`` table; what is left out stays as it is."""
+
+    initial: float | None = None
+    growth: float | None = None
+    backoff: float | None = None
+    growth_interval: int | None = None
+    smallest: float | None = None
 
 
 class JobEntry(Entry):
@@ -66,9 +79,13 @@ class JobEntry(Entry):
     evaluate_every: int | None = None
     evaluation_batches: int | None = None
     checkpoint_every: int | None = None
-    autocast: Literal["off", "bfloat16"] | None = None
+    autocast: Literal["off", "bfloat16", "float16"] | None = None
     granularity: Literal["block", "module", "operator"] | None = None
+    accumulate: int | None = None
+    shard_optimizer: bool | None = None
+    gradient_noise: bool | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
+    loss_scaling: LossScalingEntry = LossScalingEntry()
 
 
 def find_job(name_or_path: str | Path) -> Job:
@@ -124,7 +141,7 @@ def job_of(entry: JobEntry, path: Path) -> Job:
         raise BadInput(f"base is '{entry.base}', which is no built-in job; {hint}")
     changes: dict[str, Any] = {
         key: value
-        for key, value in entry.model_dump(exclude={"base", "optimizer"}).items()
+        for key, value in entry.model_dump(exclude={"base", "optimizer", "loss_scaling"}).items()
         if value is not None
     }
     for key, field in (("model", "build_model"), ("data", "data"), ("loss", "loss")):
@@ -137,6 +154,9 @@ def job_of(entry: JobEntry, path: Path) -> Job:
     base = None if entry.base is None else find_job(entry.base)
     settings = base.optimizer if base else OptimizerSettings()
     changes["optimizer"] = replace(settings, **optimizer_changes(entry.optimizer))
+    scaling = base.loss_scaling if base else LossScaling()
+    given = {k: v for k, v in entry.loss_scaling.model_dump().items() if v is not None}
+    changes["loss_scaling"] = replace(scaling, **given)
     changes.setdefault("name", path.stem)
     return replace(base, **changes) if base else Job(**changes)
 
@@ -146,6 +166,8 @@ def optimizer_changes(entry: OptimizerEntry) -> dict[str, Any]:
     given = {key: value for key, value in entry.model_dump().items() if value is not None}
     if "betas" in given:
         given["betas"] = tuple(given["betas"])
+    if given.get("foreach") and "fused" not in given:
+        given["fused"] = False
     return given
 
 

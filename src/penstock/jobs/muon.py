@@ -15,8 +15,8 @@ class MuonWithAdamW(Optimizer):
 
     Muon (K. Jordan et al., 2024) is for matrices only. Its updates are scaled to the size of
     AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2), so that one learning
-    rate and one weight decay serve both. Embeddings are matrices too. Two groups, of which one may
-    be empty; the state of a parameter is that of its optimizer.
+    rate and one weight decay serve both. Embeddings are matrices too. ``fused`` and ``foreach`` are
+    for AdamW; Muon works matrix by matrix. There are two groups, of which one may be empty.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class MuonWithAdamW(Optimizer):
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
         fused: bool = True,
+        foreach: bool = False,
     ) -> None:
         own = list(parameters)
         matrices = [parameter for parameter in own if parameter.dim() == 2]
@@ -46,6 +47,7 @@ class MuonWithAdamW(Optimizer):
                 weight_decay=weight_decay,
                 betas=betas,
                 fused=fused,
+                foreach=foreach,
             ),
         ]
         super().__init__([group for part in self._parts for group in part.param_groups], {})

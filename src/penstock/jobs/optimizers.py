@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from penstock.jobs.job import OptimizerSettings
+from penstock.jobs.muon import MuonWithAdamW
 
 __all__ = ["learning_rate_schedule", "optimizer_factory"]
 
@@ -20,23 +21,31 @@ def optimizer_factory(
 ) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
     """A function that makes the optimizer of some parameters: each rank makes that of its own."""
 
+    rate, decay = settings.learning_rate, settings.weight_decay
+    ways = {"fused": settings.fused, "foreach": settings.foreach}
+
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         match settings.name:
             case "adamw":
                 return torch.optim.AdamW(
-                    parameters,
-                    lr=settings.learning_rate,
-                    betas=settings.betas,
-                    weight_decay=settings.weight_decay,
-                    fused=True,
+                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **ways
+                )
+            case "adam":
+                return torch.optim.Adam(
+                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **ways
                 )
             case "sgd":
                 return torch.optim.SGD(
+                    parameters, lr=rate, momentum=settings.momentum, weight_decay=decay, **ways
+                )
+            case "muon":
+                return MuonWithAdamW(
                     parameters,
-                    lr=settings.learning_rate,
+                    learning_rate=rate,
+                    weight_decay=decay,
                     momentum=settings.momentum,
-                    weight_decay=settings.weight_decay,
-                    fused=True,
+                    betas=settings.betas,
+                    **ways,
                 )
 
     return make

@@ -28,7 +28,7 @@ class Records:
 
     def step(self, step: int, metrics: StepMetrics) -> None:
         """Record a step."""
-        row = {
+        row: dict[str, Any] = {
             "step": step,
             "loss": metrics.loss,
             "samples_per_s": metrics.samples_per_s,
@@ -37,6 +37,12 @@ class Records:
             "gradient_norm": metrics.gradient_norm,
             "learning_rate": metrics.learning_rate,
         }
+        if metrics.skipped:
+            row |= {"skipped": 1, "gradient_norm": None}
+        if metrics.loss_scale != 1.0:
+            row["loss_scale"] = metrics.loss_scale
+        if metrics.gradient_noise is not None and metrics.gradient_noise.scale is not None:
+            row["gradient_noise_scale"] = metrics.gradient_noise.scale
         self._write(step, row)
 
     def evaluation(self, step: int, loss: float) -> None:
@@ -54,5 +60,5 @@ class Records:
             return
         self._file.write(f"{json.dumps(row)}\n")
         for name, value in row.items():
-            if name != "step":
+            if name != "step" and value is not None:
                 self._board.add_scalar(name, value, step)

@@ -180,13 +180,18 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
 
 
 def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
-    """One simulated iteration of ``plan``."""
-    return simulate_plan(
+    """One simulated iteration of ``plan``, as long as a step of all its batches takes.
+
+    The sums over replicas come after the last of them only; they are counted after each.
+    """
+    prediction = simulate_plan(
         plan,
         profile,
         cluster,
         optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
+        shard_optimizer=job.shard_optimizer,
     )
+    return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
 
 
 def run_workers(

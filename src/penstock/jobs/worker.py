@@ -91,6 +91,9 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         autocast=job.autocast_dtype(),
         device=device,
         seed=job.seed,
+        loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
+        shard_optimizer=job.shard_optimizer,
+        gradient_noise=job.gradient_noise,
     )
 
 
@@ -113,10 +116,10 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     directory = RunDirectory(task.directory)
     measured = Measurements()
     display = display_for(start, job.steps, shown=task.shown and first)
-    loss, step, samples = math.nan, start, job.batch_size
+    loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     with closing(display), closing(Records(directory, start, writes=first)) as records:
-        for step, batch in enumerate(steps_of(job, start), start + 1):
-            metrics = pipe.step(batch)
+        for step, batches in enumerate(steps_of(job, start), start + 1):
+            metrics = pipe.step(*batches)
             loss, samples = metrics.loss, metrics.samples
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
@@ -155,9 +158,11 @@ def nothing_left(job: Job, start: int) -> str:
     return f"the data of job '{job.name}' end after {start} steps; give data for {job.steps}"
 
 
-def steps_of(job: Job, start: int) -> Iterator[object]:
-    """The batches that are left of a run that has taken ``start`` steps."""
-    return islice(job.batches("train", start), job.steps - start)
+def steps_of(job: Job, start: int) -> Iterator[tuple[object, ...]]:
+    """The batches that are left of a run that has taken ``start`` steps, by step."""
+    batches = job.batches("train", start * job.accumulate)
+    steps = iter(lambda: tuple(islice(batches, job.accumulate)), ())
+    return islice(steps, job.steps - start)
 
 
 def is_sampled(step: int, start: int, steps: int) -> bool:

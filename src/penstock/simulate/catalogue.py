@@ -41,9 +41,12 @@ class Catalogue:
         profile: ModelProfile,
         cluster: Cluster,
         optimizer_bytes_per_parameter_byte: float = 2.0,
+        *,
+        shard_optimizer: bool = False,
     ) -> None:
         self.cluster = cluster
         self.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte
+        self.shard_optimizer = shard_optimizer
         self.sums = layer_sums(profile)
         self.shared = profile.shared
         skips = [edge for edge in profile.edges if edge.consumer - edge.producer > 1]
@@ -89,6 +92,7 @@ class Catalogue:
                 self.cluster,
                 use,
                 optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
+                shard_optimizer=self.shard_optimizer,
                 recompute_layers=again,
             ),
         )
@@ -149,10 +153,13 @@ def workload_of(
     schedule: Schedule,
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
+    shard_optimizer: bool = False,
     iterations: int = 1,
 ) -> Workload:
     """Iterations of ``plan`` as flat work; ``schedule`` must be valid for ``plan.shape()``."""
     instances = instances_of(schedule, plan.shape())
-    catalogue = Catalogue(profile, cluster, optimizer_bytes_per_parameter_byte)
+    catalogue = Catalogue(
+        profile, cluster, optimizer_bytes_per_parameter_byte, shard_optimizer=shard_optimizer
+    )
     parts = catalogue.parts_of(plan, instances)
     return Workload(schedule, parts, instances, plan.micro_batches, iterations)

@@ -52,6 +52,7 @@ def simulate_plan(
     cluster: Cluster,
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
+    shard_optimizer: bool = False,
     iterations: int = 1,
     with_timeline: bool = True,
 ) -> Prediction:
@@ -66,6 +67,9 @@ def simulate_plan(
     the same; the prediction says so. Without a timeline, which is left empty, plans of millions of
     actions are quick and take little memory.
 
+    With ``shard_optimizer`` each replica of a stage keeps its part of the optimizer's state only;
+    the bytes that are sent are the same, so times do not change.
+
     Raises:
         BadInput: the plan is not one for this profile or cluster, its schedule cannot be played,
             or there are no iterations.
@@ -74,7 +78,7 @@ def simulate_plan(
         raise BadInput(f"{iterations} iterations to simulate; ask for at least 1")
     check_plan_fits_inputs(plan, profile, cluster)
     workload = workload_of_iterations(
-        plan, profile, cluster, optimizer_bytes_per_parameter_byte, iterations
+        plan, profile, cluster, optimizer_bytes_per_parameter_byte, shard_optimizer, iterations
     )
     if not with_timeline and not workload.schedule.concurrent:
         return prediction_in_short(workload, cluster, plan.micro_batches, iterations)
@@ -126,6 +130,7 @@ def workload_of_iterations(
     profile: ModelProfile,
     cluster: Cluster,
     optimizer_bytes_per_parameter_byte: float,
+    shard_optimizer: bool,
     iterations: int,
 ) -> Workload:
     """The work of several iterations: the order repeated, or, without flushes, one long order."""
@@ -139,6 +144,7 @@ def workload_of_iterations(
         cluster,
         schedule,
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        shard_optimizer=shard_optimizer,
         iterations=iterations,
     )
 

@@ -110,9 +110,16 @@ def stage_work(
     use: StageUse,
     *,
     optimizer_bytes_per_parameter_byte: float,
+    shard_optimizer: bool = False,
     recompute_layers: tuple[int, ...] = (),
 ) -> StageWork:
-    """The work of an instance of a stage; a recompute is of all layers where none are named."""
+    """The work of an instance of a stage; a recompute is of all layers where none are named.
+
+    With ``shard_optimizer`` the replicas divide the optimizer's state; that a copy in a mirrored
+    schedule or a tied stage takes a part as well is not counted.
+    """
+    if shard_optimizer:
+        optimizer_bytes_per_parameter_byte /= len(devices)
     stops, shares = (layers.start,), ()
     if use.reduces:
         stops, shares = shares_of_stage(layers, devices, sums, cluster)

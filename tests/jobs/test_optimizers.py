@@ -1,0 +1,89 @@
+"""The optimizers that job settings name are torch's own, with its options."""
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
+
+from penstock.jobs.job import OptimizerSettings
+from penstock.jobs.muon import MuonWithAdamW
+from penstock.jobs.optimizers import optimizer_factory
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def stepped(own: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -> list[torch.Tensor]:
+    x = torch.ones(2, 6, dtype=torch.float64)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        own(x).square().sum().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in own.parameters()]
+
+
+@pytest.mark.parametrize("way", ["fused", "foreach", "neither"])
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("adamw", lambda p: AdamW(p, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)),
+        ("adam", lambda p: Adam(p, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)),
+        ("sgd", lambda p: SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1)),
+    ],
+)
+def test_every_way_to_step_gives_what_torchs_optimizer_gives(
+    name: Literal["adamw", "adam", "sgd"],
+    theirs: Callable[..., torch.optim.Optimizer],
+    way: str,
+) -> None:
+    settings = OptimizerSettings(
+        name=name,
+        learning_rate=0.01,
+        weight_decay=0.1,
+        fused=way == "fused",
+        foreach=way == "foreach",
+    )
+    ours, reference = model(), model()
+    optimizer = optimizer_factory(settings)(ours.parameters())
+    assert all(group["fused"] == (way == "fused") for group in optimizer.param_groups)
+    assert all(group["foreach"] == (way == "foreach") for group in optimizer.param_groups)
+    for found, expected in zip(
+        stepped(ours, optimizer),
+        stepped(reference, theirs(reference.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_muon_steps_matrices_and_adamw_the_rest_and_state_comes_back() -> None:
+    settings = OptimizerSettings(name="muon", learning_rate=0.01, momentum=0.95)
+    ours, reference, resumed = model(), model(), model()
+    optimizer = optimizer_factory(settings)(ours.parameters())
+    matrices = [p for p in reference.parameters() if p.dim() == 2]
+    others = [p for p in reference.parameters() if p.dim() != 2]
+    muon = torch.optim.Muon(
+        matrices, lr=0.01, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = AdamW(others, lr=0.01, weight_decay=0.0, betas=(0.9, 0.95))
+    x = torch.ones(2, 6, dtype=torch.float64)
+    for _ in range(4):
+        reference.zero_grad()
+        reference(x).square().sum().backward()
+        muon.step()
+        adamw.step()
+    for found, expected in zip(stepped(ours, optimizer), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+    bytes = sum(t.nbytes for s in optimizer.state.values() for t in s.values() if t.dim())
+    assert bytes == sum(p.nbytes for p in matrices) + 2 * sum(p.nbytes for p in others)
+    resumed.load_state_dict(ours.state_dict())
+    again = optimizer_factory(settings)(resumed.parameters())
+    assert isinstance(again, MuonWithAdamW)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for found, expected in zip(stepped(resumed, again), stepped(ours, optimizer), strict=True):
+        assert torch.equal(found, expected)
