@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from penstock.capture.accumulating_linear import LARGE, accumulating_linear
 from penstock.capture.deferred_weights import (
     DeferredGradients,
     DeferredWeights,
@@ -106,10 +107,14 @@ class TracedCall:
     def __init__(self, module: fx.GraphModule) -> None:
         graph, held = with_tensors_as_arguments(module)
         self._held = [holder_of(module, name) for name in held.values()]
-        self._whole = function_of(graph)
         halved, others = with_deferred_weights(graph, set(held))
         self._halved = function_of(halved)
         self._others = [holder_of(module, name) for node, name in held.items() if node in others]
+        large = {node for node, name in held.items() if is_large(module, name)}
+        for node in graph.nodes:
+            if node.target is functional.linear and node.args[1] in large and not node.kwargs:
+                node.target = accumulating_linear
+        self._whole = function_of(graph)
 
     def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
         """Run the stage."""
@@ -186,6 +191,13 @@ def with_deferred_weights(graph: fx.Graph, held: set[fx.Node]) -> tuple[fx.Graph
         else:
             others |= held & set(node.all_input_nodes)
     return copy, others
+
+
+def is_large(module: nn.Module, path: str) -> bool:
+    """Whether ``path`` names a parameter whose gradient is best added as it is made."""
+    holder, name = holder_of(module, path)
+    tensor = holder[name]
+    return isinstance(tensor, nn.Parameter) and tensor.numel() >= LARGE
 
 
 def function_of(graph: fx.Graph) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import count
 
@@ -13,14 +13,17 @@ from torch import nn
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan
+from penstock.runtime.batch_metrics import Means, MetricSums
 from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.gradient_noise import NoiseMeter, check_replicated
+from penstock.runtime.host_memory import keep_freed_memory
 from penstock.runtime.iteration import Iteration, Place, places_of, prepare_iteration
-from penstock.runtime.messages import Message, boundaries_of
+from penstock.runtime.messages import Boundary, Message, boundaries_of
 from penstock.runtime.metrics import RankTotals, Totals
+from penstock.runtime.random_stream import RandomStream
 from penstock.runtime.replicas import (
     GradientBuckets,
     holders_of_parameters,
@@ -42,12 +45,16 @@ INSTANCES = count()
 
 FINGERPRINT_VALUES = 256
 
+EXCHANGED_AT_ONCE = 48
+
 
 class Worker:
     """Runs one rank's part of iterations; knows nothing of optimizers.
 
     ``programs`` are its stages; a rank that the plan does not use has none and takes part in
-    exchanges only.
+    exchanges only. ``seed`` is that of the stages' random numbers. ``metrics`` are computed in
+    every iteration. ``also_crossed`` are the boundaries of what else will be run over the same
+    ways.
 
     Raises:
         BadInput: plan, model and number of processes do not fit together.
@@ -63,8 +70,13 @@ class Worker:
         transport: TransportChoice = "auto",
         shard_optimizer: bool = False,
         noise: NoiseMeter | None = None,
+        seed: int = 0,
+        metrics: MetricSums | None = None,
+        also_crossed: Sequence[Boundary] = (),
         programs: Mapping[int, StageProgram],
     ) -> None:
+        if world.device.type == "cpu":
+            keep_freed_memory()
         self.graph, self.plan, self.world = graph, plan, world
         self.places = places_of(plan, world.rank)
         self.boundaries = boundaries_of(graph, plan)
@@ -77,6 +89,10 @@ class Worker:
         self.programs = programs
         self.autocast_dtype = autocast
         self.optimizer_s = 0.0
+        self.random = RandomStream(world.device, seed, world.rank)
+        self.metrics = metrics
+        self.means: Means = {}
+        self.wants_stop = self.stopping = False
         self._iterations: dict[tuple[int, bool], Iteration] = {}
         self._failed = ""
         self._closed = False
@@ -84,7 +100,7 @@ class Worker:
         stage_devices = plan.device_groups
         self.groups = make_groups(world, [*self.holders.values(), *stage_devices])
         self._norm_groups = make_groups(world, stage_devices)
-        self.transport = open_transport(world, transport, self._messages_by_rank())
+        self.transport = open_transport(world, transport, self._messages_by_rank(also_crossed))
         self.buckets: GradientBuckets | None = None
         self._running: dict[tuple[int, bool], tuple[PipelineChannels, tuple[Step, ...]]] = {}
         if programs:
@@ -130,6 +146,7 @@ class Worker:
             synchronised=norm is not None,
             around_forward=norm.counting if norm is not None else None,
             around_last_backward=launching,
+            take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
         )
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -156,6 +173,10 @@ class Worker:
         modules = [program.module for program in self.programs.values()]
         named = (pair for module in modules for pair in module.named_buffers())
         return list({tied.get(name, name): buffer for name, buffer in named}.items())
+
+    def held_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors of this rank's stages by their first names, constants included."""
+        return dict([*self.named_parameters(), *self.named_buffers()])
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """This rank's parameters and buffers that belong to the model, by name."""
@@ -212,11 +233,13 @@ class Worker:
         buckets = self.buckets if training else None
         terms: list[LossTerm] = []
         self.clock.restart()
+        if self.metrics is not None:
+            self.metrics.begin()
         with self.guarded():
             if buckets is not None:
                 buckets.zero()
                 self._prepare_noise(buckets, iterations)
-            with within or nullcontext():
+            with within or nullcontext(), self.random.drawn():
                 for number, (leaves, iteration) in enumerate(zip(batches, iterations, strict=True)):
                     if number:
                         self.clock.next_flush(len(iterations[number - 1].cut.micro_batches))
@@ -227,9 +250,46 @@ class Worker:
                             self.noise.measure(bucket)
             if buckets is not None:
                 buckets.finish()
-            totals = self._totals(batches, terms, buckets)
-            table = self.exchange(totals, "the end of the iteration")
-        return Totals.of(table, len(self.plan.devices), seed)
+            rows = self.end_numbers(batches, terms, buckets, self.metrics)
+        totals, self.means = self.put_together(rows, self.metrics, seed)
+        return totals
+
+    def end_numbers(
+        self,
+        batches: Sequence[Sequence[torch.Tensor]],
+        terms: Sequence[LossTerm],
+        buckets: GradientBuckets | None,
+        metrics: MetricSums | None,
+    ) -> list[list[float]]:
+        """Exchange the numbers of an iteration; those of every rank, for `put_together`."""
+        own = self.own_numbers(batches, terms, buckets, metrics)
+        return self.exchange(own, "the end of the iteration")
+
+    def own_numbers(
+        self,
+        batches: Sequence[Sequence[torch.Tensor]],
+        terms: Sequence[LossTerm],
+        buckets: GradientBuckets | None,
+        metrics: MetricSums | None,
+    ) -> list[float]:
+        """This rank's numbers of an iteration."""
+        own = self._totals(batches, terms, buckets)
+        return [*own, float(self.wants_stop), *(metrics.totals() if metrics is not None else ())]
+
+    def put_together(
+        self, rows: Sequence[list[float]], metrics: MetricSums | None, seed: float = 1.0
+    ) -> tuple[Totals, Means]:
+        """The totals of an iteration, and the means of metrics.
+
+        Raises:
+            BadInput: the ranks were given different batches.
+        """
+        count = len(fields(RankTotals))
+        totals = Totals.of([row[:count] for row in rows], len(self.plan.devices), seed)
+        self.stopping = any(row[count] for row in rows)
+        if metrics is None:
+            return totals, {}
+        return totals, metrics.combined([row[count + 1 :] for row in rows])
 
     def _flush(
         self, leaves: Sequence[torch.Tensor], iteration: Iteration, seed: float, last: bool
@@ -237,6 +297,9 @@ class Worker:
         """One batch through the pipeline; gradients are summed over ranks behind the last one."""
         if not self.programs:
             return []
+        if self.metrics is not None:
+            rows = self.rows_of_last_stage(iteration)
+            self.metrics.take_batch(dict(enumerate(leaves)), rows)
         for stage, runner in self.runners.items():
             inputs = self.programs[stage].batch_inputs
             work = iteration.work(stage, leaves, inputs, self.world.device)
@@ -272,7 +335,19 @@ class Worker:
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """A few numbers of every rank, by rank."""
-        return [values] if self.transport is None else self.transport.exchange(values, what)
+        if self.transport is None:
+            return [values]
+        # A transport carries some 60 numbers at once.
+        parts = [
+            self.transport.exchange(values[start : start + EXCHANGED_AT_ONCE], what)
+            for start in range(0, len(values), EXCHANGED_AT_ONCE)
+        ]
+        return [[n for part in parts for n in part[rank]] for rank in range(self.world.size)]
+
+    def rows_of_last_stage(self, iteration: Iteration) -> Sequence[range]:
+        """The rows of each micro-batch that this rank's replica of the last stage computes."""
+        part = iteration.parts.get(len(self.plan.stages) - 1)
+        return part.rows if part is not None else ()
 
     def iteration(self, rows: int, training: bool) -> Iteration:
         """The prepared work for a batch of ``rows`` samples."""
@@ -299,6 +374,11 @@ class Worker:
             who = f"rank {self.world.rank}"
             self._give_up(text if who in text else f"{who}: {text}")
             raise
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it failed or was closed."""
+        return bool(self._failed)
 
     def close(self) -> None:
         """Leave the other ranks in peace."""
@@ -349,7 +429,7 @@ class Worker:
             *noise,
         ).values()
 
-    def _messages_by_rank(self) -> list[list[Message]]:
+    def _messages_by_rank(self, also_crossed: Sequence[Boundary]) -> list[list[Message]]:
         """What every rank sends in a full iteration or may ever send, to size and open the ways."""
         by_rank: list[list[Message]] = []
         for rank in range(self.world.size):
@@ -358,7 +438,7 @@ class Worker:
             )
             by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
         usual = [message for sent in by_rank for message in sent]
-        for message in rare_messages(self.plan, self.boundaries, usual):
+        for message in rare_messages(self.plan, [*self.boundaries, *also_crossed], usual):
             by_rank[message.sender].append(message)
         return by_rank
 
