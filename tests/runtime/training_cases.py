@@ -114,7 +114,7 @@ def losses(
             if step == save_at:
                 pipe.save(directory, keep=1)
             found.append(pipe.step(subject.batch(BATCH - step % 3)).loss)
-        found.append(pipe.evaluate(example))
+        found.append(pipe.evaluate(example).loss)
     return found
 
 
@@ -142,7 +142,7 @@ def evaluate_and_verify() -> dict[str, Any]:
         with torch.no_grad():
             expected = float(subject.whole_loss(whole, batch))
         before = {n: t.detach().clone() for n, t in pipe._worker.named_tensors().items()}
-        loss = pipe.evaluate(batch)
+        loss = pipe.evaluate(batch).loss
         result = pipe.verify(subject.batch(7))
         same = all(torch.equal(t, before[n]) for n, t in pipe._worker.named_tensors().items())
         timeline = pipe.timeline()

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from penstock.jobs.run_directory import RunDirectory, rows_before, write_rows
+from penstock.runtime.batch_metrics import Evaluation
 from penstock.runtime.metrics import StepMetrics
 
 __all__ = ["Records"]
@@ -36,6 +37,7 @@ class Records:
             "bubble": metrics.bubble,
             "gradient_norm": metrics.gradient_norm,
             "learning_rate": metrics.learning_rate,
+            **metrics.metrics,
         }
         if metrics.skipped:
             row |= {"skipped": 1, "gradient_norm": None}
@@ -45,9 +47,10 @@ class Records:
             row["gradient_noise_scale"] = metrics.gradient_noise.scale
         self._write(step, row)
 
-    def evaluation(self, step: int, loss: float) -> None:
-        """Record the loss on held-out data."""
-        self._write(step, {"step": step, "evaluation_loss": loss})
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Record loss and metrics on held-out data."""
+        metrics = {f"evaluation_{name}": value for name, value in evaluation.metrics.items()}
+        self._write(step, {"step": step, "evaluation_loss": evaluation.loss, **metrics})
 
     def close(self) -> None:
         """Flush everything to disk."""

@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
-
-import torch
 
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
@@ -18,6 +16,8 @@ from penstock.jobs.progress import display_for
 from penstock.jobs.records import Records
 from penstock.jobs.run_directory import RunDirectory
 from penstock.plan.plan import Plan
+from penstock.runtime.batch_metrics import Evaluation
+from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.pipeline import Pipeline
 from penstock.timeline.timeline import Timeline
 
@@ -114,21 +114,23 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     """The loop: step, record, show; now and then evaluate and write a checkpoint."""
     job, first = task.job, pipe.rank == 0
     directory = RunDirectory(task.directory)
-    measured = Measurements()
+    measured, memory = Measurements(), MeasuredMemory()
     display = display_for(start, job.steps, shown=task.shown and first)
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     with closing(display), closing(Records(directory, start, writes=first)) as records:
         for step, batches in enumerate(steps_of(job, start), start + 1):
-            metrics = pipe.step(*batches)
+            weighed = step == measured_step(start, job.steps)
+            with pipe.measuring_memory() if weighed else nullcontext(memory) as memory:
+                metrics = pipe.step(*batches)
             loss, samples = metrics.loss, metrics.samples
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
             records.step(step, metrics)
             display.step(step, metrics)
             if job.evaluate_every and step % job.evaluate_every == 0:
-                evaluation_loss = evaluate(pipe, job)
-                records.evaluation(step, evaluation_loss)
-                display.note(f"step {step}: loss on held-out data {evaluation_loss:.4f}")
+                evaluation = evaluate(pipe, job)
+                records.evaluation(step, evaluation)
+                display.note(f"step {step}: {in_words(evaluation)}")
             if job.checkpoint_every and step % job.checkpoint_every == 0:
                 pipe.save(directory.checkpoints)
         if step == start:
@@ -144,7 +146,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         measured_s=typical_s,
         samples_per_s=samples / typical_s,
         timeline=timeline,
-        peak_memory_bytes=peak_memory_bytes(task.device),
+        peak_memory_bytes=memory.peak_bytes,
     )
 
 
@@ -172,16 +174,21 @@ def is_sampled(step: int, start: int, steps: int) -> bool:
     return step == steps or (warm and step % every == 0)
 
 
-def evaluate(pipe: Pipeline, job: Job) -> float:
-    """The mean loss over the job's held-out batches, each weighted by its samples."""
-    total, samples = 0.0, 0
-    for batch in islice(job.batches("held-out"), job.evaluation_batches):
-        rows = pipe.samples_in(batch)
-        total += rows * pipe.evaluate(batch)
-        samples += rows
-    return total / samples if samples else math.nan
+def evaluate(pipe: Pipeline, job: Job) -> Evaluation:
+    """Mean loss and metrics over the job's held-out batches, weighted by their terms."""
+    batches = islice(job.batches("held-out"), job.evaluation_batches)
+    return Evaluation.combined([pipe.evaluate(batch) for batch in batches])
 
 
-def peak_memory_bytes(device: str) -> float:
-    """The most bytes that this worker's tensors took (CUDA; elsewhere it is not known: 0)."""
-    return float(torch.cuda.max_memory_allocated()) if device == "cuda" else 0.0
+def in_words(evaluation: Evaluation) -> str:
+    """``loss on held-out data 0.1234, accuracy 0.9876``."""
+    metrics = "".join(f", {name} {value:.4f}" for name, value in evaluation.metrics.items())
+    return f"loss on held-out data {evaluation.loss:.4f}{metrics}"
+
+
+def measured_step(start: int, steps: int) -> int:
+    """The step whose memory is measured: the second, as the optimizer makes its state in the first.
+
+    It is one of those that warm up, so measuring it spoils no time, unless there are few.
+    """
+    return min(start + 2, steps)

@@ -1,6 +1,6 @@
 """All that is fixed for a batch of a certain size: order, cut and messages, made once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,7 +52,7 @@ class Iteration:
     def work(
         self,
         stage: int,
-        leaves: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor] | Mapping[int, torch.Tensor],
         batch_inputs: Sequence[int],
         device: torch.device,
     ) -> StageWork:

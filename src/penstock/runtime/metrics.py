@@ -1,6 +1,7 @@
 """What a step tells its caller, and the few numbers of all ranks that it is made from."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
 from penstock.errors import BadInput, LossNotFinite
@@ -20,7 +21,8 @@ class StepMetrics:
 
     ``skipped`` says that gradients overflowed float16: their norm is not finite, and weights and
     learning rate stayed. ``loss_scale`` is what the loss was scaled by (1: no loss scaling).
-    ``gradient_noise`` is estimated where `Pipeline` was asked to.
+    ``gradient_noise`` is estimated where `Pipeline` was asked to. ``metrics`` are the user's own,
+    in training mode, before the step.
     """
 
     step: int
@@ -33,6 +35,7 @@ class StepMetrics:
     skipped: bool = False
     loss_scale: float = 1.0
     gradient_noise: GradientNoise | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def samples_per_s(self) -> float:

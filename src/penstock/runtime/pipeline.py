@@ -1,32 +1,33 @@
 """`Pipeline`: a model that trains over several processes, as a user's own script holds it."""
 
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from penstock.capture.evaluation import set_training
 from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
+from penstock.runtime.asynchronous import endless_training
+from penstock.runtime.batch_metrics import Evaluation, Metric, MetricSums, check_metrics
+from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
 from penstock.runtime.channels import TransportChoice
-from penstock.runtime.checkpoint import (
-    STATE_FILE,
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-    stored_tensors,
-)
 from penstock.runtime.clock import gather_timeline
+from penstock.runtime.flushed_step import flushed_step
 from penstock.runtime.gradient_noise import NoiseMeter
+from penstock.runtime.inference import Inference, PredictionView
+from penstock.runtime.inspection import module_for
+from penstock.runtime.loader_state import StatefulLoader
 from penstock.runtime.loss_scaling import LossScaling, check_parameter_types, loss_scaling_for
+from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.recompute import random_state, restore_random_state
+from penstock.runtime.pipeline_state import load_state, restore, save_state, state_tensors
 from penstock.runtime.stage_building import build_stages, check_plan_fits, graph_of
-from penstock.runtime.training import MakeOptimizer, MakeSchedule, Training, merged_states
+from penstock.runtime.training import MakeOptimizer, MakeSchedule, Training
 from penstock.runtime.verify import VerifyResult, verify
 from penstock.runtime.worker import Worker
 from penstock.runtime.world import join_world
@@ -50,8 +51,12 @@ class Pipeline:
     samples only. Without ``optimizer`` a step computes gradients and leaves the weights alone.
     ``autocast`` is ``torch.bfloat16``, ``torch.float16`` or none; with float16 the loss is scaled
     as ``loss_scaling`` says. ``shard_optimizer`` divides the optimizer's state among the ranks that
-    hold the same parameters. ``gradient_noise`` estimates the gradient noise scale. Processes
-    are joined as torchrun describes them; without torchrun the pipeline runs in this one.
+    hold the same parameters. ``gradient_noise`` estimates the gradient noise scale. ``metrics`` are
+    functions of the model's output and the target, computed in steps and evaluations; ``callbacks``
+    are called after steps, evaluations and checkpoints. ``seed`` is that of dropout, and of weights
+    that were built on the meta device. ``prediction_error_every`` is how many updates apart
+    predictions of weights are compared with what came. Processes are joined as torchrun describes
+    them; without torchrun the pipeline runs in this one.
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -77,16 +82,24 @@ class Pipeline:
         loss_scaling: LossScaling | None = None,
         shard_optimizer: bool = False,
         gradient_noise: bool = False,
+        metrics: Mapping[str, Metric] | None = None,
+        callbacks: Sequence[Callback] = (),
+        prediction_error_every: int = 0,
     ) -> None:
         check_settings(clip_norm, timeout_s)
         scaling = loss_scaling_for(autocast, loss_scaling)
+        check_metrics(metrics or {})
+        check_callbacks(callbacks)
         self._graph = graph_of(model, batch, loss, granularity)
+        if metrics:
+            self._graph = self._graph.with_outputs()
         self._world = join_world(device, timeout_s)
         check_plan_fits(plan, self._graph, self._world)
         self._graph.batch_leaves(batch)
         programs = build_stages(self._graph, plan, self._world, model, seed)
         if optimizer is not None:
             check_parameter_types(self._world, programs)
+        view = PredictionView(self._graph, plan)
         self._worker = Worker(
             self._graph,
             plan,
@@ -95,9 +108,14 @@ class Pipeline:
             transport=transport,
             shard_optimizer=shard_optimizer,
             noise=NoiseMeter(plan, self._world.rank) if gradient_noise else None,
+            seed=seed,
+            metrics=MetricSums(metrics, self._graph) if metrics else None,
+            also_crossed=view.boundaries,
             programs=programs,
         )
         self._worker.share_first_values()
+        self._inference = Inference(self._worker, view, metrics or {})
+        self._callbacks = tuple(callbacks)
         self._training = Training(
             self._worker.stepped_parameters(),
             self._world.device,
@@ -105,6 +123,12 @@ class Pipeline:
             learning_rate_schedule,
             clip_norm=clip_norm,
             loss_scaling=scaling,
+        )
+        self._endless = endless_training(
+            self._worker,
+            self._training,
+            clip_norm=clip_norm,
+            measure_every=prediction_error_every,
         )
 
     @property
@@ -149,72 +173,120 @@ class Pipeline:
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
         leaves = [self._graph.batch_leaves(batch) for batch in batches]
-        samples = sum(own[0].shape[0] for own in leaves)
-        worker, training = self._worker, self._training
-        worker.check_noise(len(batches))
-        seed = training.seed(samples)
-        totals = worker.run(*leaves, training=True, seed=seed)
-        reduced, start = time.perf_counter(), worker.clock.now()
-        update = training.update(totals, seed, samples, worker.buckets)
-        if not update.skipped:
-            worker.share_values()
-        if worker.places:
-            worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
-        worker.optimizer_s = time.perf_counter() - reduced
-        return StepMetrics(
-            training.steps,
-            totals.loss,
-            totals.gradient_norm,
-            update.learning_rate,
-            samples,
-            totals.seconds,
-            totals.bubble,
-            update.skipped,
-            update.loss_scale,
-            update.noise,
-        )
+        if self._endless is not None:
+            metrics = self._endless.step(leaves)
+        else:
+            metrics = flushed_step(self._worker, self._training, leaves)
+        self._tell(metrics)
+        return metrics
 
-    def evaluate(self, batch: Batch) -> float:
-        """The mean loss on one batch in evaluation mode; changes nothing.
+    def stream(self, batches: Iterable[Batch]) -> Iterator[StepMetrics]:
+        """Train on batches one after another; yields the metrics of each.
+
+        Where the plan's schedule updates without a flush, each batch follows the one before without
+        a pause. Its metrics come when the next one is under way, so `steps` may be one ahead of
+        them. Whatever needs weights at rest (`evaluate`, `save`, ...) runs the pipeline empty
+        first, as does the end of the batches. With other schedules a `step` for each.
+
+        Raises:
+            BadInput: as `step`; or a batch has fewer samples than the plan has micro-batches.
+            LossNotFinite: as `step`; without a flush weights have been changed by then.
+            RunFailed: as `step`.
+        """
+        if self._endless is None:
+            for batch in batches:
+                yield self.step(batch)
+            return
+        for metrics in self._endless.stream(self._graph.batch_leaves(b) for b in batches):
+            self._tell(metrics)
+            yield metrics
+
+    def evaluate(self, batch: Batch) -> Evaluation:
+        """Mean loss and metrics on one batch in evaluation mode; changes nothing.
 
         Raises:
             BadInput: as in `step`.
             RunFailed: as in `step`.
         """
-        leaves = self._graph.batch_leaves(batch)
+        self._drain()
+        evaluation = self._inference.evaluate(batch)
+        self._tell(evaluation)
+        return evaluation
+
+    def predict(self, batch: Batch, *, everywhere: bool = False) -> Any:
+        """What the model returns for one batch in evaluation mode; changes nothing.
+
+        On rank 0, or ``everywhere``; ``None`` on other ranks. Tensors are on the CPU, samples in
+        the order of the batch; a loss that the model gives itself is ``None`` in it. The batch may
+        lack its target. What has no samples in it but was computed from them (an auxiliary loss)
+        is the mean over the slices, weighted by samples.
+
+        Raises:
+            BadInput: as in `step`; or the outputs cannot be had, or not be put together.
+            RunFailed: as in `step`.
+        """
+        self._drain()
+        return self._inference.predict(batch, everywhere=everywhere)
+
+    def stop(self) -> None:
+        """Ask all ranks to end the training; `stopping` says so after the next step."""
+        self._worker.wants_stop = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether some rank had called `stop` before the latest step or evaluation; on all."""
+        return self._worker.stopping
+
+    def module_for(self, name: str) -> nn.Module:
+        """The live module on this rank with what the model calls ``name``.
+
+        ``name`` is that of a submodule, a parameter or a buffer of the model, which keep their
+        names in it. A traced stage holds tensors in plain modules: they have no ``forward``. Of a
+        module that is cut, this rank's part is given.
+
+        Raises:
+            BadInput: there is no such name, or it is on other ranks, which are named.
+        """
         worker = self._worker
-        modules = [program.module for program in worker.programs.values()]
-        for module in modules:
-            set_training(module, False)
-        try:
-            return worker.run(leaves, training=False).loss
-        finally:
-            for module in modules:
-                set_training(module, True)
+        return module_for(name, self._graph, worker.programs, worker.holders, self.rank)
 
     def verify(self, batch: Batch) -> VerifyResult:
         """Compare loss, gradients and buffers on ``batch`` with one device; changes nothing."""
-        return verify(self._worker, self._graph.batch_leaves(batch))
+        self._drain()
+        random = self._worker.random.state
+        try:
+            return verify(self._worker, self._graph.batch_leaves(batch))
+        finally:
+            self._worker.random.state = random
 
     def timeline(self) -> Timeline:
         """What every rank did in the latest iteration; every rank must ask."""
         return gather_timeline(self._world, self._worker.clock, "measured")
 
+    def measuring_memory(self) -> AbstractContextManager[MeasuredMemory]:
+        """Around a step: finds the most bytes that this rank's tensors take; slows the step."""
+        held = partial(lasting_tensors, self._worker, self._training)
+        return measured_memory(self._world.device, held)
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank holds: tensors by the model's names, and ``state`` for the rest."""
-        return {**self._tensors(), "state": self._training.state()}
+        self._drain()
+        tensors = state_tensors(self._worker, self._training)
+        return {**tensors, "state": self._training.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave on this rank under the same plan."""
+        self._drain()
         tensors = {name: value for name, value in state_dict.items() if name != "state"}
         own = self._worker.named_tensors()
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[f"model.{name}"])
-        self._restore(tensors, state_dict["state"])
+        restore(self._worker, self._training, tensors, state_dict["state"])
 
     def model_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights and buffers by all their names, on rank 0; empty elsewhere; all must ask."""
+        self._drain()
         parts = self._world.gather_to_first(
             {name: tensor.detach().cpu() for name, tensor in self._worker.owned_tensors().items()}
         )
@@ -222,75 +294,60 @@ class Pipeline:
         tied = {other: whole[name] for other, name in self._graph.tied_names.items() if whole}
         return whole | tied
 
-    def save(self, directory: Path | str, *, extra: Any = None, keep: int = 2) -> Path:
+    def save(
+        self,
+        directory: Path | str,
+        *,
+        extra: Any = None,
+        loader: StatefulLoader | None = None,
+        keep: int = 2,
+    ) -> Path:
         """Write ``directory/step-<steps>`` atomically and keep the newest ``keep``; all must ask.
 
-        ``extra`` is kept with it (JSON; read it back with `read_state`).
+        ``extra`` is kept with it (JSON; read it back with `read_state`), and so is the place of
+        ``loader`` in its data: a `ResumableLoader`, or any with ``state_dict``.
 
         Raises:
             BadInput: the directory cannot be written.
         """
-        tensors = {
-            name: tensor
-            for name, tensor in self._tensors().items()
-            if name.startswith("random.") or self._worker.owns(name.partition(".")[2])
-        }
-        state = merged_states(self._world.gather(self._training.state()))
-        return save_checkpoint(
-            Path(directory),
-            self._training.steps,
-            tensors,
-            {**state, "extra": extra},
-            keep=keep,
-            group=self._world.control,
-        )
+        self._drain()
+        path = save_state(self._worker, self._training, Path(directory), extra, loader, keep)
+        self._tell(Saved(self.steps, path))
+        return path
 
-    def load(self, directory: Path | str) -> int:
+    def load(self, directory: Path | str, *, loader: StatefulLoader | None = None) -> int:
         """Continue from a checkpoint, or from the newest of a directory; any plan may have made it.
 
-        Returns the number of steps taken before. All ranks must ask.
+        ``loader`` goes on from the place that was saved. Returns the number of steps taken before.
+        All ranks must ask.
 
         Raises:
-            BadInput: there is no whole checkpoint, or it is of another model.
+            BadInput: there is no whole checkpoint, it is of another model, or without a loader.
         """
-        path = Path(directory)
-        if not (path / STATE_FILE).is_file():
-            path = latest_checkpoint(path)
-        tensors = {f"model.{n}": t.detach() for n, t in self._worker.named_tensors().items()}
-        wanted = tuple(f"optimizer.{name}." for name in self._training.names.values())
-        random = f"random.{self._world.rank}"
-        for name, (shape, dtype) in stored_tensors(path).items():
-            if name in (random, f"{random}.device") or (wanted and name.startswith(wanted)):
-                tensors[name] = torch.empty(shape, dtype=dtype)
-        state = load_checkpoint(path, tensors, group=self._world.control)
-        self._restore(tensors, state)
-        return self._training.steps
+        self._drain()
+        load_state(self._worker, self._training, Path(directory), loader)
+        return self.steps
 
     def close(self) -> None:
         """Leave the other ranks; also destroys the default process group where it was made here."""
+        if not self._worker.has_ended:
+            self._tell(Closing(self.steps))
         self._worker.close()
+
+    def _drain(self) -> None:
+        """Run the pipeline empty, where micro-batches are in flight; every rank must."""
+        if self._endless is not None:
+            self._endless.drain()
+
+    def _tell(self, event: Event) -> None:
+        for callback in self._callbacks:
+            callback(self, event)
 
     def __enter__(self) -> "Pipeline":
         return self
 
     def __exit__(self, *reason: object) -> None:
         self.close()
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        tensors = {f"model.{n}": t.detach() for n, t in self._worker.named_tensors().items()}
-        tensors |= self._training.tensors()
-        cpu, own = random_state(self._world.device)
-        tensors[f"random.{self._world.rank}"] = cpu
-        if own is not None:
-            tensors[f"random.{self._world.rank}.device"] = own
-        return tensors
-
-    def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        self._training.restore(tensors, state)
-        random = f"random.{self._world.rank}"
-        if random in tensors:
-            device = tensors.get(f"{random}.device")
-            restore_random_state(self._world.device, tensors[random], device)
 
 
 def check_settings(clip_norm: float | None, timeout_s: float) -> None:

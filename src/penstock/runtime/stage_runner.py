@@ -1,6 +1,6 @@
 """Forward, backward, its two halves and recompute of one stage on this rank's rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -99,6 +99,7 @@ class ModuleRunner:
     ``around_forward`` is entered around every forward with this replica's number of rows.
     ``seed`` multiplies the gradient that every backward of the loss starts from.
     ``call`` is how the module is called in training (none given: the fastest way known).
+    ``take_outputs`` gets each forward's micro-batch and outputs of the model, where there are any.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class ModuleRunner:
         around_forward: Callable[[int], AbstractContextManager[object]] | None = None,
         around_last_backward: Callable[[], AbstractContextManager[object]] = nullcontext,
         call: StageCall | None = None,
+        take_outputs: Callable[[int, Mapping[int, torch.Tensor]], None] | None = None,
     ) -> None:
         self.program = program
+        self._take_outputs = take_outputs if program.outputs else None
         self.loss_terms: list[LossTerm] = []
         self.seed = 1.0
         self._module: nn.Module = program.module
@@ -255,6 +258,11 @@ class ModuleRunner:
             kept.roots = [edge_of(t) if t.requires_grad else None for t in sent]
         if self.program.is_last:
             self._take_loss(micro_batch, outputs[len(sent)], outputs[len(sent) + 1], kept)
+        # A recompute, which records what was not recorded before, gives the same once more.
+        if self._take_outputs is not None and not (recording and kept.before is not None):
+            numbers = self.program.outputs
+            found = outputs[-len(numbers) :]
+            self._take_outputs(micro_batch, dict(zip(numbers, found, strict=True)))
         return sent
 
     def _outputs(

@@ -1,0 +1,155 @@
+"""Metrics of the user's own, computed where the model's outputs are, summed over all slices."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any, TypeAlias
+
+import torch
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.errors import BadInput
+
+__all__ = ["Evaluation", "Means", "Metric", "MetricSums", "check_metrics"]
+
+Metric: TypeAlias = Callable[[Any, Any], Any]
+"""``metric(output, target)``: the mean over the samples given, or ``(mean, weight)``.
+
+It is called as the loss function would be: ``target`` is the last entry of a tuple batch, or the
+whole batch where that is a dict or the model gives its loss itself. ``weight`` is the number of
+terms in the mean; without one it is the number of samples.
+"""
+
+
+Means: TypeAlias = Mapping[str, tuple[float, float]]
+"""Mean and weight of each metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The mean loss and metrics of a batch in evaluation mode, equal on every rank.
+
+    ``weight`` is the number of terms in the loss, ``metric_weights`` those in the metrics.
+    """
+
+    loss: float
+    samples: int
+    weight: float
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    metric_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def combined(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
+        """Several batches as one: every mean is weighted by its number of terms.
+
+        >>> one = Evaluation(1.0, 2, 2.0, {"accuracy": 0.5}, {"accuracy": 2.0})
+        >>> other = Evaluation(4.0, 1, 1.0, {"accuracy": 1.0}, {"accuracy": 1.0})
+        >>> both = Evaluation.combined([one, other])
+        >>> both.loss, round(both.metrics["accuracy"], 3)
+        (2.0, 0.667)
+        """
+        names = list(parts[0].metrics) if parts else []
+        weights = {name: sum(part.metric_weights[name] for part in parts) for name in names}
+        return cls(
+            mean([part.loss for part in parts], [part.weight for part in parts]),
+            sum(part.samples for part in parts),
+            sum(part.weight for part in parts),
+            {
+                name: mean(
+                    [part.metrics[name] for part in parts],
+                    [part.metric_weights[name] for part in parts],
+                )
+                for name in names
+            },
+            weights,
+        )
+
+
+def mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean; values of weight 0 do not count, also where they are no numbers."""
+    total = sum(weights)
+    return sum(v * w for v, w in zip(values, weights, strict=True) if w) / total if total else nan
+
+
+class MetricSums:
+    """This rank's sums of value times weight and of weight, for each metric of an iteration."""
+
+    def __init__(self, metrics: Mapping[str, Metric], graph: LayerGraph) -> None:
+        self.names = tuple(metrics)
+        self._metrics = tuple(metrics.values())
+        self._graph = graph
+        self._leaves: Mapping[int, torch.Tensor] = {}
+        self._rows: Sequence[range] = ()
+        self._sums: list[list[tuple[Any, Any]]] = []
+
+    def begin(self) -> None:
+        """Forget the last iteration."""
+        self._sums = [[] for _ in self._metrics]
+
+    def take_batch(self, leaves: Mapping[int, torch.Tensor], rows: Sequence[range]) -> None:
+        """Outputs that follow are of this batch; ``rows[m]`` are this rank's of micro-batch m."""
+        self._leaves, self._rows = leaves, rows
+
+    def take_outputs(self, micro_batch: int, outputs: Mapping[int, torch.Tensor]) -> None:
+        """Compute the metrics of one slice from its outputs, given by number.
+
+        Raises:
+            BadInput: a metric gave something other than a number or a pair of numbers.
+        """
+        rows = self._rows[micro_batch]
+        if not rows or not self._metrics:
+            return
+        tensors = [outputs[number].detach() for number in sorted(outputs)]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        with torch.no_grad():
+            leaves = {i: leaf[rows.start : rows.stop] for i, leaf in self._leaves.items()}
+            target = self._graph.targets({i: leaf.to(device) for i, leaf in leaves.items()})
+            output = self._graph.outputs.rebuild(tensors)
+            for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):
+                sums.append(value_and_weight(name, metric(output, target), len(rows)))
+
+    def totals(self) -> list[float]:
+        """For each metric the sum of value times weight, then that of weight."""
+        found: list[float] = []
+        for sums in self._sums:
+            pairs = [(float(value), float(weight)) for value, weight in sums]
+            found += [sum(v * w for v, w in pairs if w), sum(w for _, w in pairs)]
+        return found
+
+    def combined(self, rows: Sequence[Sequence[float]]) -> Means:
+        """Mean and weight of each metric, from the `totals` of every rank."""
+        found: dict[str, tuple[float, float]] = {}
+        for place, name in enumerate(self.names):
+            total, weight = (sum(row[2 * place + k] for row in rows) for k in (0, 1))
+            found[name] = (total / weight if weight else nan, weight)
+        return found
+
+
+def value_and_weight(name: str, result: Any, samples: int) -> tuple[Any, Any]:
+    """What a metric gave for one slice, as a pair; numbers are read later, when all is done."""
+    value, weight = result if isinstance(result, tuple) and len(result) == 2 else (result, samples)
+    for number in (value, weight):
+        is_scalar = isinstance(number, torch.Tensor) and number.numel() == 1
+        if not is_scalar and not isinstance(number, int | float):
+            raise BadInput(
+                f"metric '{name}' gave {describe(number)}; return the mean over the samples as a "
+                f"number, or a pair (mean, weight)"
+            )
+    return value, weight
+
+
+def describe(value: object) -> str:
+    """A value for a message."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def check_metrics(metrics: Mapping[str, Metric]) -> None:
+    """Raise `BadInput` for metrics that cannot be called or that take the name of a record."""
+    for name, metric in metrics.items():
+        if not callable(metric):
+            raise BadInput(
+                f"metric '{name}' is a {type(metric).__name__}; give a function "
+                f"metric(output, target)"
+            )

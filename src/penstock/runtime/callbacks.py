@@ -1,0 +1,52 @@
+"""What happens in a pipeline, for functions of the user's own.
+
+    def show(pipe, event):
+        match event:
+            case StepMetrics(): ...
+            case Evaluation(): ...
+
+Every rank calls its callbacks, with equal events, in the order in which they were given.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from penstock.errors import BadInput
+from penstock.runtime.batch_metrics import Evaluation
+from penstock.runtime.metrics import StepMetrics
+
+__all__ = ["Callback", "Closing", "Event", "Saved", "check_callbacks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint was written after ``step`` steps and is whole."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The pipeline is about to be closed after ``step`` steps; it still works."""
+
+    step: int
+
+
+Event: TypeAlias = StepMetrics | Evaluation | Saved | Closing
+"""After a step, after an evaluation, after a checkpoint, before the end."""
+
+Callback: TypeAlias = Callable[[Any, Event], object]
+"""``callback(pipe, event)``; what it returns does not matter, what it raises ends the training."""
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raise `BadInput` for what cannot be called."""
+    for place, callback in enumerate(callbacks):
+        if not callable(callback):
+            raise BadInput(
+                f"callback {place} is a {type(callback).__name__}; give functions "
+                f"callback(pipe, event)"
+            )

@@ -1,0 +1,120 @@
+"""The place in a loader's data, so that a resumed run goes on with the very next batch."""
+
+import base64
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from penstock.errors import BadInput
+
+__all__ = ["ResumableLoader", "StatefulLoader", "loader_from_text", "loader_to_text"]
+
+
+class StatefulLoader(Protocol):
+    """What can be saved with a pipeline: `ResumableLoader`, or torchdata's stateful loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the data."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there when next iterated."""
+        ...
+
+
+class ResumableLoader:
+    """A `DataLoader` that knows its place, down to the batch.
+
+        loader = ResumableLoader(DataLoader(data, 32, shuffle=True, generator=generator))
+        for epoch in range(loader.epoch, 10):
+            for batch in loader:
+                pipe.step(batch)
+                pipe.save("checkpoints", loader=loader)
+
+    Each pass begins from the state that the loader's ``generator`` has then. A resumed pass begins
+    from the same state and reads the batches again that were taken, without handing them out;
+    random numbers that the data set draws meanwhile do not count.
+
+    Raises:
+        BadInput: the loader shuffles with the global generator, which differs from rank to rank.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        if isinstance(loader.sampler, RandomSampler) and loader.generator is None:
+            raise BadInput(
+                "the DataLoader shuffles without a generator of its own, so ranks could draw "
+                "different batches; give it generator=torch.Generator().manual_seed(...)"
+            )
+        self.loader = loader
+        self.epoch = 0
+        self._taken = 0
+        self._resumed = False
+        self._start: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        generator, resumed = self.loader.generator, self._resumed
+        if generator is not None and resumed and self._start is not None:
+            generator.set_state(self._start)
+        elif generator is not None:
+            self._start = generator.get_state()
+        if not resumed:
+            self._taken = 0
+        self._resumed = False
+        with torch.random.fork_rng(devices=[]) if self._taken else nullcontext():
+            batches = iter(self.loader)
+            for _ in range(self._taken):
+                next(batches, None)
+        for batch in batches:
+            self._taken += 1
+            yield batch
+        self.epoch, self._taken = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of whole passes, the batches taken of this one, and where it began."""
+        generator = self.loader.generator
+        start = self._start
+        if not self._taken:
+            start = generator.get_state() if generator is not None else None
+        return {"epoch": self.epoch, "taken": self._taken, "generator": start}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the batches that were taken."""
+        self.epoch, self._taken = state_dict["epoch"], state_dict["taken"]
+        self._start = state_dict["generator"]
+        self._resumed = True
+
+
+def loader_to_text(loader: StatefulLoader) -> str:
+    """The state of a loader as text that JSON can hold."""
+    written = io.BytesIO()
+    torch.save(loader.state_dict(), written)
+    return base64.b64encode(written.getvalue()).decode("ascii")
+
+
+def loader_from_text(loader: StatefulLoader, text: str | None, name: str) -> None:
+    """Give a loader what `loader_to_text` wrote into the checkpoint ``name``.
+
+    Raises:
+        BadInput: there is nothing, or more than plain values and tensors.
+    """
+    if text is None:
+        raise BadInput(
+            f"checkpoint '{name}' holds no place in a loader; save it with loader=..., or load "
+            f"without"
+        )
+    try:
+        state = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    except pickle.UnpicklingError as cause:
+        raise BadInput(
+            f"the loader's state in checkpoint '{name}' holds objects other than plain values and "
+            f"tensors, which are not loaded for safety; keep such state in extra=... as JSON"
+        ) from cause
+    loader.load_state_dict(state)
