@@ -71,12 +71,13 @@ class Comparison:
             "efficiency": self.efficiency,
             "rival_efficiency": rival,
             "overhead_ratio": self.overhead_ratio,
+            "limit_ratio": self.limit_ratio,
         }
 
 
 def compare(
     name: str, model_name: str, micro_batches: int, rounds: int, repeats: int, blocks: int = 8
-) -> Comparison:
+) -> dict[str, Any]:
     """Alternate iterations of both; every rank calls. ``repeats`` are for the action times."""
     case, ranks = CASES[name], dist.get_world_size()
     model = make_model(model_name, blocks)
@@ -85,8 +86,11 @@ def compare(
     rival = Rival(case, model, bounds, micro_batches) if case.rival else None
     contenders = [ours, rival] if rival is not None else [ours]
     batch = model.batch(micro_batches)
-    own = [s for s, order_rank in enumerate(first_ranks(ours.orders, len(bounds)))
-           if order_rank == dist.get_rank()]
+    own = [
+        s
+        for s, order_rank in enumerate(first_ranks(ours.orders, len(bounds)))
+        if order_rank == dist.get_rank()
+    ]
     samples: dict[int, dict[str, list[float]]] = {s: {k: [] for k in "FBIW"} for s in own}
     taken: list[list[float]] = [[] for _ in contenders]
     for number in range(WARM_UP + rounds):
@@ -106,7 +110,8 @@ def compare(
     gathered: list[Any] = [None] * ranks
     dist.all_gather_object(gathered, medians)
     seconds_of = {stage: kinds for part in gathered for stage, kinds in part.items()}
-    return summary(case, model_name, micro_batches, rounds, ours, rival, taken, seconds_of)
+    found = summary(case, model_name, micro_batches, rounds, ours, rival, taken, seconds_of)
+    return found.to_json()
 
 
 def first_ranks(orders: Sequence[Sequence[Action]], stages: int) -> list[int]:

@@ -4,28 +4,39 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from comparing import compare
+from end_to_end import compare_data_parallel, compare_end_to_end
+from memory import measure_memory
 
 __all__ = ["main"]
 
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "compare": compare,
+    "memory": measure_memory,
+    "end_to_end": compare_end_to_end,
+    "data_parallel": compare_data_parallel,
+}
+
 
 def main() -> None:
-    """``ranks.py TASKS RESULTS``: each task is a JSON object, each result a line of JSON."""
+    """``ranks.py TASKS RESULTS``: a task is a kind and its settings, a result a line of JSON."""
     tasks, results = Path(sys.argv[1]), Path(sys.argv[2])
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo")
-    for task in json.loads(tasks.read_text()):
-        found = compare(**task)
+    for kind, settings in json.loads(tasks.read_text()):
+        found = KINDS[kind](**settings)
         if rank == 0:
             with results.open("a") as file:
-                file.write(json.dumps(found.to_json()) + "\n")
+                file.write(json.dumps(found) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 

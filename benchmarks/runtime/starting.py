@@ -15,7 +15,11 @@ __all__ = ["run_tasks"]
 HERE = Path(__file__).parent
 
 
-def run_tasks(tasks: list[dict[str, Any]], ranks: int, limit_s: float) -> list[dict[str, Any]]:
+Task = tuple[str, dict[str, Any]]
+"""A kind of `ranks.KINDS` and its settings."""
+
+
+def run_tasks(tasks: list[Task], ranks: int, limit_s: float) -> list[dict[str, Any]]:
     """Run ``tasks`` one after the other in ``ranks`` processes; their output goes to stderr.
 
     Raises:

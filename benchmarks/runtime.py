@@ -1,0 +1,209 @@
+"""How much the runtime costs, beside torch.distributed.pipelining in the same processes.
+
+    python benchmarks/runtime.py --quick --json
+    python benchmarks/runtime.py [--only PART] [--out results.json]
+
+The script starts its own rank processes, one thread each, every rank on a core of its own as far as
+there are cores. Parts: ``overhead`` (seconds beyond the ideal of an action, on a model that hardly
+computes; all that ``--quick`` measures), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
+each rank), ``data-parallel`` (against DistributedDataParallel) and ``end-to-end`` (our own plan
+against the rival's best schedule). docs/benchmarks/runtime.md says what is measured, and how.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from time import strftime
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent / "runtime"
+MICRO_BATCHES = 32
+LIMIT_S = 3600.0
+
+SHARED = (*("1f1b", "gpipe", "interleaved", "breadth-first", "zero-bubble", "zb-v", "dualpipe-v"),)
+OWN = ("hanayo", "chimera", "dualpipe", "zb-h1", "zb-h2", "v-half", "v-min", "list", "wavefront")
+FOUR_RANKS = ("1f1b", "interleaved", "zb-v")
+ENDING = ("1f1b", "interleaved", "dualpipe-v")
+"""The rival's schedules that our own plan is compared with."""
+
+PARTS = ("overhead", "efficiency", "memory", "data-parallel", "end-to-end")
+
+
+def main() -> None:
+    """Measure what is asked for; print tables, or with ``--json`` one object."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="overhead only, in few rounds")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument("--out", type=Path, help=f"where to write them (all: {HERE.name}/)")
+    parser.add_argument("--smallest", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(HERE))
+    document: dict[str, Any] = {"machine": machine()}
+    parts = ["overhead"] if arguments.quick or arguments.smallest else list(PARTS)
+    for part in [arguments.only] if arguments.only else parts:
+        document[part] = measure(part, arguments.quick, arguments.smallest)
+        if not arguments.json:
+            print("\n".join([*table(part, document[part]), ""]), flush=True)
+    if arguments.json:
+        print(json.dumps(ratios(document) | ({} if arguments.quick else document)))
+    partial = arguments.quick or arguments.only or arguments.smallest
+    out = arguments.out or (None if partial else HERE / "results.json")
+    if out:
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(part: str, quick: bool, smallest: bool) -> Any:
+    """The rows of one part."""
+    from starting import run_tasks
+
+    match part:
+        case "overhead" if smallest:
+            return run_tasks([tiny("1f1b", 2, 4), tiny("zb-h1", 2, 4)], 2, LIMIT_S)
+        case "overhead":
+            rounds = 16 if quick else 60
+            rows = run_tasks([tiny(name, rounds) for name in (*SHARED, *OWN)], 2, LIMIT_S)
+            return rows + run_tasks([tiny(name, rounds) for name in FOUR_RANKS], 4, LIMIT_S)
+        case "efficiency":
+            return run_tasks([gpt(name, 16, 6) for name in (*SHARED, *OWN)], 2, LIMIT_S)
+        case "memory":
+            return [
+                run_tasks([memory(name, count, whose)], 2, LIMIT_S)[0]
+                for name in ("1f1b", "gpipe", "interleaved", "zero-bubble", "zb-v", "dualpipe-v")
+                for count in (4, MICRO_BATCHES)
+                for whose in ("ours", "rival")
+            ]
+        case "data-parallel":
+            settings = {"model_name": "gpt", "micro_batches": MICRO_BATCHES, "rounds": 8}
+            return run_tasks([("data_parallel", settings)], 2, LIMIT_S)
+        case _:
+            settings = {
+                "model_name": "gpt",
+                "micro_batches": MICRO_BATCHES,
+                "rounds": 8,
+                "rivals": list(ENDING),
+            }
+            return run_tasks([("end_to_end", settings)], 2, LIMIT_S)
+
+
+def tiny(name: str, rounds: int, micro_batches: int = MICRO_BATCHES) -> tuple[str, dict[str, Any]]:
+    """Overhead of one schedule."""
+    return "compare", {
+        "name": name,
+        "model_name": "tiny",
+        "micro_batches": micro_batches,
+        "rounds": rounds,
+        "repeats": 20,
+    }
+
+
+def gpt(name: str, micro_batches: int, rounds: int) -> tuple[str, dict[str, Any]]:
+    """Efficiency of one schedule."""
+    return "compare", {
+        "name": name,
+        "model_name": "gpt",
+        "micro_batches": micro_batches,
+        "rounds": rounds,
+        "repeats": 3,
+    }
+
+
+def memory(name: str, micro_batches: int, whose: str) -> tuple[str, dict[str, Any]]:
+    """Peaks under one schedule, in processes of their own."""
+    return "memory", {
+        "name": name,
+        "model_name": "gpt",
+        "micro_batches": micro_batches,
+        "whose": whose,
+    }
+
+
+def ratios(document: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Overhead by schedule and ranks: ours over the rival's, and over the limit."""
+    rows = document.get("overhead", [])
+    key = {id(row): f"{row['case']}/{row['ranks']}" for row in rows}
+    return {
+        "overhead_ratio": {
+            key[id(row)]: row["overhead_ratio"] for row in rows if row["rival_s"] is not None
+        },
+        "limit_ratio": {key[id(row)]: row["limit_ratio"] for row in rows},
+    }
+
+
+def table(part: str, rows: list[dict[str, Any]]) -> list[str]:
+    """The rows of a part as Markdown."""
+    match part:
+        case "overhead":
+            lines = ["| schedule | ranks | ours | rival | ideals | overhead, us | ratio |"]
+            return [*lines, "|---|---|---|---|---|---|---|", *map(overhead_line, rows)]
+        case "efficiency":
+            lines = ["| schedule | ours | rival | efficiency | rival's | ours / rival |"]
+            return [*lines, "|---|---|---|---|---|---|", *map(efficiency_line, rows)]
+        case "memory":
+            lines = ["| schedule | M | whose | peak of each rank, MiB | before |"]
+            return [*lines, "|---|---|---|---|---|", *map(memory_line, rows)]
+        case _:
+            return [json.dumps(row, indent=1) for row in rows]
+
+
+def overhead_line(row: dict[str, Any]) -> str:
+    """One schedule's overhead."""
+    return (
+        f"| {row['case']} | {row['ranks']} | {milliseconds(row['ours_s'])} | "
+        f"{milliseconds(row['rival_s'])} | {milliseconds(row['ideal_s'])}, "
+        f"{milliseconds(row['rival_ideal_s'])} | {1e6 * row['overhead_s']:.0f}, "
+        f"{number(row['rival_overhead_s'], 1e6, 0)} | {number(row['overhead_ratio'], 1, 2)} |"
+    )
+
+
+def efficiency_line(row: dict[str, Any]) -> str:
+    """One schedule's efficiency."""
+    return (
+        f"| {row['case']} | {milliseconds(row['ours_s'])} | {milliseconds(row['rival_s'])} | "
+        f"{row['efficiency']:.3f} | {number(row['rival_efficiency'], 1, 3)} | "
+        f"{number(row['iteration_ratio'], 1, 3)} |"
+    )
+
+
+def memory_line(row: dict[str, Any]) -> str:
+    """One peak."""
+    peaks, before = (
+        " / ".join(f"{mib:.0f}" for mib in row[key]) for key in ("peak_mib", "before_mib")
+    )
+    return f"| {row['case']} | {row['micro_batches']} | {row['whose']} | {peaks} | {before} |"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds in milliseconds; a dash where there are none."""
+    return "-" if seconds is None else f"{1e3 * seconds:.1f} ms"
+
+
+def number(value: float | None, scale: float, digits: int) -> str:
+    """A figure; a dash where there is none."""
+    return "-" if value is None else f"{scale * value:.{digits}f}"
+
+
+def machine() -> dict[str, object]:
+    """Where and when."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "date": strftime("%Y-%m-%d %H:%M"),
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    main()
