@@ -313,7 +313,9 @@ def open_transport(
                 "transport 'shared-memory' needs all ranks in one Linux container on x86-64, able "
                 "to open one another's /proc/<pid>/fd; use transport 'process-groups'"
             )
-    pairs = {(m.sender, m.receiver) for messages in outgoing_by_rank for m in messages}
+    every = (m for messages in outgoing_by_rank for m in messages)
+    # What stages of one rank hand each other needs no way.
+    pairs = {(m.sender, m.receiver) for m in every if m.sender != m.receiver}
     return GroupTransport(world, sorted(pairs))
 
 
