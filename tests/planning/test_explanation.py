@@ -166,3 +166,17 @@ def test_an_all_reduce_between_hosts_uses_their_ports() -> None:
     used = {u.resource: u.share for u in utilisations(HIDDEN, cluster())}
     assert used["the outgoing port of a"] == pytest.approx(5 / 6)
     assert used["computing on device 0 (stage 0)"] == pytest.approx(4 / 6)
+
+
+@pytest.mark.parametrize("half_duplex", [False, True])
+def test_separate_links_are_resources_of_their_own(half_duplex: bool) -> None:
+    host = Host("a", (Device("d", 1e9),) * 2, 1e9, half_duplex=half_duplex, separate_links=True)
+    down = Event(0, "SEND", 0, 0, 0.0, 1.0, peer=1), Event(1, "RECV", 1, 0, 0.0, 1.0, peer=0)
+    up = Event(1, "SEND", 1, 0, 2.0, 5.0, peer=0), Event(0, "RECV", 0, 0, 2.0, 5.0, peer=1)
+    used = utilisations(Timeline((*down, *up)), Cluster("c", (host,)))
+    shares = {u.resource: u.share for u in used}
+    if half_duplex:
+        assert shares == {"the link between devices 0 and 1": pytest.approx(4 / 5)}
+    else:
+        assert shares["the link from device 1 to 0"] == pytest.approx(3 / 5)
+        assert shares["the link from device 0 to 1"] == pytest.approx(1 / 5)

@@ -109,7 +109,7 @@ def test_a_missing_and_a_needless_recompute_are_refused() -> None:
 
 def test_more_in_flight_than_the_limit_is_refused() -> None:
     shape = PipelineShape(stages=1, micro_batches=3, in_flight_limit=(2,))
-    with pytest.raises(BadInput, match=r"stage 0 holds 3 .*limit is 2"):
+    with pytest.raises(BadInput, match=r"holds 3 on stage 0 .*limit is 2"):
         validate(parse_schedule("stage 0  F0 F1 F2 B0 B1 B2"), shape)
 
 
@@ -121,7 +121,7 @@ def test_split_backwards_are_accepted_and_hold_their_micro_batch_until_the_weigh
     """)
     validate(split, shape)
     tight = PipelineShape(stages=2, micro_batches=2, in_flight_limit=(2, 1))
-    with pytest.raises(BadInput, match="stage 1 holds 2"):
+    with pytest.raises(BadInput, match="holds 2 on stage 1"):
         validate(split, tight)
 
 

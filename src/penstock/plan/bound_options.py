@@ -83,12 +83,6 @@ class Option:
     memory_bytes: float
     placement: Placement
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all replicas are equally fast and their number is exact."""
-        exact = self.replicas == self.most_replicas
-        return exact and abs(self.total_speed - self.replicas * self.fastest) < 1e-9
-
 
 def device_supply(cluster: Cluster, limits: LinkLimits) -> Supply:
     """The devices of ``cluster`` by class, or by speed where that makes too many states."""

@@ -185,6 +185,20 @@ def utilisations(timeline: Timeline, cluster: Cluster) -> tuple[Utilisation, ...
     return tuple(sorted(shares, key=lambda u: -u.share))
 
 
+def has_own_link(event: Event, cluster: Cluster) -> bool:
+    """Whether a message passes a link that belongs to its two devices alone."""
+    hosts = {cluster.host_index[device] for device in (event.device, event.peer)}
+    return len(hosts) == 1 and cluster.hosts[hosts.pop()].separate_links
+
+
+def link_of(event: Event, cluster: Cluster) -> str:
+    """The link of a message's two devices: one for both ways where messages take turns."""
+    ends = (event.device, event.peer) if event.kind == "SEND" else (event.peer, event.device)
+    if cluster.hosts[cluster.host_index[event.device]].half_duplex:
+        return f"the link between devices {min(ends)} and {max(ends)}"
+    return f"the link from device {ends[0]} to {ends[1]}"
+
+
 def hosts_of_reductions(
     events: Iterable[Event], cluster: Cluster
 ) -> dict[tuple[float, float, float], set[int]]:
@@ -200,9 +214,11 @@ def hosts_of_reductions(
 def resources_of(
     event: Event, cluster: Cluster, hosts_of: dict[tuple[float, float, float], set[int]]
 ) -> list[str]:
-    """What an event occupies: its device, or its engines and the port of its host."""
+    """What an event occupies: its device, a link, or its engines and the port of its host."""
     device, name = event.device, cluster.hosts[cluster.host_index[event.device]].name
     match event.kind:
+        case "SEND" | "RECV" if has_own_link(event, cluster):
+            return [link_of(event, cluster)]
         case "SEND":
             crosses = cluster.uses_port(device, event.peer)
             return [f"the outgoing port of {name}" if crosses else f"sending from device {device}"]

@@ -28,11 +28,11 @@ from typing import NamedTuple
 from penstock.errors import BadInput
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.clock import transfers_s
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import ROUNDING, PipelineShape
 
 __all__ = ["Arc", "Windows", "arcs_of", "kinds_of", "makespan_bound_s", "windows_of"]
 
-SLACK = 1 + 2e-9
+SLACK = 2 * ROUNDING - 1
 """Twice what `penstock.schedule.validate` lets a group save above its memory."""
 
 

@@ -11,7 +11,7 @@ from penstock.schedule.action import KIND_CODES
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import ROUNDING, PipelineShape
 
 __all__ = [
     "IN_FLIGHT",
@@ -159,8 +159,7 @@ def most_in_flight(shape: PipelineShape, stage: int) -> int:
     if not shape.memory_bytes or saved <= 0:
         return shape.limit(stage)
     room = shape.memory_bytes[shape.group_of(stage)]
-    # Room for a whole number of micro-batches may be a rounded sum.
-    fitting = room / saved * (1 + 1e-9)
+    fitting = room / saved * ROUNDING
     if fitting < 1:
         raise BadInput(
             f"stage {stage} saves {saved:.6g} bytes of a micro-batch and its device group has room "

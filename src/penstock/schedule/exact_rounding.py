@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import ROUNDING, PipelineShape, StageCost
 
 __all__ = ["Rounded", "rounded_shape"]
 
@@ -13,9 +13,6 @@ DIGITS = 7
 
 NEARLY = 1e-6
 """How far from a whole number, in units, a value may be because floating point cannot hold it."""
-
-SLACK = 1 + 1e-9
-"""How much more than its memory `penstock.schedule.validate` lets a group save."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ saved_bytes=1, kept_bytes=1))
 
     def room(amount: float, group: int) -> int:
         all_saved = sum(size(costs[s].saved_bytes) for s in shape.stages_of(group))
-        return floor(min(amount * SLACK / unit_bytes, all_saved * shape.micro_batches))
+        return floor(min(amount * ROUNDING / unit_bytes, all_saved * shape.micro_batches))
 
     return Rounded(
         replace(

@@ -1,11 +1,10 @@
 """Whether a family's order fits the pipeline it is asked for: its placement and its limits."""
 
 from penstock.errors import BadInput
-from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.validate import in_flight_peaks
+from penstock.schedule.validate import excess
 
 __all__ = ["checked_fit", "fits", "rounds_of"]
 
@@ -57,22 +56,3 @@ def checked_fit(schedule: Schedule, shape: PipelineShape, name: str) -> Schedule
             f"smaller micro-batches, recompute or choose a schedule that keeps fewer in flight"
         )
     return schedule
-
-
-def excess(schedule: Schedule, shape: PipelineShape) -> str:
-    """The first limit that a schedule does not keep, in words; empty if there is none."""
-    if shape.in_flight_limit:
-        for stage, peak in enumerate(in_flight_peaks(schedule, shape)):
-            if peak > shape.limit(stage):
-                return (
-                    f"holds {peak} on stage {stage}, whose in-flight limit is {shape.limit(stage)}"
-                )
-    if shape.memory_bytes:
-        peaks = memory_peaks_bytes(schedule, shape)
-        for group, (peak, room) in enumerate(zip(peaks, shape.memory_bytes, strict=True)):
-            # The peak is a sum of rounded figures.
-            if peak > room * (1 + 1e-9):
-                return (
-                    f"saves {peak:.6g} bytes on device group {group}, which has room for {room:.6g}"
-                )
-    return ""

@@ -6,7 +6,10 @@ from functools import cached_property
 from penstock.errors import BadInput
 from penstock.schedule.action import ActionKind
 
-__all__ = ["PipelineShape", "StageCost"]
+__all__ = ["ROUNDING", "PipelineShape", "StageCost"]
+
+ROUNDING = 1 + 1e-9
+"""How much more than its memory a group may save: sums of bytes are sums of rounded figures."""
 
 
 @dataclass(frozen=True, slots=True)

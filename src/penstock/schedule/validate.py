@@ -13,9 +13,9 @@ from penstock.schedule.deadlock import explain_deadlock
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import needs_recompute
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import ROUNDING, PipelineShape
 
-__all__ = ["check_playable", "in_flight_peaks", "validate"]
+__all__ = ["check_playable", "excess", "in_flight_peaks", "validate"]
 
 FORWARD, WHOLE, INPUTS, WEIGHTS, RECOMPUTE = (KIND_CODES[kind] for kind in ACTION_KINDS)
 
@@ -145,23 +145,35 @@ def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:
 
 def check_limits(schedule: Schedule, shape: PipelineShape) -> None:
     """Raise unless every stage stays within its limit, every group within its memory."""
-    for stage, peak in enumerate(in_flight_peaks(schedule, shape)):
-        if peak > shape.limit(stage):
-            raise BadInput(
-                f"stage {stage} holds {peak} micro-batches in flight, its limit is "
-                f"{shape.limit(stage)}; use a schedule with fewer warm-up forwards or recompute"
-            )
-    if not shape.memory_bytes:
-        return
-    for group, peak in enumerate(memory_peaks_bytes(schedule, shape)):
-        limit = shape.memory_bytes[group]
-        # The peak is a sum of rounded figures.
-        if peak > limit * (1 + 1e-9):
-            raise BadInput(
-                f"device group {group} saves {peak:.6g} bytes at once and has room for "
-                f"{limit:.6g}; use a schedule that keeps fewer micro-batches in flight, or "
-                f"recompute"
-            )
+    words = excess(schedule, shape)
+    if words:
+        raise BadInput(
+            f"the schedule {words}; use one that keeps fewer micro-batches in flight, or recompute"
+        )
+
+
+def excess(schedule: Schedule, shape: PipelineShape) -> str:
+    """The first limit of the shape that a schedule does not keep, in words; empty if none.
+
+    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> deep = one_f_one_b(PipelineShape(stages=2, micro_batches=4))
+    >>> excess(deep, PipelineShape(stages=2, micro_batches=4, in_flight_limit=(1, 1)))
+    'holds 2 on stage 0, whose in-flight limit is 1'
+    """
+    if shape.in_flight_limit:
+        for stage, peak in enumerate(in_flight_peaks(schedule, shape)):
+            if peak > shape.limit(stage):
+                return (
+                    f"holds {peak} on stage {stage}, whose in-flight limit is {shape.limit(stage)}"
+                )
+    if shape.memory_bytes:
+        peaks = memory_peaks_bytes(schedule, shape)
+        for group, (peak, room) in enumerate(zip(peaks, shape.memory_bytes, strict=True)):
+            if peak > room * ROUNDING:
+                return (
+                    f"saves {peak:.6g} bytes on device group {group}, which has room for {room:.6g}"
+                )
+    return ""
 
 
 def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]:

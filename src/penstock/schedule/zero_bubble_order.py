@@ -15,7 +15,7 @@ from penstock.schedule.clock import seconds_by_kind, transfers_s
 from penstock.schedule.order import order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import ROUNDING, PipelineShape
 from penstock.schedule.zero_bubble_loop import loop
 
 __all__ = ["Pattern", "Slots", "Way", "schedule_of_pattern"]
@@ -106,7 +106,7 @@ def check_room(shape: PipelineShape) -> None:
             )
     for group, room_bytes in enumerate(shape.memory_bytes):
         each_bytes = sum(shape.cost(stage).saved_bytes for stage in shape.stages_of(group))
-        if each_bytes > room_bytes * (1 + 1e-9):
+        if each_bytes > room_bytes * ROUNDING:
             raise BadInput(
                 f"one micro-batch saves {each_bytes:.6g} bytes on the stages of device group "
                 f"{group}, which has room for {room_bytes:.6g}; use smaller micro-batches, "
@@ -150,8 +150,7 @@ def drawing_of(shape: PipelineShape, pattern: Pattern) -> Drawing:
     group_of_action = np.tile(np.repeat(home, shape.micro_batches), 2)
     order = np.argsort(group_of_action * (slots.max() + 1) + slots, kind="stable")
     costs = [shape.cost(stage) for stage in range(shape.stages)]
-    # What a group holds is a sum of rounded figures.
-    room = np.array(shape.memory_bytes or (inf,) * shape.groups) * (1 + 1e-9)
+    room = np.array(shape.memory_bytes or (inf,) * shape.groups) * ROUNDING
     slack_s = 1e-9 * float(table.max())
     return Drawing(
         shape,
