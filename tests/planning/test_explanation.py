@@ -173,7 +173,7 @@ def test_separate_links_are_resources_of_their_own(half_duplex: bool) -> None:
     host = Host("a", (Device("d", 1e9),) * 2, 1e9, half_duplex=half_duplex, separate_links=True)
     down = Event(0, "SEND", 0, 0, 0.0, 1.0, peer=1), Event(1, "RECV", 1, 0, 0.0, 1.0, peer=0)
     up = Event(1, "SEND", 1, 0, 2.0, 5.0, peer=0), Event(0, "RECV", 0, 0, 2.0, 5.0, peer=1)
-    used = utilisations(Timeline((*down, *up)), Cluster("c", (host,)))
+    used = utilisations(Timeline((*down, *up), devices=2), Cluster("c", (host,)))
     shares = {u.resource: u.share for u in used}
     if half_duplex:
         assert shares == {"the link between devices 0 and 1": pytest.approx(4 / 5)}
