@@ -87,7 +87,8 @@ class PredictedSteps:
                 f"use one of {known}, or a schedule that predicts nothing, such as 'pipedream'"
             )
         self._step: StepFunction = found
-        self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+        self._known: list[Group] = []
+        self._groups: dict[torch.Tensor, Group] = {}
         if isinstance(optimizer, SGD) and not all(g["momentum"] for g in optimizer.param_groups):
             raise BadInput(
                 "optimizer SGD has momentum 0, so it remembers no gradients to predict its next "
@@ -101,8 +102,16 @@ class PredictedSteps:
         state = self._optimizer.state
         step = None
         if updates and parameter in state:
-            step = self._step(parameter.detach(), state[parameter], self._groups[parameter])
+            step = self._step(parameter.detach(), state[parameter], self._group_of(parameter))
         if step is None:
             into.copy_(parameter)
         else:
             torch.sub(parameter, step, alpha=updates, out=into)
+
+    def _group_of(self, parameter: nn.Parameter) -> Group:
+        """The settings of a parameter; a loaded state makes new groups."""
+        groups = self._optimizer.param_groups
+        if groups is not self._known:
+            self._known = groups
+            self._groups = {p: group for group in groups for p in group["params"]}
+        return self._groups[parameter]

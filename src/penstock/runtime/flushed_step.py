@@ -1,0 +1,42 @@
+"""A training step whose update waits until the pipeline has run empty."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.training import Training
+from penstock.runtime.worker import Worker
+
+__all__ = ["flushed_step"]
+
+
+def flushed_step(
+    worker: Worker, training: Training, batches: Sequence[Sequence[torch.Tensor]]
+) -> StepMetrics:
+    """One step on batches, given as their leaves; see `Pipeline.step`."""
+    samples = sum(leaves[0].shape[0] for leaves in batches)
+    worker.check_noise(len(batches))
+    seed = training.seed(samples)
+    totals = worker.run(*batches, training=True, seed=seed)
+    reduced, start = time.perf_counter(), worker.clock.now()
+    update = training.update(totals, seed, samples, worker.buckets)
+    if not update.skipped:
+        worker.share_values()
+    if worker.places:
+        worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
+    worker.optimizer_s = time.perf_counter() - reduced
+    return StepMetrics(
+        training.steps,
+        totals.loss,
+        totals.gradient_norm,
+        update.learning_rate,
+        samples,
+        totals.seconds,
+        totals.bubble,
+        update.skipped,
+        update.loss_scale,
+        update.noise,
+        {name: value for name, (value, _) in worker.means.items()},
+    )
