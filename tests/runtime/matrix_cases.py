@@ -60,13 +60,13 @@ class Skipping(nn.Module):
         return (found, *kept) if kept else found
 
 
-def deep() -> Subject:
+def deep(layers: int = LAYERS) -> Subject:
     """Layers of unequal widths, so that no two boundaries are alike."""
     loss = nn.MSELoss()
-    widths = [6, *(3 + 2 * (i % 3) for i in range(LAYERS - 2)), 4]
-    layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(widths)]
+    widths = [6, *(3 + 2 * (i % 3) for i in range(layers - 2)), 4]
+    modules = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(widths)]
     return Subject(
-        Chain(layers, loss=loss), lambda rows: (normal(rows, 6, 1), normal(rows, 4, 2)), loss
+        Chain(modules, loss=loss), lambda rows: (normal(rows, 6, 1), normal(rows, 4, 2)), loss
     )
 
 
@@ -111,6 +111,7 @@ def t5_dropping() -> Subject:
 
 OWN_SUBJECTS: dict[str, Callable[[], Subject]] = {
     "deep": deep,
+    "deeper": lambda: deep(2 * LAYERS),
     "skips": skips,
     "dropping": dropping,
     "gpt2_dropping": gpt2_dropping,

@@ -193,6 +193,20 @@ def model_cases(model: str, *, dropout: bool = False, autocast: bool = False) ->
                     yield case
 
 
+def torchrun_cases(ranks: int, transport: str) -> Iterator[Case]:
+    """A few schedules of every kind on so many ranks."""
+    straight = ("1f1b", "gpipe", "fbp-as", "zb-h1", "list")
+    for number, schedule in enumerate(straight if ranks < 8 else straight[:4]):
+        half = (2,) * (ranks // 2) if ranks > 2 else (2,)
+        replicas = (1,) * ranks if number % 2 == 0 else half
+        yield Case(schedule, replicas, 5, transport=transport, costs=number % 2 == 0)
+    for schedule in ("interleaved", "hanayo", "zb-v", "dualpipe-v"):
+        style = PLACEMENT_STYLES[schedule]
+        yield Case(schedule, (1,) * ranks, ranks + 1, 2, style, "deeper", transport=transport)
+    for schedule in MIRRORED:
+        yield Case(schedule, (1,) * ranks, ranks, 1, "mirrored", transport=transport)
+
+
 def drawn(count: int, seed: int) -> Iterator[Case]:
     """Cases at random, the same for a seed."""
     draw = random.Random(seed)
