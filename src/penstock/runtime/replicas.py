@@ -236,6 +236,7 @@ class GradientBuckets:
                 limit = f"{self._world.timeout_s:g} s"
                 raise Stalled(f"rank {self._world.rank} waited {limit} for {what}") from cause
             raise RunFailed(f"rank {self._world.rank} lost {what}") from cause
+        bucket.work = None
         stage, end_s = self._stage_of(bucket), self._clock.now()
         self._clock.add("REDUCE", stage, -1, bucket.started_s, end_s, -1, bucket.flat.nbytes)
 
