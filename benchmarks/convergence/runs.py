@@ -1,0 +1,153 @@
+"""One training of one method: what is asked, how it is run, what comes out."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from math import isfinite, sqrt
+from statistics import fmean
+from typing import Any
+
+import torch
+from tasks import TASKS, Batch, Score, Task, stages_of
+
+from penstock.capture.chain import Chain
+from penstock.jobs.job import OptimizerSettings
+from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.in_process import InProcessPipeline
+
+__all__ = ["Asked", "Run", "train"]
+
+EVALUATIONS = 20
+AVERAGED = 3
+"""The last so many evaluations make a run's final score."""
+
+WARM_UP_SHARE = 0.05
+FOLLOW_EVERY = 10
+PER_STEP = 8
+"""Updates to a step of the player; the pipeline does not drain between steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A run: ``method`` is ``synchronous`` or the schedule that it follows."""
+
+    task: str
+    optimizer: str
+    method: str
+    stages: int
+    learning_rate: float
+    seed: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it; ``curve`` has (samples, held-out loss, accuracy) from the first on.
+
+    ``errors[stage]`` is the root mean square of predicted and of stale weights against the weights
+    that came, ``differences[stage]`` the mean number of updates between forward and backward, and
+    ``copies[stage]`` the most copies of the weights at once. Empty where the method has none.
+    """
+
+    asked: Asked
+    loss: float
+    accuracy: float
+    curve: tuple[tuple[int, float, float], ...]
+    errors: tuple[tuple[float, float], ...] = ()
+    differences: tuple[float, ...] = ()
+    copies: tuple[int, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+def train(asked: Asked) -> Run:
+    """Train from the seed's model on the seed's batches; a diverged run scores as a guess."""
+    torch.set_num_threads(1)
+    task = TASKS[asked.task]
+    modules = stages_of(task, asked.stages, asked.seed)
+    plan = plan_of(asked, task)
+    per_step = plan.global_batch // task.batch_size
+    batches = task.train(1000 + asked.seed, task.batch_size)
+    settings = OptimizerSettings(
+        name=asked.optimizer,  # type: ignore[arg-type]
+        learning_rate=asked.learning_rate,
+        schedule="constant",
+        warm_up_steps=round(WARM_UP_SHARE * asked.updates),
+        momentum=0.95 if asked.optimizer == "muon" else 0.9,
+    )
+    player = InProcessPipeline(
+        Chain(modules, loss=task.loss),
+        plan,
+        joined(islice(task.train(0, task.batch_size), per_step)),
+        optimizer=optimizer_factory(settings),
+        learning_rate_schedule=learning_rate_schedule(settings, asked.updates),
+        measure_every=FOLLOW_EVERY if asked.method != "synchronous" else 0,
+    )
+    curve: list[tuple[int, float, float]] = []
+    every = max(1, asked.updates // (EVALUATIONS * per_step))
+    for step in range(asked.updates // per_step):
+        loss = player.step(joined(islice(batches, per_step))).loss
+        if not isfinite(loss):
+            break
+        if (step + 1) % every == 0:
+            score = task.score(modules)
+            curve.append(((step + 1) * plan.global_batch, score.loss, score.accuracy))
+            if not isfinite(score.loss):
+                break
+    return result(asked, player, curve, diverged=len(curve) < asked.updates // per_step // every)
+
+
+def plan_of(asked: Asked, task: Task) -> Plan:
+    """The pipeline of a method; every method sees ``task.batch_size`` samples an update."""
+    match asked.method:
+        case "synchronous":
+            schedule, count, size = "gpipe", 1, task.batch_size
+        case "2bw" | "xpipe":
+            # A mini-batch of as many micro-batches as stages; a step of at least two of them,
+            # so that the one after the flush of the plan is not the only one.
+            schedule, count, size = asked.method, asked.stages, task.batch_size // asked.stages
+        case _:
+            schedule, count, size = asked.method, PER_STEP, task.batch_size
+    last = asked.stages - 1
+    stages = (Stage(range(k, k + 1 + (k == last)), (k,), (size,)) for k in range(asked.stages))
+    return Plan(tuple(stages), count, size, schedule)
+
+
+def joined(batches: Iterator[Batch]) -> Batch:
+    """Batches one behind the other as a longer one."""
+    inputs, targets = zip(*batches, strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def result(
+    asked: Asked, player: InProcessPipeline, curve: list[tuple[int, float, float]], diverged: bool
+) -> Run:
+    """The final score, and what the stages measured."""
+    final = [Score(loss, accuracy) for _, loss, accuracy in curve[-AVERAGED:]]
+    if diverged:
+        final = [Score(float("inf"), 0.0)]
+    errors: list[tuple[float, float]] = []
+    differences: list[float] = []
+    for versions in player.versions:
+        followed = versions.log.take_errors()
+        errors.append(
+            (
+                fmean(e.predicted / sqrt(e.size) for e in followed) if followed else 0.0,
+                fmean(e.stale / sqrt(e.size) for e in followed) if followed else 0.0,
+            )
+        )
+        passes = versions.log.take_passes()
+        steady = passes[len(passes) // 2 :]
+        differences.append(fmean(p.difference for p in steady) if steady else 0.0)
+    return Run(
+        asked,
+        fmean(score.loss for score in final),
+        fmean(score.accuracy for score in final),
+        tuple(curve),
+        tuple(errors),
+        tuple(differences),
+        tuple(versions.most_copies for versions in player.versions),
+    )

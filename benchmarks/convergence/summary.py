@@ -1,0 +1,218 @@
+"""What the runs of a case come to: means, confidence intervals, samples to a loss, break-even."""
+
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+from runs import Asked
+from scipy.stats import t as student
+
+__all__ = ["CASES", "RATES", "Case", "best_rate", "methods_of", "summarise", "table_of"]
+
+GOAL_SHARE = 0.6
+"""Methods are asked for the loss that synchronous training has after this share of its samples."""
+
+CONFIDENCE = 0.95
+
+SGD_METHODS = (
+    "synchronous",
+    "vanilla",
+    "pipedream",
+    "2bw",
+    "spectrain",
+    "spectrain-v2",
+    "pipeoptim",
+)
+ADAM_METHODS = ("synchronous", "vanilla", "pipedream", "2bw", "spectrain", "xpipe", "pipeoptim")
+MUON_METHODS = ("synchronous", "vanilla", "pipedream", "2bw")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A training task, its optimizer, and the number of stages."""
+
+    task: str
+    optimizer: str
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.task}/{self.optimizer}/{self.stages}"
+
+    def holds(self, asked: Asked) -> bool:
+        """Whether a run belongs here."""
+        return (asked.task, asked.optimizer, asked.stages) == (
+            self.task,
+            self.optimizer,
+            self.stages,
+        )
+
+
+CASES: tuple[Case, ...] = (
+    Case("digits-dense", "sgd", 4),
+    Case("digits-dense", "sgd", 8),
+    Case("digits-dense", "adamw", 4),
+    Case("digits-dense", "muon", 4),
+    Case("digits-convolution", "sgd", 4),
+    Case("digits-convolution", "adamw", 4),
+    Case("text-lstm", "sgd", 4),
+    Case("text-transformer", "sgd", 4),
+    Case("text-transformer", "adamw", 4),
+    Case("text-lstm", "adamw", 4),
+    Case("text-transformer", "muon", 4),
+)
+
+RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    ("digits", "sgd"): (0.001, 0.003, 0.01, 0.03),
+    ("digits", "adamw"): (0.0003, 0.001, 0.003, 0.01),
+    ("digits", "muon"): (0.001, 0.003, 0.01),
+    ("text", "sgd"): (0.03, 0.1, 0.3, 1.0),
+    ("text", "adamw"): (0.001, 0.003, 0.01),
+    ("text", "muon"): (0.003, 0.01, 0.03),
+}
+"""The learning rates that every method tries."""
+
+Runs = list[dict[str, Any]]
+
+
+def methods_of(case: Case) -> tuple[str, ...]:
+    """The methods that the optimizer allows; no rule predicts Muon's step."""
+    methods = {"sgd": SGD_METHODS, "adamw": ADAM_METHODS, "muon": MUON_METHODS}
+    return methods[case.optimizer]
+
+
+def best_rate(method: str, runs: Runs) -> float:
+    """The learning rate of the least final loss with the tuning seed."""
+    tuned = [r for r in runs if r["asked"]["method"] == method and r["asked"]["seed"] == 0]
+    return min(tuned, key=lambda r: r["loss"])["asked"]["learning_rate"]
+
+
+def summarise(case: Case, runs: Runs) -> dict[str, Any]:
+    """Every method at its own best learning rate and at that of synchronous training."""
+    common = best_rate("synchronous", runs)
+    base = chosen(runs, "synchronous", common)
+    goal = fmean(loss_at(run, GOAL_SHARE) for run in base)
+    needed = fmean(samples_to(run, goal) for run in base)
+    rows: list[dict[str, Any]] = []
+    for method in methods_of(case):
+        rate = best_rate(method, runs)
+        own = chosen(runs, method, rate)
+        row = row_of(method, own, goal, needed) | {"learning_rate": rate}
+        row["at_common_rate"] = row_of(method, chosen(runs, method, common), goal, needed)
+        row["curve"] = mean_curve(own)
+        rows.append(row)
+    return {
+        "case": str(case),
+        "common_learning_rate": common,
+        "goal_loss": goal,
+        "goal_samples_synchronous": needed,
+        "seeds": len(base),
+        "rows": rows,
+    }
+
+
+def chosen(runs: Runs, method: str, rate: float) -> Runs:
+    """All seeds of a method at one learning rate, in order."""
+    found = [
+        run
+        for run in runs
+        if run["asked"]["method"] == method and run["asked"]["learning_rate"] == rate
+    ]
+    return sorted(found, key=lambda run: run["asked"]["seed"])
+
+
+def row_of(method: str, runs: Runs, goal: float, needed: float) -> dict[str, Any]:
+    """Final scores with their intervals, and what the goal costs.
+
+    ``samples_ratio`` is the samples to the goal over those of synchronous training (absent where
+    some seed never gets there). Without a bubble a method is faster by 1 / (1 - bubble), so from
+    ``break_even_bubble`` on it is the better choice.
+    """
+    ratios = [samples_to(run, goal) / needed for run in runs]
+    ratio = fmean(ratios) if all(map(isfinite, ratios)) else None
+    return {
+        "method": method,
+        "seeds": len(runs),
+        "diverged": sum(not isfinite(run["loss"]) for run in runs),
+        "loss": interval([run["loss"] for run in runs]),
+        "accuracy": interval([run["accuracy"] for run in runs]),
+        "samples_ratio": ratio,
+        "break_even_bubble": None if ratio is None else max(0.0, 1 - 1 / ratio),
+        "errors": mean_columns([run["errors"] for run in runs]),
+        "differences": runs[0]["differences"],
+        "copies": runs[0]["copies"],
+    }
+
+
+def interval(values: list[float]) -> tuple[float, float] | None:
+    """Mean and half width of its confidence interval (Student's t); none if a run diverged."""
+    if not all(map(isfinite, values)):
+        return None
+    if len(values) < 2:
+        return values[0], inf
+    factor = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    return fmean(values), factor * stdev(values) / sqrt(len(values))
+
+
+def loss_at(run: dict[str, Any], share: float) -> float:
+    """The held-out loss after a share of a run's evaluations."""
+    curve = run["curve"]
+    return curve[round(share * len(curve)) - 1][1] if curve else inf
+
+
+def samples_to(run: dict[str, Any], goal: float) -> float:
+    """The samples to the goal, between evaluations by a straight line; infinite: never."""
+    before: tuple[int, float] | None = None
+    for samples, loss, _ in run["curve"]:
+        if loss <= goal:
+            if before is None:
+                return samples
+            share = (before[1] - goal) / (before[1] - loss)
+            return before[0] + share * (samples - before[0])
+        before = (samples, loss)
+    return inf
+
+
+def mean_curve(runs: Runs) -> list[tuple[int, float, float]]:
+    """The mean of all seeds' curves, as far as all go."""
+    return [
+        (points[0][0], fmean(p[1] for p in points), fmean(p[2] for p in points))
+        for points in zip(*(run["curve"] for run in runs), strict=False)
+    ]
+
+
+def mean_columns(tables: list[list[list[float]]]) -> list[list[float]]:
+    """Tables of one form, averaged place by place."""
+    return [
+        [fmean(values) for values in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
+    ]
+
+
+def table_of(summary: dict[str, Any]) -> str:
+    """The case as a Markdown table."""
+    lines = [
+        f"**{summary['case']}** ({summary['seeds']} seeds; goal {summary['goal_loss']:.3f} nats; "
+        f"synchronous training's learning rate {summary['common_learning_rate']:g})",
+        "",
+        "| method | rate | held-out loss | accuracy | samples to the goal | break-even bubble "
+        "| loss at the common rate |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in summary["rows"]:
+        ratio, bubble = row["samples_ratio"], row["break_even_bubble"]
+        cells = (
+            f"`{row['method']}`",
+            f"{row['learning_rate']:g}",
+            in_words(row["loss"]),
+            in_words(row["accuracy"]),
+            "not reached" if ratio is None else f"{ratio:.2f}x",
+            "-" if bubble is None else f"{bubble:.0%}",
+            in_words(row["at_common_rate"]["loss"]),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def in_words(value: tuple[float, float] | None) -> str:
+    """Mean and half width."""
+    return "diverged" if value is None else f"{value[0]:.3f} ± {value[1]:.3f}"
