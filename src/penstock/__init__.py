@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
     from penstock.runtime.launch import launch_workers
+    from penstock.runtime.loss_scaling import LossScaling
     from penstock.runtime.pipeline import Pipeline
     from penstock.simulate.simulation import simulate_plan
 
@@ -49,6 +50,7 @@ __all__ = [
     "LayerCost",
     "Link",
     "LossNotFinite",
+    "LossScaling",
     "ModelProfile",
     "PenstockError",
     "Pipeline",
@@ -98,6 +100,7 @@ PLACES = {
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
     "penstock.report.page": ("write_report",),
     "penstock.runtime.launch": ("launch_workers",),
+    "penstock.runtime.loss_scaling": ("LossScaling",),
     "penstock.runtime.pipeline": ("Pipeline",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }

@@ -155,7 +155,7 @@ def sharded_losses(
             if step == save_at:
                 pipe.save(directory)
             found.append(pipe.step(subject.batch(BATCH - step % 3)).loss)
-        found.append(pipe.evaluate(subject.batch(BATCH)))
+        found.append(pipe.evaluate(subject.batch(BATCH)).loss)
     return found
 
 

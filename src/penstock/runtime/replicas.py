@@ -216,7 +216,9 @@ class GradientBuckets:
                 self.before_sum(bucket)
             bucket.started_s = self._clock.now()
             group = self._groups[bucket.holders]
-            if bucket.values is None:
+            # Gloo has no reduction to one rank for tensors on a GPU; a sum on all is one as well.
+            to_all = bucket.flat.is_cuda and self._world.backend == "gloo"
+            if bucket.values is None or to_all:
                 bucket.work = dist.all_reduce(bucket.flat, group=group, async_op=True)
             else:
                 bucket.work = dist.reduce(bucket.flat, bucket.owner, group=group, async_op=True)
