@@ -124,9 +124,8 @@ def uses() -> dict[str, Any]:
         found["alone"] = pipe.step(batches[3]).step
         short = tuple(part[:6] for part in batches[0])
         found["short"] = [m.samples for m in pipe.stream([batches[1], short, batches[2]])]
+        found["events"] = {event.kind for event in pipe.timeline().events}
         found["equal"] = pipe.verify(batches[0]).equal
-        timeline = pipe.timeline()
-        found["events"] = {event.kind for event in timeline.events}
         try:
             pipe.step(tuple(part[:1] for part in batches[0]))
         except Exception as problem:

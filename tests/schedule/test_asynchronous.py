@@ -5,24 +5,29 @@ from schedule_shapes import every_small_shape, placed
 
 from penstock.errors import BadInput
 from penstock.schedule.asynchronous import (
+    endless_depths,
     pipedream,
     pipedream_2bw,
+    pipeoptim,
     prediction_leads,
     spectrain,
+    spectrain_v2,
     xpipe,
 )
 from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.registry import ASYNCHRONOUS, SCHEDULES
+from penstock.schedule.schedule import ScheduleFunction
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks, validate
 
 EQUAL = StageCost(1.0, 0.5, 0.5)
-FOUR = [pipedream, pipedream_2bw, spectrain, xpipe]
+EVERY = [SCHEDULES[name] for name in sorted(ASYNCHRONOUS)]
 
 
 def test_every_small_pipeline_can_be_played_in_the_order_of_one_f_one_b() -> None:
     for shape in every_small_shape("straight"):
-        for function in FOUR:
+        for function in EVERY:
             schedule = function(shape)
             validate(schedule, shape)
             assert schedule.orders == one_f_one_b(shape).orders
@@ -51,7 +56,8 @@ def test_two_versions_are_enough_for_updates_of_as_many_micro_batches(
     size = rule.micro_batches_per_update
     assert micro_batches % size == 0
     assert size >= min(stages, micro_batches)
-    assert rule.versions == (2,) * stages
+    # A single stage has nothing in flight across an update.
+    assert rule.versions == ((2,) * stages if stages > 1 else (1,))
     for order in pipedream_2bw(shape).orders:
         # Updates between a micro-batch's forward and its backward.
         done = [0] * micro_batches
@@ -103,7 +109,7 @@ def test_a_single_stage_predicts_nothing() -> None:
 
 
 def test_memory_shortens_warm_ups_and_what_cannot_be_kept_is_refused() -> None:
-    for function in FOUR:
+    for function in EVERY:
         tight = PipelineShape(3, 8, memory_bytes=(2.0, 9.0, 9.0))
         assert memory_peaks_bytes(function(tight), tight) == (2.0, 2.0, 1.0)
         with pytest.raises(BadInput, match=r"room for 0\.5"):
@@ -112,3 +118,23 @@ def test_memory_shortens_warm_ups_and_what_cannot_be_kept_is_refused() -> None:
             function(placed("looped", 2, 4, rounds=2))
         with pytest.raises(BadInput, match=r"each group one stage"):
             function(placed("mirrored", 2, 4))
+
+
+@pytest.mark.parametrize("stages", range(1, 8))
+@pytest.mark.parametrize("function", [spectrain_v2, pipeoptim])
+def test_one_prediction_reaches_to_the_stages_own_backward(
+    function: ScheduleFunction, stages: int
+) -> None:
+    rule = function(placed("straight", stages, 3)).weights
+    assert rule.forward_lead == tuple(stages - k - 1 for k in range(stages))
+    assert not any(rule.backward_lead)
+
+
+def test_endless_order_does_not_wait_for_the_end_of_a_batch() -> None:
+    shape = placed("straight", 4, 1)
+    assert endless_depths(shape, pipedream(shape).weights) == (4, 3, 2, 1)
+    # Two versions are only enough where no stage has more in flight than an update takes.
+    assert endless_depths(shape, pipedream_2bw(shape).weights) == (1, 1, 1, 1)
+    assert endless_depths(placed("straight", 4, 8), pipedream_2bw(shape).weights) == (1, 1, 1, 1)
+    eight = placed("straight", 4, 8)
+    assert endless_depths(eight, pipedream_2bw(eight).weights) == (4, 3, 2, 1)

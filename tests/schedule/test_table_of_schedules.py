@@ -275,7 +275,16 @@ def test_hanayo_sc_2023_section_3(groups: int, waves: int) -> None:
     assert ratio <= published
 
 
-ASYNCHRONOUS = ("pipedream", "2bw", "spectrain", "xpipe")
+ASYNCHRONOUS = (
+    "vanilla",
+    "pipedream",
+    "pipedream-vertical-sync",
+    "2bw",
+    "spectrain",
+    "spectrain-v2",
+    "xpipe",
+    "pipeoptim",
+)
 
 
 @pytest.mark.parametrize("groups", GROUPS)
@@ -287,9 +296,25 @@ def test_asynchronous_schedules_hold_what_their_papers_say(name: str, groups: in
         assert in_flight_peaks(row.schedule, row.shape) == in_flight
         rule = row.schedule.weights
         copies = tuple(rule.versions_of(stage) for stage in range(groups))
-        # PipeDream (SOSP 2019): a version for every micro-batch in flight; PipeDream-2BW (ICML
-        # 2021): two; SpecTrain and XPipe: the weights and one prediction of them.
-        assert copies == (in_flight if name == "pipedream" else (2,) * groups)
+        predicting = tuple(any(rule.leads_of(stage)) for stage in range(groups))
+        # PipeDream (SOSP 2019): a version for every micro-batch in flight, with vertical sync on
+        # the first stage; PipeDream-2BW (ICML 2021): two; SpecTrain and PipeOptim: the weights and
+        # one prediction of them where a stage predicts at all, SpecTrain's second version one for
+        # every micro-batch in flight. XPipe's text speaks of one prediction too; but the forwards
+        # of a mini-batch take turns with backwards, which have another.
+        expected = {
+            "vanilla": (1,) * groups,
+            "pipedream": in_flight,
+            "pipedream-vertical-sync": (in_flight[0],) * groups,
+            "2bw": (2,) * groups,
+            "spectrain": tuple(1 + p for p in predicting),
+            "spectrain-v2": tuple(
+                1 + held * p for held, p in zip(in_flight, predicting, strict=True)
+            ),
+            "xpipe": tuple(1 + (2 if count > 1 else 1) * p for p in predicting),
+            "pipeoptim": tuple(1 + p for p in predicting),
+        }
+        assert copies == expected[name]
         assert rule.micro_batches_per_update >= 1
 
 
