@@ -1,5 +1,6 @@
 """Job files are read whole, and every mistake in one gets a line that names the remedy."""
 
+import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -173,3 +174,22 @@ def test_data_without_batches_are_refused(folder: Path) -> None:
     job = read_job(written(folder, OWN.replace(":batches", ":nothing")))
     with pytest.raises(BadInput, match="yields no batch"):
         job.example_batch()
+
+
+def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) -> None:
+    text = (
+        OWN + 'callbacks = ["job_under_test:note"]\n[metrics]\naccuracy = "job_under_test:hits"\n'
+    )
+    module = folder / "job_under_test.py"
+    module.write_text(MODULE + "def note(pipe, event): ...\ndef hits(output, target): ...\n")
+    sys.modules.pop("job_under_test", None)
+    job = read_job(written(folder, text))
+    assert [callback.__name__ for callback in job.callbacks] == ["note"]
+    assert {name: metric.__name__ for name, metric in job.metrics.items()} == {"accuracy": "hits"}
+    for wrong, message in (
+        (text.replace(":hits", ":hit"), "metrics.accuracy is 'job_under_test:hit'"),
+        (text.replace(":note", ":nose"), "callbacks is 'job_under_test:nose'"),
+        (text.replace("accuracy =", "loss ="), "a metric is called 'loss'"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            read_job(written(folder, wrong))

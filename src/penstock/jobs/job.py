@@ -1,6 +1,6 @@
 """A training job: the model, its data, and how to train it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -9,9 +9,25 @@ from torch import nn
 
 from penstock.capture.layer_graph import Batch, LossFunction
 from penstock.errors import BadInput
+from penstock.runtime.batch_metrics import Metric
+from penstock.runtime.callbacks import Callback
 from penstock.runtime.loss_scaling import LossScaling
 
-__all__ = ["Data", "Job", "OptimizerSettings", "Split"]
+__all__ = ["RECORDED", "Data", "Job", "OptimizerSettings", "Split"]
+
+RECORDED = (
+    "step",
+    "loss",
+    "samples_per_s",
+    "iteration_s",
+    "bubble",
+    "gradient_norm",
+    "learning_rate",
+    "skipped",
+    "loss_scale",
+    "gradient_noise_scale",
+)
+"""What a run records of each step besides metrics."""
 
 Split: TypeAlias = Literal["train", "held-out"]
 """The two parts of a job's data."""
@@ -81,8 +97,9 @@ class Job:
     loss itself. ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are off at 0.
     ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
     a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
-    ``build_model``, ``data`` and ``loss`` must be importable functions, because each worker
-    process imports them anew.
+    ``metrics`` and ``callbacks`` are those of `Pipeline`; a callback that calls ``pipe.stop()``
+    ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics and callbacks
+    must be importable functions, because each worker process imports them anew.
 
     Raises:
         BadInput: a count or rate outside its range.
@@ -107,6 +124,8 @@ class Job:
     shard_optimizer: bool = False
     gradient_noise: bool = False
     loss_scaling: LossScaling = field(default_factory=LossScaling)
+    metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
+    callbacks: tuple[Callback, ...] = ()
 
     def __post_init__(self) -> None:
         check_job(self)
@@ -156,6 +175,12 @@ def check_job(job: Job) -> None:
     for setting, (value, least) in at_least.items():
         if not least <= value < float("inf"):
             raise BadInput(f"job '{job.name}': {setting} is {value}; it must be >= {least}")
+    for name in job.metrics:
+        if name in RECORDED or name.startswith("evaluation_"):
+            raise BadInput(
+                f"job '{job.name}': a metric is called '{name}', as a column of the run's own "
+                f"records is; call it something else"
+            )
     for size in job.micro_batch_sizes:
         if size < 1 or job.batch_size % size:
             divisors = [n for n in range(1, job.batch_size + 1) if job.batch_size % n == 0]

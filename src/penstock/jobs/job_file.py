@@ -9,8 +9,13 @@ A job of one's own names the functions that make it:
     batch_size = 32
     steps = 1000
 
+    callbacks = ["my_package.training:note"]   # note(pipe, event), see penstock.runtime.callbacks
+
     [optimizer]
     learning_rate = 1e-3
+
+    [metrics]
+    accuracy = "my_package.model:accuracy"     # accuracy(output, target)
 
 A variation of a built-in job names that, and what is to be different:
 
@@ -84,6 +89,8 @@ class JobEntry(Entry):
     accumulate: int | None = None
     shard_optimizer: bool | None = None
     gradient_noise: bool | None = None
+    callbacks: list[str] | None = None
+    metrics: dict[str, str] | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
     loss_scaling: LossScalingEntry = LossScalingEntry()
 
@@ -147,6 +154,11 @@ def job_of(entry: JobEntry, path: Path) -> Job:
     for key, field in (("model", "build_model"), ("data", "data"), ("loss", "loss")):
         if key in changes:
             changes[field] = function_at(changes.pop(key), key)
+    if "callbacks" in changes:
+        changes["callbacks"] = tuple(function_at(p, "callbacks") for p in changes["callbacks"])
+    if "metrics" in changes:
+        metrics = changes["metrics"].items()
+        changes["metrics"] = {name: function_at(p, f"metrics.{name}") for name, p in metrics}
     if "micro_batch_sizes" in changes:
         changes["micro_batch_sizes"] = tuple(changes["micro_batch_sizes"])
     elif "batch_size" in changes:

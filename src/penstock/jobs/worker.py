@@ -94,6 +94,8 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
         shard_optimizer=job.shard_optimizer,
         gradient_noise=job.gradient_noise,
+        metrics=job.metrics,
+        callbacks=job.callbacks,
     )
 
 
@@ -133,6 +135,9 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
                 display.note(f"step {step}: {in_words(evaluation)}")
             if job.checkpoint_every and step % job.checkpoint_every == 0:
                 pipe.save(directory.checkpoints)
+            if pipe.stopping:
+                display.note(f"step {step}: a callback has ended the training")
+                break
         if step == start:
             raise BadInput(nothing_left(job, start))
         if not (job.checkpoint_every and step % job.checkpoint_every == 0):

@@ -1,0 +1,39 @@
+"""Metrics and callbacks of a job: in its records, on its display, and able to end it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from training_jobs import job_file
+
+from penstock.jobs.job_file import find_job
+from penstock.jobs.train import TrainRequest, train_job
+from penstock.plan.json_file import write_plan
+from penstock.plan.plan import Plan, Stage
+
+TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
+
+
+@pytest.mark.timeout(280)
+def test_metrics_are_recorded_and_a_callback_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = job_file(tmp_path, callbacks='["training_jobs:log_and_stop"]', steps=20)
+    job.write_text(job.read_text() + '\n[metrics]\nclose = "training_jobs:closeness"\n')
+    plan = tmp_path / "plan.json"
+    write_plan(TWO_STAGES, plan)
+    request = TrainRequest(workers=2, plan=plan, out=tmp_path / "run", shown=False)
+    result = train_job(find_job(job), request)
+    assert result.steps == 5
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    steps = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5]
+    assert all(0 <= row["close"] <= 1 for row in steps)
+    (evaluation,) = (row for row in rows if "evaluation_loss" in row)
+    assert evaluation["step"] == 3 and 0 <= evaluation["evaluation_close"] <= 1
+    events = (tmp_path / "events.txt").read_text().split()
+    assert events[:5] == ["StepMetrics", "StepMetrics", "Saved", "StepMetrics", "Evaluation"]
+    # Two evaluated batches, three checkpoints: after steps 2, 4 and the last.
+    assert (events.count("Evaluation"), events.count("Saved")) == (2, 3)
+    assert events[-1] == "Closing"
