@@ -1,11 +1,14 @@
 """Every asynchronous method gives the weights that its paper defines, update by update."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from reference.asynchronous_training import METHODS, Settings, train
 from runtime.asynchronous_cases import (
     OPTIMIZERS,
+    TwoLayers,
     as_array,
     chain,
     data,
@@ -15,7 +18,11 @@ from runtime.asynchronous_cases import (
     plan_of_stages,
 )
 
+from penstock.errors import BadInput
+from penstock.plan.ordering import order_of
 from penstock.runtime.in_process import InProcessPipeline
+from penstock.runtime.predicted_step import PredictedSteps
+from penstock.simulate.instances import instances_of
 
 TOLERANCE = 1e-12
 
@@ -141,3 +148,148 @@ def test_one_stage_is_plain_training(method: str) -> None:
         model.loss(model(x), target).backward()
         optimizer.step()
         assert np.abs(found[0][update] - as_array(parameters)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_as_many_copies_are_kept_as_the_schedule_and_the_simulator_count(
+    method: str, stages: int
+) -> None:
+    micro_batches = 2 * stages
+    _, player = played(method, stages, OPTIMIZERS["momentum"], micro_batches, 4)
+    plan = plan_of_stages(stages, method, micro_batches)
+    schedule = order_of(plan)
+    counted = tuple(schedule.weights.versions_of(stage) for stage in range(stages))
+    assert tuple(versions.most_copies for versions in player.versions) == counted
+    instances = instances_of(schedule, plan.shape())
+    assert tuple(use.versions for use in instances.uses) == counted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_version_difference_is_measured(method: str) -> None:
+    stages, micro_batches, batches = 4, 8, 4
+    _, player = played(method, stages, OPTIMIZERS["momentum"], micro_batches, batches)
+    size = stages if method in ("2bw", "xpipe") else 1
+    for stage, versions in enumerate(player.versions):
+        passes = versions.log.take_passes()
+        assert [p.micro_batch for p in passes] == list(range(micro_batches * batches))
+        steady = passes[2 * stages : -2 * stages]
+        mean = sum(p.difference for p in steady) / len(steady)
+        # As many updates as backwards of others come between the two passes, over the size.
+        assert mean == pytest.approx((stages - stage - 1) / size)
+        assert not versions.log.take_passes()
+
+
+def test_predictions_are_compared_with_what_came() -> None:
+    """On a steady descent a step is like the one before, so momentum tells the next ones."""
+    stages, settings = 3, Settings("sgd", 0.01)
+    inputs, targets = (torch.from_numpy(part[:1]) for part in data(1))
+    player = InProcessPipeline(
+        chain(first_weights(stages)),
+        plan_of_stages(stages, "spectrain", 1),
+        (inputs[0], targets[0]),
+        optimizer=make_optimizer(settings),
+        measure_every=1,
+    )
+    history: list[list[np.ndarray]] = histories(player)
+    for _ in range(40):
+        player.step((inputs[0], targets[0]))
+    for stage, versions in enumerate(player.versions):
+        errors = versions.log.take_errors()
+        assert len(errors) >= 40 // (max(error.lead for error in errors) + 1) - stages
+        for error in errors[-5:]:
+            assert 0 < error.predicted < 0.5 * error.stale
+            assert error.ratio == error.predicted / error.stale
+        # The last one again, by hand: how far the weights had moved in as many updates.
+        moved = [
+            np.linalg.norm(history[stage][u + errors[-1].lead] - history[stage][u])
+            for u in range(len(history[stage]) - errors[-1].lead)
+        ]
+        assert np.min(np.abs(np.array(moved) - errors[-1].stale)) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_with_a_flush_stages_in_one_process_train_as_one_device(schedule: str) -> None:
+    settings, stages = OPTIMIZERS["adamw"], 3
+    inputs, targets = (torch.from_numpy(part).reshape(4, -1, 3) for part in data(16))
+    player = InProcessPipeline(
+        chain(first_weights(stages)),
+        plan_of_stages(stages, schedule, 4),
+        (inputs[0], targets[0]),
+        optimizer=make_optimizer(settings),
+        clip_norm=0.05,
+    )
+    model = chain(first_weights(stages))
+    optimizer = make_optimizer(settings)(list(model.parameters()))
+    for x, target in zip(inputs, targets, strict=True):
+        optimizer.zero_grad()
+        loss = model.loss(model(x), target)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        assert player.step((x, target)).loss == pytest.approx(float(loss.detach()), rel=1e-12)
+    expected = float(model.loss(model(inputs[0]), targets[0]).detach())
+    assert player.evaluate((inputs[0], targets[0])) == pytest.approx(expected, rel=1e-12)
+
+
+def test_clipping_is_that_of_one_stage_at_one_update() -> None:
+    stages, limit = 2, 1e-3
+    inputs, targets = (torch.from_numpy(part) for part in data(1))
+    player = InProcessPipeline(
+        chain(first_weights(stages)),
+        plan_of_stages(stages, "vanilla", 1),
+        (inputs[0], targets[0]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        clip_norm=limit,
+    )
+    found = histories(player)
+    player.step((inputs[0], targets[0]))
+    player.drain()
+    for stage in found:
+        assert np.linalg.norm(stage[1] - stage[0]) == pytest.approx(limit, rel=1e-2)
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    inputs, targets = (torch.from_numpy(part) for part in data(2))
+    batch = (inputs[0], targets[0])
+
+    def player(method: str, optimizer: Any, model: Any = None) -> InProcessPipeline:
+        model = model or chain(first_weights(2))
+        plan = plan_of_stages(2, method, 2)
+        return InProcessPipeline(model, plan, batch, optimizer=optimizer)
+
+    with pytest.raises(BadInput, match=r"SGD has momentum 0.*'pipedream'"):
+        player("spectrain", lambda p: torch.optim.SGD(p, lr=0.1))
+    with pytest.raises(BadInput, match=r"RMSprop has no known prediction.*Adam, AdamW"):
+        player("xpipe", lambda p: torch.optim.RMSprop(p))
+    tied = chain(first_weights(2))
+    first, second = (layer for layer in tied.modules() if isinstance(layer, TwoLayers))
+    second.first.weight = first.first.weight
+    with pytest.raises(BadInput, match=r"used by stages 0 and 1, which update"):
+        player("pipedream", lambda p: torch.optim.SGD(p, lr=0.1), tied)
+    with pytest.raises(BadInput, match=r"1 samples cannot be cut into the plan's 2"):
+        player("pipedream", lambda p: torch.optim.SGD(p, lr=0.1)).step(
+            (inputs[0][:1], targets[0][:1])
+        )
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_muons_step_is_told_beforehand_for_a_gradient_that_stays(nesterov: bool) -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+    optimizer = torch.optim.Muon([parameter], lr=0.1, nesterov=nesterov)
+    gradient = torch.randn(4, 3, dtype=torch.float64)
+    steps = PredictedSteps(optimizer)
+    told = torch.empty_like(parameter)
+    steps.predict(parameter, 1, told)
+    assert torch.equal(told, parameter), "nothing is known before the first step"
+    for _ in range(3):
+        parameter.grad = gradient.clone()
+        steps.predict(parameter, 1, told)
+        before = parameter.detach().clone()
+        optimizer.step()
+    # Muon turns its direction in bfloat16, in five steps that magnify rounding.
+    gap = (told - parameter).norm() / (before - parameter).norm()
+    assert gap < 0.1
