@@ -31,6 +31,4 @@ with penstock.Pipeline(
     if pipe.rank == 0:
         noise = metrics.gradient_noise
         print(f"step {metrics.step}: loss {metrics.loss:.4f} on {metrics.samples} samples")
-        print(
-            f"scale of the loss {metrics.loss_scale:.0f}; noise scale {noise and noise.scale} samples"
-        )
+        print(f"loss scale {metrics.loss_scale:.0f}; noise scale {noise and noise.scale} samples")

@@ -17,7 +17,7 @@ def test_the_example_trains_under_torchrun() -> None:
     )
     assert result.returncode == 0, result.stderr
     match = re.fullmatch(
-        r"step 30: loss (\d\.\d+) on 64 samples\nscale of the loss 65536; noise scale (.+) samples\n",
+        r"step 30: loss (\d\.\d+) on 64 samples\nloss scale 65536; noise scale (.+) samples\n",
         result.stdout,
     )
     assert match, result.stdout
