@@ -17,6 +17,7 @@ from penstock.runtime.batch_metrics import Evaluation, Metric, MetricSums, check
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
 from penstock.runtime.channels import TransportChoice
 from penstock.runtime.clock import gather_timeline
+from penstock.runtime.compiled_call import StageCompiler
 from penstock.runtime.flushed_step import flushed_step
 from penstock.runtime.gradient_noise import NoiseMeter
 from penstock.runtime.inference import Inference, PredictionView
@@ -58,6 +59,9 @@ class Pipeline:
     predictions of weights are compared with what came. Processes are joined as torchrun describes
     them; without torchrun the pipeline runs in this one.
 
+    ``compile``: stages are compiled by ``torch.compile`` for the rows of a full micro-batch; that
+    takes time once.
+
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
         CaptureFailed: the model cannot be traced.
@@ -82,6 +86,7 @@ class Pipeline:
         loss_scaling: LossScaling | None = None,
         shard_optimizer: bool = False,
         gradient_noise: bool = False,
+        compile: bool = False,
         metrics: Mapping[str, Metric] | None = None,
         callbacks: Sequence[Callback] = (),
         prediction_error_every: int = 0,
@@ -96,6 +101,7 @@ class Pipeline:
         self._world = join_world(device, timeout_s)
         check_plan_fits(plan, self._graph, self._world)
         self._graph.batch_leaves(batch)
+        compiler = StageCompiler(self._world.device) if compile else None
         programs = build_stages(self._graph, plan, self._world, model, seed)
         if optimizer is not None:
             check_parameter_types(self._world, programs)
@@ -111,9 +117,13 @@ class Pipeline:
             seed=seed,
             metrics=MetricSums(metrics, self._graph) if metrics else None,
             also_crossed=view.boundaries,
+            compiler=compiler,
             programs=programs,
         )
         self._worker.share_first_values()
+        if compiler is not None:
+            leaves = self._graph.batch_leaves(batch)
+            compiler.prepare(plan, self._world, leaves, self._worker.autocast)
         self._inference = Inference(self._worker, view, metrics or {})
         self._callbacks = tuple(callbacks)
         self._training = Training(

@@ -11,6 +11,7 @@ from penstock.capture.materialise import materialise
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.compiled_call import StageCompiler
 from penstock.runtime.iteration import places_of
 from penstock.runtime.partial_recompute import PartlyRecomputed, parts_of_stage
 from penstock.runtime.runnable import check_runnable
@@ -114,13 +115,24 @@ def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) 
 
 
 def runner_of(
-    graph: LayerGraph, stage: Stage, program: StageProgram, device: torch.device, **options: Any
+    graph: LayerGraph,
+    stage: Stage,
+    program: StageProgram,
+    device: torch.device,
+    *,
+    compiler: StageCompiler | None = None,
+    **options: Any,
 ) -> ModuleRunner:
     """What runs ``program``, which has its values; part by part where ``stage`` names layers.
 
+    Compiled by ``compiler``, but for stages whose replicas exchange statistics within a forward.
     ``options`` are those of `ModuleRunner`.
     """
     parts = parts_of_stage(graph, stage, program)
+    if compiler is not None and not options.get("synchronised"):
+        options["call"] = compiler.call_of(program)
+        if parts:
+            return PartlyRecomputed(program, parts, device, call_of=compiler.call_of, **options)
     if parts:
         return PartlyRecomputed(program, parts, device, **options)
     return ModuleRunner(program, device, **options)

@@ -17,6 +17,7 @@ from penstock.runtime.batch_metrics import Means, MetricSums
 from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
 from penstock.runtime.clock import StepClock
+from penstock.runtime.compiled_call import StageCompiler
 from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.gradient_noise import NoiseMeter, check_replicated
 from penstock.runtime.host_memory import keep_freed_memory
@@ -73,6 +74,7 @@ class Worker:
         seed: int = 0,
         metrics: MetricSums | None = None,
         also_crossed: Sequence[Boundary] = (),
+        compiler: StageCompiler | None = None,
         programs: Mapping[int, StageProgram],
     ) -> None:
         if world.device.type == "cpu":
@@ -87,6 +89,7 @@ class Worker:
             self.owners = owners_of_parameters(graph.parameter_uses, self.holders)
         self.noise = noise
         self.programs = programs
+        self.compiler = compiler
         self.autocast_dtype = autocast
         self.optimizer_s = 0.0
         self.random = RandomStream(world.device, seed, world.rank)
@@ -146,6 +149,7 @@ class Worker:
             synchronised=norm is not None,
             around_forward=norm.counting if norm is not None else None,
             around_last_backward=launching,
+            compiler=self.compiler,
             take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
         )
 
