@@ -13,11 +13,11 @@ __all__ = ["keep_freed_memory"]
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Settings of ``mallopt`` in glibc's malloc.h."""
 
-KEPT_BYTES = 1 << 30
+KEPT_BYTES = 256 << 20
 """What may lie free at the end of the heap before some of it is given back."""
 
 MAPPED_BYTES = 32 << 20
-"""Larger pieces, which are few, are mapped one by one and given back at once (glibc's limit)."""
+"""Larger pieces are mapped one by one and given back at once (the most that glibc allows)."""
 
 
 def keep_freed_memory() -> None:

@@ -24,7 +24,7 @@ from penstock.runtime.transport import position_name
 __all__ = ["SharedMemoryTransport", "ring_size"]
 
 SLOT_LIMIT_BYTES = 1 << 20
-RING_LIMIT_BYTES = 16 << 20
+RING_LIMIT_BYTES = 2 << 20
 LEAST_SLOTS = 4
 HEAD, TAIL = 0, CACHE_LINE_BYTES // 8
 # Plain numbers: looking up a member of an enumeration takes as long as reading the memory.

@@ -117,6 +117,7 @@ class ModuleRunner:
         self.program = program
         self._take_outputs = take_outputs if program.outputs else None
         self.loss_terms: list[LossTerm] = []
+        self._loss_places: list[LossTerm] = []
         self.seed = 1.0
         self._module: nn.Module = program.module
         self._training_call = call or stage_call(program.module)
@@ -138,12 +139,24 @@ class ModuleRunner:
         self._work = work
         self._call = self._training_call if work.training else self._evaluation_call
         self._kept.clear()
-        self.loss_terms = []
+        self._new_terms()
 
     def proceed(self, work: StageWork) -> None:
         """Take the rows of more micro-batches; what is in flight stays so."""
         self._work = work
+        self._new_terms()
+
+    def _new_terms(self) -> None:
+        """Make room for all losses of the iteration at once.
+
+        A tensor that is kept of each micro-batch would lie where a large one was, which then no
+        longer fits there: memory would grow with the number of micro-batches.
+        """
         self.loss_terms = []
+        if self.program.is_last:
+            room = torch.zeros(2, len(self._work.rows), dtype=torch.float64, device=self._device)
+            losses, weights = room[0].unbind(), room[1].unbind()
+            self._loss_places = list(map(LossTerm, losses, weights))
 
     def reseed(self, micro_batch: int, factor: float) -> None:
         """Multiply the gradient that the backward of a forwarded micro-batch starts from."""
@@ -280,7 +293,10 @@ class ModuleRunner:
     ) -> None:
         """Note the loss, and seed its backward with the number of terms in it."""
         if self._work.rows[micro_batch]:
-            self.loss_terms.append(LossTerm(loss.detach(), weight))
+            place = self._loss_places[micro_batch]
+            place.loss.copy_(loss.detach())
+            place.weight.copy_(weight)
+            self.loss_terms.append(place)
         else:
             weight = torch.zeros_like(weight)
         if loss.requires_grad:
