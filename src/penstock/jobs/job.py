@@ -97,9 +97,9 @@ class Job:
     loss itself. ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are off at 0.
     ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
     a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
-    ``metrics`` and ``callbacks`` are those of `Pipeline`; a callback that calls ``pipe.stop()``
-    ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics and callbacks
-    must be importable functions, because each worker process imports them anew.
+    ``compile``, ``metrics`` and ``callbacks`` are those of `Pipeline`; a callback that calls
+    ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics
+    and callbacks must be importable functions, because each worker process imports them anew.
 
     Raises:
         BadInput: a count or rate outside its range.
@@ -123,6 +123,7 @@ class Job:
     accumulate: int = 1
     shard_optimizer: bool = False
     gradient_noise: bool = False
+    compile: bool = False
     loss_scaling: LossScaling = field(default_factory=LossScaling)
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     callbacks: tuple[Callback, ...] = ()

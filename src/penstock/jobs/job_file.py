@@ -89,6 +89,7 @@ class JobEntry(Entry):
     accumulate: int | None = None
     shard_optimizer: bool | None = None
     gradient_noise: bool | None = None
+    compile: bool | None = None
     callbacks: list[str] | None = None
     metrics: dict[str, str] | None = None
     optimizer: OptimizerEntry = OptimizerEntry()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,9 @@ from penstock.jobs.records import Records
 from penstock.jobs.run_directory import RunDirectory
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_metrics import Evaluation
+from penstock.runtime.endless import updates_per_batch
 from penstock.runtime.measured_memory import MeasuredMemory
+from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.timeline.timeline import Timeline
 
@@ -86,7 +88,9 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         plan,
         job.example_batch(),
         optimizer=optimizer_factory(job.optimizer),
-        learning_rate_schedule=learning_rate_schedule(job.optimizer, job.steps),
+        learning_rate_schedule=learning_rate_schedule(
+            job.optimizer, job.steps, updates_per_batch(plan) or 1
+        ),
         clip_norm=job.clip_norm or None,
         autocast=job.autocast_dtype(),
         device=device,
@@ -94,6 +98,7 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
         shard_optimizer=job.shard_optimizer,
         gradient_noise=job.gradient_noise,
+        compile=job.compile,
         metrics=job.metrics,
         callbacks=job.callbacks,
     )
@@ -116,14 +121,11 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     """The loop: step, record, show; now and then evaluate and write a checkpoint."""
     job, first = task.job, pipe.rank == 0
     directory = RunDirectory(task.directory)
-    measured, memory = Measurements(), MeasuredMemory()
+    measured, memory = Measurements(), list[MeasuredMemory]()
     display = display_for(start, job.steps, shown=task.shown and first)
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     with closing(display), closing(Records(directory, start, writes=first)) as records:
-        for step, batches in enumerate(steps_of(job, start), start + 1):
-            weighed = step == measured_step(start, job.steps)
-            with pipe.measuring_memory() if weighed else nullcontext(memory) as memory:
-                metrics = pipe.step(*batches)
+        for step, metrics in enumerate(trained(pipe, job, start, memory), start + 1):
             loss, samples = metrics.loss, metrics.samples
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
@@ -151,8 +153,37 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         measured_s=typical_s,
         samples_per_s=samples / typical_s,
         timeline=timeline,
-        peak_memory_bytes=memory.peak_bytes,
+        peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
+
+
+def trained(
+    pipe: Pipeline, job: Job, start: int, memory: list[MeasuredMemory]
+) -> Iterator[StepMetrics]:
+    """Train to the end of the run, step by step; the memory of one step goes to ``memory``.
+
+    Where the plan's schedule updates without a flush, steps follow one another without a pause up
+    to the next evaluation or checkpoint.
+    """
+    steps = steps_of(job, start)
+    if not updates_per_batch(pipe.plan):
+        for step, batches in enumerate(steps, start + 1):
+            if step == measured_step(start, job.steps):
+                with pipe.measuring_memory() as measured:
+                    metrics = pipe.step(*batches)
+                memory.append(measured)
+            else:
+                metrics = pipe.step(*batches)
+            yield metrics
+        return
+    step, before = start, -1
+    while step != before:
+        before = step
+        every = [n for n in (job.evaluate_every, job.checkpoint_every) if n]
+        pause = min((n - step % n for n in every), default=job.steps)
+        for metrics in pipe.stream(batch for (batch,) in islice(steps, pause)):
+            step += 1
+            yield metrics
 
 
 def nothing_left(job: Job, start: int) -> str:
