@@ -24,19 +24,27 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Ours:
-    """A pipeline of this project; a step sums gradients and exchanges loss and norm."""
+    """A pipeline of this project; a step sums gradients and exchanges loss and norm.
+
+    The blocks of ``model`` may be on the meta device: then each rank makes its own only.
+    """
 
     def __init__(self, case: Case, model: Model, bounds: list[range], count: int) -> None:
         batch = model.batch(1)
         whole = nn.Sequential(*model.blocks)
         graph = capture_model(whole, batch, loss=model.loss, granularity="block")
+        empty = any(parameter.is_meta for parameter in whole.parameters())
         owners = [name.partition(".")[0] for name in graph.layer_names]
         starts = [owners.index(str(block)) for block in range(len(model.blocks))]
         plan = plan_of(
             case, bounds, [*starts, len(owners)], dist.get_world_size(), count, model.rows
         )
         self.orders = [list(order) for order in order_of(plan).orders]
-        self.pipe = Pipeline(graph, plan, batch)
+        if empty:
+            # Only the module itself can give values to what was captured without any.
+            self.pipe = Pipeline(whole, plan, batch, loss=model.loss, granularity="block")
+        else:
+            self.pipe = Pipeline(graph, plan, batch)
 
     def prepare(self) -> None:
         """Nothing: a step begins with gradients of zero by itself."""

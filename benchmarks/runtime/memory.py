@@ -4,6 +4,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from cases import CASES, bounds_of
 from contenders import Ours, Rival
@@ -16,12 +17,15 @@ ITERATIONS = 3
 
 def measure_memory(name: str, model_name: str, micro_batches: int, whose: str) -> dict[str, Any]:
     """Mebibytes of each rank: resident before the first iteration, and at most in three."""
-    case, model = CASES[name], make_model(model_name)
+    case = CASES[name]
+    # Each rank holds the weights of its own stages only: the rival is given no others, and ours
+    # makes no others.
+    with torch.device("meta" if whose == "ours" else "cpu"):
+        model = make_model(model_name)
     bounds = bounds_of(case, model_name, len(model.blocks), dist.get_world_size())
     make = Ours if whose == "ours" else Rival
     contender = make(case, model, bounds, micro_batches)
     batch = model.batch(micro_batches)
-    # Blocks of other ranks would count as memory of this one.
     model.blocks.clear()
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
