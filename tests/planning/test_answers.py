@@ -7,9 +7,10 @@ import pytest
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.planning.answers import plan_pipeline, score_until
+from penstock.planning.answers import TimeLimit, find_plan, plan_pipeline, score_until
 from penstock.planning.questions import planning_problem
 from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 
 
@@ -74,3 +75,37 @@ def test_before_the_time_limit_the_score_is_the_score(small_plan: Plan) -> None:
     limited = score_until(lambda plan: float(plan.micro_batches), deadline_s=1.0, clock=lambda: 0.0)
     other = replace(small_plan, micro_batches=3)
     assert [limited(small_plan), limited(other)] == [6.0, 3.0]
+
+
+@pytest.mark.parametrize("schedules", [("zb-h1",), ("1f1b", "zb-h1", "zb-h2", "interleaved")])
+def test_a_time_limit_also_ends_the_trials_of_schedules_that_planners_do_not_search(
+    small_profile: ModelProfile, small_cluster: Cluster, schedules: tuple[str, ...]
+) -> None:
+    asked = replace(planning_problem(small_profile, small_cluster, 12), schedules=schedules)
+    scored: list[Plan] = []
+    score = make_score(asked)
+
+    def noted(plan: Plan) -> float:
+        scored.append(plan)
+        return score(plan)
+
+    def trials(limit: TimeLimit | None) -> int:
+        scored.clear()
+        plan = find_plan(asked, "gpipe", noted, limit=limit)
+        assert plan.schedule in schedules and score(plan) < inf
+        return len({other for other in scored if other.schedule.startswith(("zb", "inter"))})
+
+    unlimited = trials(None)
+    assert trials(TimeLimit(1.0, lambda: 0.0)) == unlimited
+    up = count()
+    assert trials(TimeLimit(0.0, lambda: float(next(up)))) < unlimited
+
+
+def test_a_plan_of_a_schedule_that_is_not_allowed_is_not_told(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    asked = replace(planning_problem(small_profile, small_cluster, 12), schedules=("zb-h1",))
+    told: list[Plan | None] = []
+    plan = find_plan(asked, "search", make_score(asked), tell=lambda step: told.append(step.plan))
+    assert plan.schedule == "zb-h1"
+    assert told and not any(told)

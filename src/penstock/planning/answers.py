@@ -90,21 +90,37 @@ def find_plan(
         return searched_plan(problem, planner, score, limit, tell)
     known = tuple(name for name in problem.schedules if searched_by_planners(name))
     base = replace(problem, schedules=known or PlanningProblem.schedules)
+    deadline_s = limit.clock() + limit.seconds if limit else inf
+    limited = score_until(score, deadline_s, limit.clock) if limit else score
+    # Plans of schedules that are not allowed are no answer, not even when time is up.
+    tell_first = tell if known or tell is None else without_plans(tell)
     found: list[Plan] = []
     try:
-        first = searched_plan(base, planner, score, limit, tell)
+        first = searched_plan(base, planner, score, limit, tell_first)
         found += [first] if known else []
     except Infeasible:
         wide = roomy(base)
-        first = searched_plan(wide, planner, make_score(wide), limit, tell)
+        tell_first = without_plans(tell) if tell else None
+        first = searched_plan(wide, planner, make_score(wide), limit, tell_first)
     for name in others:
+        best = min(found, key=score, default=None)
         if tell:
-            tell(SearchStep(f"schedule {name}", None, inf))
-        plan = rescheduled(problem, first, name, score)
+            tell(SearchStep(f"schedule {name}", best, score(best) if best else inf))
+        if best and limit and limit.clock() > deadline_s:
+            break
+        plan = rescheduled(problem, first, name, limited)
+        if plan is None and limit and not found:
+            # The limit may have cut short the only schedule that fits.
+            plan = rescheduled(problem, first, name, score)
         found += [plan] if plan else []
     if not found:
         raise infeasible(base, planner)
     return min(found, key=score)
+
+
+def without_plans(tell: Callable[[SearchStep], None]) -> Callable[[SearchStep], None]:
+    """``tell`` that hears what is being tried, but of no plan."""
+    return lambda step: tell(SearchStep(step.doing, None, inf))
 
 
 def roomy(problem: PlanningProblem) -> PlanningProblem:
