@@ -1,6 +1,6 @@
 """Muon for matrices and AdamW for all other parameters, as one optimizer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ class MuonWithAdamW(Optimizer):
         ]
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share()
+
+    @property
+    def parts(self) -> Sequence[Optimizer]:
+        """The optimizers that this one is made of."""
+        return self._parts
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -52,9 +52,11 @@ def optimizer_factory(
 
 
 def learning_rate_schedule(
-    settings: OptimizerSettings, steps: int
+    settings: OptimizerSettings, steps: int, updates_per_step: int = 1
 ) -> Callable[[torch.optim.Optimizer], LambdaLR]:
     """A function that makes the learning-rate schedule over ``steps`` steps.
+
+    Where weights are updated several times in a step, all of its updates have its rate.
 
     share(k) = min(1, (k + 1) / warm_up_steps) * decay(k),
     decay(k) = 0.1 + 0.45 (1 + cos(pi * k / steps))    or 1 where the rate is constant
@@ -67,4 +69,4 @@ def learning_rate_schedule(
         wave = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
         return warm_up * (LEAST_SHARE + (1 - LEAST_SHARE) * wave)
 
-    return lambda optimizer: LambdaLR(optimizer, share)
+    return lambda optimizer: LambdaLR(optimizer, lambda update: share(update // updates_per_step))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,21 @@ from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.registry import PLANNERS
+from penstock.planning.answers import find_plan
+from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
 from penstock.runtime.checkpoint import latest_checkpoint
+from penstock.runtime.endless import updates_per_batch
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.runnable import check_runnable
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "train_job"]
+
+STEADY_ITERATIONS = 6
+"""Simulated where batches follow one another without a flush, to tell the steady pace."""
 
 Log = Callable[[str], None]
 """Where the driver says, in a line, what it does."""
@@ -37,15 +44,16 @@ Log = Callable[[str], None]
 class TrainRequest:
     """What ``penstock train`` was asked.
 
-    ``plan`` is a plan file (none: make one with ``planner``). ``out`` is the run directory (none:
-    a new one under ``runs``, or with ``resume`` the newest there). ``shown`` is false where
-    nothing is to be displayed.
+    ``plan`` is a plan file (none: make one with ``planner`` and ``schedule``). ``out`` is the run
+    directory (none: a new one under ``runs``, or with ``resume`` the newest there). ``shown`` is
+    false where nothing is to be displayed.
     """
 
     workers: int = 4
     steps: int = 0
     plan: Path | None = None
     planner: str = "search"
+    schedule: str = "auto"
     resume: bool = False
     out: Path | None = None
     device: str = "cpu"
@@ -148,13 +156,21 @@ def plan_for(
         say("the run is planned anew, for other workers than before")
     if request.planner not in PLANNERS:
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
-    problem = problem_of(job, profile, cluster)
-    return PLANNERS[request.planner](problem, make_score(problem))
+    problem = replace(
+        problem_of(job, profile, cluster), schedules=schedules_named(request.schedule)
+    )
+    return find_plan(problem, request.planner, make_score(problem))
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot follow with this job."""
     check_runnable(plan)
+    if job.accumulate > 1 and updates_per_batch(plan):
+        raise BadInput(
+            f"job '{job.name}' accumulates over {job.accumulate} batches, but schedule "
+            f"'{plan.schedule}' of {name} updates weights without a flush; set accumulate = 1 in "
+            f"the job, or use another schedule"
+        )
     if max(plan.devices) >= workers:
         raise BadInput(
             f"{name} uses device {max(plan.devices)}, but there are {workers} workers (devices 0 "
@@ -182,16 +198,23 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
 def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
     """One simulated iteration of ``plan``, as long as a step of all its batches takes.
 
-    The sums over replicas come after the last of them only; they are counted after each.
+    Without a flush, as long as one takes in the steady state. The sums over replicas come after the
+    last of them only; they are counted after each.
     """
-    prediction = simulate_plan(
+    ask = partial(
+        simulate_plan,
         plan,
         profile,
         cluster,
         optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
         shard_optimizer=job.shard_optimizer,
     )
-    return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
+    prediction = ask()
+    if not updates_per_batch(plan):
+        return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
+    several = ask(iterations=STEADY_ITERATIONS)
+    peaks = several.peak_memory_bytes
+    return replace(prediction, iteration_s=several.steady_s, peak_memory_bytes=peaks)
 
 
 def run_workers(

@@ -13,7 +13,13 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import ASYNCHRONOUS, PROVEN_BY_SEARCH, SCHEDULES
 from penstock.simulate.simulation import check_plan_fits_inputs
 
-__all__ = ["named", "planning_problem", "problem_of_plan", "synchronous_schedules"]
+__all__ = [
+    "named",
+    "planning_problem",
+    "problem_of_plan",
+    "schedules_named",
+    "synchronous_schedules",
+]
 
 Value = TypeVar("Value")
 
@@ -56,12 +62,7 @@ def planning_problem(
     Raises:
         BadInput: an unknown schedule, or sizes that do not go together.
     """
-    schedules = PlanningProblem.schedules
-    if schedule == ANY:
-        schedules = tuple(dict.fromkeys((*schedules, *synchronous_schedules())))
-    elif schedule != "auto":
-        named({"auto": None, ANY: None, **SCHEDULES}, schedule, "schedule")
-        schedules = (schedule,)
+    schedules = schedules_named(schedule)
     sizes = (micro_batch_size,) if micro_batch_size else divisors(batch)
     return PlanningProblem(
         profile=profile,
@@ -73,6 +74,20 @@ def planning_problem(
         schedules=schedules,
         max_stages=max_stages,
     )
+
+
+def schedules_named(schedule: str) -> tuple[str, ...]:
+    """The schedules that a plan may use where it is asked for ``schedule``.
+
+    Raises:
+        BadInput: an unknown schedule.
+    """
+    if schedule == "auto":
+        return PlanningProblem.schedules
+    if schedule == ANY:
+        return tuple(dict.fromkeys((*PlanningProblem.schedules, *synchronous_schedules())))
+    named({"auto": None, ANY: None, **SCHEDULES}, schedule, "schedule")
+    return (schedule,)
 
 
 def synchronous_schedules() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from penstock.schedule.action import Action
 from penstock.schedule.asynchronous import endless_depths
 from penstock.schedule.weight_rule import WeightRule
 
-__all__ = ["EndlessOrder", "endless_order"]
+__all__ = ["EndlessOrder", "endless_order", "updates_per_batch"]
 
 
 @dataclass(frozen=True)
@@ -93,3 +93,13 @@ def endless_order(plan: Plan) -> EndlessOrder:
     rule, shape = order_of(plan).weights, plan.shape()
     recompute = tuple(shape.recomputes(stage) for stage in range(shape.stages))
     return EndlessOrder(endless_depths(shape, rule), plan.micro_batches, recompute, rule)
+
+
+def updates_per_batch(plan: Plan) -> int:
+    """How often each stage updates its weights in a batch; 0 where it waits for a flush.
+
+    Raises:
+        BadInput: the plan's schedule cannot be played.
+    """
+    per_update = order_of(plan).weights.micro_batches_per_update
+    return plan.micro_batches // per_update if per_update else 0

@@ -15,7 +15,7 @@ holds weight decay and dampening already. With Nesterov's momentum the step that
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -73,28 +73,19 @@ if hasattr(torch.optim, "Muon"):
 class PredictedSteps:
     """The expected steps of the parameters of one optimizer.
 
+    An optimizer that is made of others, each for some of the parameters, names them by ``parts``.
+
     Raises:
         BadInput: the optimizer says nothing of its next step.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        found = STEPS.get(type(optimizer))
-        if found is None:
-            known = ", ".join(sorted(kind.__name__ for kind in STEPS))
-            raise BadInput(
-                f"optimizer {type(optimizer).__name__} has no known prediction of its next step; "
-                f"use one of {known}, or a schedule that predicts nothing, such as 'pipedream'"
-            )
-        self._step: StepFunction = found
+        self._parts: Sequence[Optimizer] = getattr(optimizer, "parts", (optimizer,))
+        for part in self._parts:
+            check_predictable(part)
         self._known: list[Group] = []
-        self._groups: dict[torch.Tensor, Group] = {}
-        if isinstance(optimizer, SGD) and not all(g["momentum"] for g in optimizer.param_groups):
-            raise BadInput(
-                "optimizer SGD has momentum 0, so it remembers no gradients to predict its next "
-                "step from; give it a momentum, or use a schedule that predicts nothing, such as "
-                "'pipedream'"
-            )
+        self._ways: dict[torch.Tensor, tuple[StepFunction, Group]] = {}
 
     @torch.no_grad()
     def predict(self, parameter: nn.Parameter, updates: int, into: torch.Tensor) -> None:
@@ -102,16 +93,36 @@ class PredictedSteps:
         state = self._optimizer.state
         step = None
         if updates and parameter in state:
-            step = self._step(parameter.detach(), state[parameter], self._group_of(parameter))
+            step_of, group = self._way_of(parameter)
+            step = step_of(parameter.detach(), state[parameter], group)
         if step is None:
             into.copy_(parameter)
         else:
             torch.sub(parameter, step, alpha=updates, out=into)
 
-    def _group_of(self, parameter: nn.Parameter) -> Group:
-        """The settings of a parameter; a loaded state makes new groups."""
-        groups = self._optimizer.param_groups
-        if groups is not self._known:
-            self._known = groups
-            self._groups = {p: group for group in groups for p in group["params"]}
-        return self._groups[parameter]
+    def _way_of(self, parameter: nn.Parameter) -> tuple[StepFunction, Group]:
+        """How a parameter is stepped; a loaded state makes new groups."""
+        if self._optimizer.param_groups is not self._known:
+            self._known = self._optimizer.param_groups
+            self._ways = {
+                own: (STEPS[type(part)], group)
+                for part in self._parts
+                for group in part.param_groups
+                for own in group["params"]
+            }
+        return self._ways[parameter]
+
+
+def check_predictable(optimizer: Optimizer) -> None:
+    """Raise `BadInput` for an optimizer whose next step cannot be told."""
+    if type(optimizer) not in STEPS:
+        known = ", ".join(sorted(kind.__name__ for kind in STEPS))
+        raise BadInput(
+            f"optimizer {type(optimizer).__name__} has no known prediction of its next step; use "
+            f"one of {known}, or a schedule that predicts nothing, such as 'pipedream'"
+        )
+    if isinstance(optimizer, SGD) and not all(g["momentum"] for g in optimizer.param_groups):
+        raise BadInput(
+            "optimizer SGD has momentum 0, so it remembers no gradients to predict its next step "
+            "from; give it a momentum, or use a schedule that predicts nothing, such as 'pipedream'"
+        )

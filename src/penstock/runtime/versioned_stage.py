@@ -58,6 +58,14 @@ class VersionedStage:
         with self.versions.backward(number):
             return self.runner.backward(micro_batch, gradients)
 
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Not to be had: orders without a flush have whole backwards."""
+        raise NotImplementedError
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Not to be had: orders without a flush have whole backwards."""
+        raise NotImplementedError
+
     def settle(self) -> bool:
         """Update the weights, if enough backwards have ended since the last time."""
         if self._ended - self._settled < self._per_update:
