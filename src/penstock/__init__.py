@@ -32,8 +32,13 @@ if TYPE_CHECKING:
     from penstock.profile.json_file import read_profile, write_profile
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
+    from penstock.runtime.batch_metrics import Evaluation
+    from penstock.runtime.callbacks import Closing, Saved
+    from penstock.runtime.checkpoint import read_state
     from penstock.runtime.launch import launch_workers
+    from penstock.runtime.loader_state import ResumableLoader
     from penstock.runtime.loss_scaling import LossScaling
+    from penstock.runtime.metrics import StepMetrics
     from penstock.runtime.pipeline import Pipeline
     from penstock.simulate.simulation import simulate_plan
 
@@ -42,9 +47,11 @@ __all__ = [
     "BadInput",
     "CaptureFailed",
     "Chain",
+    "Closing",
     "Cluster",
     "Device",
     "Edge",
+    "Evaluation",
     "Host",
     "Infeasible",
     "LayerCost",
@@ -56,9 +63,12 @@ __all__ = [
     "Pipeline",
     "Plan",
     "PlanningProblem",
+    "ResumableLoader",
     "RunFailed",
+    "Saved",
     "Stage",
     "Stalled",
+    "StepMetrics",
     "capture_model",
     "find_cluster",
     "find_profile",
@@ -68,6 +78,7 @@ __all__ = [
     "read_cluster",
     "read_plan",
     "read_profile",
+    "read_state",
     "simulate_plan",
     "write_cluster",
     "write_plan",
@@ -99,8 +110,13 @@ PLACES = {
     "penstock.profile.json_file": ("read_profile", "write_profile"),
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
     "penstock.report.page": ("write_report",),
+    "penstock.runtime.batch_metrics": ("Evaluation",),
+    "penstock.runtime.callbacks": ("Closing", "Saved"),
+    "penstock.runtime.checkpoint": ("read_state",),
     "penstock.runtime.launch": ("launch_workers",),
+    "penstock.runtime.loader_state": ("ResumableLoader",),
     "penstock.runtime.loss_scaling": ("LossScaling",),
+    "penstock.runtime.metrics": ("StepMetrics",),
     "penstock.runtime.pipeline": ("Pipeline",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }

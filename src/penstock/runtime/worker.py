@@ -16,8 +16,8 @@ from penstock.plan.plan import Plan
 from penstock.runtime.batch_metrics import Means, MetricSums
 from penstock.runtime.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.channels import PipelineChannels, Places, TransportChoice, open_transport
-from penstock.runtime.clock import StepClock
 from penstock.runtime.compiled_call import StageCompiler
+from penstock.runtime.cuda_clock import clock_for
 from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.gradient_noise import NoiseMeter, check_replicated
 from penstock.runtime.host_memory import keep_freed_memory
@@ -82,7 +82,7 @@ class Worker:
         self.graph, self.plan, self.world = graph, plan, world
         self.places = places_of(plan, world.rank)
         self.boundaries = boundaries_of(graph, plan)
-        self.clock = StepClock()
+        self.clock = clock_for(world.device)
         self.holders = holders_of_parameters(graph, plan)
         self.owners: Mapping[str, int] = {}
         if shard_optimizer:
