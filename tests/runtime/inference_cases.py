@@ -264,7 +264,7 @@ def net_plan(layers: int) -> Plan:
 
 
 def train_net(
-    directory: Path, *, epochs: int = 3, die_after: int = 0, resume: bool = False, seed: int = 1
+    directory: Path, *, epochs: int = 2, die_after: int = 0, resume: bool = False, seed: int = 1
 ) -> dict[str, Any]:
     """Weights and losses of a run with dropout, noise, a shuffling loader and a schedule.
 

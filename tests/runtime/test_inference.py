@@ -16,6 +16,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+@pytest.mark.timeout(600)
 def test_predictions_are_those_of_the_model_in_evaluation_mode() -> None:
     from inference_cases import predict_everything
 
@@ -24,6 +25,7 @@ def test_predictions_are_those_of_the_model_in_evaluation_mode() -> None:
         assert not any(found.values()), f"rank {rank}: {found}"
 
 
+@pytest.mark.timeout(600)
 def test_metrics_are_those_of_the_whole_batch_by_weight() -> None:
     from inference_cases import metrics_of_plans
 

@@ -17,6 +17,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+@pytest.mark.timeout(600)
 def test_killed_and_resumed_is_bit_equal_to_uninterrupted(tmp_path: Path) -> None:
     import inference_cases
 
@@ -30,13 +31,14 @@ def test_killed_and_resumed_is_bit_equal_to_uninterrupted(tmp_path: Path) -> Non
         train(die_after=12)
     assert read_state(latest_checkpoint(tmp_path))["extra"] == {"note": "midway"}
     resumed = train(resume=True)
-    assert resumed["steps"] == through["steps"] == 24
+    assert resumed["steps"] == through["steps"] == 16
     assert resumed["losses"] == through["losses"][11:]
     assert through["weights"].keys() == resumed["weights"].keys()
     for name, tensor in through["weights"].items():
         assert torch.equal(tensor, resumed["weights"][name]), name
 
 
+@pytest.mark.timeout(600)
 def test_one_seed_gives_one_run(tmp_path: Path) -> None:
     from inference_cases import train_twice
 
