@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from list_shapes import list_shapes
 
+from penstock.schedule import list_search
 from penstock.schedule.automatic_zero_bubble import (
     HANDCRAFTED,
     fitting_schedules,
@@ -12,6 +13,7 @@ from penstock.schedule.automatic_zero_bubble import (
 )
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
+from penstock.schedule.list_seeds import SEEDS
 from penstock.schedule.placement import folded
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
@@ -104,3 +106,23 @@ def test_unequal_stages_reach_the_bound(longer: int) -> None:
 def test_without_limits_it_stays_within_the_memory_of_1f1b() -> None:
     shape = PipelineShape(stages=4, micro_batches=16)
     assert max(memory_peaks_bytes(zero_bubble(shape), shape)) <= 4.0
+
+
+def test_the_search_ends_where_the_bound_for_the_memory_is_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four groups, the first half as slow again: 76.5 is the least in this memory, and 74.4 in
+    more, which a bound without memory cannot tell apart."""
+    first, other = StageCost(1.5, 1.8, 1.35, kept_bytes=0.5), StageCost(1, 1.2, 0.9, kept_bytes=0.5)
+    shape = PipelineShape(4, 16, costs=(first, *(other,) * 3), memory_bytes=(4.0,) * 4)
+    tried: list[int] = []
+    attempt = list_search.Search.attempt
+
+    def counted(search: list_search.Search, *arguments: object) -> None:
+        tried.append(1)
+        attempt(search, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(list_search.Search, "attempt", counted)
+    assert makespan_s(zero_bubble(shape), shape) == pytest.approx(76.5)
+    assert makespan_bound_s(shape) == pytest.approx(76.5)
+    assert len(tried) <= len(SEEDS)

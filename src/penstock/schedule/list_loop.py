@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-__all__ = ["Arrays", "Wishes", "list_order"]
+__all__ = ["Arrays", "Tables", "Wishes", "keys_of", "list_order", "tables_of"]
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
 """Rows of what has been done and of what is wished for; BACKWARD is I, or B where that is whole."""
@@ -85,18 +85,22 @@ class Wishes(NamedTuple):
     lead_s: float
 
 
-def list_order(arrays: Arrays, wishes: Wishes, best_s: float) -> tuple[np.ndarray, float]:
-    """The order that ``wishes`` lead to and its makespan.
+class Tables(NamedTuple):
+    """What every play of a pipeline begins with: its places, their costs, and its groups."""
 
-    The order has a column an action, group after group: row, place, number. The makespan is
-    infinite, and the order unfinished, as soon as it is certain to take ``best_s`` or longer.
-    """
-    rows = 3 if arrays.split else 2
+    place: np.ndarray
+    costs: np.ndarray
+    group: np.ndarray
+    store: np.ndarray
+
+
+def tables_of(arrays: Arrays) -> Tables:
+    """The tables of a pipeline; the depths come from wishes."""
     zeros = np.zeros(len(arrays.group), np.int64)
     place = np.stack(
         [
             *(zeros, zeros, zeros, arrays.group, arrays.way, arrays.micro_batches),
-            *(arrays.limit, wishes.depth),
+            *(arrays.limit, zeros),
         ],
         axis=1,
     )
@@ -107,17 +111,69 @@ def list_order(arrays: Arrays, wishes: Wishes, best_s: float) -> tuple[np.ndarra
         ],
         axis=1,
     )
-    groups = len(arrays.room_bytes)
+    groups, rows = len(arrays.room_bytes), 3 if arrays.split else 2
     actions = rows * np.bincount(arrays.group, arrays.micro_batches, groups).astype(np.int64)
     begins, ends = arrays.first_of_group[:-1], arrays.first_of_group[1:]
     starts = np.cumsum(actions) - actions
-    group = np.stack([begins, ends, np.zeros_like(begins), starts], axis=1)
     store = np.zeros((groups, 4))
     store[:, ROOM], store[:, LEFT] = arrays.room_bytes, arrays.work_s
+    return Tables(
+        place, costs, np.stack([begins, ends, np.zeros_like(begins), starts], axis=1), store
+    )
+
+
+def list_order(
+    arrays: Arrays, wishes: Wishes, best_s: float, tables: Tables | None = None
+) -> tuple[np.ndarray, float]:
+    """The order that ``wishes`` lead to and its makespan.
+
+    The order has a column an action, group after group: row, place, number. The makespan is
+    infinite, and the order unfinished, as soon as it is certain to take ``best_s`` or longer.
+    ``tables`` are those of the pipeline, for who plays it often.
+    """
+    tables = tables or tables_of(arrays)
+    place, group, store = tables.place.copy(), tables.group.copy(), tables.store.copy()
+    place[:, DEPTH] = wishes.depth
     numbers = np.array(wishes[2:])
-    order = np.empty((3, actions.sum()), np.int64)
-    state = (place, costs, group, store, arrays.members, wishes.keys, numbers, order)
+    order = np.empty((3, (3 if arrays.split else 2) * int(place[:, COUNT].sum())), np.int64)
+    state = (place, tables.costs, group, store, arrays.members, wishes.keys, numbers, order)
     return order, play_wishes(arrays.stages, arrays.ways, arrays.split, best_s, *state)
+
+
+def keys_of(arrays: Arrays, hops_s: np.ndarray, turn_s: float, shift_s: float) -> np.ndarray:
+    """The keys of all actions of a pipeline whose micro-batches enter every ``shift_s`` seconds.
+
+    ``hops_s`` are the seconds from a stage to the next on the first and the second half of the
+    stages, for forwards and then for backwards; ``turn_s`` pass between the two.
+    """
+    numbers = int(arrays.micro_batches[:: arrays.stages].sum())
+    keys = np.empty((3, len(arrays.group), -(-numbers // arrays.ways)))
+    costs = (arrays.seconds, arrays.transfer_s)
+    fill_keys(keys, arrays.stages, arrays.ways, *costs, hops_s, turn_s, shift_s)
+    return keys
+
+
+@compiled
+def fill_keys(keys, stages, ways, seconds, way_s, hops, turn_s, shift_s):
+    """Fill what `keys_of` gives."""
+    begin_s, back_s = np.zeros(stages), np.zeros(stages)
+    for s in range(1, stages):
+        hop_s = max(hops[0, int(2 * s >= stages)], seconds[0, s - 1] + way_s[s - 1])
+        begin_s[s] = begin_s[s - 1] + hop_s
+    total_s = 0.0
+    turn_at_s = begin_s[stages - 1] + seconds[0, stages - 1] + turn_s
+    back_s[stages - 1] = turn_at_s
+    for s in range(stages - 2, -1, -1):
+        total_s += max(hops[1, int(2 * s >= stages)], seconds[1, s + 1] + way_s[s])
+        back_s[s] = turn_at_s + total_s
+    for w in range(ways):
+        for s in range(stages):
+            q = w * stages + s
+            for i in range(keys.shape[2]):
+                later_s = (w + ways * i) * shift_s
+                keys[0, q, i] = begin_s[s] + later_s
+                keys[1, q, i] = back_s[s] + later_s
+                keys[2, q, i] = keys[1, q, i] + seconds[1, q]
 
 
 @compiled

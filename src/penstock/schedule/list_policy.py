@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     from penstock.schedule.list_loop import Arrays, Wishes
@@ -124,10 +123,10 @@ def drawn(draws: Draws) -> Policy:
 
 def wishes_of(policy: Policy, arrays: "Arrays") -> "Wishes":
     """The keys and depths that a policy leads to on a pipeline."""
-    from penstock.schedule.list_loop import Wishes
+    from penstock.schedule.list_loop import Wishes, keys_of
 
     stages, ways = arrays.stages, arrays.ways
-    micro_batches = int(arrays.micro_batches.reshape(ways, stages)[:, 0].sum())
+    micro_batches = int(arrays.micro_batches[::stages].sum())
     rounds = len(arrays.group) / len(arrays.room_bytes)
     # A pipeline may cost nothing at all.
     period_s = max(float(arrays.work_s.max()), 1e-30) / micro_batches
@@ -135,17 +134,18 @@ def wishes_of(policy: Policy, arrays: "Arrays") -> "Wishes":
     if policy.even:
         step_s = float(arrays.seconds.max())
         period_s = max(period_s, 3 * rounds / ways * step_s)
-    begin_s, back_s = imagined_starts(policy, arrays, step_s, policy.turn * period_s)
-    # Row w: the numbers of the micro-batches that pass in way w.
-    numbers = np.arange(ways)[:, None] + ways * np.arange(-(-micro_batches // ways))
-    shift_s = np.repeat(numbers * (policy.stretch * period_s), stages, axis=0)
-    begin_s, back_s = (np.tile(starts, ways)[:, None] + shift_s for starts in (begin_s, back_s))
-    weights_s = back_s + arrays.seconds[1][:, None]
-    periods = (weights_s - begin_s)[:, 0] / (period_s * ways)
+    hops_s = np.array(
+        [
+            (policy.forward_early * step_s, policy.forward_late * step_s),
+            (policy.backward_early * step_s, policy.backward_late * step_s),
+        ]
+    )
+    keys = keys_of(arrays, hops_s, policy.turn * period_s, policy.stretch * period_s)
+    periods = (keys[2] - keys[0])[:, 0] / (period_s * ways)
     depth = np.ceil(periods * policy.depth_factor + policy.depth_more - 1e-9)
     return Wishes(
-        np.array([begin_s, back_s, weights_s]),
-        np.clip(depth, 1, micro_batches).astype(np.int64),
+        keys,
+        np.minimum(np.maximum(depth, 1), micro_batches).astype(np.int64),
         policy.idle_price,
         policy.overlap,
         policy.most_pending,
@@ -153,20 +153,3 @@ def wishes_of(policy: Policy, arrays: "Arrays") -> "Wishes":
         policy.forward_delay * period_s,
         policy.lead * period_s,
     )
-
-
-def imagined_starts(
-    policy: Policy, arrays: "Arrays", step_s: float, turn_s: float
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """When the first micro-batch starts its forward and its backward on every stage."""
-    stages = arrays.stages
-    way_s = arrays.transfer_s[:stages]
-    late = np.arange(stages) >= stages / 2
-    forward_hops = np.where(late, policy.forward_late, policy.forward_early) * step_s
-    backward_hops = np.where(late, policy.backward_late, policy.backward_early) * step_s
-    there_s = np.maximum(forward_hops[1:], (arrays.seconds[0][:stages] + way_s)[:-1])
-    back_s = np.maximum(backward_hops[:-1], arrays.seconds[1][1:stages] + way_s[:-1])
-    forward_s = np.concatenate([[0.0], np.cumsum(there_s)])
-    turn_at_s = forward_s[-1] + arrays.seconds[0][stages - 1] + turn_s
-    backward_s = turn_at_s + np.concatenate([np.cumsum(back_s[::-1])[::-1], [0.0]])
-    return forward_s, backward_s

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
+from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, times_of
 from penstock.schedule.list_arrays import arrays_of, quick_bound_s
 from penstock.schedule.list_policy import CHOICES, Draws, Policy, changed, drawn, wishes_of
@@ -19,7 +20,7 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
 if TYPE_CHECKING:
-    from penstock.schedule.list_loop import Arrays, Wishes
+    from penstock.schedule.list_loop import Arrays, Tables, Wishes
 
 __all__ = ["quickest_order"]
 
@@ -38,25 +39,36 @@ ATTEMPTS_PER_PERCENT = 80
 """A per cent between the best order and the bound is worth so many attempts."""
 
 
+MOST_PROVEN = 1024
+"""Up to so many micro-batches of all stages the bound for the memory takes less than a search."""
+
+
 @dataclass
 class Search:
-    """The best order so far, what led to it, and how much has been tried."""
+    """The best order so far, what led to it, and how much has been tried.
+
+    ``bound_s`` says how much effort an order is worth. No order is shorter than ``proven_s``.
+    """
 
     arrays: "Arrays"
     bound_s: float
     most_attempts: int
+    proven_s: float = 0.0
     best_s: float = np.inf
     policy: Policy = SEEDS[0]
     wishes: "Wishes | None" = None
     order: Numbers | None = None
     attempts: int = 0
+    tables: "Tables | None" = None
 
     def attempt(self, wishes: "Wishes", policy: Policy | None = None) -> None:
         """Make the order of ``wishes``, and keep it if it is no slower than the best."""
-        from penstock.schedule.list_loop import list_order
+        from penstock.schedule.list_loop import list_order, tables_of
 
         self.attempts += 1
-        order, end_s = list_order(self.arrays, wishes, self.best_s * (1 + CLOSE))
+        self.tables = self.tables or tables_of(self.arrays)
+        limit_s = self.best_s * (1 + CLOSE)
+        order, end_s = list_order(self.arrays, wishes, limit_s, self.tables)
         if end_s < np.inf:
             self.best_s, self.wishes, self.order = min(end_s, self.best_s), wishes, order
             self.policy = policy or self.policy
@@ -67,7 +79,11 @@ class Search:
         actions = int(self.arrays.micro_batches.sum()) * (3 if self.arrays.split else 2)
         worth = max(100 * gap * ATTEMPTS_PER_PERCENT, CHEAP_PLACINGS / actions)
         worth = min(worth, self.most_attempts, MOST_PLACINGS / actions)
-        return gap > CLOSE and self.attempts < share * worth
+        return gap > CLOSE and self.attempts < share * worth and not self.is_proven(self.best_s)
+
+    def is_proven(self, makespan_s: float) -> bool:
+        """Whether no order is shorter than this."""
+        return makespan_s <= self.proven_s * (1 + CLOSE)
 
 
 def quickest_order(
@@ -77,9 +93,11 @@ def quickest_order(
 
     Policies known to be good come first, then ``others``. Then the best policy is changed here and
     there, and last the keys themselves, for parts of the stages and micro-batches; what is no
-    slower is kept. The effort is in proportion to what may be won: the search ends at the bound
-    (`penstock.schedule.list_arrays.quick_bound_s`), and after some attempts for each per cent
-    above it. Nothing is left to chance: the same shape gives the same order.
+    slower is kept. The effort is in proportion to what may be won: the search ends after some
+    attempts for each per cent above a bound (`penstock.schedule.list_arrays.quick_bound_s`), and
+    where it meets that, or on small pipelines the one that knows the memory
+    (`penstock.schedule.bound.makespan_bound_s`). Nothing is left to chance: the same shape gives
+    the same order.
 
     Raises:
         BadInput: not even one micro-batch fits into a group's memory, or a stage's limit.
@@ -96,6 +114,10 @@ def quickest_order(
             took_s = makespan_s(schedule, shape)
             if took_s < other_s:
                 other, other_s = schedule, took_s
+        if arrays.micro_batches.sum() <= MOST_PROVEN:
+            search.proven_s = makespan_bound_s(shape)
+        if other is not None and search.is_proven(other_s) and other_s < search.best_s:
+            return other
     draws = Draws(seed=1)
     while search.goes_on(share=0.5):
         climb(search, draws)
