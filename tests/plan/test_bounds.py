@@ -133,3 +133,21 @@ def test_on_separate_links_a_device_receives_from_several_at_once() -> None:
     # Two messages of two rows, side by side.
     assert make_score(problem)(plan) == pytest.approx(2.0)
     assert plan_bound_s(problem, plan) <= 2.0
+
+
+def test_until_the_first_gradient_a_device_has_only_the_forwards_that_reach_it() -> None:
+    def layer(forward_s: float, backward_s: float) -> LayerCost:
+        whole = Affine(per_sample=backward_s)
+        return LayerCost("layer", Affine(per_sample=forward_s), whole, Affine(), 10**12)
+
+    layers = (layer(4.0, 1.0), layer(1.0, 5.0), layer(1.0, 1.0))
+    edges = tuple(Edge(i, i + 1, f"tensor{i}", Affine(0.0, 1.0), Affine(0.0, 1.0)) for i in (0, 1))
+    hosts = tuple(Host(f"h{i}", (Device("d", 4e12),), 1e12, 1.0) for i in range(3))
+    profile = ModelProfile("slow start", layers, edges)
+    asked = PlanningProblem(profile, Cluster("three", hosts), 8, (1,))
+    # Forwards reach the middle one every 4 s, its first gradient 1 + 2 + 1 s after its first
+    # forward; what is left then follows, with a message and the first one's backward at the end.
+    forwards = 1 + (1 + 2 + 1) / 4
+    seconds = (4 + 1) + 1 + (1 + 2 + 1) + 8 * 6 - forwards * 1 + (1 + 1)
+    assert lower_bound_s(asked) == pytest.approx(seconds, rel=1e-3)
+    assert least_gap(asked) >= 0

@@ -281,7 +281,7 @@ class SizedRelaxation:
         front = FRONT_OF_MANY if many else FRONT
         shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS, front)
         counts = np.zeros(shape[:-1], dtype=np.int64)
-        points = np.empty((*shape, 6))
+        points = np.empty((*shape, 7))
         parents = np.empty((*shape, 2), dtype=np.int64)
         speeds = [c.speed for c in supply.classes]
         best_rate = max(limits.receive_rates[1], limits.send_rates[1])

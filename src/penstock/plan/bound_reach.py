@@ -28,6 +28,7 @@ from penstock.plan.bound_steps import (
     overlap_rows,
     there_and_back_s,
     trips_below,
+    until_drained_s,
     widest_of,
     width_of,
 )
@@ -68,6 +69,26 @@ def arrival(
     thin_s = reached[2] + message_s(near[0, cut], thin_rows, latency_s, s_per_byte)
     last_s = reached[3] + message_s(near[1, cut], thin_rows, latency_s, s_per_byte)
     return reached[0] + down_s, reached[1] + down_s + up_s, thin_s, last_s, port_s
+
+
+def pace_of(
+    before_s: float,
+    is_read_alone: bool,
+    cut: int,
+    link: tuple[int, float, float],
+    near: Floats,
+    rows: float,
+    forward_s: float,
+) -> float:
+    """At least so many seconds lie between forwards on a device, once the stages before it work.
+
+    As many as the slowest forward takes of any stage so far (``before_s`` before this one), or the
+    message that a device takes in for each, where a single one reads it.
+    """
+    pace_s = max(before_s, forward_s)
+    if is_read_alone:
+        pace_s = max(pace_s, message_s(near[0, cut], rows, link[1], link[2]))
+    return pace_s
 
 
 def leave_idle(
@@ -143,10 +164,15 @@ def add_stages(
         below_s = below[hi, target, into]
         if trip_s + whole_s + below_s > limit_s:
             continue
+        read_alone = replicas == 1 and lo > 0 and reader[lo] < hi
+        pace_s = pace_of(reached[6], read_alone, lo, link, near, rows, forward_s)
         busy_s = busy_below_s(batches, rows, figures[option, 8], whole_s, below_s, entry)
+        if replicas == 1:
+            late_s = first_s - thin_s
+            drained_s = until_drained_s(batches, forward_s, whole_s, below_s, late_s, pace_s)
+            busy_s = max(busy_s, drained_s)
         if trip_s + busy_s > limit_s:
             continue
-        sent_s = first_s + entry[14]
         point[4], point[5] = hub_load(
             reached,
             lo,
@@ -154,7 +180,7 @@ def add_stages(
             int(question[8]),
             hub_reader,
             hub_size,
-            sent_s,
+            first_s + entry[14],
             figures[option],
             question,
         )
@@ -167,6 +193,7 @@ def add_stages(
         point[1] = point[0] + max(entry[9], whole_s - forward_s + trip_s - first_s)
         point[2] = thin_s + (own[0] + own[1] * fewest) * figures[option, 2]
         point[3] = max(entry[10], last_s + (own[2] + own[3] * fewest) * figures[option, 2])
+        point[6] = pace_s
         place = (hi, target, now, into)
         counts[place] = insert(points[place], parents[place], counts[place], point, index, option)
     return False
@@ -281,14 +308,14 @@ def reach(
     ``places[option]``: 0 inside one host, 1 across hosts, 2 does not matter; ``pairs``: seconds
     per byte there and back. ``question``: micro-batches, rows, latency, seconds per byte, latency
     and seconds per byte between hosts, most stages, least over most speed, and the layer that
-    makes the tensor with many readers: the last two figures of a point are until when its stage
-    sends, and how much longer for each further stage that reads it.
+    makes the tensor with many readers: the next two figures of a point are until when its stage
+    sends, and how much longer for each further stage that reads it; the last is `pace_of`.
     """
     batches, rows, layers = question[0], question[1], times.shape[1] - 1
     chain, offers = (times, near, reader, pairs), (offsets, taken, figures, places)
     supply, hub = (left, used, most_used, room, capacity), (hub_reader, hub_size)
     trips_below(below, table, offers, left, most_used, chain, question, limit_s)
-    fronts, point = (counts, points, parents), np.zeros(6)
+    fronts, point = (counts, points, parents), np.zeros(7)
     counts[:] = 0
     counts[0, 0, 0, 0] = 1
     points[0, 0, 0, 0, 0, :] = 0.0
@@ -346,8 +373,10 @@ def compiled_reach() -> Callable[..., int]:
         hub_load,
         traffic_s,
         trips_below,
+        until_drained_s,
         are_left,
         arrival,
+        pace_of,
         leave_idle,
         add_stages,
         go_on,

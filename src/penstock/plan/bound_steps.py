@@ -26,6 +26,7 @@ __all__ = [
     "overlap_rows",
     "there_and_back_s",
     "trips_below",
+    "until_drained_s",
     "widest_of",
     "width_of",
 ]
@@ -269,6 +270,21 @@ def busy_below_s(
     if replicas != 1 and replicas != rows:
         return 0.0
     return busy_in_memory_s(batches, whole_s, below_s, entry[13], entry[11], entry[12])
+
+
+def until_drained_s(
+    batches: float, forward_s: float, whole_s: float, below_s: float, late_s: float, pace_s: float
+) -> float:
+    """Least seconds of a device from its first forward to its last backward, for want of gradients.
+
+    Until ``below_s`` after its first forward it has nothing but forwards to compute, and no more
+    of these than the stages before it have passed on: the k-th starts no sooner than ``(k - 1) *
+    pace_s`` after the first could, ``late_s`` before the first does. All other work follows.
+    """
+    ready = batches
+    if pace_s > 0:
+        ready = min(batches, 1 + (late_s + below_s) / pace_s)
+    return forward_s + below_s + batches * whole_s - ready * forward_s
 
 
 def hub_load(

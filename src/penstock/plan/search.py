@@ -18,6 +18,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.plan.search_anneal import annealed, deeper_variants
 from penstock.plan.search_climbs import climbed_plans, restarted_plans
+from penstock.plan.search_loads import evenly_loaded_plans
 from penstock.plan.search_moves import neighbours
 from penstock.plan.search_seeds import Climber
 from penstock.plan.search_step import SearchStep
@@ -44,7 +45,8 @@ WORTH_A_RESTART = (0.02, 0.15)
 
 WALKS = ((0.05, 8e6, 0.03), (0.1, 8e6, 0.02), (0.1, 8e6, 0.03), (0.1, 8e6, 0.02))
 """Of each random walk the gap from which it is tried, its simulated actions and its heat; ten
-million actions take about ten seconds. Every second one starts at the bound's relaxed plan."""
+million actions take about ten seconds. The first starts at the bound's relaxed plan, the third at
+an evenly loaded one, the others at the best."""
 
 WALKED = 16 * 40
 """Devices times layers for which walks are so long; for less they are shorter."""
@@ -192,19 +194,49 @@ def anneal(best: Incumbent) -> Iterator[SearchStep]:
     # Without a relaxed plan the bound is a simple one, whose gap says little.
     if devices > MOST_WALKED or proof_of(problem).plan is None:
         return
-    relaxed = relaxed_plans(problem)
-    variants = [variant for plan in relaxed for variant in deeper_variants(problem, plan)]
     part = min(1.0, devices * len(problem.profile.layers) / WALKED)
+    others: list[Plan] = []
     for number, (worth, actions, heat) in enumerate(WALKS):
         if best.plan is None or best.gap < worth:
             return
         yield best.step("annealing")
-        start = best.plan if number % 2 else min(variants, key=score, default=best.plan)
+        if number == 0:
+            others = yield from other_starts(best, best.plan)
+        start = best.plan if number % 2 or not others else others.pop(0)
         before_s = best.seconds
         generator = default_rng([len(problem.profile.layers), number])
         best.offer(annealed(problem, score, start, generator, actions * part, heat))
         if best.seconds < before_s:
             yield from improve(best)
+
+
+def other_starts(best: Incumbent, plan: Plan) -> Generator[SearchStep, None, list[Plan]]:
+    """Where walks start: the bound's relaxed plan, and the best of those that load evenly.
+
+    Each with the schedule, depth and recompute that suit it best.
+    """
+    before_s = best.seconds
+    relaxed = best_variant(best, relaxed_plans(best.problem))
+    loaded: tuple[float, Plan | None] = (inf, None)
+    for other in evenly_loaded_plans(best.climber, plan):
+        yield best.step("annealing")
+        loaded = min(loaded, best_variant(best, [other]), key=lambda found: found[0])
+    if best.seconds < before_s:
+        yield from improve(best)
+    return [start for _, start in (relaxed, loaded) if start is not None]
+
+
+def best_variant(best: Incumbent, plans: Iterable[Plan]) -> tuple[float, Plan | None]:
+    """The fastest of the `deeper_variants` of plans, with its seconds; it is offered too."""
+    found_s, found = inf, None
+    for plan in plans:
+        for variant in deeper_variants(best.problem, plan):
+            seconds = best.score(variant)
+            if seconds < found_s:
+                found_s, found = seconds, variant
+    if found is not None:
+        best.offer(found)
+    return found_s, found
 
 
 def improve(best: Incumbent) -> Iterator[SearchStep]:
