@@ -45,15 +45,17 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.path.insert(0, str(HERE))
     document: dict[str, Any] = {"machine": machine()}
-    parts = ["overhead"] if arguments.quick or arguments.smallest else list(PARTS)
+    arguments.quick |= arguments.smallest
+    parts = ["overhead"] if arguments.quick else list(PARTS)
     for part in [arguments.only] if arguments.only else parts:
         document[part] = measure(part, arguments.quick, arguments.smallest)
         if not arguments.json:
             print("\n".join([*table(part, document[part]), ""]), flush=True)
     if arguments.json:
         print(json.dumps(ratios(document) | ({} if arguments.quick else document)))
-    partial = arguments.quick or arguments.only or arguments.smallest
-    out = arguments.out or (None if partial else HERE / "results.json")
+    out = arguments.out
+    if not (out or arguments.quick or arguments.only):
+        out = HERE / "results.json"
     if out:
         out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The simulator's benchmark and the tables of published figures run as documented."""
+"""Benchmarks of simulator and runtime, and tables of published figures, run as documented."""
 
 import json
 import subprocess
@@ -29,3 +29,12 @@ def test_the_tables_on_the_page_are_those_that_the_command_prints() -> None:
     rows = [line for line in printed if line.startswith("|")]
     assert len(rows) > 20
     assert [row for row in rows if row not in page] == []
+
+
+def test_the_runtime_benchmark_prints_both_ratios_and_nothing_else() -> None:
+    values = json.loads(output_of("benchmarks/runtime.py", "--smallest", "--json"))
+    assert values.keys() == {"overhead_ratio", "limit_ratio"}
+    # The rival has no schedule like the second one.
+    assert values["overhead_ratio"].keys() == {"1f1b/2"}
+    assert values["limit_ratio"].keys() == {"1f1b/2", "zb-h1/2"}
+    assert all(isinstance(ratio, float) for ratio in values["limit_ratio"].values())
