@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.runtime.batch_metrics import Evaluation
     from penstock.runtime.callbacks import Closing, Saved
     from penstock.runtime.checkpoint import read_state
+    from penstock.runtime.in_process import InProcessPipeline
     from penstock.runtime.launch import launch_workers
     from penstock.runtime.loader_state import ResumableLoader
     from penstock.runtime.loss_scaling import LossScaling
@@ -53,6 +54,7 @@ __all__ = [
     "Edge",
     "Evaluation",
     "Host",
+    "InProcessPipeline",
     "Infeasible",
     "LayerCost",
     "Link",
@@ -113,6 +115,7 @@ PLACES = {
     "penstock.runtime.batch_metrics": ("Evaluation",),
     "penstock.runtime.callbacks": ("Closing", "Saved"),
     "penstock.runtime.checkpoint": ("read_state",),
+    "penstock.runtime.in_process": ("InProcessPipeline",),
     "penstock.runtime.launch": ("launch_workers",),
     "penstock.runtime.loader_state": ("ResumableLoader",),
     "penstock.runtime.loss_scaling": ("LossScaling",),
