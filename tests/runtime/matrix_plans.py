@@ -171,7 +171,8 @@ def every_case() -> Iterator[Case]:
 
 def model_cases(model: str, *, dropout: bool = False, autocast: bool = False) -> Iterator[Case]:
     """A model of few layers under every schedule: straight, replicated, and several stages each."""
-    turns = cycle(("sgd", "adamw"))
+    # AdamW turns the rounding of gradients that are zero into steps, which a norm has many of.
+    turns = cycle(("sgd", "adamw") if model in ("deep", "dropping") else ("sgd",))
     for schedule in SYNCHRONOUS:
         for style, rounds in layouts(schedule, (1, 2))[:2]:
             for number, replicas in enumerate(((1, 1), (2, 2), (1, 2, 1), (1, 1, 1, 1))):
