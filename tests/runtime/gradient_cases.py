@@ -310,12 +310,10 @@ def squared_gradient(subject: Subject, batch: Any, rows: list[int]) -> float:
     return sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
 
 
-def on_four_ranks(directory: Path) -> dict[str, Any]:
-    """All cases in one set of processes, whose start takes longer than they do."""
+def smaller_cases(directory: Path) -> dict[str, Any]:
+    """Several cases in one set of processes, whose start takes longer than they do."""
     return {
-        "sharded": sharded_against_unsharded(5),
         "resharded": resharded(directory),
-        "accumulated": accumulated(),
         "overflow": overflow_on_one_rank(6, (2, 3)),
         "noise": noise_of_replicas(),
     }
