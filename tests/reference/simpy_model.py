@@ -211,12 +211,18 @@ class Model:
 
     def compute(self, device: int, seconds: float, kinds: str, claim_s: float) -> Process:
         """Compute; where communication does not overlap, while the device is free of it."""
+        overlaps = self.cluster.devices[device].overlaps_communication
+        mine: frozenset[object] = frozenset({("compute", device, kinds)})
         if self.schedule.concurrent:
+            if not overlaps:
+                yield self.wires.take(mine, COMPUTE)
             yield from self.shared[device].work(kinds, seconds, claim_s)
-        elif self.cluster.devices[device].overlaps_communication:
+            if not overlaps:
+                self.wires.give(mine)
+        elif overlaps:
             yield self.env.timeout(seconds)
         else:
-            yield from self.wires.carry([("compute", device, kinds)], seconds, COMPUTE)
+            yield from self.wires.carry(mine, seconds, COMPUTE)
 
     def layer_seconds(self, copy: Copy, j: int, kind: str) -> list[float]:
         """Seconds of each layer of an action, in the order in which they run."""

@@ -35,12 +35,22 @@ class Wires:
     ) -> Process:
         """Hold ``needs`` for ``seconds`` once they are free; ``first`` computes nothing before."""
         wanted = frozenset(needs)
+        yield self.take(wanted, urgency, first)
+        yield self.env.timeout(seconds)
+        self.give(wanted)
+
+    def take(
+        self, wanted: frozenset[object], urgency: int, first: Iterable[object] = ()
+    ) -> simpy.Event:
+        """Ask for all that is wanted; what happens when it is granted."""
         granted = self.env.event()
         self.asked += 1
         self.waiting.append((urgency, self.asked, wanted, set(first), granted))
         self.grant()
-        yield granted
-        yield self.env.timeout(seconds)
+        return granted
+
+    def give(self, wanted: frozenset[object]) -> None:
+        """Free what was taken."""
         self.taken -= wanted
         self.standing.subtract(standstills(wanted))
         self.grant()
