@@ -19,11 +19,11 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_is_bit_equal_to_uninterrupted(tmp_path: Path) -> None:
-    import inference_cases
+    import resume_cases
 
     def train(**options: object) -> dict[str, object]:
         return launch_workers(
-            inference_cases.train_net_with, (tmp_path, options), workers=3, threads=1
+            resume_cases.train_net_with, (tmp_path, options), workers=3, threads=1
         )[0]
 
     through = train()
@@ -40,7 +40,7 @@ def test_killed_and_resumed_is_bit_equal_to_uninterrupted(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(600)
 def test_one_seed_gives_one_run(tmp_path: Path) -> None:
-    from inference_cases import train_twice
+    from resume_cases import train_twice
 
     first, again, other = launch_workers(train_twice, workers=3, threads=1)[0]
     assert first == again
