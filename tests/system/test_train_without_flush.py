@@ -1,6 +1,8 @@
 """`penstock train` under schedules that update weights without a flush."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,59 +16,74 @@ from penstock.plan.plan import Plan, Stage
 
 pytestmark = pytest.mark.timeout(280)
 
-STAGES = (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,)))
+SPECTRAIN = Plan(
+    (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "spectrain"
+)
 
 
 def train(
-    folder: Path, plan: Plan | None, *, resume: bool = False, **settings: object
+    folder: Path,
+    plan: Plan | None,
+    costs: Path | None = None,
+    *,
+    resume: bool = False,
+    **settings: object,
 ) -> TrainResult:
-    job = find_job(job_file(folder, **settings))
-    schedule = "auto"
+    """Train the small job in ``folder``, by a plan or under ``pipedream``."""
+    folder.mkdir(exist_ok=True)
+    directory = folder / "run"
+    if costs is not None and not resume:
+        directory.mkdir()
+        shutil.copy(costs / "profile.json", directory)
+        shutil.copy(costs / "cluster.toml", directory)
     if plan is not None:
         write_plan(plan, folder / "plan.json")
-    else:
-        schedule = "pipedream"
     request = TrainRequest(
         workers=2,
         plan=folder / "plan.json" if plan is not None else None,
-        schedule=schedule,
-        out=folder / "run",
+        schedule="auto" if plan is not None else "pipedream",
+        out=directory,
         resume=resume,
         shown=False,
     )
-    return train_job(job, request)
+    return train_job(find_job(job_file(folder, **settings)), request)
 
 
-def records(result: TrainResult) -> list[dict[str, float]]:
+def steps(result: TrainResult) -> list[dict[str, float]]:
+    """What was recorded of each step."""
     lines = (result.run_directory / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [row for row in map(json.loads, lines) if "loss" in row]
 
 
-def test_a_run_and_its_resumption_record_what_the_uninterrupted_run_does(tmp_path: Path) -> None:
-    plan = Plan(STAGES, 4, 4, "spectrain")
-    through, halves = tmp_path / "through", tmp_path / "halves"
-    through.mkdir()
-    halves.mkdir()
-    whole = train(through, plan)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """An uninterrupted run, with checkpoints after every second step."""
+    return train(tmp_path_factory.mktemp("whole"), SPECTRAIN)
+
+
+def test_a_run_records_copies_and_staleness(whole: TrainResult) -> None:
+    rows = steps(whole)
     assert whole.steps == 6
-    train(halves, plan, steps=4)
-    resumed = train(halves, plan, resume=True)
-    wanted = [row for row in records(whole) if "loss" in row]
-    found = [row for row in records(resumed) if "loss" in row]
-    assert [row["step"] for row in found] == [row["step"] for row in wanted] == list(range(1, 7))
-    assert [row["loss"] for row in found] == [row["loss"] for row in wanted]
-    assert {row["weight_versions/stage_0"] for row in found} == {2.0}
-    assert "version_difference/stage_1" in found[-1]
-    report = whole.report.read_text()
-    assert "spectrain" in report
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert {row["weight_versions/stage_0"] for row in rows} == {2.0}
+    assert "version_difference/stage_1" in rows[-1]
+    assert "spectrain" in whole.report.read_text()
     assert whole.predicted_s > 0 and whole.measured_s > 0
 
 
-def test_a_plan_is_made_for_the_schedule_that_was_asked_for(tmp_path: Path) -> None:
-    result = train(tmp_path, None, steps=2)
+def test_a_resumed_run_goes_on_as_the_uninterrupted_one(whole: TrainResult, tmp_path: Path) -> None:
+    train(tmp_path, SPECTRAIN, whole.run_directory, steps=4)
+    resumed = train(tmp_path, SPECTRAIN, resume=True)
+    assert [row["loss"] for row in steps(resumed)] == [row["loss"] for row in steps(whole)]
+
+
+def test_a_plan_is_made_for_the_schedule_that_was_asked_for(
+    whole: TrainResult, tmp_path: Path
+) -> None:
+    result = train(tmp_path, None, whole.run_directory, steps=2)
     assert read_plan(result.plan).schedule == "pipedream"
 
 
 def test_batches_cannot_be_accumulated_without_a_flush(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"accumulates over 2 batches.*set accumulate = 1"):
-        train(tmp_path, Plan(STAGES, 4, 4, "2bw"), accumulate=2)
+        train(tmp_path, replace(SPECTRAIN, schedule="2bw"), accumulate=2)

@@ -404,7 +404,12 @@ def by_action(messages: RankMessages) -> dict[int, dict[Action, list[Message]]]:
 
 
 def endless_training(
-    worker: Worker, training: Training, *, clip_norm: float | None, measure_every: int
+    worker: Worker,
+    training: Training,
+    *,
+    clip_norm: float | None,
+    measure_every: int,
+    compiled: bool = False,
 ) -> EndlessTraining | None:
     """How a worker trains where the plan's schedule updates without a flush; ``None`` elsewhere.
 
@@ -413,11 +418,11 @@ def endless_training(
     """
     if not order_of(worker.plan).weights.micro_batches_per_update:
         return None
-    check_asynchronous(worker, training)
+    check_asynchronous(worker, training, compiled=compiled)
     return EndlessTraining(worker, training, clip_norm=clip_norm, measure_every=measure_every)
 
 
-def check_asynchronous(worker: Worker, training: Training) -> None:
+def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) -> None:
     """Raise `BadInput` for what does not go with updates while micro-batches are in flight."""
     plan, graph = worker.plan, worker.graph
     what = f"schedule '{plan.schedule}' updates weights while micro-batches are in flight"
@@ -429,11 +434,12 @@ def check_asynchronous(worker: Worker, training: Training) -> None:
         raise BadInput(f"{what}, and shard_optimizer needs one update of all stages; leave it out")
     if worker.noise is not None:
         raise BadInput(f"{what}, and gradient_noise needs one update of all stages; leave it out")
-    if worker.autocast_dtype is not None and order_of(plan).weights.version == "newest":
+    keeping = "autocast" if worker.autocast_dtype is not None else "compile" * compiled
+    if keeping and order_of(plan).weights.version == "newest":
         raise BadInput(
-            f"{what} and its backwards use other weights than their forwards, but autocast keeps "
-            f"converted copies of the forward's; leave autocast out, or use a schedule whose "
-            f"backwards use the same weights, such as 'pipedream' or '2bw'"
+            f"{what} and its backwards use other weights than their forwards, but {keeping} keeps "
+            f"copies of the forward's; leave {keeping} out, or use a schedule whose backwards use "
+            f"the same weights, such as 'pipedream' or '2bw'"
         )
     trained = {use.name for use in graph.parameter_uses if use.requires_grad}
     for name, stages in stages_of_parameters(graph, plan).items():

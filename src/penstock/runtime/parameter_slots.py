@@ -61,7 +61,10 @@ def new_leaves(parameters: Sequence[nn.Parameter]) -> Leaves:
 
 
 def leaf_of(memory: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """A leaf in ``memory`` that adds to the parameter's gradient."""
-    leaf = memory.requires_grad_()
+    """A leaf in ``memory`` that adds to the parameter's gradient.
+
+    A parameter itself, as layers that add to gradients directly do so for parameters only.
+    """
+    leaf = nn.Parameter(memory)
     leaf.grad = parameter.grad
     return leaf

@@ -139,6 +139,7 @@ class Pipeline:
             self._training,
             clip_norm=clip_norm,
             measure_every=prediction_error_every,
+            compiled=compile,
         )
 
     @property
