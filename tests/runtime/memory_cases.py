@@ -1,5 +1,7 @@
 """What the worker processes of the memory tests run: predicted and measured peaks, and growth."""
 
+import gc
+import os
 from collections.abc import Sequence
 from math import inf
 from typing import Any
@@ -106,4 +108,46 @@ def peaks_of_job(name: str, schedules: Sequence[str]) -> list[tuple[float, Measu
             rows=rows,
         )
         found.append(predicted_and_measured(graph, plan, example, torch.optim.AdamW, 2.0))
+    return found
+
+
+def state_of_process() -> dict[str, int]:
+    """What would grow if a step left something behind."""
+    gc.collect()
+    objects = gc.get_objects()
+    with open("/proc/self/status") as status:
+        resident = next(line for line in status if line.startswith("VmRSS"))
+    return {
+        "resident bytes": int(resident.split()[1]) * 1024,
+        "open files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in objects),
+        "objects": len(objects),
+    }
+
+
+def growth(
+    schedules: Sequence[str], transport: Any, steps: int, warm_up: int
+) -> dict[str, dict[str, int]]:
+    """How much each figure of `state_of_process` grows over ``steps`` steps, by schedule."""
+    join()
+    found: dict[str, dict[str, int]] = {}
+    torch.manual_seed(0)
+    graph = capture_model(Model(2), batch(3), loss=nn.functional.cross_entropy)
+    for schedule in schedules:
+        plan = plan_of(
+            len(graph.layer_names), (1, 1), schedule, recompute=schedule == "gpipe", rows=2
+        )
+        rows = plan.global_batch
+        # Batches of another size have another cut of their own, made once.
+        batches = [batch(rows), batch(rows - 1), batch(rows)]
+        with Pipeline(
+            graph, plan, batches[0], optimizer=torch.optim.AdamW, transport=transport
+        ) as pipe:
+            for step in range(warm_up + steps):
+                if step == warm_up:
+                    before = state_of_process()
+                pipe.step(batches[step % len(batches)])
+            after = state_of_process()
+        found[schedule] = {name: after[name] - before[name] for name in before}
     return found
