@@ -70,17 +70,14 @@ class DeferredGradients:
         self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]
     ) -> None:
         """Add gradients that the first half found to those of the parameters, whose hooks run."""
-        plain: list[tuple[torch.Tensor, torch.Tensor]] = []
         hooked: dict[nn.Parameter, torch.Tensor] = {}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is None:
                 continue
             if parameter.grad is not None and adds_directly(parameter):
-                plain.append((parameter.grad, gradient))
+                parameter.grad.add_(gradient)
             else:
                 hooked[parameter] = gradient
-        if plain:
-            torch._foreach_add_([own for own, _ in plain], [new for _, new in plain])
         if hooked:
             torch.autograd.backward(list(hooked), list(hooked.values()))
 

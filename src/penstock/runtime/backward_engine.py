@@ -47,7 +47,8 @@ def gradients_at(
 ) -> Sequence[torch.Tensor | None]:
     """The gradients at ``places``, which are accumulated nowhere; frees the graph."""
     if direct is None:
-        return torch.autograd.grad(list(roots), list(places), list(seeds), allow_unused=True)
+        grad: Any = torch.autograd.grad
+        return grad(list(roots), list(places), list(seeds), allow_unused=True)
     return direct(
         tuple(roots),
         tuple(seeds),
