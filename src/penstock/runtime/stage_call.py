@@ -8,6 +8,7 @@ two halves (see `penstock.capture.deferred_weights`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -21,11 +22,50 @@ from penstock.capture.deferred_weights import (
     deferred_addmm,
     deferred_linear,
 )
+from penstock.capture.graph_weight import count_rows
 from penstock.capture.operators import written_inputs
 
 __all__ = ["ModuleCall", "StageCall", "TracedCall", "stage_call"]
 
 aten = torch.ops.aten
+losses: Any = getattr(torch._C, "_nn")  # noqa: B009 (its stubs do not name it)
+
+
+def rows_as_weight(loss: torch.Tensor, rows: int) -> torch.Tensor:
+    """`count_rows`, with one tensor for all micro-batches of a size; nobody writes to it."""
+    return weight_of_rows(rows, loss.device)
+
+
+def squared_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """`aten.mse_loss`, whose reduction is a number, unlike that of `functional.mse_loss`."""
+    return losses.mse_loss(x, target, reduction)
+
+
+def cross_entropy(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """`aten.cross_entropy_loss`, in the same way."""
+    return losses.cross_entropy_loss(x, target, weight, reduction, ignore_index, label_smoothing)
+
+
+def broadcast(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """`torch.broadcast_tensors` of a list; tensors alike are returned as they are."""
+    shape = tensors[0].shape
+    if all(tensor.shape == shape for tensor in tensors):
+        return tensors
+    return torch.broadcast_tensors(*tensors)
+
+
+@lru_cache(maxsize=256)
+def weight_of_rows(rows: int, device: torch.device) -> torch.Tensor:
+    """``rows`` as a tensor."""
+    return torch.full((), float(rows), dtype=torch.float32, device=device)
+
 
 DIRECT: Mapping[object, Callable[..., Any]] = {
     aten.linear.default: functional.linear,
@@ -42,6 +82,11 @@ DIRECT: Mapping[object, Callable[..., Any]] = {
     aten.permute.default: torch.permute,
     aten.view.default: torch.Tensor.view,
     aten.reshape.default: torch.reshape,
+    aten.sym_size.int: torch.Tensor.size,
+    aten.broadcast_tensors.default: broadcast,
+    aten.mse_loss.default: squared_loss,
+    aten.cross_entropy_loss.default: cross_entropy,
+    count_rows: rows_as_weight,
 }
 """Operators with the functions that do the same with the same arguments."""
 
