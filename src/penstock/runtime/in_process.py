@@ -65,8 +65,8 @@ class StageOptimizer:
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
-        if self.gradients:
-            torch._foreach_zero_(self.gradients)
+        for gradient in self.gradients:
+            gradient.zero_()
 
 
 class InProcessPipeline:
@@ -200,7 +200,8 @@ class InProcessPipeline:
         loss, weight = mean_loss(self._runners[-1])
         gradients = [g for own in self._optimizers for g in own.gradients]
         distinct = list({id(g): g for g in gradients}.values())
-        torch._foreach_mul_(distinct, 1 / weight)
+        for gradient in distinct:
+            gradient.mul_(1 / weight)
         if self._clip_norm is not None:
             clip_gradients(distinct, self._clip_norm)
         for own in self._optimizers:

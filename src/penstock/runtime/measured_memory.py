@@ -85,7 +85,9 @@ def most_allocated(profiler: Any) -> int | None:
     """The most bytes at once that were allocated since the profiler began; ``None``: unknown."""
     try:
         roots = profiler.profiler.kineto_results.experimental_event_tree()
-        allocation = torch._C._profiler._EventType.Allocation
+        # Private: of what torch has, only its profiler sees the allocations of the CPU.
+        internals: Any = torch._C
+        allocation = internals._profiler._EventType.Allocation
     except (AttributeError, RuntimeError):
         return None
     most, pending = 0, list(roots)

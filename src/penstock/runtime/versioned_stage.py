@@ -83,5 +83,6 @@ def clip_gradients(gradients: Sequence[torch.Tensor], limit: float | None) -> fl
     norm = float(torch.linalg.vector_norm(norms))
     factor = clip_factor(norm, limit)
     if factor < 1.0:
-        torch._foreach_mul_(list(gradients), factor)
+        for gradient in gradients:
+            gradient.mul_(factor)
     return norm

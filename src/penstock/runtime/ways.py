@@ -29,11 +29,12 @@ def rare_messages(
                 continue
             rows = min(here.slices[i], there.slices[j])
             parts = tuple(part_of(spec, rows) for spec in boundary.tensors)
-            ends, turned = (here.devices[i], there.devices[j]), stages[::-1]
-            for pair, passed in ((ends, stages), (ends[::-1], turned)):
-                if pair[0] != pair[1] and pair not in known:
-                    known.add(pair)
-                    yield Message("F" if passed == stages else "B", way, *pair, *passed, parts)
+            ends, turned = (here.devices[i], there.devices[j]), (stages[1], stages[0])
+            for (source, target), passed in ((ends, stages), ((ends[1], ends[0]), turned)):
+                if source != target and (source, target) not in known:
+                    known.add((source, target))
+                    kind = "F" if passed == stages else "B"
+                    yield Message(kind, way, source, target, *passed, parts)
 
 
 def may_cross(boundary: Boundary, here: Stage, there: Stage) -> bool:
