@@ -320,6 +320,12 @@ def open_transport(
 
 
 def spin_s(world: World) -> float:
-    """How long a wait may spin before it sleeps: hardly at all where ranks share too few cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return SPIN_S if world.size * torch.get_num_threads() <= (cores or 1) else SHORT_SPIN_S
+    """How long a wait may spin before it sleeps: hardly at all where ranks share too few cores.
+
+    The cores are those of all ranks together: each may be bound to one of its own.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(set[int]().union(*world.gather(os.sched_getaffinity(0))))
+    else:
+        cores = os.cpu_count() or 1
+    return SPIN_S if world.size * torch.get_num_threads() <= cores else SHORT_SPIN_S
