@@ -77,8 +77,10 @@ def test_the_matrix_covers_what_it_claims() -> None:
 def test_a_millionth_more_is_seen(matrix: dict[Any, list[str]]) -> None:
     """The comparison can fail: a learning rate slightly off shows in the weights of each rank."""
     (wrong,) = (what for case, what in matrix.items() if case.haste != 1)
-    assert {word.partition(":")[0] for word in wrong} == {"rank 0", "rank 1"}
-    assert wrong[0].startswith("rank 0: 15 rows: value of ")
+    after_first = [word for word in wrong if ": 15 rows: value of " in word]
+    assert wrong[0] == after_first[0]
+    # The other two ranks hold no weights; the loss of the next batch is off on all.
+    assert {word.partition(":")[0] for word in after_first} == {"rank 0", "rank 1"}
 
 
 @pytest.mark.slow
