@@ -25,7 +25,7 @@ COLOURS = {
 """Colours that the colour-blind can tell apart (Okabe and Ito, 2008)."""
 
 WIDTH, HEIGHT, COLUMNS = 330, 210, 3
-LEFT, RIGHT, TOP, BOTTOM = 44, 8, 26, 34
+LEFT, RIGHT, TOP, BOTTOM = 62, 8, 26, 34
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#222}.title{font-weight:600}"
     ".axis{stroke:#888}.grid{stroke:#e4e4e4}.curve{fill:none;stroke-width:1.6}"
@@ -85,7 +85,7 @@ def frame(title: str, x: float, y: float, low: float, high: float, words: tuple[
         at = bottom - (HEIGHT - TOP - BOTTOM) * step / 2
         parts.append(
             f'<line class="grid" x1="{x + LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>'
-            f'<text x="{x + LEFT - 5}" y="{at + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+            f'<text x="{x + LEFT - 5}" y="{at + 4:.1f}" text-anchor="end">{value:.2g}</text>'
         )
     parts.append(
         f'<line class="axis" x1="{x + LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>'

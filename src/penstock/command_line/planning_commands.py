@@ -64,6 +64,7 @@ def plan(
     from penstock.plan.registry import PLANNERS
     from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
+    from penstock.planning.asynchronous_advice import advice_words, without_flush
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.questions import named, planning_problem
     from penstock.planning.time_limit import plan_within
@@ -101,6 +102,11 @@ def plan(
 
         explanation = explain_plan(planned, problem)
         values["explanation"], words = explanation.to_json(), explanation_words(explanation)
+    endless = without_flush(planned, problem)
+    if endless is not None:
+        values["without_flush"] = endless.to_json()
+        if explain or endless.pays_with:
+            words.append(advice_words(endless))
     show_planned(terminal, planned, costs, machines, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 
