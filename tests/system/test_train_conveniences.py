@@ -26,7 +26,8 @@ def test_metrics_are_recorded_and_a_callback_ends_the_run(
     request = TrainRequest(workers=2, plan=plan, out=tmp_path / "run", shown=False)
     result = train_job(find_job(job), request)
     assert result.steps == 5
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5]
     assert all(0 <= row["close"] <= 1 for row in steps)

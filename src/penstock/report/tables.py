@@ -95,7 +95,7 @@ def recompute_text(stage: Stage) -> str:
     """Which layers of a stage are recomputed: ``yes`` for all, ``no``, or their numbers.
 
     >>> recompute_text(Stage(range(2, 6), (0,), (1,), recompute=True, recompute_layers=(3, 4)))
-    '3-4'
+    '3, 4'
     """
     if stage.recompute_layers:
         return listed(stage.recompute_layers)
