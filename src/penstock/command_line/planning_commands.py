@@ -104,7 +104,8 @@ def plan(
         values["explanation"], words = explanation.to_json(), explanation_words(explanation)
     endless = without_flush(planned, problem)
     if endless is not None:
-        values["without_flush"] = endless.to_json()
+        if explain:
+            values["without_flush"] = endless.to_json()
         if explain or endless.pays_with:
             words.append(advice_words(endless))
     show_planned(terminal, planned, costs, machines, values, words)
