@@ -22,8 +22,8 @@ import torch
 from penstock.capture.layer_graph import ParameterUse
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
+from penstock.runtime.gradient_bucket import Bucket, wide
 from penstock.runtime.micro_batches import BatchCut
-from penstock.runtime.replicas import Bucket, wide
 
 __all__ = ["GradientNoise", "NoiseAverage", "NoiseMeter", "check_replicated"]
 

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
-from penstock.cluster.collectives import BUCKET_BYTES
-from penstock.errors import RunFailed, Stalled
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
+from penstock.runtime.gradient_bucket import (
+    Bucket,
+    bucket_parts,
+    make_bucket,
+    wide,
+)
+from penstock.runtime.group_sums import GroupSum, await_work
 from penstock.runtime.sharding import flat_parameters
 from penstock.runtime.world import World
 
@@ -59,28 +62,6 @@ def make_groups(
     return groups
 
 
-@dataclass(eq=False)
-class Bucket:
-    """Parameters of one element type that the same ranks hold for the same stages.
-
-    Their gradients lie in ``flat``. In an iteration ``expected`` gradients complete it, one from
-    each stage of this rank that uses a parameter; ``missing`` of them are still to come. ``owner``
-    is the holder whose gradients count. Where the optimizer's state is sharded it alone gets the
-    sums, and the values of the parameters lie in ``values``.
-    """
-
-    holders: tuple[int, ...]
-    stages: tuple[int, ...]
-    owner: int
-    parameters: list[nn.Parameter]
-    flat: torch.Tensor
-    values: torch.Tensor | None = None
-    expected: int = 0
-    missing: int = 0
-    work: dist.Work | None = None
-    started_s: float = 0.0
-
-
 class GradientBuckets:
     """The gradients of this rank's parameters, of all its stages.
 
@@ -119,20 +100,25 @@ class GradientBuckets:
             kinds.setdefault(kind, []).append(parameter)
         for kind, own in sorted(kinds.items(), key=lambda item: (-item[0][1][0], item[0])):
             for part in bucket_parts(own[::-1]):
-                bucket = make_bucket(*kind, part)
+                stage = next(stage for stage in kind[1] if stage in self._used)
+                bucket = make_bucket(*kind, part, stage)
                 bucket.expected = sum(p in used for used in self._used.values() for p in part)
-                if sharded and bucket.holders in groups:
-                    bucket.values = flat_parameters(part)
+                if bucket.holders in groups:
+                    bucket.sum = GroupSum(bucket, groups[bucket.holders], world)
+                    if sharded:
+                        bucket.values = flat_parameters(part)
                 self.buckets.append(bucket)
-        self.shared = [bucket for bucket in self.buckets if bucket.holders in groups]
+        self.shared = [bucket for bucket in self.buckets if bucket.sum is not None]
         self._launched = 0
 
     def zero(self) -> None:
         """Start an iteration: all gradients zero."""
         self._launched = 0
         for bucket in self.buckets:
+            if bucket.sum is not None:
+                bucket.sum.settle()
             bucket.flat.zero_()
-            bucket.work = None
+            bucket.is_summing = False
             bucket.missing = bucket.expected
 
     @contextmanager
@@ -172,13 +158,18 @@ class GradientBuckets:
             bucket.missing = 0
         self._launch_complete()
         for bucket in self.shared:
-            self._wait(bucket)
+            if bucket.sum is not None and bucket.is_summing:
+                bucket.sum.wait()
+                bucket.is_summing = False
+                self._record(bucket)
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients that this rank has the sums of."""
         if factor != 1.0:
             for bucket in self.buckets:
                 if bucket.values is None or bucket.owner == self._world.rank:
+                    if bucket.sum is not None:
+                        bucket.sum.settle()
                     bucket.flat.mul_(factor)
 
     def square_sum(self) -> float:
@@ -199,14 +190,23 @@ class GradientBuckets:
             Stalled: a holder did not take part in time.
             RunFailed: a holder vanished.
         """
-        handed = [bucket for bucket in self.shared if bucket.values is not None]
-        for bucket in handed:
-            bucket.started_s = self._clock.now()
-            group = self._groups[bucket.holders]
-            assert bucket.values is not None
-            bucket.work = dist.broadcast(bucket.values, bucket.owner, group=group, async_op=True)
-        for bucket in handed:
-            self._wait(bucket, "the new parameters")
+        handed: list[tuple[Bucket, dist.Work]] = []
+        for bucket in self.shared:
+            if bucket.values is not None:
+                bucket.started_s = self._clock.now()
+                group = self._groups[bucket.holders]
+                work = dist.broadcast(bucket.values, bucket.owner, group=group, async_op=True)
+                assert work is not None  # it is asked for
+                handed.append((bucket, work))
+        for bucket, work in handed:
+            await_work(work, bucket, self._world, "the new parameters")
+            self._record(bucket)
+
+    def close(self) -> None:
+        """Sum no more."""
+        for bucket in self.shared:
+            if bucket.sum is not None:
+                bucket.sum.close()
 
     def _launch_complete(self) -> None:
         while self._launched < len(self.shared) and not self.shared[self._launched].missing:
@@ -215,67 +215,10 @@ class GradientBuckets:
             if self.before_sum is not None:
                 self.before_sum(bucket)
             bucket.started_s = self._clock.now()
-            group = self._groups[bucket.holders]
-            # Gloo has no reduction to one rank for tensors on a GPU; a sum on all is one as well.
-            to_all = bucket.flat.is_cuda and self._world.backend == "gloo"
-            if bucket.values is None or to_all:
-                bucket.work = dist.all_reduce(bucket.flat, group=group, async_op=True)
-            else:
-                bucket.work = dist.reduce(bucket.flat, bucket.owner, group=group, async_op=True)
+            if bucket.sum is not None:
+                bucket.sum.start()
+                bucket.is_summing = True
 
-    def _wait(self, bucket: Bucket, of: str = "the gradient sum") -> None:
-        if bucket.work is None:
-            return
-        try:
-            if self._world.backend == "nccl":
-                bucket.work.wait()
-            else:
-                bucket.work.wait(timedelta(seconds=self._world.timeout_s))
-        except RuntimeError as cause:
-            ranks = ", ".join(str(rank) for rank in bucket.holders if rank != self._world.rank)
-            what = f"{of} of stage {self._stage_of(bucket)} with rank {ranks}"
-            if "imed out" in str(cause) or "imeout" in str(cause):
-                limit = f"{self._world.timeout_s:g} s"
-                raise Stalled(f"rank {self._world.rank} waited {limit} for {what}") from cause
-            raise RunFailed(f"rank {self._world.rank} lost {what}") from cause
-        bucket.work = None
-        stage, end_s = self._stage_of(bucket), self._clock.now()
-        self._clock.add("REDUCE", stage, -1, bucket.started_s, end_s, -1, bucket.flat.nbytes)
-
-    def _stage_of(self, bucket: Bucket) -> int:
-        """The first stage of this rank that uses the bucket's parameters."""
-        return next(stage for stage in bucket.stages if stage in self._used)
-
-
-def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Runs of parameters of one element type, each about ``BUCKET_BYTES``."""
-    for dtype in sorted({p.dtype for p in parameters}, key=str):
-        part: list[nn.Parameter] = []
-        size = 0
-        for parameter in (p for p in parameters if p.dtype == dtype):
-            if part and size + parameter.nbytes > BUCKET_BYTES:
-                yield part
-                part, size = [], 0
-            part.append(parameter)
-            size += parameter.nbytes
-        if part:
-            yield part
-
-
-def make_bucket(
-    holders: tuple[int, ...], stages: tuple[int, ...], owner: int, parameters: list[nn.Parameter]
-) -> Bucket:
-    """Flat memory for the gradients of ``parameters``, which become views into it."""
-    total = sum(parameter.numel() for parameter in parameters)
-    flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
-    start = 0
-    for parameter in parameters:
-        stop = start + parameter.numel()
-        parameter.grad = flat[start:stop].view(parameter.shape)
-        start = stop
-    return Bucket(holders, stages, owner, parameters, flat)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to add up many numbers of ``dtype`` in."""
-    return dtype if dtype.itemsize >= 4 else torch.float32
+    def _record(self, bucket: Bucket) -> None:
+        start_s, end_s = bucket.started_s, self._clock.now()
+        self._clock.add("REDUCE", bucket.stage, -1, start_s, end_s, -1, bucket.flat.nbytes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.runtime.shared_segment import HEADER_BYTES, RingSize, Segment, Segments
 from penstock.runtime.world import World
 
-__all__ = ["join_segments", "supported"]
+__all__ = ["join_segments", "open_memory", "supported"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,21 @@ def join_segments(
 
 def accept(invitation: Invitation) -> Segment:
     """Open a peer's segment, its bell, and a handle that tells when its process ends."""
-    place = f"/proc/{invitation.pid}/fd"
-    memory = os.open(f"{place}/{invitation.memory}", os.O_RDWR)
+    view = open_memory(invitation.pid, invitation.memory, invitation.size_bytes)
+    bell = os.open(
+        f"/proc/{invitation.pid}/fd/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )
+    return Segment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))
+
+
+def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:
+    """Map the anonymous memory that ``process`` (maybe this one) has open as ``handle``.
+
+    Raises:
+        OSError: that may not be done here.
+    """
+    memory = os.open(f"/proc/{process}/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        view = mmap.mmap(memory, invitation.size_bytes)
+        return mmap.mmap(memory, size_bytes)
     finally:
         os.close(memory)
-    bell = os.open(f"{place}/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK)
-    return Segment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))

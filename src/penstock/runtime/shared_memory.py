@@ -98,7 +98,7 @@ class SharedMemoryTransport:
     """The rings of one rank; see `penstock.runtime.transport.Transport`."""
 
     def __init__(self, segments: Segments, device: torch.device) -> None:
-        self._segments = segments
+        self.segments = segments
         self._words = segments.own.words
         self.on_cpu = device.type == "cpu"
         self.device = device
@@ -133,7 +133,7 @@ class SharedMemoryTransport:
         part = message.parts[0]
         dtype, shape, slots = part.dtype, part.shape, ring.slots
         views, counters = ring.views(dtype, shape), ring.counters
-        segment = self._segments.peers[peer]
+        segment = self.segments.peers[peer]
         words = segment.words
 
         def send(tensors: Sequence[torch.Tensor]) -> None:
@@ -192,7 +192,7 @@ class SharedMemoryTransport:
         if not self._unsent_count:
             return
         owing = [str(peer) for peer, unsent in self._unsent.items() if unsent]
-        self._segments.wait(
+        self.segments.wait(
             lambda: not self._unsent_count,
             lambda: f"room to send to rank {', '.join(owing)}",
             advance=self._flush,
@@ -200,19 +200,19 @@ class SharedMemoryTransport:
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """A few numbers of every rank."""
-        return self._segments.exchange(values, what)
+        return self.segments.exchange(values, what)
 
     def abort(self) -> None:
         """Raise the flag that peers look at while they wait."""
-        self._segments.abort()
+        self.segments.abort()
 
     def close(self) -> None:
         """Close the handles; the memory goes with the last process that has it open."""
-        self._segments.close()
+        self.segments.close()
 
     def segment_of(self, peer: int) -> Segment:
         """The shared memory that a peer owns."""
-        return self._segments.peers[peer]
+        return self.segments.peers[peer]
 
     def _receive_pieces(
         self, ring: Ring, message: Message, shape: tuple[int, ...], dtype: torch.dtype
@@ -230,7 +230,7 @@ class SharedMemoryTransport:
             return
         counters, tail = ring.counters, ring.tail
         if counters[HEAD] <= tail:
-            self._segments.wait(
+            self.segments.wait(
                 lambda: counters[HEAD] > tail,
                 lambda: self._describe(message),
                 message.sender,
@@ -241,13 +241,13 @@ class SharedMemoryTransport:
     def _release_slot(self, ring: Ring, peer: int) -> None:
         ring.tail += 1
         ring.counters[TAIL] = ring.tail
-        segment = self._segments.peers[peer]
+        segment = self.segments.peers[peer]
         if segment.words[ASLEEP] == 2:
             segment.ring_bell()
 
     def _publish(self, peer: int, ring: Ring) -> None:
         ring.counters[HEAD] = ring.head
-        segment = self._segments.peers[peer]
+        segment = self.segments.peers[peer]
         if segment.words[ASLEEP]:
             segment.ring_bell()
 
@@ -270,7 +270,7 @@ class SharedMemoryTransport:
             self._publish(peer, ring)
 
     def _describe(self, message: Message) -> str:
-        code = self._segments.peers[message.sender].words[POSITION]
+        code = self.segments.peers[message.sender].words[POSITION]
         return f"{message}, which {f'is at {position_name(code)}' if code else 'has not started'}"
 
 

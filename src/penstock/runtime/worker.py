@@ -32,7 +32,9 @@ from penstock.runtime.replicas import (
     stages_of_parameters,
 )
 from penstock.runtime.sharding import owners_of_parameters
+from penstock.runtime.shared_memory import SharedMemoryTransport
 from penstock.runtime.shared_segment import PeerFailed
+from penstock.runtime.shared_sums import share_sums
 from penstock.runtime.stage_building import runner_of
 from penstock.runtime.stage_runner import LossTerm, ModuleRunner
 from penstock.runtime.watchdog import AbortNote
@@ -108,6 +110,7 @@ class Worker:
         self._running: dict[tuple[int, bool], tuple[PipelineChannels, tuple[Step, ...]]] = {}
         if programs:
             self.buckets = self._buckets()
+        self._share_sums()
         self.runners = {place.stage: self._runner(place) for place in self.places}
 
     def _buckets(self) -> GradientBuckets:
@@ -124,6 +127,13 @@ class Worker:
         return GradientBuckets(
             self.world, trained, stages, self.holders, self.groups, self.clock, self.owners
         )
+
+    def _share_sums(self) -> None:
+        """Sum gradients in shared memory where messages go through it, and they are on the CPU."""
+        on_cpu = all(device == "cpu" for device in self.world.devices)
+        if isinstance(self.transport, SharedMemoryTransport) and on_cpu and not self.owners:
+            shared = self.buckets.shared if self.buckets is not None else []
+            share_sums(self.world, self.transport.segments, shared)
 
     def _runner(self, place: Place) -> ModuleRunner:
         world, program, buckets = self.world, self.programs[place.stage], self.buckets
@@ -391,6 +401,8 @@ class Worker:
         self._closed = True
         if self.transport is not None and not self._failed:
             self.transport.close()
+        if self.buckets is not None:
+            self.buckets.close()
         self._failed = self._failed or "it was closed"
         self.world.leave()
 

@@ -1,0 +1,112 @@
+"""Gradients of some parameters in one flat piece of memory, summed over ranks as a whole."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from penstock.cluster.collectives import BUCKET_BYTES
+
+__all__ = ["Bucket", "GradientSum", "bucket_parts", "make_bucket", "place_gradients", "wide"]
+
+
+class GradientSum(Protocol):
+    """How the gradients of a bucket are added up over its holders, again and again."""
+
+    def start(self) -> None:
+        """This rank's gradients are complete; never waits."""
+        ...
+
+    def wait(self) -> None:
+        """Return once the bucket holds the sum.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder failed or vanished.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until no other holder looks at this rank's gradients any more.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder failed or vanished.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the bucket's memory to this rank alone."""
+        ...
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Parameters of one element type that the same ranks hold for the same stages.
+
+    Their gradients lie in ``flat``. In an iteration ``expected`` gradients complete it, one from
+    each stage of this rank that uses a parameter; ``missing`` of them are still to come. ``owner``
+    is the holder whose gradients count. Where the optimizer's state is sharded it alone gets the
+    sums, and the values of the parameters lie in ``values``. ``sum`` adds ``flat`` up over the
+    holders, where there are several; ``stage`` is the first that uses the parameters on this rank.
+    """
+
+    holders: tuple[int, ...]
+    stages: tuple[int, ...]
+    owner: int
+    parameters: list[nn.Parameter]
+    flat: torch.Tensor
+    stage: int
+    values: torch.Tensor | None = None
+    expected: int = 0
+    missing: int = 0
+    sum: GradientSum | None = None
+    is_summing: bool = False
+    started_s: float = 0.0
+
+
+def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Runs of parameters of one element type, each about ``BUCKET_BYTES``."""
+    for dtype in sorted({p.dtype for p in parameters}, key=str):
+        part: list[nn.Parameter] = []
+        size = 0
+        for parameter in (p for p in parameters if p.dtype == dtype):
+            if part and size + parameter.nbytes > BUCKET_BYTES:
+                yield part
+                part, size = [], 0
+            part.append(parameter)
+            size += parameter.nbytes
+        if part:
+            yield part
+
+
+def make_bucket(
+    holders: tuple[int, ...],
+    stages: tuple[int, ...],
+    owner: int,
+    parameters: list[nn.Parameter],
+    stage: int,
+) -> Bucket:
+    """A bucket with memory of its own."""
+    total = sum(parameter.numel() for parameter in parameters)
+    flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
+    bucket = Bucket(holders, stages, owner, parameters, flat, stage)
+    place_gradients(bucket, flat)
+    return bucket
+
+
+def place_gradients(bucket: Bucket, flat: torch.Tensor) -> None:
+    """Make ``flat`` the bucket's memory, and the gradients of its parameters views into it."""
+    bucket.flat = flat
+    start = 0
+    for parameter in bucket.parameters:
+        stop = start + parameter.numel()
+        parameter.grad = flat[start:stop].view(parameter.shape)
+        start = stop
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to add up many numbers of ``dtype`` in."""
+    return dtype if dtype.itemsize >= 4 else torch.float32

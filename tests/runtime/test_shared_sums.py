@@ -1,0 +1,36 @@
+"""Gradients summed in shared memory: right on every rank, the same bits, and never for ever."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.launch import launch_workers
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_sums_are_right_however_late_a_rank_is() -> None:
+    from shared_sum_cases import sums_of_many_rounds
+
+    assert launch_workers(sums_of_many_rounds, (), workers=3, threads=1) == ([], [], [])
+
+
+def test_a_rank_that_hands_nothing_is_named() -> None:
+    from shared_sum_cases import waiting_for_a_rank_that_gives_nothing
+
+    (words, seconds), _ = launch_workers(
+        waiting_for_a_rank_that_gives_nothing, (), workers=2, threads=1
+    )
+    assert words == "rank 0 waited 1 s for the gradient sum of stage 0 with rank 1"
+    assert 1.0 <= seconds < 3.0
+
+
+def test_replicas_get_the_same_bits() -> None:
+    from shared_sum_cases import bits_of_replicas
+
+    first, *others = launch_workers(bits_of_replicas, ("shared-memory",), workers=3, threads=1)
+    assert sum(map(len, first)) > 100
+    assert all(other == first for other in others)
