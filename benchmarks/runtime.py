@@ -144,8 +144,8 @@ def table(part: str, rows: list[dict[str, Any]]) -> list[str]:
             lines = ["| schedule | ranks | ours | rival | ideals | overhead, us | ratio |"]
             return [*lines, "|---|---|---|---|---|---|---|", *map(overhead_line, rows)]
         case "efficiency":
-            lines = ["| schedule | ours | rival | efficiency | rival's | ours / rival |"]
-            return [*lines, "|---|---|---|---|---|---|", *map(efficiency_line, rows)]
+            lines = ["| schedule | ours | rival | efficiency | rival's | between | ours / rival |"]
+            return [*lines, "|---|---|---|---|---|---|---|", *map(efficiency_line, rows)]
         case "memory":
             lines = ["| schedule | M | whose | peak of each rank, MiB | before |"]
             return [*lines, "|---|---|---|---|---|", *map(memory_line, rows)]
@@ -168,6 +168,7 @@ def efficiency_line(row: dict[str, Any]) -> str:
     return (
         f"| {row['case']} | {milliseconds(row['ours_s'])} | {milliseconds(row['rival_s'])} | "
         f"{row['efficiency']:.3f} | {number(row['rival_efficiency'], 1, 3)} | "
+        f"{row['between_efficiency']:.3f} | "
         f"{number(row['iteration_ratio'], 1, 3)} |"
     )
 

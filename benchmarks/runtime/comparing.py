@@ -3,7 +3,8 @@
 import gc
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from operator import sub, truediv
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 import torch.distributed as dist
 from cases import CASES, Case, bounds_of
 from contenders import Ours, Rival, action_seconds
-from ideal import ideal_s, work_bound_s
-from models import make_model
+from ideal import Seconds, ideal_s, work_bound_s
+from models import Model, make_model
 
 from penstock.schedule.action import Action
 
@@ -28,9 +29,11 @@ CORES = os.cpu_count() or 1
 class Comparison:
     """One schedule on one model; the rival's figures are ``None`` where it has no such schedule.
 
-    ``ideal_s`` is the makespan of the order with action times as measured in the same run;
-    ``overhead_s`` is an iteration beyond it, over ``actions``, the compute actions of the busiest
-    rank (of a core, where ranks share cores).
+    All are medians over the rounds. ``ideal_s`` is the makespan of the order with action times as
+    measured right after each round; ``overhead_s`` is an iteration beyond it, over ``actions``, the
+    compute actions of the busiest rank (of a core, where ranks share cores); ``efficiency`` the
+    ideal over the iteration. ``between_efficiency`` is that with the times that the actions had in
+    the iteration itself, so it shows only what happens between them.
     """
 
     case: str
@@ -42,9 +45,12 @@ class Comparison:
     ours_s: float
     ideal_s: float
     overhead_s: float
+    efficiency: float
+    between_efficiency: float
     rival_s: float | None = None
     rival_ideal_s: float | None = None
     rival_overhead_s: float | None = None
+    rival_efficiency: float | None = None
     iteration_ratio: float | None = None
 
     @property
@@ -57,23 +63,19 @@ class Comparison:
         """Our overhead over the rival's."""
         return self.overhead_s / self.rival_overhead_s if self.rival_overhead_s else None
 
-    @property
-    def efficiency(self) -> float:
-        """The ideal over the iteration."""
-        return self.ideal_s / self.ours_s
-
     def to_json(self) -> dict[str, Any]:
         """All figures."""
-        rival = None
-        if self.rival_s is not None and self.rival_ideal_s is not None:
-            rival = self.rival_ideal_s / self.rival_s
-        return {
-            **asdict(self),
-            "efficiency": self.efficiency,
-            "rival_efficiency": rival,
-            "overhead_ratio": self.overhead_ratio,
-            "limit_ratio": self.limit_ratio,
-        }
+        ratios = {"overhead_ratio": self.overhead_ratio, "limit_ratio": self.limit_ratio}
+        return {**asdict(self), **ratios}
+
+
+@dataclass
+class Round:
+    """One iteration of each contender, and what actions took by themselves right after."""
+
+    taken_s: list[float]
+    recorded_s: dict[Action, float]
+    seconds: dict[int, dict[str, float]]
 
 
 def compare(
@@ -88,32 +90,37 @@ def compare(
     rival = Rival(case, model, bounds, micro_batches) if case.rival else None
     contenders = [ours, rival] if rival is not None else [ours]
     batch = model.batch(micro_batches)
-    own = [
-        s
-        for s, order_rank in enumerate(first_ranks(ours.orders, len(bounds)))
-        if order_rank == dist.get_rank()
-    ]
-    samples: dict[int, dict[str, list[float]]] = {s: {k: [] for k in "FBIW"} for s in own}
-    taken: list[list[float]] = [[] for _ in contenders]
+    holders = first_ranks(ours.orders, len(bounds))
+    own = [stage for stage, holder in enumerate(holders) if holder == dist.get_rank()]
+    found: list[Round] = []
     for number in range(WARM_UP + rounds):
-        for contender, times in zip(contenders, taken, strict=True):
+        taken: list[float] = []
+        for contender in contenders:
             contender.prepare()
-            seconds = timed(lambda contender=contender: contender.step(batch))
-            if number >= WARM_UP:
-                times.append(seconds)
-        if number >= WARM_UP and (number - WARM_UP) % max(1, rounds // 3) == 0:
+            taken.append(timed(lambda contender=contender: contender.step(batch)))
+        if number >= WARM_UP:
+            recorded = ours.recorded_s()
             dist.barrier()
-            for stage in own:
-                for kind, values in action_seconds(model, bounds, stage, repeats).items():
-                    samples[stage][kind] += values
+            found.append(Round(taken, recorded, stage_seconds(model, bounds, own, repeats)))
     ours.close()
     gc.collect()
-    medians = {s: {k: median(v) for k, v in kinds.items()} for s, kinds in samples.items()}
-    gathered: list[Any] = [None] * ranks
+    return summary(case, model_name, micro_batches, ours, rival, found).to_json()
+
+
+def stage_seconds(
+    model: Model, bounds: list[range], own: Sequence[int], repeats: int
+) -> dict[int, dict[str, float]]:
+    """Seconds by kind of every stage, those in ``own`` measured here; every rank calls."""
+    medians = {
+        stage: {
+            kind: median(values)
+            for kind, values in action_seconds(model, bounds, stage, repeats).items()
+        }
+        for stage in own
+    }
+    gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, medians)
-    seconds_of = {stage: kinds for part in gathered for stage, kinds in part.items()}
-    found = summary(case, model_name, micro_batches, rounds, ours, rival, taken, seconds_of)
-    return found.to_json()
+    return {stage: kinds for part in gathered for stage, kinds in part.items()}
 
 
 def first_ranks(orders: Sequence[Sequence[Action]], stages: int) -> list[int]:
@@ -128,40 +135,42 @@ def summary(
     case: Case,
     model: str,
     micro_batches: int,
-    rounds: int,
     ours: Ours,
     rival: Rival | None,
-    taken: list[list[float]],
-    seconds: dict[int, dict[str, float]],
+    rounds: Sequence[Round],
 ) -> Comparison:
-    """Medians, ideals and overheads."""
-    stages = len(seconds)
+    """Medians over the rounds of times, ideals and overheads."""
     actions = actions_of_core(ours.orders)
-    plain = {stage: whole_split(stage, kinds) for stage, kinds in seconds.items()}
-    best = bound_s(ours.orders, stages, plain)
+    taken = [one.taken_s[0] for one in rounds]
+    ideals = [bound_s(ours.orders, halved(one.seconds)) for one in rounds]
+    between = [
+        makespan_s(ours.orders, len(one.seconds), one.recorded_s.__getitem__) for one in rounds
+    ]
     found = Comparison(
         case.name,
         model,
         len(ours.orders),
         micro_batches,
-        rounds,
+        len(rounds),
         actions,
-        median(taken[0]),
-        best,
-        (median(taken[0]) - best) / actions,
+        median(taken),
+        median(ideals),
+        median(map(sub, taken, ideals)) / actions,
+        median(map(truediv, ideals, taken)),
+        median(map(truediv, between, taken)),
     )
     if rival is None:
         return found
     orders = rival.orders or ours.orders
-    theirs = bound_s(orders, stages, seconds)
-    return Comparison(
-        **{
-            **asdict(found),
-            "rival_s": median(taken[1]),
-            "rival_ideal_s": theirs,
-            "rival_overhead_s": (median(taken[1]) - theirs) / actions_of_core(orders),
-            "iteration_ratio": median(a / b for a, b in zip(*taken, strict=True)),
-        }
+    others = [one.taken_s[1] for one in rounds]
+    theirs = [bound_s(orders, one.seconds) for one in rounds]
+    return replace(
+        found,
+        rival_s=median(others),
+        rival_ideal_s=median(theirs),
+        rival_overhead_s=median(map(sub, others, theirs)) / actions_of_core(orders),
+        rival_efficiency=median(map(truediv, theirs, others)),
+        iteration_ratio=median(map(truediv, taken, others)),
     )
 
 
@@ -181,12 +190,19 @@ def whole_split(stage: int, seconds: dict[str, float]) -> dict[str, float]:
     return {**seconds, "I": share * whole, "W": (1 - share) * whole}
 
 
-def bound_s(
-    orders: Sequence[Sequence[Action]], stages: int, seconds: dict[int, dict[str, float]]
-) -> float:
+def halved(seconds: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """Seconds by stage and kind, where the halves of a backward take as long as the whole."""
+    return {stage: whole_split(stage, kinds) for stage, kinds in seconds.items()}
+
+
+def bound_s(orders: Sequence[Sequence[Action]], seconds: dict[int, dict[str, float]]) -> float:
     """The makespan of ``orders``; where ranks share cores, at least their work over the cores."""
-    flat = {(kind, stage): s for stage, kinds in seconds.items() for kind, s in kinds.items()}
-    return max(ideal_s(orders, stages, flat), work_bound_s(orders, flat, cores=CORES))
+    return makespan_s(orders, len(seconds), lambda action: seconds[action.stage][action.kind])
+
+
+def makespan_s(orders: Sequence[Sequence[Action]], stages: int, seconds: Seconds) -> float:
+    """As `bound_s`, with seconds of each action."""
+    return max(ideal_s(orders, stages, seconds), work_bound_s(orders, seconds, cores=CORES))
 
 
 def timed(step: Callable[[], None]) -> float:

@@ -1,13 +1,14 @@
 """What an order would take if nothing but its actions took time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from penstock.schedule.action import Action
 
 __all__ = ["Seconds", "ideal_s", "work_bound_s"]
 
-Seconds = Mapping[tuple[str, int], float]
-"""Seconds of an action of a kind on a stage."""
+Seconds = Callable[[Action], float]
+"""Seconds of an action."""
 
 
 def ideal_s(orders: Sequence[Sequence[Action]], stages: int, seconds: Seconds) -> float:
@@ -28,7 +29,7 @@ def ideal_s(orders: Sequence[Sequence[Action]], stages: int, seconds: Seconds) -
                 ready = ready_s(action, stages, done)
                 if ready is None:
                     break
-                end = max(ready, free[rank]) + seconds[action.kind, action.stage]
+                end = max(ready, free[rank]) + seconds(action)
                 free[rank] = end
                 way = "F" if action.kind == "F" else "B" if action.kind in "BI" else action.kind
                 done[way, action.stage, action.micro_batch] = end
@@ -51,4 +52,4 @@ def ready_s(
 
 def work_bound_s(orders: Sequence[Sequence[Action]], seconds: Seconds, cores: int) -> float:
     """All actions spread over ``cores`` without a gap: the bound where ranks share cores."""
-    return sum(seconds[a.kind, a.stage] for order in orders for a in order) / cores
+    return sum(map(seconds, chain(*orders))) / cores
