@@ -169,7 +169,9 @@ def every_case() -> Iterator[Case]:
                         yield case
 
 
-def model_cases(model: str, *, dropout: bool = False, autocast: bool = False) -> Iterator[Case]:
+def model_cases(
+    model: str, layers: int, *, dropout: bool = False, autocast: bool = False
+) -> Iterator[Case]:
     """A model of few layers under every schedule: straight, replicated, and several stages each."""
     # AdamW turns the rounding of gradients that are zero into steps, which a norm has many of.
     turns = cycle(("sgd", "adamw") if model in ("deep", "dropping") else ("sgd",))
@@ -190,7 +192,7 @@ def model_cases(model: str, *, dropout: bool = False, autocast: bool = False) ->
                     dropout=dropout,
                     autocast=autocast,
                 )
-                if small_enough(case):
+                if len(replicas) * rounds <= layers and small_enough(case):
                     yield case
 
 

@@ -35,6 +35,17 @@ def played(cases: Sequence[Any]) -> dict[Any, list[str]]:
     }
 
 
+def cases_of(model: str, **settings: bool) -> list[Any]:
+    """Those of a model, each with no more stages than the model has layers."""
+    from matrix_cases import captured
+    from matrix_plans import model_cases
+
+    _, graph = captured(model, True)
+    cases = list(model_cases(model, len(graph.layer_names), **settings))
+    assert {case.schedule for case in cases} == set(SYNCHRONOUS)
+    return cases
+
+
 def assert_nothing_wrong(found: dict[Any, list[str]]) -> None:
     wrong = {str(case): what[:5] for case, what in found.items() if what}
     assert found and not wrong, wrong
@@ -102,9 +113,7 @@ def test_plans_at_random(seed: int) -> None:
 @pytest.mark.parametrize("model", ["gpt2", "t5", "llama", "qwen2_tied", "resnet", "convolutions"])
 def test_models_train_as_one_process(model: str) -> None:
     """Tied weights, skip tensors, masks and BatchNorm, under every schedule that allows them."""
-    from matrix_plans import model_cases
-
-    found = played(list(model_cases(model)))
+    found = played(cases_of(model))
     if model in ("resnet", "convolutions"):
         refused = {case: found.pop(case) for case in list(found) if case.schedule in MIRRORED}
         assert refused
@@ -117,14 +126,10 @@ def test_models_train_as_one_process(model: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["dropping", "gpt2_dropping", "t5_dropping"])
 def test_dropout_with_fixed_masks_trains_as_one_process(model: str) -> None:
-    from matrix_plans import model_cases
-
-    assert_nothing_wrong(played(list(model_cases(model, dropout=True))))
+    assert_nothing_wrong(played(cases_of(model, dropout=True)))
 
 
 @pytest.mark.slow
 def test_autocast_is_as_far_from_one_process_as_rounding_allows() -> None:
-    from matrix_plans import model_cases
-
     for model in ("deep", "gpt2"):
-        assert_nothing_wrong(played(list(model_cases(model, autocast=True))))
+        assert_nothing_wrong(played(cases_of(model, autocast=True)))
