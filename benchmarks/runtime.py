@@ -6,8 +6,9 @@
 The script starts its own rank processes, one thread each, every rank on a core of its own as far as
 there are cores. Parts: ``overhead`` (seconds beyond the ideal of an action, on a model that hardly
 computes; all that ``--quick`` measures), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
-each rank), ``data-parallel`` (against DistributedDataParallel) and ``end-to-end`` (our own plan
-against the rival's best schedule). docs/benchmarks/runtime.md says what is measured, and how.
+each rank), ``data-parallel`` (against DistributedDataParallel), ``options`` (ours with an option
+against ours without) and ``end-to-end`` (our own plan against the rival's best schedule).
+docs/benchmarks/runtime.md says what is measured, and how.
 """
 
 import argparse
@@ -31,7 +32,9 @@ FOUR_RANKS = ("1f1b", "interleaved", "zb-v")
 ENDING = ("1f1b", "interleaved", "dualpipe-v")
 """The rival's schedules that our own plan is compared with."""
 
-PARTS = ("overhead", "efficiency", "memory", "data-parallel", "end-to-end")
+OPTIONS = ("compile", "shard_optimizer", "accumulate")
+
+PARTS = ("overhead", "efficiency", "memory", "data-parallel", "options", "end-to-end")
 
 
 def main() -> None:
@@ -83,6 +86,13 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
         case "data-parallel":
             settings = {"model_name": "gpt", "micro_batches": MICRO_BATCHES, "rounds": 8}
             return run_tasks([("data_parallel", settings)], 2, LIMIT_S)
+        case "options":
+            return [
+                run_tasks(
+                    [("option", {"option": option, "micro_batches": 16, "rounds": 8})], 2, LIMIT_S
+                )[0]
+                for option in OPTIONS
+            ]
         case _:
             settings = {
                 "model_name": "gpt",

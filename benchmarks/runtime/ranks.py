@@ -13,6 +13,7 @@ import torch.distributed as dist
 from comparing import compare
 from end_to_end import compare_data_parallel, compare_end_to_end
 from memory import measure_memory
+from options import compare_option
 
 __all__ = ["main"]
 
@@ -21,6 +22,7 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "memory": measure_memory,
     "end_to_end": compare_end_to_end,
     "data_parallel": compare_data_parallel,
+    "option": compare_option,
 }
 
 
