@@ -94,6 +94,16 @@ def test_a_millionth_more_is_seen(matrix: dict[Any, list[str]]) -> None:
     assert {word.partition(":")[0] for word in after_first} == {"rank 0", "rank 1"}
 
 
+def test_what_one_rank_refuses_all_do(_importable: None) -> None:
+    """Two of the four ranks hold nothing, and cannot know what is in a stage."""
+    from matrix_plans import Case
+
+    case = Case("chimera", (1, 1), 3, style="mirrored", model="convolutions", micro_batch_rows=4)
+    (wrong,) = played([case]).values()
+    assert len(wrong) == 4
+    assert all("refused: stage 0 has batch normalisation" in word for word in wrong)
+
+
 @pytest.mark.slow
 def test_the_whole_product() -> None:
     from matrix_plans import every_case

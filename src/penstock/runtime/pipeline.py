@@ -134,12 +134,15 @@ class Pipeline:
             clip_norm=clip_norm,
             loss_scaling=scaling,
         )
-        self._endless = endless_training(
-            self._worker,
-            self._training,
-            clip_norm=clip_norm,
-            measure_every=prediction_error_every,
-            compiled=compile,
+        self._endless = self._world.agreed(
+            partial(
+                endless_training,
+                self._worker,
+                self._training,
+                clip_norm=clip_norm,
+                measure_every=prediction_error_every,
+                compiled=compile,
+            )
         )
 
     @property

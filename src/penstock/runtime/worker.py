@@ -111,7 +111,8 @@ class Worker:
         if programs:
             self.buckets = self._buckets()
         self._share_sums()
-        self.runners = {place.stage: self._runner(place) for place in self.places}
+        # Only its holders know what is in a stage, so a refusal has to reach the others.
+        self.runners = world.agreed(lambda: {p.stage: self._runner(p) for p in self.places})
 
     def _buckets(self) -> GradientBuckets:
         tied = self.graph.tied_names

@@ -1,7 +1,7 @@
 """The processes of a run: who they are, where they are, and the groups they form."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -73,6 +73,23 @@ class World:
         if self.control is not None:
             dist.broadcast_object_list(box, group=self.control, group_src=0)
         return box[0]
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives here; every rank calls, and where it refuses on one it does on all.
+
+        Raises:
+            BadInput: that of the first rank that refused.
+        """
+        made: list[T] = []
+        refusal = ""
+        try:
+            made.append(make())
+        except BadInput as cause:
+            refusal = str(cause)
+        for text in self.gather(refusal):
+            if text:
+                raise BadInput(text)
+        return made[0]
 
     def new_group(self, ranks: Sequence[int], backend: str = "") -> dist.ProcessGroup | None:
         """A group of ``ranks`` in that order; every rank must call this in the same order.
