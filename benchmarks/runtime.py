@@ -7,7 +7,8 @@ The script starts its own rank processes, one thread each, every rank on a core 
 there are cores. Parts: ``overhead`` (seconds beyond the ideal of an action, on a model that hardly
 computes; all that ``--quick`` measures), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
 each rank), ``data-parallel`` (against DistributedDataParallel), ``options`` (ours with an option
-against ours without) and ``end-to-end`` (our own plan against the rival's best schedule).
+against ours without), ``without-flush`` (asynchronous schedules against 1F1B, measured and as
+simulated) and ``end-to-end`` (our own plan against the rival's best schedule).
 docs/benchmarks/runtime.md says what is measured, and how.
 """
 
@@ -32,9 +33,18 @@ FOUR_RANKS = ("1f1b", "interleaved", "zb-v")
 ENDING = ("1f1b", "interleaved", "dualpipe-v")
 """The rival's schedules that our own plan is compared with."""
 
+ENDLESS = ("1f1b", "vanilla", "pipedream", "2bw", "spectrain", "pipeoptim")
 OPTIONS = ("compile", "shard_optimizer", "accumulate")
 
-PARTS = ("overhead", "efficiency", "memory", "data-parallel", "options", "end-to-end")
+PARTS = (
+    "overhead",
+    "efficiency",
+    "memory",
+    "data-parallel",
+    "options",
+    "without-flush",
+    "end-to-end",
+)
 
 
 def main() -> None:
@@ -93,6 +103,12 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
                 )[0]
                 for option in OPTIONS
             ]
+        case "without-flush":
+            tasks = [
+                ("endless", {"schedules": list(ENDLESS), "micro_batches": count, "rounds": 3})
+                for count in (4, 16)
+            ]
+            return run_tasks(tasks, 2, LIMIT_S)
         case _:
             settings = {
                 "model_name": "gpt",

@@ -70,11 +70,18 @@ def placement_of(case: Case, ranks: int) -> tuple[int, ...]:
 
 
 def plan_of(
-    case: Case, bounds: list[range], layers_of_block: list[int], ranks: int, count: int, rows: int
+    case: Case,
+    bounds: list[range],
+    layers_of_block: list[int],
+    ranks: int,
+    count: int,
+    rows: int,
+    schedule: str = "",
 ) -> Plan:
     """Our plan for the cut; ``layers_of_block[b]`` is the first captured layer of block ``b``.
 
     The last entry of ``layers_of_block`` is the number of layers: the loss is on the last stage.
+    Another ``schedule`` may take the same stages.
     """
     placement = placement_of(case, ranks)
     stages = []
@@ -82,4 +89,4 @@ def plan_of(
         stop = layers_of_block[-1 if stage == len(bounds) - 1 else blocks.stop]
         layers = range(layers_of_block[blocks.start], stop)
         stages.append(Stage(layers, (placement[stage],), (rows,)))
-    return Plan(tuple(stages), count, rows, case.family)
+    return Plan(tuple(stages), count, rows, schedule or case.family)

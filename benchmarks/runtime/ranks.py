@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from comparing import compare
 from end_to_end import compare_data_parallel, compare_end_to_end
+from endless import compare_endless
 from memory import measure_memory
 from options import compare_option
 
@@ -23,6 +24,7 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "end_to_end": compare_end_to_end,
     "data_parallel": compare_data_parallel,
     "option": compare_option,
+    "endless": compare_endless,
 }
 
 

@@ -1,0 +1,115 @@
+"""Schedules without a flush against 1F1B with one, on real ranks and as the simulator predicts."""
+
+import gc
+import os
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+import torch.distributed as dist
+from cases import CASES, bounds_of, plan_of
+from comparing import timed
+from models import Model, make_model
+from torch import nn
+from torch.optim import SGD
+
+from penstock.capture.trace import capture_model
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.presets import local_cluster
+from penstock.measure.layer_times import measure_profile
+from penstock.measure.workers import median_profile
+from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.pipeline import Pipeline
+from penstock.schedule.registry import ASYNCHRONOUS
+from penstock.simulate.simulation import simulate_plan
+
+__all__ = ["compare_endless"]
+
+BATCHES = 4
+"""Batches in a row for each measurement; without a flush the pipeline fills and drains once."""
+
+
+def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> dict[str, Any]:
+    """Seconds of `BATCHES` batches in a row under each schedule, in turn; measured, and simulated.
+
+    One stage a rank, cut between blocks, SGD with momentum. The first schedule is the one that the
+    others are divided by.
+    """
+    model = make_model("gpt")
+    graph = capture_model(
+        nn.Sequential(*model.blocks), model.batch(1), loss=model.loss, granularity="block"
+    )
+    profiles: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(profiles, measure_profile(graph, model.batch(1), repeats=7))
+    pipes = {name: pipeline_of(name, model, micro_batches) for name in schedules}
+    batches = [model.batch(micro_batches) for _ in range(BATCHES)]
+    taken: dict[str, list[float]] = {name: [] for name in schedules}
+    for number in range(rounds + 1):
+        for name, pipe in pipes.items():
+            gc.collect()
+            seconds = timed(lambda pipe=pipe: exhaust(pipe.stream(batches)))
+            if number:
+                taken[name].append(seconds)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ranks = dist.get_world_size()
+    cluster = local_cluster(ranks, max(ranks, os.cpu_count() or 1), memory_bytes)
+    profile = median_profile(profiles)
+    predicted = {name: predicted_s(pipe, profile, cluster) for name, pipe in pipes.items()}
+    for pipe in pipes.values():
+        pipe.close()
+    first = schedules[0]
+    return {
+        "model": "gpt",
+        "ranks": ranks,
+        "micro_batches": micro_batches,
+        "batches": BATCHES,
+        "rounds": rounds,
+        "rows": [
+            {
+                "schedule": name,
+                "measured_s": median(taken[name]),
+                "predicted_s": predicted[name],
+                "times_as_fast": median(
+                    a / b for a, b in zip(taken[first], taken[name], strict=True)
+                ),
+                "predicted_times_as_fast": predicted[first] / predicted[name],
+            }
+            for name in schedules
+        ],
+    }
+
+
+def pipeline_of(schedule: str, model: Model, micro_batches: int) -> Pipeline:
+    """A pipeline with weights of its own."""
+    blocks = make_model(model.name).blocks
+    example = model.batch(1)
+    graph = capture_model(nn.Sequential(*blocks), example, loss=model.loss, granularity="block")
+    case = CASES["1f1b"]
+    ranks = dist.get_world_size()
+    bounds = bounds_of(case, model.name, len(blocks), ranks)
+    owners = [name.partition(".")[0] for name in graph.layer_names]
+    starts = [owners.index(str(block)) for block in range(len(blocks))]
+    plan = plan_of(case, bounds, [*starts, len(owners)], ranks, micro_batches, model.rows, schedule)
+    return Pipeline(graph, plan, example, optimizer=lambda p: SGD(p, lr=1e-4, momentum=0.9))
+
+
+def predicted_s(pipe: Pipeline, profile: ModelProfile, cluster: Cluster) -> float:
+    """What the simulator gives for `BATCHES` batches: one after another, or without a flush."""
+    together = pipe.plan.schedule in ASYNCHRONOUS
+    found = simulate_plan(
+        pipe.plan,
+        profile,
+        cluster,
+        optimizer_bytes_per_parameter_byte=1.0,
+        iterations=BATCHES if together else 1,
+        with_timeline=False,
+    )
+    if together:
+        return found.iteration_s + (BATCHES - 1) * found.steady_s
+    return BATCHES * found.iteration_s
+
+
+def exhaust(steps: Iterable[object]) -> None:
+    """Take all steps."""
+    for _ in steps:
+        pass
