@@ -103,11 +103,11 @@ def plan(
         explanation = explain_plan(planned, problem)
         values["explanation"], words = explanation.to_json(), explanation_words(explanation)
     endless = without_flush(planned, problem)
-    if endless is not None:
-        if explain:
-            values["without_flush"] = endless.to_json()
-        if explain or endless.pays_with:
-            words.append(advice_words(endless))
+    if explain:
+        values["without_flush"] = [option.to_json() for option in endless]
+    told = endless if explain else [option for option in endless if option.pays]
+    if told:
+        words.append(advice_words(told))
     show_planned(terminal, planned, costs, machines, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 

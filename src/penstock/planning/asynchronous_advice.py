@@ -4,6 +4,7 @@ The gain is simulated, the cost was measured: how many more samples than synchro
 took to the same loss (docs/benchmarks/convergence.md). Recommended only where the first is larger.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
@@ -15,86 +16,95 @@ from penstock.schedule.registry import ASYNCHRONOUS
 from penstock.simulate.simulation import simulate_plan
 from penstock.words import percent_text
 
-__all__ = ["MEASURED_SAMPLES", "WithoutFlush", "advice_words", "without_flush"]
+__all__ = ["MEASURED", "WithoutFlush", "advice_words", "without_flush"]
 
-SCHEDULE = "spectrain"
-"""The rule that came nearest to synchronous training on the sequence model."""
+MEASURED: dict[str, tuple[str, float]] = {
+    "SGD with momentum": ("spectrain", inf),
+    "AdamW": ("xpipe", 1.07),
+    "Muon": ("2bw", 1.46),
+}
+"""For each optimizer the schedule that needed the fewest samples in its worst case, and how many.
 
-MEASURED_SAMPLES: dict[str, float] = {"SGD with momentum": inf, "AdamW": 1.39}
-"""The most samples that it needed, over those of synchronous training, by optimizer.
-
-Infinite where it never had the loss in some case.
+They are over those of synchronous training; infinite where it never came to the loss in some case.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class WithoutFlush:
-    """The same stages without a flush: ``gain`` is how many times as fast, ``fits`` in memory."""
+    """The same stages under ``schedule``, with an optimizer: ``gain`` is how many times as fast.
 
+    ``samples`` are what an equal loss took, over those of synchronous training; ``fits`` says
+    whether the stages then fit in memory.
+    """
+
+    optimizer: str
+    schedule: str
     gain: float
     fits: bool
+    samples: float
 
     @property
-    def pays_with(self) -> tuple[str, ...]:
-        """The optimizers with which the gain is more than the samples that it costs."""
-        if not self.fits:
-            return ()
-        return tuple(name for name, ratio in MEASURED_SAMPLES.items() if self.gain > ratio)
+    def pays(self) -> bool:
+        """Whether the gain is more than the samples that it costs."""
+        return self.fits and self.gain > self.samples
 
     def to_json(self) -> dict[str, Json]:
-        """The gain, and with which optimizers it is worth the samples."""
+        """All of it; ``samples`` is null where the loss was not always reached."""
         return {
-            "schedule": SCHEDULE,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
             "gain": self.gain,
             "fits": self.fits,
-            "pays_with": list[Json](self.pays_with),
+            "samples": self.samples if isfinite(self.samples) else None,
+            "pays": self.pays,
         }
 
 
-def without_flush(planned: PlannedPipeline, problem: PlanningProblem) -> WithoutFlush | None:
-    """The plan's stages in steady state without a flush; ``None`` where that cannot be.
+def without_flush(planned: PlannedPipeline, problem: PlanningProblem) -> tuple[WithoutFlush, ...]:
+    """The plan's stages in steady state without a flush, for every optimizer that was measured.
 
-    Several stages on a device, one stage, and plans that do not flush already are left out. A
-    micro-batch then is an update, as the sources have it.
+    Nothing for a plan of one stage, one that holds several stages on a device, or one that does not
+    flush anyway. An update then comes after as few micro-batches as the schedule's source has it.
     """
     plan = planned.plan
     if len(plan.stages) < 2 or plan.schedule in ASYNCHRONOUS:
-        return None
+        return ()
     if len(plan.device_groups) != len(plan.stages) or plan.mirrored:
-        return None
-    try:
-        other = replace(plan, schedule=SCHEDULE)
-        prediction = simulate_plan(
-            other,
-            problem.profile,
-            problem.cluster,
-            optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-            iterations=3,
-            with_timeline=False,
-        )
-    except BadInput:
-        return None
-    return WithoutFlush(planned.prediction.iteration_s / prediction.steady_s, prediction.fits)
+        return ()
+    found: list[WithoutFlush] = []
+    for optimizer, (schedule, samples) in MEASURED.items():
+        try:
+            prediction = simulate_plan(
+                replace(plan, schedule=schedule),
+                problem.profile,
+                problem.cluster,
+                optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
+                iterations=3,
+                with_timeline=False,
+            )
+        except BadInput:
+            continue
+        gain = planned.prediction.iteration_s / prediction.steady_s
+        found.append(WithoutFlush(optimizer, schedule, gain, prediction.fits, samples))
+    return tuple(found)
 
 
-def advice_words(found: WithoutFlush) -> str:
-    """Whether to flush, in a sentence."""
-    if not found.fits:
-        return f"Without a flush (`{SCHEDULE}`) these stages would not fit in memory."
-    needed = ", ".join(cost_words(name, ratio) for name, ratio in MEASURED_SAMPLES.items())
-    if found.gain <= 1.0:
-        return f"Without a flush (`{SCHEDULE}`) these stages would not be faster."
-    faster = f"Without a flush (`{SCHEDULE}`) these stages would be {found.gain:.2f} times as fast"
-    if not found.pays_with:
-        return f"{faster}; that does not pay for the samples it may cost ({needed})."
-    return (
-        f"{faster}; with {' or '.join(found.pays_with)} that pays for the samples it may cost "
-        f"({needed}): try `--schedule {SCHEDULE}`."
-    )
+def advice_words(options: Sequence[WithoutFlush]) -> str:
+    """Whether to flush, in a sentence for each optimizer."""
+    return "Without a flush: " + "; ".join(map(option_words, options)) + "."
 
 
-def cost_words(name: str, ratio: float) -> str:
-    """What an equal loss took in samples."""
-    if not isfinite(ratio):
-        return f"with {name} not every case came to an equal loss"
-    return f"{percent_text(ratio - 1)} more with {name}"
+def option_words(option: WithoutFlush) -> str:
+    """Whether to flush with one optimizer."""
+    start = f"with {option.optimizer} `{option.schedule}`"
+    if not option.fits:
+        return f"{start} would not fit in memory"
+    if option.gain <= 1.0:
+        return f"{start} would not be faster"
+    faster = f"{start} would be {option.gain:.2f} times as fast"
+    if not isfinite(option.samples):
+        return f"{faster}, but did not always come to the same loss"
+    cost = f"{percent_text(option.samples - 1)} more samples"
+    if not option.pays:
+        return f"{faster}, less than the {cost} it may take"
+    return f"{faster} and may take {cost}: try `--schedule {option.schedule}`"
