@@ -31,9 +31,9 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
     GPUs: 'early-backward' is 1F1B-SO and '1f1b' is 1F1B-SNO. FPGAs (`is_asynchronous` in
     `penstock.plan.bapipe_pipeline`): '1f1b' is 1F1B-AS. FBP-AS runs a forward and a backward on
     one device at the same time, as schedule 'fbp-as' does in the simulator; plans name
-    'early-backward' for it, the same order without that overlap. The split inside layers, for FPGAs, counts in the estimate; the plan holds
-    whole layers. BaPipe does not recompute: that is tried only where nothing fits without, or
-    where the problem demands it.
+    'early-backward' for it, the same order without that overlap. The split inside layers, for
+    FPGAs, counts in the estimate; the plan holds whole layers. BaPipe does not recompute: that is
+    tried only where nothing fits without, or where the problem demands it.
 
     Source: Zhao et al., arXiv 2012.12544.
 
