@@ -154,10 +154,10 @@ def expected_steps(
 ) -> tuple[Expected, ...]:
     """One process's steps over batches so cut.
 
-    Where the cut does not matter, one process takes the whole batch at once.
+    Where the cut does not matter, one process takes the whole batch at once. A mean of the losses
+    of micro-batches, weighted by rows, is right only where each row has as many targets.
     """
-    by_micro_batch = subject.per_micro_batch or case.autocast
-    rows = tuple(tuple(cut) if by_micro_batch else (range(cut[-1].stop),) for cut in cuts)
+    rows = tuple(tuple(cut) if subject.per_micro_batch else (range(cut[-1].stop),) for cut in cuts)
     return play_alone(case.model, case.optimizer, case.autocast, rows)
 
 

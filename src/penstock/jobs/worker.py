@@ -181,9 +181,25 @@ def trained(
         before = step
         every = [n for n in (job.evaluate_every, job.checkpoint_every) if n]
         pause = min((n - step % n for n in every), default=job.steps)
-        for metrics in pipe.stream(batch for (batch,) in islice(steps, pause)):
+        stream = pipe.stream(batch for (batch,) in islice(steps, pause))
+        if step == start:
+            stream = measured_first(pipe, stream, memory)
+        for metrics in stream:
             step += 1
             yield metrics
+
+
+def measured_first(
+    pipe: Pipeline, steps: Iterator[StepMetrics], memory: list[MeasuredMemory]
+) -> Iterator[StepMetrics]:
+    """``steps`` of a stream, the memory of the first of them measured.
+
+    So many that the pipeline is full, and every stage has as many versions as it ever has.
+    """
+    with pipe.measuring_memory() as measured:
+        yield from islice(steps, max(WARM_UP_STEPS, len(pipe.plan.stages)))
+    memory.append(measured)
+    yield from steps
 
 
 def nothing_left(job: Job, start: int) -> str:
