@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -11,12 +11,13 @@ from cases import CASES, bounds_of, plan_of
 from comparing import timed
 from models import Model, make_model
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import local_cluster
 from penstock.measure.layer_times import measure_profile
+from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
@@ -40,7 +41,10 @@ def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> di
         nn.Sequential(*model.blocks), model.batch(1), loss=model.loss, granularity="block"
     )
     profiles: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(profiles, measure_profile(graph, model.batch(1), repeats=7))
+    whole = nn.Sequential(*make_model("gpt").blocks)
+    step_s_per_byte = measure_step_s_per_byte(whole, make_optimizer)
+    own = measure_profile(graph, model.batch(1), repeats=7, step_s_per_byte=step_s_per_byte)
+    dist.all_gather_object(profiles, own)
     pipes = {name: pipeline_of(name, model, micro_batches) for name in schedules}
     batches = [model.batch(micro_batches) for _ in range(BATCHES)]
     taken: dict[str, list[float]] = {name: [] for name in schedules}
@@ -90,7 +94,12 @@ def pipeline_of(schedule: str, model: Model, micro_batches: int) -> Pipeline:
     owners = [name.partition(".")[0] for name in graph.layer_names]
     starts = [owners.index(str(block)) for block in range(len(blocks))]
     plan = plan_of(case, bounds, [*starts, len(owners)], ranks, micro_batches, model.rows, schedule)
-    return Pipeline(graph, plan, example, optimizer=lambda p: SGD(p, lr=1e-4, momentum=0.9))
+    return Pipeline(graph, plan, example, optimizer=make_optimizer)
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """SGD with momentum."""
+    return SGD(parameters, lr=1e-4, momentum=0.9)
 
 
 def predicted_s(pipe: Pipeline, profile: ModelProfile, cluster: Cluster) -> float:

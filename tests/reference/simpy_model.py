@@ -254,8 +254,16 @@ class Model:
         for name in self.reductions_of(mine, device):
             yield self.done["reduced", name, number]
         speed = self.cluster.devices[device].speed
-        held_bytes = sum(self.profile.parameter_bytes(copy.layers) for copy in mine)
-        seconds = self.profile.step_s_per_byte * held_bytes / speed
+        seconds = 0.0
+        for copy in mine:
+            # Predicted weights are written for forwards and backwards, or for both at once; each
+            # time takes a third of a step.
+            rule = self.schedule.weights
+            leads = [lead[copy.stage] for lead in (rule.forward_lead, rule.backward_lead) if lead]
+            written = (1 if rule.version == "forward" else 2) if max(leads, default=0) else 0
+            passes = 1 + written / 3
+            step_s = self.profile.step_s_per_byte * self.profile.parameter_bytes(copy.layers)
+            seconds += passes * step_s / speed
         yield from self.compute(device, seconds, kinds, seconds)
         self.done["step", device, number].succeed()
 

@@ -1,5 +1,6 @@
 """Predictions and scores: what goes in is checked, both ways give the same time."""
 
+from dataclasses import replace
 from math import inf, isclose
 
 import pytest
@@ -119,6 +120,23 @@ def test_without_a_flush_the_pipeline_stays_full() -> None:
     assert prediction.steady_s == 4 * 3.0
     # Two versions of 1,000 bytes on stage 0, one on stage 1; gradients, optimizer state.
     assert prediction.peak_memory_bytes[:2] == (5000.0, 4000.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps"),
+    [("vanilla", 1), ("pipedream", 1), ("spectrain-v2", 1 + 1 / 3), ("spectrain", 1 + 2 / 3)],
+)
+def test_predicting_weights_takes_a_third_of_a_step_each_time(schedule: str, steps: float) -> None:
+    """Stage 0 predicts; each of its 1,000 bytes is stepped in 0.3 ms, after every micro-batch."""
+    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
+    stepped = replace(MODEL, step_s_per_byte=0.0003)
+    plan = Plan(stages, 4, 1, schedule)
+    # From the end of the sixth iteration to that of the eleventh: the pipeline has filled by then.
+    early_s, late_s = (
+        (count - 1) * simulate_plan(plan, stepped, CLUSTER, iterations=count).steady_s
+        for count in (6, 11)
+    )
+    assert late_s - early_s == pytest.approx(5 * 4 * (3.0 + 0.3 * steps))
 
 
 def test_no_iterations_are_refused() -> None:

@@ -45,6 +45,16 @@ class WeightRule:
         forward = self.forward_lead[stage] if self.forward_lead else 0
         return forward, self.backward_lead[stage] if self.backward_lead else 0
 
+    def predictions_of(self, stage: int) -> int:
+        """How many times ``stage`` writes predicted weights for each update.
+
+        For the forwards and for the backwards of an update, also where these see the newest ones,
+        as both have one place; once where backwards use what the forwards had.
+        """
+        if not any(self.leads_of(stage)):
+            return 0
+        return 1 if self.version == "forward" else 2
+
 
 SYNCHRONOUS = WeightRule()
 """One version, one update after the last micro-batch: the gradients of one device."""

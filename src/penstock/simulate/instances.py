@@ -33,11 +33,13 @@ class StageUse(NamedTuple):
 
     ``split``: its gradients come with W, not with B. ``versions``: how many
     copies of its parameters are kept. ``reduces``: its replicas sum its gradients among themselves.
+    ``predictions``: how many times its parameters are predicted for each update.
     """
 
     split: bool = False
     versions: int = 1
     reduces: bool = True
+    predictions: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
             split,
             weights.versions_of(number % shape.stages),
             not shape.mirrored,
+            weights.predictions_of(number % shape.stages),
         )
         for number, split in enumerate(splits)
     )

@@ -15,7 +15,15 @@ from penstock.simulate.instances import StageUse
 from penstock.simulate.layer_sums import LayerSums
 from penstock.simulate.stage_memory import StageMemory, stage_memory
 
-__all__ = ["ReplicaWork", "StageWork", "stage_work"]
+__all__ = ["PREDICTION_SHARE", "ReplicaWork", "StageWork", "stage_work"]
+
+PREDICTION_SHARE = 1 / 3
+"""What predicting weights takes of an optimizer step, by the memory that both touch.
+
+SGD with momentum: a prediction reads weights and momentum and writes weights, 3 passes; a step
+clears gradients, takes their norm, scales them (4 passes), reads gradients, momentum and weights
+and writes the last two (5).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +197,14 @@ def replica_work(
     )
     if least_s:
         segments_s = stretched(segments_s, weight_s if use.split else backward_s)
+    step_s = sums.profile.step_s_per_byte * sums.parameter_bytes(layers)
     return ReplicaWork(
         forward_s=forward_s,
         backward_s=backward_s,
         backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed),
         backward_weight_s=weight_s,
         recompute_s=recompute_s,
-        step_s=sums.profile.step_s_per_byte * sums.parameter_bytes(layers) / speed,
+        step_s=step_s * (1 + PREDICTION_SHARE * use.predictions) / speed,
         segments_s=segments_s,
         memory=memory,
     )
