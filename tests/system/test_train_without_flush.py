@@ -71,6 +71,17 @@ def test_a_run_records_copies_and_staleness(whole: TrainResult) -> None:
     assert whole.predicted_s > 0 and whole.measured_s > 0
 
 
+def test_the_memory_of_its_first_steps_is_measured(whole: TrainResult) -> None:
+    """Near the simulator's, which does not know what a stage has for a moment while it runs: some
+    kilobytes, of which this job has few."""
+    summary = json.loads((whole.run_directory / "summary.json").read_text())
+    predicted = summary["predicted_peak_memory_bytes"]
+    measured = summary["measured_peak_memory_bytes"]
+    assert len(measured) == 2
+    for expected, found in zip(predicted, measured, strict=True):
+        assert 0.9 * expected <= found <= 1.5 * expected + 65536
+
+
 def test_a_resumed_run_goes_on_as_the_uninterrupted_one(whole: TrainResult, tmp_path: Path) -> None:
     train(tmp_path, SPECTRAIN, whole.run_directory, steps=4)
     resumed = train(tmp_path, SPECTRAIN, resume=True)
