@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from penstock.errors import Stalled
+from penstock.runtime.cuda_clock import clock_for
 from penstock.runtime.gradient_bucket import Bucket, make_bucket
+from penstock.runtime.replicas import GradientBuckets, make_groups
 from penstock.runtime.segment_opening import join_segments
 from penstock.runtime.shared_segment import Segments
-from penstock.runtime.shared_sums import share_sums
+from penstock.runtime.shared_sums import SUMMED, SharedSum, share_sums
 from penstock.runtime.world import World, join_world
 
 ROUNDS = 20
@@ -18,7 +20,7 @@ ROUNDS = 20
 SIZES = (1000, 7, 1)
 
 
-def shared_buckets(world: World, timeout_s: float = 60.0) -> tuple[Segments, list[Bucket]]:
+def shared_buckets(world: World) -> tuple[Segments, list[Bucket]]:
     """Buckets of all ranks and of the first and the last, of two element types."""
     segments = join_segments(world, {}, spin_s=1e-3)
     assert segments is not None
@@ -86,8 +88,47 @@ def waiting_for_a_rank_that_gives_nothing() -> tuple[str, float]:
     return "no end", 0.0
 
 
+def sum_that_is_changed_at_once() -> list[float]:
+    """What a rank finds that copies late, while its peer changes its own gradients right away."""
+    world = join_world("cpu", 60.0)
+    segments = join_segments(world, {}, spin_s=1e-3)
+    assert segments is not None
+    weight, both = nn.Parameter(torch.zeros(4)), (0, 1)
+    groups = make_groups(world, [both])
+    buckets = GradientBuckets(
+        world,
+        {0: {"weight": weight}},
+        {"weight": (0,)},
+        {"weight": both},
+        groups,
+        clock_for(world.device),
+    )
+    share_sums(world, segments, buckets.shared)
+    buckets.zero()
+    (bucket,) = buckets.shared
+    assert isinstance(bucket.sum, SharedSum)
+    bucket.flat.fill_(1.0 + world.rank)
+    if world.rank:
+        copied = bucket.sum._await
+
+        def late(other: int, word: int) -> None:
+            copied(other, word)
+            if word == SUMMED:
+                time.sleep(0.2)
+
+        bucket.sum._await = late  # type: ignore[method-assign]
+    buckets.finish()
+    found = bucket.flat.tolist()
+    bucket.flat.mul_(100.0)
+    world.barrier()
+    buckets.close()
+    segments.close()
+    world.leave()
+    return found
+
+
 def bits_of_replicas(transport: Any) -> list[list[int]]:
-    """The bits of all gradients on every rank after a step, and whether they are views of one."""
+    """The bits of all gradients on every rank after a step."""
     from matrix_cases import batch_of, captured
     from matrix_plans import Case
 

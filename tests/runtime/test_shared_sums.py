@@ -18,6 +18,14 @@ def test_sums_are_right_however_late_a_rank_is() -> None:
     assert launch_workers(sums_of_many_rounds, (), workers=3, threads=1) == ([], [], [])
 
 
+def test_gradients_may_change_as_soon_as_a_rank_has_finished() -> None:
+    """As clipping does where weights are updated without a flush, with nothing in between."""
+    from shared_sum_cases import sum_that_is_changed_at_once
+
+    found = launch_workers(sum_that_is_changed_at_once, (), workers=2, threads=1)
+    assert found == ([3.0] * 4, [3.0] * 4)
+
+
 def test_a_rank_that_hands_nothing_is_named() -> None:
     from shared_sum_cases import waiting_for_a_rank_that_gives_nothing
 

@@ -63,7 +63,6 @@ class Bucket:
     expected: int = 0
     missing: int = 0
     sum: GradientSum | None = None
-    is_summing: bool = False
     started_s: float = 0.0
 
 

@@ -115,10 +115,7 @@ class GradientBuckets:
         """Start an iteration: all gradients zero."""
         self._launched = 0
         for bucket in self.buckets:
-            if bucket.sum is not None:
-                bucket.sum.settle()
             bucket.flat.zero_()
-            bucket.is_summing = False
             bucket.missing = bucket.expected
 
     @contextmanager
@@ -148,7 +145,7 @@ class GradientBuckets:
         self._launch_complete()
 
     def finish(self) -> None:
-        """Start what has not been started, and wait for all sums.
+        """Start what has not been started, and wait for all sums; the gradients may change then.
 
         Raises:
             Stalled: a holder did not take part in time.
@@ -158,18 +155,18 @@ class GradientBuckets:
             bucket.missing = 0
         self._launch_complete()
         for bucket in self.shared:
-            if bucket.sum is not None and bucket.is_summing:
+            if bucket.sum is not None:
                 bucket.sum.wait()
-                bucket.is_summing = False
                 self._record(bucket)
+        for bucket in self.shared:
+            if bucket.sum is not None:
+                bucket.sum.settle()
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients that this rank has the sums of."""
         if factor != 1.0:
             for bucket in self.buckets:
                 if bucket.values is None or bucket.owner == self._world.rank:
-                    if bucket.sum is not None:
-                        bucket.sum.settle()
                     bucket.flat.mul_(factor)
 
     def square_sum(self) -> float:
@@ -217,7 +214,6 @@ class GradientBuckets:
             bucket.started_s = self._clock.now()
             if bucket.sum is not None:
                 bucket.sum.start()
-                bucket.is_summing = True
 
     def _record(self, bucket: Bucket) -> None:
         start_s, end_s = bucket.started_s, self._clock.now()
