@@ -66,6 +66,21 @@ def test_it_is_recommended_only_where_the_gain_is_more_than_the_samples(
         "did not always come to the same loss."
     )
     assert [option.to_json()["samples"] for option in found] == [1.7, 1.8, None]
+    assert without_flush(planned(problem), problem, only_paying=True) == found[:1]
+
+
+def test_what_no_idle_pipeline_could_win_back_is_not_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = equal_layers(16)
+    plan = planned(problem)
+    monkeypatch.setattr(asynchronous_advice, "MEASURED", {"A": ("2bw", 1.2), "B": ("2bw", inf)})
+    # Idle for 3 of 19: not flushing makes it at most 19 / 16 times as fast.
+    assert plan.prediction.bubble == pytest.approx(3 / 19)
+    monkeypatch.delattr(asynchronous_advice, "simulate_plan")
+    assert without_flush(plan, problem, only_paying=True) == ()
+    with pytest.raises(NameError):
+        without_flush(plan, problem)
 
 
 def test_it_is_not_recommended_where_its_second_copy_of_the_weights_does_not_fit() -> None:

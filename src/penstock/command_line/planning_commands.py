@@ -102,12 +102,11 @@ def plan(
 
         explanation = explain_plan(planned, problem)
         values["explanation"], words = explanation.to_json(), explanation_words(explanation)
-    endless = without_flush(planned, problem)
+    endless = without_flush(planned, problem, only_paying=not explain)
     if explain:
         values["without_flush"] = [option.to_json() for option in endless]
-    told = endless if explain else [option for option in endless if option.pays]
-    if told:
-        words.append(advice_words(told))
+    if endless:
+        words.append(advice_words(endless))
     show_planned(terminal, planned, costs, machines, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 

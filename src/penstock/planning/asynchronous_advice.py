@@ -60,19 +60,28 @@ class WithoutFlush:
         }
 
 
-def without_flush(planned: PlannedPipeline, problem: PlanningProblem) -> tuple[WithoutFlush, ...]:
+def without_flush(
+    planned: PlannedPipeline, problem: PlanningProblem, *, only_paying: bool = False
+) -> tuple[WithoutFlush, ...]:
     """The plan's stages in steady state without a flush, for every optimizer that was measured.
 
     Nothing for a plan of one stage, one that holds several stages on a device, or one that does not
     flush anyway. An update then comes after as few micro-batches as the schedule's source has it.
+
+    With ``only_paying`` what does not pay is left out; where the plan idles too little for that it
+    is not even simulated, which takes many times as long as an iteration of the plan.
     """
     plan = planned.plan
     if len(plan.stages) < 2 or plan.schedule in ASYNCHRONOUS:
         return ()
     if len(plan.device_groups) != len(plan.stages) or plan.mirrored:
         return ()
+    # The devices are busy for this part of an iteration, and have as much to do without a flush.
+    busy = 1.0 - planned.prediction.bubble
     found: list[WithoutFlush] = []
     for optimizer, (schedule, samples) in MEASURED.items():
+        if only_paying and samples * busy >= 1.0:
+            continue
         try:
             prediction = simulate_plan(
                 replace(plan, schedule=schedule),
@@ -86,7 +95,7 @@ def without_flush(planned: PlannedPipeline, problem: PlanningProblem) -> tuple[W
             continue
         gain = planned.prediction.iteration_s / prediction.steady_s
         found.append(WithoutFlush(optimizer, schedule, gain, prediction.fits, samples))
-    return tuple(found)
+    return tuple(option for option in found if option.pays or not only_paying)
 
 
 def advice_words(options: Sequence[WithoutFlush]) -> str:
