@@ -44,20 +44,20 @@ def join_segments(
     os.ftruncate(memory, size)
     ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     invitations = world.gather(Invitation(os.getpid(), memory, bell, size, rings))
-    segments: dict[int, Segment] = {}
-    failure = ""
+
+    def open_all() -> dict[int, Segment]:
+        own = Segment(mmap.mmap(memory, size), rings, bell)
+        return {
+            rank: own if rank == world.rank else accept(invitation)
+            for rank, invitation in enumerate(invitations)
+        }
+
     try:
-        for rank, invitation in enumerate(invitations):
-            if rank == world.rank:
-                segments[rank] = Segment(mmap.mmap(memory, size), rings, bell)
-            else:
-                segments[rank] = accept(invitation)
-    except OSError as cause:
-        failure = str(cause)
-    failures = world.gather(failure)
-    os.close(memory)
-    if any(failures):
+        segments = world.agreed(open_all, OSError)
+    except OSError:
         return None
+    finally:
+        os.close(memory)
     return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
 
 

@@ -140,18 +140,20 @@ def share_sums(world: World, segments: Segments, buckets: Sequence[Bucket]) -> N
     memory = os.memfd_create("penstock gradients")
     os.ftruncate(memory, size)
     offers = world.gather(Offer(os.getpid(), memory, size, starts))
-    opened: dict[int, mmap.mmap] = {}
-    failure = ""
+
+    def open_all() -> dict[int, mmap.mmap]:
+        return {
+            rank: open_memory(offer.process, offer.memory, offer.size_bytes)
+            for rank, offer in enumerate(offers)
+            if any(rank in holders for holders in starts)
+        }
+
     try:
-        for rank in {rank for holders in starts for rank in holders}:
-            offer = offers[rank]
-            opened[rank] = open_memory(offer.process, offer.memory, offer.size_bytes)
-    except OSError as cause:
-        failure = str(cause)
-    failures = world.gather(failure)
-    os.close(memory)
-    if any(failures):
+        opened = world.agreed(open_all, OSError)
+    except OSError:
         return
+    finally:
+        os.close(memory)
     seen: dict[tuple[int, ...], int] = {}
     for bucket in buckets:
         number = seen[bucket.holders] = seen.get(bucket.holders, -1) + 1

@@ -74,21 +74,21 @@ class World:
             dist.broadcast_object_list(box, group=self.control, group_src=0)
         return box[0]
 
-    def agreed(self, make: Callable[[], T]) -> T:
+    def agreed(self, make: Callable[[], T], refusal: type[Exception] = BadInput) -> T:
         """What ``make`` gives here; every rank calls, and where it refuses on one it does on all.
 
         Raises:
-            BadInput: that of the first rank that refused.
+            BadInput: that of the first rank that refused; or another kind of ``refusal``.
         """
         made: list[T] = []
-        refusal = ""
+        why = ""
         try:
             made.append(make())
-        except BadInput as cause:
-            refusal = str(cause)
-        for text in self.gather(refusal):
+        except refusal as cause:
+            why = str(cause)
+        for text in self.gather(why):
             if text:
-                raise BadInput(text)
+                raise refusal(text)
         return made[0]
 
     def new_group(self, ranks: Sequence[int], backend: str = "") -> dist.ProcessGroup | None:
