@@ -1,5 +1,6 @@
 """What is compared: our schedules, the rival's class for the same, and how both cut the model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.plan.plan import Plan, Stage
@@ -72,21 +73,22 @@ def placement_of(case: Case, ranks: int) -> tuple[int, ...]:
 def plan_of(
     case: Case,
     bounds: list[range],
-    layers_of_block: list[int],
+    layer_names: Sequence[str],
     ranks: int,
     count: int,
     rows: int,
     schedule: str = "",
 ) -> Plan:
-    """Our plan for the cut; ``layers_of_block[b]`` is the first captured layer of block ``b``.
+    """Our plan for the cut of a captured sequence of blocks; the loss is on the last stage.
 
-    The last entry of ``layers_of_block`` is the number of layers: the loss is on the last stage.
     Another ``schedule`` may take the same stages.
     """
+    owners = [name.partition(".")[0] for name in layer_names]
     placement = placement_of(case, ranks)
     stages = []
     for stage, blocks in enumerate(bounds):
-        stop = layers_of_block[-1 if stage == len(bounds) - 1 else blocks.stop]
-        layers = range(layers_of_block[blocks.start], stop)
+        last = stage == len(bounds) - 1
+        stop = len(owners) if last else owners.index(str(blocks.stop))
+        layers = range(owners.index(str(blocks.start)), stop)
         stages.append(Stage(layers, (placement[stage],), (rows,)))
     return Plan(tuple(stages), count, rows, schedule or case.family)

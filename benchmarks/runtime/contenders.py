@@ -34,11 +34,7 @@ class Ours:
         whole = nn.Sequential(*model.blocks)
         graph = capture_model(whole, batch, loss=model.loss, granularity="block")
         empty = any(parameter.is_meta for parameter in whole.parameters())
-        owners = [name.partition(".")[0] for name in graph.layer_names]
-        starts = [owners.index(str(block)) for block in range(len(model.blocks))]
-        plan = plan_of(
-            case, bounds, [*starts, len(owners)], dist.get_world_size(), count, model.rows
-        )
+        plan = plan_of(case, bounds, graph.layer_names, dist.get_world_size(), count, model.rows)
         self.orders = [list(order) for order in order_of(plan).orders]
         if empty:
             # Only the module itself can give values to what was captured without any.

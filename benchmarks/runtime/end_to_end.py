@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import local_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.workers import median_profile
@@ -28,7 +29,7 @@ from penstock.planning.questions import planning_problem
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.score import make_score
 
-__all__ = ["compare_data_parallel", "compare_end_to_end"]
+__all__ = ["cluster_of_ranks", "compare_data_parallel", "compare_end_to_end"]
 
 SCHEDULES = ("1f1b", "zb-h1", "zero-bubble", "list", "hanayo", "zb-v", "dualpipe-v")
 """What our plan is chosen from, by simulated time."""
@@ -86,8 +87,7 @@ def own_plan(graph: LayerGraph, model: Model, micro_batches: int) -> tuple[Plan,
     chosen: list[Any] = [None]
     if dist.get_rank() == 0:
         profile = median_profile(profiles)
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        cluster = local_cluster(ranks, max(ranks, os.cpu_count() or 1), memory_bytes)
+        cluster = cluster_of_ranks(ranks)
         rows = model.rows
         problem = planning_problem(
             profile, cluster, rows * micro_batches, micro_batch_size=rows, recompute="off"
@@ -109,6 +109,12 @@ def own_plan(graph: LayerGraph, model: Model, micro_batches: int) -> tuple[Plan,
         chosen = [(plan, seconds)]
     dist.broadcast_object_list(chosen)
     return chosen[0]
+
+
+def cluster_of_ranks(ranks: int) -> Cluster:
+    """This host with a worker for each rank, all its memory, and cores for all of them."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return local_cluster(ranks, max(ranks, os.cpu_count() or 1), memory_bytes)
 
 
 def compare_data_parallel(model_name: str, micro_batches: int, rounds: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Schedules without a flush against 1F1B with one, on real ranks and as the simulator predicts."""
 
 import gc
-import os
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 import torch.distributed as dist
 from cases import CASES, bounds_of, plan_of
 from comparing import timed
+from end_to_end import cluster_of_ranks
 from models import Model, make_model
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import local_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
@@ -54,9 +53,8 @@ def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> di
             seconds = timed(lambda pipe=pipe: exhaust(pipe.stream(batches)))
             if number:
                 taken[name].append(seconds)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ranks = dist.get_world_size()
-    cluster = local_cluster(ranks, max(ranks, os.cpu_count() or 1), memory_bytes)
+    cluster = cluster_of_ranks(ranks)
     profile = median_profile(profiles)
     predicted = {name: predicted_s(pipe, profile, cluster) for name, pipe in pipes.items()}
     for pipe in pipes.values():
@@ -91,9 +89,7 @@ def pipeline_of(schedule: str, model: Model, micro_batches: int) -> Pipeline:
     case = CASES["1f1b"]
     ranks = dist.get_world_size()
     bounds = bounds_of(case, model.name, len(blocks), ranks)
-    owners = [name.partition(".")[0] for name in graph.layer_names]
-    starts = [owners.index(str(block)) for block in range(len(blocks))]
-    plan = plan_of(case, bounds, [*starts, len(owners)], ranks, micro_batches, model.rows, schedule)
+    plan = plan_of(case, bounds, graph.layer_names, ranks, micro_batches, model.rows, schedule)
     return Pipeline(graph, plan, example, optimizer=make_optimizer)
 
 

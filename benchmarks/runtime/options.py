@@ -76,9 +76,7 @@ def pipeline_of(
     else:
         case = CASES["1f1b"]
         bounds = bounds_of(case, model.name, len(model.blocks), ranks)
-        owners = [name.partition(".")[0] for name in graph.layer_names]
-        starts = [owners.index(str(block)) for block in range(len(model.blocks))]
-        plan = plan_of(case, bounds, [*starts, len(owners)], ranks, micro_batches, rows)
+        plan = plan_of(case, bounds, graph.layer_names, ranks, micro_batches, rows)
     return Pipeline(graph, plan, example, optimizer=lambda p: AdamW(p, lr=1e-4), **options)
 
 
