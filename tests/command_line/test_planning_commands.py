@@ -208,7 +208,12 @@ def test_an_interrupt_ends_with_130_and_one_line(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("penstock.planning.time_limit.find_plan", interrupted)
-    answer = penstock("plan", *problem, "--quiet")
+    # Shells start what runs in the background with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        answer = penstock("plan", *problem, "--quiet")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (answer.code, answer.errors) == (130, "penstock: interrupted\n")
 
 
