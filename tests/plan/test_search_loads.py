@@ -90,3 +90,11 @@ def test_walks_find_the_chain_of_fast_links():
     for plan in plans:
         assert plan_bound_s(asked, plan) <= score(plan)
         assert plan.stages[-1].layers.stop == 4
+
+
+def test_where_nothing_takes_time_walks_end_too() -> None:
+    asked = problem(0.0)
+    free = LayerCost("free", Affine(), Affine(), Affine(), 0)
+    asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
+    plans = list(evenly_loaded_plans(Climber(asked), plan_on(0, 1)))
+    assert min(map(make_score(asked), plans)) == 0

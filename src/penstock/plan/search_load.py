@@ -164,7 +164,7 @@ def load_s(a, order, cuts, starts, stages, batch, micro_batches, recompute, powe
         loads[3 * stages + 2 * h] = micro_batches * ports[SENT, h]
         loads[3 * stages + 2 * h + 1] = micro_batches * ports[RECEIVED, h]
     most_s = loads.max()
-    if not most_s < np.inf or power <= 0:
+    if not 0 < most_s < np.inf or power <= 0:
         return most_s
     total = 0.0
     for value in loads:
