@@ -1,5 +1,6 @@
 """Random moves keep plans whole; random walks never lose their best plan, and are repeatable."""
 
+from dataclasses import replace
 from math import inf
 
 from hypothesis import given, settings
@@ -7,14 +8,17 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from strategies import Case, cases
 
+from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.presets import find_cluster
 from penstock.plan.bound_plans import relaxed_plans
 from penstock.plan.bounds import lower_bound_s, plan_bound_s
-from penstock.plan.plan import Plan
+from penstock.plan.cost import depths_of
+from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.search_anneal import annealed, deeper_variants
-from penstock.plan.search_layout import layout_of, moved, plan_of
+from penstock.plan.search_layout import layout_of, moved, moved_in_flight, plan_of
 from penstock.profile.find import find_profile
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9
@@ -40,6 +44,45 @@ def test_every_random_move_leads_to_a_plan_of_the_same_problem(case: Case, seed:
         assert plan.global_batch == problem.global_batch
         assert layout_of(plan).groups == changed.groups
         layout = changed
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), seed=st.integers(0, 1000))
+def test_moves_in_flight_leave_stages_alone_and_depths_that_never_grow(case: Case, seed: int):
+    problem, generator = problem_of(case), default_rng(seed)
+    early = replace(case.plan, schedule="early-backward", in_flight_limit=depths_of(case.plan))
+    layout = first = layout_of(early)
+    for _ in range(30):
+        changed = moved_in_flight(problem, layout, generator)
+        if changed is None:
+            continue
+        assert (changed.cuts, changed.groups, changed.size) == (
+            first.cuts,
+            first.groups,
+            first.size,
+        )
+        assert min(changed.depths) >= 1
+        assert list(changed.depths) == sorted(changed.depths, reverse=True)
+        plan = plan_of(problem, changed)
+        assert plan is not None and plan.in_flight_limit
+        layout = changed
+    assert layout != first
+
+
+def test_a_walk_over_depths_finds_those_that_the_plan_lacks() -> None:
+    # Transfers as long as the work of a stage: one micro-batch more must be on its way each time.
+    cost, size = Affine(1.0), Affine(1.0)
+    layers = tuple(LayerCost(f"layer{i}", cost, cost, Affine(), 10**12) for i in range(4))
+    edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(3))
+    hosts = tuple(Host(f"h{i}", (Device("d", 4e12),), 1.0, 1.0) for i in range(4))
+    problem = PlanningProblem(ModelProfile("four", layers, edges), Cluster("four", hosts), 24, (1,))
+    stages = tuple(Stage(range(i, i + 1), (i,), (1,)) for i in range(4))
+    shallow = Plan(stages, 24, 1, "early-backward", in_flight_limit=(4, 3, 2, 1))
+    score = make_score(problem)
+    deep = annealed(problem, score, shallow, default_rng(0), 1e5, 0.01, moved_in_flight)
+    assert score(deep) <= 0.75 * score(shallow)
+    assert score(deep) <= 1.15 * lower_bound_s(problem)
+    assert deep.stages == shallow.stages
 
 
 @settings(max_examples=25, deadline=None)

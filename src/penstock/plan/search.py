@@ -11,13 +11,14 @@ from numpy.random import default_rng
 from penstock.errors import Infeasible
 from penstock.plan.bound_plans import relaxed_plans
 from penstock.plan.bounds import gap, lower_bound_s, plan_bound_s, proof_of
-from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.cost import depths_of, peak_memory_bytes
 from penstock.plan.every_plan import every_placement, every_variant
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.plan.search_anneal import annealed, deeper_variants
 from penstock.plan.search_climbs import climbed_plans, restarted_plans
+from penstock.plan.search_layout import moved_in_flight
 from penstock.plan.search_loads import evenly_loaded_plans
 from penstock.plan.search_moves import neighbours
 from penstock.plan.search_seeds import Climber
@@ -43,10 +44,23 @@ PROVEN = 5e-4
 WORTH_A_RESTART = (0.02, 0.15)
 """Gaps from which random starts are tried, and tried again."""
 
-WALKS = ((0.05, 8e6, 0.03), (0.1, 8e6, 0.02), (0.1, 8e6, 0.03), (0.1, 8e6, 0.02))
+WALKS = (
+    (0.05, 8e6, 0.03),
+    (0.1, 8e6, 0.02),
+    (0.1, 8e6, 0.03),
+    (0.1, 8e6, 0.02),
+    (0.12, 8e6, 0.03),
+    (0.12, 8e6, 0.03),
+)
 """Of each random walk the gap from which it is tried, its simulated actions and its heat; ten
-million actions take about ten seconds. The first starts at the bound's relaxed plan, the third at
-an evenly loaded one, the others at the best."""
+million actions take about ten seconds. The first starts at the bound's relaxed plan, the third and
+the fifth at evenly loaded ones, the others at the best."""
+
+DEPTHS_WALKED, DEPTHS_HEAT = 3e6, 0.004
+"""Simulated actions of a walk over depths and recompute alone, and its heat."""
+
+LOADED = 6
+"""Of the evenly loaded plans so many get depths of their own before the best is a start."""
 
 WALKED = 16 * 40
 """Devices times layers for which walks are so long; for less they are shorter."""
@@ -205,7 +219,9 @@ def anneal(best: Incumbent) -> Iterator[SearchStep]:
         start = best.plan if number % 2 or not others else others.pop(0)
         before_s = best.seconds
         generator = default_rng([len(problem.profile.layers), number])
-        best.offer(annealed(problem, score, start, generator, actions * part, heat))
+        walked = annealed(problem, score, start, generator, actions * part, heat)
+        best.offer(walked)
+        best.offer(with_depths(best, walked, number))
         if best.seconds < before_s:
             yield from improve(best)
 
@@ -217,13 +233,37 @@ def other_starts(best: Incumbent, plan: Plan) -> Generator[SearchStep, None, lis
     """
     before_s = best.seconds
     relaxed = best_variant(best, relaxed_plans(best.problem))
-    loaded: tuple[float, Plan | None] = (inf, None)
+    loaded: dict[Plan, float] = {}
     for other in evenly_loaded_plans(best.climber, plan):
         yield best.step("annealing")
-        loaded = min(loaded, best_variant(best, [other]), key=lambda found: found[0])
+        seconds, variant = best_variant(best, [other])
+        if variant is not None:
+            loaded[variant] = seconds
+    deepened: list[tuple[float, Plan]] = []
+    for number, variant in enumerate(sorted(loaded, key=loaded.__getitem__)[:LOADED]):
+        yield best.step("annealing")
+        deep = with_depths(best, variant, number)
+        best.offer(deep)
+        deepened.append((best.score(deep), deep))
     if best.seconds < before_s:
         yield from improve(best)
-    return [start for _, start in (relaxed, loaded) if start is not None]
+    deepened.sort(key=lambda one: one[0])
+    starts = [relaxed[1], *(deep for _, deep in deepened[:2])]
+    return [start for start in starts if start is not None]
+
+
+def with_depths(best: Incumbent, plan: Plan, number: int) -> Plan:
+    """The stages of ``plan`` with the depths and recompute in which a random walk ends."""
+    problem = best.problem
+    if "early-backward" not in problem.schedules:
+        return plan
+    devices, layers = len(problem.cluster.devices), len(problem.profile.layers)
+    actions = DEPTHS_WALKED * min(1.0, devices * layers / WALKED)
+    generator = default_rng([layers, number])
+    start = replace(plan, schedule="early-backward", in_flight_limit=depths_of(plan))
+    if best.score(start) == inf:
+        return plan
+    return annealed(problem, best.score, start, generator, actions, DEPTHS_HEAT, moved_in_flight)
 
 
 def best_variant(best: Incumbent, plans: Iterable[Plan]) -> tuple[float, Plan | None]:

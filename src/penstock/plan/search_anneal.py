@@ -8,7 +8,7 @@ from numpy.random import Generator
 from penstock.plan.bounds import plan_bound_s
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.search_layout import layout_of, moved, plan_of
+from penstock.plan.search_layout import Move, layout_of, moved, plan_of
 
 __all__ = ["annealed", "deeper_variants"]
 
@@ -35,19 +35,21 @@ def annealed(
     generator: Generator,
     actions: float,
     heat: float,
+    move: Move = moved,
 ) -> Plan:
     """The best plan on a random walk from ``start`` (Kirkpatrick et al., Science 1983).
 
-    Each step changes cuts, devices, replicas, depths, recompute, micro-batch size or schedule; a
-    slower plan is taken with probability ``exp(-slowdown / heat)``, and ``heat`` falls evenly to
-    nothing while ``actions`` forwards and backwards are simulated. As the random number is drawn
-    first, a plan whose proven bound is too slow for it is not simulated at all.
+    Each step changes cuts, devices, replicas, depths, recompute, micro-batch size or schedule, or
+    what else ``move`` draws; a slower plan is taken with probability ``exp(-slowdown / heat)``, and
+    ``heat`` falls evenly to nothing while ``actions`` forwards and backwards are simulated. As the
+    random number is drawn first, a plan whose proven bound is too slow for it is not simulated at
+    all.
     """
     layout, current_s = layout_of(start), score(start)
     best, best_s, left, lost = start, current_s, actions, 0
     while left > 0 and lost < LOST:
         left -= MOVE_COST
-        changed = moved(problem, layout, generator)
+        changed = move(problem, layout, generator)
         plan = plan_of(problem, changed) if changed else None
         if changed is None or plan is None:
             continue

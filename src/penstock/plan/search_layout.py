@@ -10,12 +10,16 @@ from penstock.plan.cost import depths_of, rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["Layout", "layout_of", "moved", "plan_of"]
+__all__ = ["Layout", "Move", "layout_of", "moved", "moved_in_flight", "plan_of"]
 
 Devices = tuple[int, ...]
 
 AGAIN = 0.3
 """Probability that a move is followed by another one before the plan is judged."""
+
+
+RECOMPUTE_AMONG_DEPTHS, AGAIN_IN_FLIGHT, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
+"""Probabilities of the two where only depths and recompute change, and by how much at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,10 @@ class Layout:
     def stages(self) -> int:
         """How many there are."""
         return len(self.groups)
+
+
+Move = Callable[[PlanningProblem, Layout, Generator], Layout | None]
+"""Draws a layout near another; none where what it draws is not possible."""
 
 
 def layout_of(plan: Plan) -> Layout:
@@ -213,7 +221,33 @@ def other_recompute(
     return replace(layout, recompute=tuple(flags))
 
 
-Move = Callable[[PlanningProblem, Layout, Generator], Layout | None]
+def moved_in_flight(
+    problem: PlanningProblem, layout: Layout, generator: Generator
+) -> Layout | None:
+    """The same stages with other depths, or recompute, of one of them or several."""
+    while True:
+        if generator.random() < RECOMPUTE_AMONG_DEPTHS:
+            changed = other_recompute(problem, layout, generator)
+        else:
+            changed = one_other_depth(layout, generator)
+        if changed is None or generator.random() >= AGAIN_IN_FLIGHT:
+            return changed
+        layout = changed
+
+
+def one_other_depth(layout: Layout, generator: Generator) -> Layout | None:
+    """One stage deeper or shallower, by little more often than by much; others make way for it."""
+    if not layout.depths:
+        return None
+    place = int(generator.integers(layout.stages))
+    furthest = 1 + layout.depths[place] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
+    change = int(furthest * generator.random() + 1) * (1 if generator.random() < 0.5 else -1)
+    depth = max(1, layout.depths[place] + change)
+    # Depths never grow along the pipeline.
+    before = (max(other, depth) for other in layout.depths[:place])
+    after = (min(other, depth) for other in layout.depths[place + 1 :])
+    return replace(layout, depths=(*before, depth, *after))
+
 
 WEIGHTED_MOVES: tuple[tuple[Move, int], ...] = (
     (move_cut, 30),
