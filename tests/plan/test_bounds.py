@@ -151,3 +151,59 @@ def test_until_the_first_gradient_a_device_has_only_the_forwards_that_reach_it()
     seconds = (4 + 1) + 1 + (1 + 2 + 1) + 8 * 6 - forwards * 1 + (1 + 1)
     assert lower_bound_s(asked) == pytest.approx(seconds, rel=1e-3)
     assert least_gap(asked) >= 0
+
+
+def apart(*sizes: tuple[int, int, float, float], batch: int, layers: int) -> PlanningProblem:
+    """Layers of 1 s forward and backward, each on a device of its own, with tensors between them.
+
+    Tensors: maker, reader, seconds of the activation and of its gradient.
+    """
+    layer = LayerCost("layer", Affine(1.0), Affine(1.0), Affine(), 10**12)
+    edges = tuple(
+        Edge(i, j, f"tensor{i}", Affine(0.0, down), Affine(0.0, up)) for i, j, down, up in sizes
+    )
+    hosts = tuple(Host(f"h{i}", (Device("d", 4e12),), 1.0, 1.0) for i in range(layers))
+    profile = ModelProfile("apart", (layer,) * layers, edges)
+    return PlanningProblem(profile, Cluster("hosts", hosts), batch, (1,))
+
+
+def test_gradients_come_in_after_the_first_micro_batch_has_been_down_and_back() -> None:
+    asked = apart((0, 1, 0.5, 10.0), batch=4, layers=2)
+    # Forward, message, forward, backward; then four gradients, and the last backward.
+    assert lower_bound_s(asked) == pytest.approx(1 + 0.5 + 1 + 1 + 4 * 10 + 1, rel=1e-3)
+    assert "take in the gradients of 4 micro-batches" in lower_bound(asked).argument
+    assert least_gap(asked) < 1e-3
+
+
+def test_the_last_activation_to_leave_still_goes_down_and_back() -> None:
+    asked = apart((0, 1, 10.0, 0.5), batch=4, layers=2)
+    assert lower_bound_s(asked) == pytest.approx(1 + 4 * 10 + 1 + 1 + 0.5 + 1, rel=1e-3)
+    argument = lower_bound(asked).argument
+    assert "activations of 4 micro-batches of 1; the last then go down and back" in argument
+    assert least_gap(asked) < 1e-3
+
+
+def test_a_tensor_that_many_stages_read_is_sent_to_all_before_the_last_can_work() -> None:
+    asked = apart(*((0, reader, 5.0, 0.0) for reader in (1, 2, 3)), batch=2, layers=4)
+    # Six messages of one engine, then the last stage's forward, and four backwards.
+    assert lower_bound_s(asked) == pytest.approx(1 + 2 * 3 * 5 + 1 + 4, rel=1e-3)
+    assert least_gap(asked) < 1e-3
+
+
+def test_with_memory_for_few_the_last_forward_waits_for_others_to_come_back() -> None:
+    # Two micro-batches fit at the first stage; the second ends with a step of 100 s.
+    first = LayerCost("first", Affine(1.0), Affine(9.0), Affine(), 0, saved_bytes=Affine(2e12))
+    last = LayerCost("last", Affine(1.0), Affine(1.0), Affine(), 10**12)
+    edge = Edge(0, 1, "tensor", Affine(0.0, 1.0), Affine(0.0, 1.0))
+    hosts = tuple(Host(f"h{i}", (Device("d", 5e12),), 1e12, 1e12) for i in range(2))
+    profile = ModelProfile("two", (first, last), (edge,), step_s_per_byte=1e-10)
+    asked = PlanningProblem(profile, Cluster("two", hosts), 4, (1,), recompute="off")
+    unsaved = (replace(first, saved_bytes=Affine()), last)
+    lean = replace(asked, profile=replace(profile, layers=unsaved))
+    assert lower_bound_s(lean) == pytest.approx(1 + 4 * 2 + 100, rel=1e-3)
+    assert lower_bound_s(asked) == pytest.approx(4 * 1 + 2 * 9 + 1 + 1 + 100, rel=1e-3)
+    assert "too few of 4 micro-batches of 1 in flight before its last forward" in (
+        lower_bound(asked).argument
+    )
+    # The first backward has to wait for its gradient, which the bound does not see.
+    assert 0 <= least_gap(asked) < 2 / 124

@@ -8,6 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.collectives import BUCKET_BYTES
+from penstock.plan.bound_traffic import (
+    one_way_terms,
+    received_s,
+    sending_s,
+    traffic_s,
+    two_links_s,
+)
 from penstock.plan.run_tables import Floats
 
 __all__ = ["FIGURES", "QUESTION", "TERMS", "compiled_headroom", "headroom"]
@@ -45,10 +52,12 @@ QUESTION = (
     "best_row_s",
     "ring_rate",
     "least_speed_ratio",
+    "one_engine",
     "most_s",
 )
-"""What ``question`` holds: the best that any device or pair of devices does, and what plans that
-take longer than ``most_s`` have no need of."""
+"""What ``question`` holds: the best that any device or pair of devices does, whether messages and
+all-reduces share engines everywhere (1 or 0), and what plans that take longer than ``most_s`` have
+no need of."""
 
 TERMS = (
     "alone",
@@ -66,6 +75,16 @@ TERMS = (
     "recomputed",
     "again",
     "sent_and_reduced",
+    "activations_in",
+    "gradients_in",
+    "full_gradients_in",
+    "activations_out",
+    "full_activations_out",
+    "full_sent_and_reduced",
+    "row_in",
+    "row_out",
+    "reduced_alone",
+    "row_back",
 )
 """The last axis of the table."""
 
@@ -159,35 +178,13 @@ def busy_in_memory_s(
     return busy_s
 
 
-def traffic_s(
-    bytes_: Floats, rows: float, latency_s: float, best_rate: float, rate: float
-) -> float:
-    """Mean seconds that messages of a micro-batch keep a replica's engine busy.
-
-    ``bytes_``: fixed bytes, bytes per sample, messages that each replica has; ``rate`` is what all
-    replicas reach together.
-    """
-    return latency_s * bytes_[2] + bytes_[0] / best_rate + bytes_[1] * rows / rate
-
-
-def two_links_s(
-    one: Floats, other: Floats, rows: float, latency_s: float, best_rate: float, second_rate: float
-) -> float:
-    """Least seconds of messages into one device, or out of it, over two different links."""
-    fast_s = traffic_s(one, rows, latency_s, best_rate, best_rate)
-    fast_s += traffic_s(other, rows, latency_s, second_rate, second_rate)
-    slow_s = traffic_s(one, rows, latency_s, second_rate, second_rate)
-    slow_s += traffic_s(other, rows, latency_s, best_rate, best_rate)
-    return min(fast_s, slow_s)
-
-
 def leaves_time(own: Floats, times: Floats, figures: Floats, question: Floats) -> bool:
     """Whether the devices that are left can do all work but a stage's ``own`` in ``most_s``."""
     layers = times.shape[1] - 1
     all_row, all_fixed = times[1, layers] + times[3, layers], times[0, layers] + times[2, layers]
     rest_s = (all_row - own[1] - own[3]) * question[1]
     rest_s += (all_fixed - own[0] - own[2]) * question[9]
-    return question[0] * rest_s * (1 - 1e-9) <= question[10] * figures[17]
+    return question[0] * rest_s * (1 - 1e-9) <= question[11] * figures[17]
 
 
 def stage_tails_s(
@@ -196,14 +193,17 @@ def stage_tails_s(
     own: Floats,
     gradient_bytes: float,
     tied: Floats,
+    up: Floats,
     figures: Floats,
     question: Floats,
-) -> tuple[float, float, float, float]:
+) -> tuple[float, float, float, float, float]:
     """From the start of the last backward to the end of the optimizer's step.
 
     Of the mean replica, of the slowest and of the fullest, and the part that is left whatever the
-    backward takes. ``tail_s`` and ``full_tail_s``: `gradient_tails` of the mean and the slowest;
-    ``tied``: bytes of tied parameters used elsewhere too, and only here.
+    backward takes, with the step and without. ``tail_s`` and ``full_tail_s``: `gradient_tails` of
+    the mean and the slowest; ``tied``: bytes of tied parameters used elsewhere too, and only here;
+    ``up``: what leaves after a backward. The last of that and the all-reduce need the same engine
+    once the last backward has started.
     """
     most_rows = figures[3]
     backward_s = own[2] * figures[2] + own[3] * figures[0]
@@ -220,7 +220,14 @@ def stage_tails_s(
     # The slowest replica is the fullest one where all are equally fast.
     if abs(most_rows * figures[2] - figures[1]) <= 1e-12 * figures[1]:
         full_s = slow_s
-    return mean_s, slow_s, full_s, reduce_s + step_s
+    own_s, engine_s = reduce_s + step_s, reduce_s * question[10]
+    if engine_s > 0:
+        latency_s, best, rate = question[2], figures[10], figures[6]
+        mean_s = max(mean_s, engine_s + traffic_s(up, question[1], latency_s, best, rate))
+        last_s = engine_s + traffic_s(up, most_rows, latency_s, best, best)
+        slow_s, full_s = max(slow_s, mean_s), max(full_s, last_s)
+        own_s = max(own_s, engine_s + traffic_s(up, 1.0, latency_s, best, best))
+    return mean_s, slow_s, full_s, own_s, engine_s
 
 
 def depths_in_memory(
@@ -242,61 +249,12 @@ def depths_in_memory(
     return kept, recomputed, again_s
 
 
-def received_s(
-    down: Floats, up: Floats, near: Floats, is_read: bool, figures: Floats, question: Floats
-) -> tuple[float, float, float, float]:
-    """Mean seconds in which a micro-batch's messages come in.
-
-    All of them, and gradients with the activations of the stage before (``near``, if the stage
-    reads from it); both of the mean replica and then of the fullest.
-    """
-    rows, latency_s, most_rows = question[1], question[2], figures[3]
-    best, second, rate = figures[9], figures[11], figures[5]
-    up_s = traffic_s(up, rows, latency_s, best, rate)
-    in_s = up_s + traffic_s(down, rows, latency_s, best, rate)
-    full_up_s = traffic_s(up, most_rows, latency_s, best, best)
-    full_in_s = full_up_s + traffic_s(down, most_rows, latency_s, best, best)
-    # One device takes activations and gradients in from different devices.
-    two_links = figures[8] == 1 and second < best
-    if two_links:
-        in_s = two_links_s(up, down, rows, latency_s, best, second)
-    near_s, full_near_s = up_s, full_up_s
-    if is_read:
-        near_s += traffic_s(near, rows, latency_s, best, rate)
-        full_near_s += traffic_s(near, most_rows, latency_s, best, best)
-        if two_links:
-            near_s = two_links_s(up, near, rows, latency_s, best, second)
-    return in_s, near_s, full_in_s, full_near_s
-
-
-def sending_s(
-    all_out: Floats, out: Floats, near: Floats, is_read: bool, figures: Floats, question: Floats
-) -> tuple[float, float, float]:
-    """Mean seconds in which a micro-batch's messages go out.
-
-    Activations with the gradients to the stage before (``near``, if the stage reads from it), all
-    messages, and all of the fullest replica.
-    """
-    rows, latency_s = question[1], question[2]
-    best, second, rate = figures[10], figures[12], figures[6]
-    two_links = figures[8] == 1 and second < best
-    out_s = traffic_s(out, rows, latency_s, best, rate)
-    if is_read:
-        out_s += traffic_s(near, rows, latency_s, best, rate)
-        if two_links:
-            out_s = two_links_s(out, near, rows, latency_s, best, second)
-    all_out_s = traffic_s(all_out, rows, latency_s, best, rate)
-    if two_links:
-        all_out_s = two_links_s(out, all_out - out, rows, latency_s, best, second)
-    return out_s, all_out_s, traffic_s(all_out, figures[3], latency_s, best, best)
-
-
 def fill_terms(
     entry: Floats,
     is_first: bool,
     own: Floats,
     below_s: float,
-    tails: tuple[float, float, float, float],
+    tails: tuple[float, float, float, float, float],
     depths: tuple[float, float, float],
     received: tuple[float, float, float, float],
     sending: tuple[float, float, float],
@@ -308,7 +266,7 @@ def fill_terms(
     ``tails``: `stage_tails_s`, ``depths``: `depths_in_memory`, ``received``: `received_s`,
     ``sending``: `sending_s`; ``below_s``: the least time of a micro-batch in the layers after it.
     """
-    tail_s, slow_tail_s, full_tail_s, own_s = tails
+    tail_s, slow_tail_s, full_tail_s, own_s, engine_s = tails
     kept, recomputed, again_s = depths
     in_s, near_s, full_in_s, full_near_s = received
     out_s, all_out_s, full_all_out_s = sending
@@ -318,10 +276,12 @@ def fill_terms(
     slowest_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[1]
     slow_back_s = own[2] * figures[2] + own[3] * figures[1]
     full_back_s = (own[2] + own[3] * figures[3]) * figures[2]
+    # The last gradient may leave after the all-reduce, beside the step.
+    with_sent_s = own_s if is_first else engine_s
     sent_s = forward_s + batches * all_out_s
     full_sent_s = (own[0] + own[1] * figures[3]) * figures[2] + batches * full_all_out_s
     entry[0] = max(batches * in_s + tail_s, batches * full_in_s + full_tail_s)
-    entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + own_s)
+    entry[1] = max(batches * whole_s - backward_s + tail_s, sent_s + with_sent_s)
     if is_first:
         entry[1] = max(entry[1], sent_s + tail_s)
     entry[2] = busy_in_memory_s(batches, whole_s, below_s, again_s, kept, recomputed)
@@ -329,14 +289,16 @@ def fill_terms(
     entry[4] = batches * near_s + backward_s
     entry[5] = max(batches * near_s + tail_s, batches * full_near_s + full_tail_s)
     entry[5] = max(entry[5], batches * slowest_s - slow_back_s + slow_tail_s)
-    entry[5] = max(entry[5], full_sent_s + own_s)
+    entry[5] = max(entry[5], full_sent_s + with_sent_s)
     entry[6] = max(batches * slowest_s, batches * full_near_s + full_back_s)
     entry[7] = batches * full_in_s + full_back_s
     entry[8] = max(forward_s + batches * out_s, 0.0)
     entry[9] = tail_s
     entry[10] = own_s
     entry[11], entry[12], entry[13] = kept, recomputed, again_s
-    entry[14] = sent_s + own_s
+    entry[14] = sent_s + with_sent_s
+    entry[20] = full_sent_s + with_sent_s
+    entry[23] = engine_s
 
 
 def headroom(
@@ -376,7 +338,7 @@ def headroom(
     """
     layers = times.shape[1] - 1
     for last in range(1, layers + 1):
-        lowest = lowest_first(times, last, figures, question[0], question[10])
+        lowest = lowest_first(times, last, figures, question[0], question[11])
         gradient_tails(tail, figures, figures[0], times, parameters[0], lowest, last)
         gradient_tails(full_tail, figures, figures[1], times, parameters[0], lowest, last)
         below = times[:, layers] - times[:, last]
@@ -391,12 +353,14 @@ def headroom(
                 entry[0] = np.inf
                 continue
             size = parameters[1, last] - parameters[1, lo]
-            tails = stage_tails_s(tail[lo], full_tail[lo], own, size, held[5:], figures, question)
+            all_out, out = traffic[2, lo, last], traffic[3, lo, last]
+            tails = stage_tails_s(
+                tail[lo], full_tail[lo], own, size, held[5:], all_out - out, figures, question
+            )
             depths = depths_in_memory(held, own, most_workspace, thin_below_s, figures, question)
             is_read = lo > 0 and reader[lo] < last
             down, up = traffic[0, lo, last], traffic[1, lo, last]
             received = received_s(down, up, near[0, lo], is_read, figures, question)
-            all_out, out = traffic[2, lo, last], traffic[3, lo, last]
             sending = sending_s(all_out, out, near[1, lo], is_read, figures, question)
             fill_terms(
                 entry,
@@ -410,6 +374,7 @@ def headroom(
                 figures,
                 question[0],
             )
+            one_way_terms(entry, down, up, out, all_out, figures, question)
 
 
 @cache
@@ -432,6 +397,7 @@ def compiled_headroom() -> Callable[..., None]:
         received_s,
         sending_s,
         fill_terms,
+        one_way_terms,
     ):
         register_jitable(helper)
     return cast("Callable[..., None]", numba.njit(cache=True, nogil=True)(headroom))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, log, sqrt
 
@@ -11,8 +11,17 @@ import numpy as np
 from penstock.plan.bound_headroom import FIGURES, TERMS, compiled_headroom
 from penstock.plan.bound_links import LinkLimits, link_limits
 from penstock.plan.bound_options import Option, Supply, device_supply, options_of
-from penstock.plan.bound_reach import FRONT, FRONT_OF_MANY, SPREADS, WIDTHS, compiled_reach
+from penstock.plan.bound_reach import (
+    FINE_FRONT,
+    FRONT,
+    FRONT_OF_MANY,
+    SPREADS,
+    WIDTHS,
+    compiled_reach,
+)
+from penstock.plan.bound_steps import POINT
 from penstock.plan.bound_tables import ProfileTables, floor_of, profile_tables, time_sums
+from penstock.plan.bound_trips import KINDS
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import Floats
 
@@ -48,6 +57,12 @@ MOST_BYTES = 250e6
 LEAST_S = 1e-9
 """Where nothing is known to take time, the search for the bound starts here."""
 
+WORTH_FINER = 0.01
+"""Fronts are made finer where that shows that no plan is so much closer to the bound found."""
+
+MOST_FRONT_BYTES = 500e6
+"""Fine fronts may take so much room."""
+
 MOST_S = 1e15
 """What takes longer than this never ends: no stage fits in any memory."""
 
@@ -81,6 +96,14 @@ class Relaxation:
     supply: Supply
     fill: Callable[..., None]
     reach: Kernel
+    front: int = FRONT
+
+    @property
+    def finer(self) -> "Relaxation":
+        """The same with finer fronts, where there is room for them; else itself."""
+        states = (len(self.problem.profile.layers) + 1) * self.supply.states * len(self.room)
+        fits = states * WIDTHS * FINE_FRONT * POINT * 8 <= MOST_FRONT_BYTES
+        return replace(self, front=FINE_FRONT) if fits and self.front == FRONT else self
 
     def of_size(self, rows: int) -> "SizedRelaxation":
         """The relaxation for micro-batches of ``rows`` samples."""
@@ -135,6 +158,7 @@ def relaxation(
 ) -> Relaxation:
     """Prepare ``problem``; the kernels are compiled ones unless given."""
     limits = link_limits(problem.cluster)
+    many = len(problem.cluster.devices) > MANY_DEVICES
     return Relaxation(
         problem,
         profile_tables(problem),
@@ -142,6 +166,7 @@ def relaxation(
         device_supply(problem.cluster, limits),
         fill or compiled_headroom(),
         reach or compiled_reach(),
+        FRONT_OF_MANY if many else FRONT,
     )
 
 
@@ -196,9 +221,9 @@ class SizedRelaxation:
 
     @cached_property
     def near(self) -> Floats:
-        """The message at each cut, forward and backward."""
+        """The messages at each cut, forward and backward: the surest, and those of two layers."""
         near = self.relaxed.tables.near
-        return np.array([near.forward, near.backward])
+        return np.ascontiguousarray(np.stack([near.forward, near.backward], axis=1))
 
     @cached_property
     def sums(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -244,7 +269,7 @@ class SizedRelaxation:
         self.filled_s[0] = most_s
         tails = np.zeros((2, self.times.shape[1] - 1))
         question = np.array([*self.question, most_s])
-        near, reader = self.near, self.relaxed.tables.near.reader
+        near, reader = self.near[0], self.relaxed.tables.near.reader[0]
         for entry, figures in zip(self.table, self.figures, strict=True):
             self.relaxed.fill(
                 entry, *tails, figures, self.times, *self.sums, near, reader, question
@@ -270,6 +295,7 @@ class SizedRelaxation:
                 self.rows / sum(best_speeds),
                 limits.ring_rates[min(2, len(limits.ring_rates) - 1)],
                 min(c.speed for c in classes) / fastest,
+                not any(host.separate_links for host in problem.cluster.hosts),
             ]
         )
 
@@ -277,11 +303,9 @@ class SizedRelaxation:
         """A relaxed plan that takes no more than ``limit_s``; none: no plan takes so little."""
         relaxed, limits = self.relaxed, self.relaxed.limits
         supply, layers = relaxed.supply, self.times.shape[1] - 1
-        many = len(relaxed.problem.cluster.devices) > MANY_DEVICES
-        front = FRONT_OF_MANY if many else FRONT
-        shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS, front)
+        shape = (layers + 1, supply.states, len(relaxed.room), WIDTHS, relaxed.front)
         counts = np.zeros(shape[:-1], dtype=np.int64)
-        points = np.empty((*shape, 7))
+        points = np.empty((*shape, POINT))
         parents = np.empty((*shape, 2), dtype=np.int64)
         speeds = [c.speed for c in supply.classes]
         best_rate = max(limits.receive_rates[1], limits.send_rates[1])
@@ -300,7 +324,7 @@ class SizedRelaxation:
             relaxed.tables.hub.producer,
         ]
         found = relaxed.reach(
-            np.empty((layers + 1, supply.states, WIDTHS)),
+            np.empty((KINDS, layers + 1, supply.states, WIDTHS)),
             counts,
             points,
             parents,
@@ -317,6 +341,7 @@ class SizedRelaxation:
             self.times,
             self.near,
             relaxed.tables.near.reader,
+            relaxed.tables.near.read_by,
             limits.there_and_back,
             relaxed.tables.hub.reader,
             relaxed.tables.hub.size,
@@ -346,11 +371,29 @@ def least_relaxed(
 ) -> tuple[float, RelaxedPlan | None]:
     """Seconds that no plan beats, and a relaxed plan that takes hardly more.
 
-    ``floors_s`` are bounds known already for each micro-batch size. The size with about as many
-    micro-batches as samples in each is narrowed down roughly (the next one where it has no plan);
-    all others are asked for a plan that is clearly faster, and narrowed down one after the other
-    where they have one; then the sizes that may still have a faster plan are narrowed down to
-    `PRECISION`. Infinite seconds and no plan where nothing fits in memory.
+    ``floors_s`` are bounds known already for each micro-batch size. Where finer fronts know of no
+    plan that is hardly slower, all is asked once more with them. Infinite seconds and no plan where
+    nothing fits in memory.
+    """
+    lower_s, best = narrowed(relaxed, floors_s)
+    if best is None or relaxed.finer is relaxed or best.seconds <= LEAST_S * FIRST_STEP:
+        return min(lower_s.values()), best
+    limit_s = best.seconds * (1 + WORTH_FINER)
+    if relaxed.finer.of_size(best.micro_batch_size).reached(limit_s) is None:
+        lower_s[best.micro_batch_size] = limit_s
+        lower_s, best = narrowed(relaxed.finer, lower_s)
+    return min(lower_s.values()), best
+
+
+def narrowed(
+    relaxed: Relaxation, floors_s: Mapping[int, float]
+) -> tuple[dict[int, float], RelaxedPlan | None]:
+    """Bounds of all micro-batch sizes, and a relaxed plan that takes hardly more than the least.
+
+    The size with about as many micro-batches as samples in each is narrowed down roughly (the next
+    one where it has no plan); all others are asked for a plan that is clearly faster, and narrowed
+    down one after the other where they have one; then the sizes that may still have a faster plan
+    are narrowed down to `PRECISION`.
     """
     lower_s: dict[int, float] = dict(floors_s)
     best: RelaxedPlan | None = None
@@ -363,11 +406,10 @@ def least_relaxed(
         size = relaxed.of_size(rows)
         lower_s[rows], best = least_of_size(size, lower_s[rows], inf, max(roughly, ROUGHLY))
     if best is None:
-        return inf, None
+        return lower_s, None
     best = faster_sizes(relaxed, order, lower_s, best, roughly)
     sizes = sorted(floors_s, key=lambda rows: (lower_s[rows], rows))
-    best = faster_sizes(relaxed, sizes, lower_s, best, precision)
-    return min(lower_s.values()), best
+    return lower_s, faster_sizes(relaxed, sizes, lower_s, best, precision)
 
 
 def faster_sizes(

@@ -49,14 +49,18 @@ class Traffic:
 
 @dataclass(frozen=True)
 class NearTensors:
-    """For each cut the largest tensor with rows that the layer right before it makes.
+    """For each cut tensors with rows that surely pass to the next stage from the one before.
 
-    Its maker is in the stage that ends at the cut; it passes to the next stage where that holds
-    layer ``reader`` (one past the last layer: there is no such tensor). Columns of ``forward`` and
-    ``backward``: fixed bytes, bytes per sample, tensors.
+    Row 0: the largest tensor that the layer right before the cut makes; its maker is in the stage
+    that ends at the cut, and it passes to the next stage where that holds layer ``reader`` (one
+    past the last layer: there is no such tensor). Row 1: all such tensors of the two layers before
+    the cut, for stages of at least two layers, whose readers all come up to layer ``reader``.
+    Columns of ``forward`` and ``backward``: fixed bytes, bytes per sample, tensors. A stage from
+    the cut on that holds layer ``read_by`` reads every tensor that passes the cut.
     """
 
     reader: NDArray[np.int64]
+    read_by: NDArray[np.int64]
     forward: Floats
     backward: Floats
 
@@ -66,7 +70,8 @@ class Hub:
     """The tensor with rows that most bytes go out of, if every reader is in a stage of its own.
 
     ``reader[lo]``: its first reader from layer ``lo`` on, the number of layers where there is none.
-    ``size``: fixed bytes, bytes per sample, tensors; ``producer`` -1: no tensor has many readers.
+    ``size``: fixed bytes, bytes per sample, tensors, of the tensor and of its gradient;
+    ``producer`` -1: no tensor has many readers.
     """
 
     producer: int
@@ -226,7 +231,7 @@ def made_traffic(profile: ModelProfile, rows: int, of: Callable[[Edge], Affine])
 def hub_of(profile: ModelProfile, rows: int) -> Hub:
     """The tensor of `Hub`; only one with at least `HUB_READERS` readers."""
     layers = len(profile.layers)
-    none = Hub(-1, np.full(layers + 1, layers, dtype=np.int64), np.zeros(3))
+    none = Hub(-1, np.full(layers + 1, layers, dtype=np.int64), np.zeros((2, 3)))
     best, most_bytes = none, 0.0
     for edges in by_tensor(profile).values():
         least = min((floor_of(edge.bytes, rows) for edge in edges), key=lambda size: size.at(1))
@@ -236,24 +241,56 @@ def hub_of(profile: ModelProfile, rows: int) -> Hub:
             most_bytes = least.at(rows) * len(edges)
             readers = np.array([edge.consumer for edge in edges] + [layers])
             reader = readers[np.searchsorted(readers, np.arange(layers + 1))]
-            size = np.array([least.fixed, least.per_sample, 1.0])
-            best = Hub(edges[0].producer, reader.astype(np.int64), size)
+            floors = [floor_of(edge.gradient_bytes, rows) for edge in edges]
+            back = min(floors, key=lambda size: size.at(1))
+            counts = float(back.at(1) > 0)
+            size = [[least.fixed, least.per_sample, 1.0], [back.fixed, back.per_sample, counts]]
+            best = Hub(edges[0].producer, reader.astype(np.int64), np.array(size))
     return best
 
 
 def near_tensors(profile: ModelProfile, rows: int) -> NearTensors:
     """The tensors of `NearTensors`."""
     layers = len(profile.layers)
-    reader = np.full(layers + 1, layers, dtype=np.int64)
-    sizes = np.zeros((2, layers + 1, 3))
+    reader = np.full((2, layers + 1), layers, dtype=np.int64)
+    forward, backward = np.zeros((2, layers + 1, 3)), np.zeros((2, layers + 1, 3))
     for edges in by_tensor(profile).values():
         edge = edges[0]
         cut = edge.producer + 1
-        size, gradient = floor_of(edge.bytes, rows), floor_of(edge.gradient_bytes, rows)
-        held = sizes[:, cut, :2].sum()
-        if has_rows(edge) and size.at(1) > 0 and size.at(1) + gradient.at(1) > held:
-            reader[cut] = edge.consumer
-            counts = float(gradient.at(1) > 0)
-            sizes[0, cut] = size.fixed, size.per_sample, 1.0
-            sizes[1, cut] = gradient.fixed * counts, gradient.per_sample * counts, counts
-    return NearTensors(reader, sizes[0], sizes[1])
+        size, gradient = sizes_of(edge, rows)
+        held = forward[0, cut, :2].sum() + backward[0, cut, :2].sum()
+        if has_rows(edge) and size[:2].sum() > 0 and size[:2].sum() + gradient[:2].sum() > held:
+            reader[0, cut] = edge.consumer
+            forward[0, cut], backward[0, cut] = size, gradient
+    for edges in by_tensor(profile).values():
+        for cut in range(edges[0].producer + 1, min(edges[0].producer + 3, layers)):
+            nearest = next((edge for edge in edges if edge.consumer >= cut), None)
+            if nearest is None or not has_rows(nearest):
+                continue
+            size, gradient = sizes_of(nearest, rows)
+            near = nearest.consumer <= reader[0, cut] < layers
+            if size[:2].sum() > 0 and near:
+                reader[1, cut] = reader[0, cut]
+                forward[1, cut] += size
+                backward[1, cut] += gradient
+    return NearTensors(reader, read_by(profile), forward, backward)
+
+
+def sizes_of(edge: Edge, rows: int) -> tuple[Floats, Floats]:
+    """Fixed bytes, bytes per sample and number of a tensor, and of its gradient."""
+    size, gradient = floor_of(edge.bytes, rows), floor_of(edge.gradient_bytes, rows)
+    counts = float(gradient.at(1) > 0)
+    back = np.array([gradient.fixed, gradient.per_sample, 1.0]) * counts
+    return np.array([size.fixed, size.per_sample, 1.0]), back
+
+
+def read_by(profile: ModelProfile) -> NDArray[np.int64]:
+    """For each cut the last of the layers that read the tensors which pass it first."""
+    found = np.full(len(profile.layers) + 1, -1, dtype=np.int64)
+    for edges in by_tensor(profile).values():
+        after = edges[0].producer + 1
+        for edge in edges:
+            passed = slice(after, edge.consumer + 1)
+            found[passed] = np.maximum(found[passed], edge.consumer)
+            after = max(after, edge.consumer + 1)
+    return found
