@@ -341,7 +341,7 @@ class SizedRelaxation:
             self.times,
             self.near,
             relaxed.tables.near.reader,
-            relaxed.tables.near.read_by,
+            relaxed.tables.near.passing,
             limits.there_and_back,
             relaxed.tables.hub.reader,
             relaxed.tables.hub.size,

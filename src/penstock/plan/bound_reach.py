@@ -183,7 +183,7 @@ def reach(
     times: Floats,
     near: Floats,
     reader: Integers,
-    read_by: Integers,
+    passing: Integers,
     pairs: Floats,
     hub_reader: Integers,
     hub_size: Floats,
@@ -205,7 +205,7 @@ def reach(
     sends, and how much longer for each further stage that reads it; the last is `pace_of`.
     """
     batches, rows, layers = question[0], question[1], times.shape[1] - 1
-    chain, offers = (times, near, reader, read_by, pairs), (offsets, taken, figures, places)
+    chain, offers = (times, near, reader, passing, pairs), (offsets, taken, figures, places)
     supply, hub = (left, used, most_used, room, capacity), (hub_reader, hub_size)
     trips_below(below, table, offers, left, most_used, chain, question, limit_s)
     fronts, point = (counts, points, parents), np.zeros(POINT)

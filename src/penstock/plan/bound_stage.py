@@ -222,7 +222,7 @@ def fill_point(
     entry: Floats,
     trips: Floats,
     figures: Floats,
-    read_by: Integers,
+    passing: Integers,
     hub: tuple[Integers, Floats],
     question: Floats,
     limit_s: float,
@@ -234,7 +234,7 @@ def fill_point(
     lo, hi = ends
     first_s, trip_s, drain_s, thin_s, last_s, passed_s = starts
     forward_s, backward_s, fewest = each
-    batches, layers, per_speed = question[0], read_by.shape[0] - 1, figures[2]
+    batches, layers, per_speed = question[0], passing.shape[1] - 1, figures[2]
     thin_forward_s = (own[0] + own[1] * fewest) * per_speed
     full_forward_s = (own[0] + own[1] * figures[3]) * per_speed
     full_back_s = (own[2] + own[3] * figures[3]) * per_speed
@@ -255,8 +255,10 @@ def fill_point(
     if max(loads[0], loads[2]) > limit_s:
         return False
     # The last forward follows that of the stage before, and all activations that come in.
-    passed_s = max(passed_s, reached[2] + entry[15])
-    if hi == layers or read_by[lo] < hi:
+    # They may come straight from earlier stages, unless none is made before the one that is known.
+    known = 2 if reached[9] > 0 else 1
+    passed_s = max(passed_s, (reached[2] if passing[2, lo] >= lo - known else 0.0) + entry[15])
+    if hi == layers or passing[0, lo] < hi:
         passed_s = max(passed_s, reached[6])
         if reads and lo > producer:
             passed_s = max(passed_s, loads[1])
@@ -335,7 +337,7 @@ def add_stages(
     """
     counts, points, parents = fronts
     lo, of_option = source[1], figures[option]
-    times, near, reader, read_by, pairs = chain
+    times, near, reader, passing, pairs = chain
     batches, rows, replicas, per_speed = question[0], question[1], int(of_option[8]), of_option[2]
     layers, into = times.shape[1] - 1, width_of(replicas)
     apart, surest, joint = arrivals(reached, lo, link, senders, replicas, near, pairs, rows)
@@ -371,7 +373,7 @@ def add_stages(
             (forward_s, backward_s, fewest),
         )
         if not fill_point(
-            point, reached, (lo, hi), starts, each, own, entry, trips, of_option, read_by, hub,
+            point, reached, (lo, hi), starts, each, own, entry, trips, of_option, passing, hub,
             question, limit_s,
         ):  # fmt: skip
             continue

@@ -28,9 +28,9 @@ __all__ = [
 Integers = NDArray[np.int64]
 
 Chain = tuple[Floats, Floats, Integers, Integers, Floats]
-"""Sums of times over the first layers, messages at each cut, the first layer that reads them, the
-layer by which all that passes the cut is read, and seconds per byte there and back of pairs of
-devices: what every stage is asked of."""
+"""Sums of times over the first layers; messages at each cut, the layer by which they are read, and
+what passes it (see `penstock.plan.bound_tables.NearTensors`); seconds per byte there and back of
+pairs of devices: what every stage is asked of."""
 
 Offers = tuple[Integers, Integers, Floats, Integers]
 """For every option of devices its step in the states, digits of the supply, figures and place."""

@@ -55,12 +55,14 @@ class NearTensors:
     that ends at the cut, and it passes to the next stage where that holds layer ``reader`` (one
     past the last layer: there is no such tensor). Row 1: all such tensors of the two layers before
     the cut, for stages of at least two layers, whose readers all come up to layer ``reader``.
-    Columns of ``forward`` and ``backward``: fixed bytes, bytes per sample, tensors. A stage from
-    the cut on that holds layer ``read_by`` reads every tensor that passes the cut.
+    Columns of ``forward`` and ``backward``: fixed bytes, bytes per sample, tensors. Of all tensors
+    that pass a cut, rows of ``passing``: the last layer that is the first from there on to read one
+    (a stage from the cut on that holds it reads all of them), the last layer that reads any, and
+    the first layer that makes any.
     """
 
     reader: NDArray[np.int64]
-    read_by: NDArray[np.int64]
+    passing: NDArray[np.int64]
     forward: Floats
     backward: Floats
 
@@ -273,7 +275,7 @@ def near_tensors(profile: ModelProfile, rows: int) -> NearTensors:
                 reader[1, cut] = reader[0, cut]
                 forward[1, cut] += size
                 backward[1, cut] += gradient
-    return NearTensors(reader, read_by(profile), forward, backward)
+    return NearTensors(reader, passing(profile), forward, backward)
 
 
 def sizes_of(edge: Edge, rows: int) -> tuple[Floats, Floats]:
@@ -284,13 +286,18 @@ def sizes_of(edge: Edge, rows: int) -> tuple[Floats, Floats]:
     return np.array([size.fixed, size.per_sample, 1.0]), back
 
 
-def read_by(profile: ModelProfile) -> NDArray[np.int64]:
-    """For each cut the last of the layers that read the tensors which pass it first."""
-    found = np.full(len(profile.layers) + 1, -1, dtype=np.int64)
+def passing(profile: ModelProfile) -> NDArray[np.int64]:
+    """``passing`` of `NearTensors`."""
+    layers = len(profile.layers)
+    found = np.full((3, layers + 1), -1, dtype=np.int64)
+    found[2] = layers
     for edges in by_tensor(profile).values():
-        after = edges[0].producer + 1
+        after, last = edges[0].producer + 1, edges[-1].consumer
+        passed = slice(after, last + 1)
+        found[1, passed] = np.maximum(found[1, passed], last)
+        found[2, passed] = np.minimum(found[2, passed], edges[0].producer)
         for edge in edges:
             passed = slice(after, edge.consumer + 1)
-            found[passed] = np.maximum(found[passed], edge.consumer)
+            found[0, passed] = np.maximum(found[0, passed], edge.consumer)
             after = max(after, edge.consumer + 1)
     return found

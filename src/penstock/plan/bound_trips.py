@@ -20,7 +20,7 @@ __all__ = ["KINDS", "LAST", "LONG", "MEAN", "ROW", "UNSENT", "trips_below"]
 
 Integers = NDArray[np.int64]
 
-MEAN, FIRST, UNSENT, ROW, LAST, LONG, KINDS = 0, 1, 2, 3, 4, 5, 10
+MEAN, FIRST, UNSENT, ROW, LAST, DOWN, LONG, KINDS = 0, 1, 2, 3, 4, 5, 6, 12
 """Kinds of times of `trips_below`; the same again after stages of more than one layer."""
 
 
@@ -38,15 +38,16 @@ def trips_below(
 
     On devices that are left in ``state``, after a stage of that width, in stages that by
     themselves stay within ``limit_s``; infinite where there are none. Kinds: the mean over rows
-    (`MEAN`), the least of any row of the first micro-batch (`FIRST`), that without the last
-    message (`UNSENT`), the least of any row where others may have gone before it (`ROW`), and until
-    any replica goes on after whatever row is the last to leave the others (`LAST`). Each after a
-    stage of a single layer, and then (`LONG`) after a longer one.
+    (`MEAN`), the least of any row of the first micro-batch (`FIRST`), until any gradient can be
+    sent to the stage before (`UNSENT`), the least of any row where others may have gone before it
+    (`ROW`), until any replica goes on after whatever row is the last to leave the others (`LAST`),
+    and until the last stage has done a backward (`DOWN`). Each after a stage of a single layer, and
+    then (`LONG`) after a longer one.
     """
     offsets, taken, figures, _ = offers
     times, layers, states = chain[0], chain[0].shape[1] - 1, left.shape[0]
     ends, count = np.empty(layers, dtype=np.int64), 0
-    seconds = np.empty((layers, 3))
+    seconds = np.empty((layers, 4))
     below[:] = np.inf
     below[:, layers] = 0.0
     for lo in range(layers - 1, 0, -1):
@@ -70,13 +71,10 @@ def trips_below(
                         figures[option, 2],
                         entry,
                     )
-                    thin_s = (own[0] + own[2] + (own[1] + own[3]) * fewest) * figures[option, 2]
-                    ends[count] = hi
-                    seconds[count, 0], seconds[count, 1], seconds[count, 2] = (
-                        whole_s,
-                        thin_s,
-                        fewest,
-                    )
+                    ends[count], seconds[count, 0], seconds[count, 2] = hi, whole_s, fewest
+                    forward_s, backward_s = own[0] + own[1] * fewest, own[2] + own[3] * fewest
+                    seconds[count, 1] = (forward_s + backward_s) * figures[option, 2]
+                    seconds[count, 3] = forward_s * figures[option, 2]
                     count += 1
             if count == 0:
                 continue
@@ -98,13 +96,14 @@ def lower_below(
     """Lower the times of `trips_below` to those of stages on one option of devices.
 
     ``onto``: the first layer, the states before and after, the most replicas before and those of
-    the stages, which end at ``ends``; ``seconds``: of the mean row and of the thinnest replica, and
-    how many rows that has.
+    the stages, which end at ``ends``; ``seconds``: of the mean row and of the thinnest replica, how
+    many rows that has, and its forward.
     """
     lo, state, target, used, replicas = onto
-    reader, into = chain[2], width_of(replicas)
+    reader, into, layers = chain[2], width_of(replicas), chain[0].shape[1] - 1
+    last_reader = chain[3][1, lo]
     # By what they read of the stage before: all that is near, the surest tensor, or nothing.
-    least = np.full((3, 4), np.inf)
+    least = np.full((3, 6), np.inf)
     fewest = question[1]
     for k in range(ends.shape[0]):
         end, far = ends[k], 2
@@ -116,6 +115,13 @@ def lower_below(
         least[far, 1] = min(least[far, 1], seconds[k, 1] + after[FIRST])
         least[far, 2] = min(least[far, 2], seconds[k, 1] + after[ROW])
         least[far, 3] = min(least[far, 3], seconds[k, 1] + after[LAST])
+        # Of a tensor that is read further down, a gradient may come straight from there.
+        unsent_s = seconds[k, 1] + after[FIRST]
+        if last_reader >= end:
+            unsent_s = seconds[k, 3] + (after[UNSENT] if last_reader == end else after[DOWN])
+        least[far, 4] = min(least[far, 4], unsent_s)
+        down_s = seconds[k, 3] + after[DOWN] if end < layers else seconds[k, 1]
+        least[far, 5] = min(least[far, 5], down_s)
         fewest = min(fewest, seconds[k, 2])
     for width in range(WIDTHS):
         for longer in range(2):
@@ -140,10 +146,9 @@ def with_messages(
     rows, latency_s, s_per_byte = question[1], question[2], question[3]
     pairs = chain[4]
     for far in range(3):
-        mean_s, first_s, row_s, last_s = least[far]
+        mean_s, first_s, row_s, last_s, unsent_s, all_down_s = least[far]
         if mean_s == np.inf:
             continue
-        unsent_s = first_s
         if far < 2:
             near = chain[1][1 if longer == 1 and far == 0 else 0]
             _, _, both_s, _ = messages_at(
@@ -158,6 +163,7 @@ def with_messages(
             )
             mean_s += both_s
             unsent_s += down_s
+            all_down_s += down_s
             first_s += back_s
             row_s += single_s
             one_s = message_s(near[0, lo], rows if senders == 1 else 1.0, latency_s, s_per_byte)
@@ -170,3 +176,4 @@ def with_messages(
         place[UNSENT] = min(place[UNSENT], unsent_s)
         place[ROW] = min(place[ROW], row_s)
         place[LAST] = min(place[LAST], last_s)
+        place[DOWN] = min(place[DOWN], all_down_s)
