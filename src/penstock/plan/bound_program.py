@@ -322,6 +322,7 @@ class SizedRelaxation:
             relaxed.problem.max_stages,
             min(speeds) / max(speeds),
             relaxed.tables.hub.producer,
+            len(relaxed.problem.cluster.devices) > MANY_DEVICES,
         ]
         found = relaxed.reach(
             np.empty((KINDS, layers + 1, supply.states, WIDTHS)),

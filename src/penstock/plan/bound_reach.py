@@ -19,6 +19,7 @@ from penstock.plan.bound_stage import (
     add_stages,
     arrival,
     arrivals,
+    fewest_rows,
     fill_point,
     hub_loads,
     keeps_in_flight,
@@ -46,7 +47,7 @@ from penstock.plan.bound_steps import (
     width_of,
 )
 from penstock.plan.bound_traffic import traffic_s
-from penstock.plan.bound_trips import lower_below, trips_below, with_messages
+from penstock.plan.bound_trips import lower_below, lower_means, trips_below, with_messages
 from penstock.plan.run_tables import Floats
 
 __all__ = [
@@ -193,16 +194,17 @@ def reach(
 ) -> int:
     """The index of a point of a relaxed plan that takes no longer than ``limit_s``, or -1.
 
-    ``points[lo, state, joined, width]``: the least (A, A + W, a, w') of `headroom` with which
-    layers before ``lo`` can run on the devices taken in ``state``, which are on ``joined + 1``
-    hosts, the last stage ``width`` wide. ``left[state]``: digits of the supply left,
-    ``used[state]`` the fewest devices taken and ``most_used[state]`` the most, ``steps`` the
-    strides of the digits; ``room[joined]``: the most devices of so many hosts;
-    ``places[option]``: 0 inside one host, 1 across hosts, 2 does not matter; ``pairs``: seconds
-    per byte there and back. ``question``: micro-batches, rows, latency, seconds per byte, latency
-    and seconds per byte between hosts, most stages, least over most speed, and the layer that
-    makes the tensor with many readers: the next two figures of a point are until when its stage
-    sends, and how much longer for each further stage that reads it; the last is `pace_of`.
+    ``points[lo, state, joined, width]``: the least figures with which layers before ``lo`` can
+    run on the devices taken in ``state``, which are on ``joined + 1`` hosts, the last stage
+    ``width`` wide (`penstock.plan.bound_steps.POINT`).
+
+    ``left[state]``: digits of the supply left, ``used[state]`` the fewest devices taken and
+    ``most_used[state]`` the most, ``steps`` the strides of the digits; ``room[joined]``: the most
+    devices of so many hosts; ``places[option]``: 0 inside one host, 1 across hosts, 2 does not
+    matter; ``pairs``: seconds per byte there and back. ``question``: micro-batches, rows, latency,
+    seconds per byte, latency and seconds per byte between hosts, most stages, least over most
+    speed, the layer that makes the tensor with many readers, and whether single rows are left out
+    of `trips_below`.
     """
     batches, rows, layers = question[0], question[1], times.shape[1] - 1
     chain, offers = (times, near, reader, passing, pairs), (offsets, taken, figures, places)
@@ -266,6 +268,7 @@ def compiled_reach() -> Callable[..., int]:
         traffic_s,
         with_messages,
         lower_below,
+        lower_means,
         trips_below,
         until_drained_s,
         last_forward_s,
@@ -275,6 +278,7 @@ def compiled_reach() -> Callable[..., int]:
         thin_arrival,
         pace_of,
         leave_idle,
+        fewest_rows,
         fill_point,
         keeps_in_flight,
         add_stages,

@@ -185,7 +185,7 @@ def hub_loads(
     """
     layers = reader.shape[0] - 1
     loads[:] = reached[HUB : HUB + 5]
-    if producer < 0 or hi <= producer:
+    if hi <= producer:
         loads[:] = 0.0
         return False
     if lo > producer:
@@ -210,6 +210,17 @@ def hub_loads(
     for k in range(3):
         loads[k] = (once[3 + k] if fullest else once[k]) - loads[3 if k < 2 else 4]
     return True
+
+
+def fewest_rows(
+    reached: Floats, own: Floats, entry: Floats, figures: Floats, question: Floats, limit_s: float
+) -> float:
+    """`least_rows` of a stage reached like this; on many devices whatever is possible."""
+    rows, replicas = question[1], int(figures[8])
+    if replicas == 1 or question[9] > 0:
+        return rows if replicas == 1 else 1.0
+    left_s, after_s, batches = limit_s - reached[2], reached[3], question[0]
+    return least_rows(rows, batches, left_s, after_s, replicas, own, figures[2], entry)
 
 
 def fill_point(
@@ -250,10 +261,11 @@ def fill_point(
         return False
     sent_s, full_sent_s = first_s + forward_s + entry[18], thin_s + full_forward_s + entry[19]
     once = (first_s + entry[14], sent_s, taken_s, thin_s + entry[20], full_sent_s, full_taken_s)
-    loads, producer = point[HUB:], int(question[8])
-    reads = hub_loads(loads, reached, lo, hi, producer, hub[0], hub[1], once, figures, question)
-    if max(loads[0], loads[2]) > limit_s:
-        return False
+    loads, producer, reads = point[HUB:], int(question[8]), False
+    if producer >= 0:
+        reads = hub_loads(loads, reached, lo, hi, producer, hub[0], hub[1], once, figures, question)
+        if max(loads[0], loads[2]) > limit_s:
+            return False
     # The last forward follows that of the stage before, and all activations that come in.
     # They may come straight from earlier stages, unless none is made before the one that is known.
     known = 2 if reached[9] > 0 else 1
@@ -310,7 +322,12 @@ def keeps_in_flight(
     point[5] = max(point[5], done_s)
     if point[5] + trips[LAST] + point[3] > limit_s:
         return False
-    return replicas != 1 or point[5] + trips[MEAN] + max(point[3], point[4]) <= limit_s
+    if replicas == 1 and point[5] + trips[MEAN] + max(point[3], point[4]) > limit_s:
+        return False
+    if question[9] > 0:
+        # On many devices fronts are kept short.
+        point[5], point[6], point[9], point[10] = 0.0, 0.0, 0.0, 1.0
+    return True
 
 
 def add_stages(
@@ -352,15 +369,13 @@ def add_stages(
         whole_s = forward_s + backward_s
         if trip_s + batches * whole_s > limit_s:
             break
-        fewest = least_rows(
-            rows, batches, limit_s - reached[2], reached[3], replicas, own, per_speed, entry
-        )
+        trips = below[(LONG if hi - lo > 1 else 0) :, hi, onto[0], into]
+        if (hi < layers and question[6] == 1) or trip_s + whole_s + trips[MEAN] > limit_s:
+            continue
+        fewest = fewest_rows(reached, own, entry, of_option, question, limit_s)
         message = near[1 if wide and reached[9] > 0 else 0]
         thin_s, passed_s, last_s = thin_arrival(reached, lo, some, row_s, fewest, link, message)
         if not keeps_to(limit_s, entry, first_s, trip_s, drain_s, reached[2], reached[3], last_s):
-            continue
-        trips = below[(LONG if hi - lo > 1 else 0) :, hi, onto[0], into]
-        if (hi < layers and question[6] == 1) or trip_s + whole_s + trips[MEAN] > limit_s:
             continue
         alone = replicas == 1 and lo > 0 and some
         pace_s = pace_of(reached[7], alone, lo, link, near[0], rows, forward_s)

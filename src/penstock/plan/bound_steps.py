@@ -47,7 +47,14 @@ SPREADS = 4
 
 
 POINT, HUB = 16, 11
-"""Figures of a point, and the first of those of `hub_loads`; see `penstock.plan.bound_reach`."""
+"""How many figures a point has, and the first of those of `penstock.plan.bound_stage.hub_loads`:
+
+    0 to 4      A, A + W, a, w' and W of `penstock.plan.bound_headroom.headroom`
+    5, 6        when the last forward is done, and until when some stage sends activations
+    7, 8        the pace of forwards, and the a from which it counts
+    9, 10       whether the last stage has several layers, and its fewest rows of a replica
+    11 to 15    loads of the stage whose tensor many stages read
+"""
 
 IDLE = -2
 """The parent of a point that only leaves a device idle: it is there to show others needless."""

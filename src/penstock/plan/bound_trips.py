@@ -42,13 +42,16 @@ def trips_below(
     sent to the stage before (`UNSENT`), the least of any row where others may have gone before it
     (`ROW`), until any replica goes on after whatever row is the last to leave the others (`LAST`),
     and until the last stage has done a backward (`DOWN`). Each after a stage of a single layer, and
-    then (`LONG`) after a longer one.
+    then (`LONG`) after a longer one. Where ``question`` says so, all but the mean are left at 0.
     """
     offsets, taken, figures, _ = offers
     times, layers, states = chain[0], chain[0].shape[1] - 1, left.shape[0]
     ends, count = np.empty(layers, dtype=np.int64), 0
     seconds = np.empty((layers, 4))
     below[:] = np.inf
+    if question[9] > 0:
+        below[:] = 0.0
+        below[MEAN], below[LONG + MEAN] = np.inf, np.inf
     below[:, layers] = 0.0
     for lo in range(layers - 1, 0, -1):
         for option in range(offsets.shape[0]):
@@ -82,7 +85,38 @@ def trips_below(
                 if are_left(taken, option, left, state):
                     target, senders = state + offsets[option], int(most_used[state])
                     onto = (lo, state, target, senders, replicas)
-                    lower_below(below, onto, ends[:count], seconds, chain, question)
+                    if question[9] > 0:
+                        lower_means(below, onto, ends[:count], seconds, chain, question)
+                    else:
+                        lower_below(below, onto, ends[:count], seconds, chain, question)
+
+
+def lower_means(
+    below: Floats,
+    onto: tuple[int, int, int, int, int],
+    ends: Integers,
+    seconds: Floats,
+    chain: Chain,
+    question: Floats,
+) -> None:
+    """`lower_below` of the means alone, with the surest tensor alone."""
+    lo, state, target, used, replicas = onto
+    _, near, reader, _, pairs = chain
+    into, least_s, far_s = width_of(replicas), np.inf, np.inf
+    for k in range(ends.shape[0]):
+        through_s = seconds[k, 0] + below[MEAN, ends[k], target, into]
+        if reader[0, lo] < ends[k]:
+            least_s = min(least_s, through_s)
+        else:
+            far_s = min(far_s, through_s)
+    for width in range(WIDTHS):
+        senders = widest_of(width, used)
+        _, _, both_s, _ = messages_at(
+            near[0], lo, senders, replicas, question[1], 0, question[2], question[3], pairs
+        )
+        least = min(least_s + both_s, far_s, below[MEAN, lo, state, width])
+        below[MEAN, lo, state, width] = least
+        below[LONG + MEAN, lo, state, width] = least
 
 
 def lower_below(
@@ -123,12 +157,15 @@ def lower_below(
         down_s = seconds[k, 3] + after[DOWN] if end < layers else seconds[k, 1]
         least[far, 5] = min(least[far, 5], down_s)
         fewest = min(fewest, seconds[k, 2])
+    near = chain[1]
+    same = (near[0, :, lo] == near[1, :, lo]).all() or not (least[0, 0] < np.inf)
     for width in range(WIDTHS):
-        for longer in range(2):
-            place = below[LONG * longer : LONG * longer + LONG, lo, state, width]
-            with_messages(
-                place, least, lo, longer, widest_of(width, used), replicas, fewest, chain, question
-            )
+        senders, place = widest_of(width, used), below[:, lo, state, width]
+        with_messages(place, least, lo, 0, senders, replicas, fewest, chain, question)
+        if same:
+            place[LONG:] = np.minimum(place[LONG:], place[:LONG])
+        else:
+            with_messages(place[LONG:], least, lo, 1, senders, replicas, fewest, chain, question)
 
 
 def with_messages(
@@ -142,18 +179,22 @@ def with_messages(
     chain: Chain,
     question: Floats,
 ) -> None:
-    """Lower one entry of ``below`` to the ``least`` times with the messages before them."""
+    """Lower one entry of ``below`` to the ``least`` times with the messages before them.
+
+    Of a tensor that is not near (the last row of ``least``) no message is counted.
+    """
     rows, latency_s, s_per_byte = question[1], question[2], question[3]
     pairs = chain[4]
     for far in range(3):
         mean_s, first_s, row_s, last_s, unsent_s, all_down_s = least[far]
         if mean_s == np.inf:
             continue
+        near = chain[1][1 if longer == 1 and far == 0 else 0]
         if far < 2:
-            near = chain[1][1 if longer == 1 and far == 0 else 0]
             _, _, both_s, _ = messages_at(
                 near, lo, senders, replicas, rows, 0, latency_s, s_per_byte, pairs
             )
+            mean_s += both_s
             down_s, back_s = first_row_s(
                 near, lo, senders, replicas, fewest, rows, latency_s, s_per_byte, pairs
             )
@@ -161,7 +202,6 @@ def with_messages(
             _, single_s = first_row_s(
                 near, lo, senders, alone, 1.0, rows, latency_s, s_per_byte, pairs
             )
-            mean_s += both_s
             unsent_s += down_s
             all_down_s += down_s
             first_s += back_s
