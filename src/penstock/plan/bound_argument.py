@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from penstock.plan.bound_headroom import TERMS
 from penstock.plan.bound_messages import messages_at
 from penstock.plan.bound_program import Relaxation, RelaxedPlan, RelaxedStage, SizedRelaxation
 from penstock.plan.bound_stage import last_forward_s
-from penstock.plan.bound_traffic import traffic_s
+from penstock.plan.bound_traffic import one_way_s, traffic_s
 from penstock.plan.run_tables import Floats
 
 __all__ = ["binding_argument"]
@@ -105,7 +107,7 @@ def binding_argument(relaxed: Relaxation, plan: RelaxedPlan) -> str:
         follows_s, reducing = reached.after_s + its.backward_s, reached.reducing
         if its.terms["tail"] > follows_s * (1 + CLOSE):
             follows_s, reducing = its.terms["tail"], stage
-        terms = last_terms(sized, reached, its, more_readers(sized, plan, number))
+        terms = last_terms(sized, reached, stage, its, more_readers(sized, plan, number))
         for name, seconds in terms.items():
             back_s = seconds + reached.below_s
             found.append(Found(back_s + follows_s, stage, its, name, reducing))
@@ -189,26 +191,35 @@ def more_readers(sized: SizedRelaxation, plan: RelaxedPlan, number: int) -> tupl
 
 
 def last_terms(
-    sized: SizedRelaxation, reached: Reached, its: StageTimes, more: tuple[float, float]
+    sized: SizedRelaxation,
+    reached: Reached,
+    stage: RelaxedStage,
+    its: StageTimes,
+    more: tuple[float, float],
 ) -> dict[str, float]:
     """When a stage has done its last forward at least, or sent all activations.
 
     Or, but for a micro-batch's way down and back, has taken in all gradients.
     """
     terms, batches = its.terms, sized.batches
+    carried = sized.relaxed.tables.all_traffic[:, stage.layers.start, stage.layers.stop]
+    question = np.array([batches, sized.rows, sized.relaxed.limits.latency_s])
+    in_s, back_in_s, _, out_s, _ = one_way_s(
+        carried, sized.figures[sized.options.index(stage.option)], question
+    )
     in_flight: list[float] = []
     for depth, again_s in ((terms["kept"], 0.0), (terms["recomputed"], terms["again"])):
         if depth > 0:
             held = (its.forward_s, its.backward_s, again_s, reached.below_s, batches, depth)
             in_flight.append(last_forward_s(reached.first_s, *held))
-    out_s = reached.first_s + its.forward_s
+    done_s = reached.first_s + its.forward_s
     found = {
         "in flight": min(in_flight, default=0.0),
-        "activations in": reached.sent_s + terms["activations_in"] + its.forward_s,
-        "activations out": out_s + terms["activations_out"] + more[0],
+        "activations in": reached.sent_s + float(in_s) + its.forward_s,
+        "activations out": done_s + float(out_s) + more[0],
     }
     if reached.below_s > 0:
-        found["gradients in"] = out_s + terms["gradients_in"] + more[1]
+        found["gradients in"] = done_s + float(back_in_s) + more[1]
     return found
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.bound_traffic import (
-    one_way_terms,
+    left_over_s,
     received_s,
     sending_s,
     traffic_s,
@@ -75,16 +75,8 @@ TERMS = (
     "recomputed",
     "again",
     "sent_and_reduced",
-    "activations_in",
-    "gradients_in",
-    "full_gradients_in",
-    "activations_out",
-    "full_activations_out",
     "full_sent_and_reduced",
-    "row_in",
-    "row_out",
     "reduced_alone",
-    "row_back",
 )
 """The last axis of the table."""
 
@@ -193,7 +185,8 @@ def stage_tails_s(
     own: Floats,
     gradient_bytes: float,
     tied: Floats,
-    up: Floats,
+    all_out: Floats,
+    out: Floats,
     figures: Floats,
     question: Floats,
 ) -> tuple[float, float, float, float, float]:
@@ -202,8 +195,8 @@ def stage_tails_s(
     Of the mean replica, of the slowest and of the fullest, and the part that is left whatever the
     backward takes, with the step and without. ``tail_s`` and ``full_tail_s``: `gradient_tails` of
     the mean and the slowest; ``tied``: bytes of tied parameters used elsewhere too, and only here;
-    ``up``: what leaves after a backward. The last of that and the all-reduce need the same engine
-    once the last backward has started.
+    of ``all_out`` what is not in ``out`` leaves after a backward. The last of that and the
+    all-reduce need the same engine once the last backward has started.
     """
     most_rows = figures[3]
     backward_s = own[2] * figures[2] + own[3] * figures[0]
@@ -223,10 +216,12 @@ def stage_tails_s(
     own_s, engine_s = reduce_s + step_s, reduce_s * question[10]
     if engine_s > 0:
         latency_s, best, rate = question[2], figures[10], figures[6]
-        mean_s = max(mean_s, engine_s + traffic_s(up, question[1], latency_s, best, rate))
-        last_s = engine_s + traffic_s(up, most_rows, latency_s, best, best)
+        mean_s = max(
+            mean_s, engine_s + left_over_s(all_out, out, question[1], latency_s, best, rate)
+        )
+        last_s = engine_s + left_over_s(all_out, out, most_rows, latency_s, best, best)
         slow_s, full_s = max(slow_s, mean_s), max(full_s, last_s)
-        own_s = max(own_s, engine_s + traffic_s(up, 1.0, latency_s, best, best))
+        own_s = max(own_s, engine_s + left_over_s(all_out, out, 1.0, latency_s, best, best))
     return mean_s, slow_s, full_s, own_s, engine_s
 
 
@@ -297,8 +292,8 @@ def fill_terms(
     entry[10] = own_s
     entry[11], entry[12], entry[13] = kept, recomputed, again_s
     entry[14] = sent_s + with_sent_s
-    entry[20] = full_sent_s + with_sent_s
-    entry[23] = engine_s
+    entry[15] = full_sent_s + with_sent_s
+    entry[16] = engine_s
 
 
 def headroom(
@@ -355,7 +350,7 @@ def headroom(
             size = parameters[1, last] - parameters[1, lo]
             all_out, out = traffic[2, lo, last], traffic[3, lo, last]
             tails = stage_tails_s(
-                tail[lo], full_tail[lo], own, size, held[5:], all_out - out, figures, question
+                tail[lo], full_tail[lo], own, size, held[5:], all_out, out, figures, question
             )
             depths = depths_in_memory(held, own, most_workspace, thin_below_s, figures, question)
             is_read = lo > 0 and reader[lo] < last
@@ -374,7 +369,6 @@ def headroom(
                 figures,
                 question[0],
             )
-            one_way_terms(entry, down, up, out, all_out, figures, question)
 
 
 @cache
@@ -390,6 +384,7 @@ def compiled_headroom() -> Callable[..., None]:
         depth_of,
         busy_in_memory_s,
         traffic_s,
+        left_over_s,
         two_links_s,
         leaves_time,
         stage_tails_s,
@@ -397,7 +392,6 @@ def compiled_headroom() -> Callable[..., None]:
         received_s,
         sending_s,
         fill_terms,
-        one_way_terms,
     ):
         register_jitable(helper)
     return cast("Callable[..., None]", numba.njit(cache=True, nogil=True)(headroom))

@@ -344,6 +344,7 @@ class SizedRelaxation:
             relaxed.tables.near.reader,
             relaxed.tables.near.passing,
             limits.there_and_back,
+            relaxed.tables.all_traffic,
             relaxed.tables.hub.reader,
             relaxed.tables.hub.size,
             relaxed.capacity,

@@ -19,7 +19,6 @@ from penstock.plan.bound_stage import (
     add_stages,
     arrival,
     arrivals,
-    fewest_rows,
     fill_point,
     hub_loads,
     keeps_in_flight,
@@ -46,8 +45,8 @@ from penstock.plan.bound_steps import (
     widest_of,
     width_of,
 )
-from penstock.plan.bound_traffic import traffic_s
-from penstock.plan.bound_trips import lower_below, lower_means, trips_below, with_messages
+from penstock.plan.bound_traffic import one_way_s, traffic_s
+from penstock.plan.bound_trips import fill_hops, lower_below, lower_means, trips_below
 from penstock.plan.run_tables import Floats
 
 __all__ = [
@@ -186,6 +185,7 @@ def reach(
     reader: Integers,
     passing: Integers,
     pairs: Floats,
+    traffic: Floats,
     hub_reader: Integers,
     hub_size: Floats,
     capacity: Floats,
@@ -196,18 +196,19 @@ def reach(
 
     ``points[lo, state, joined, width]``: the least figures with which layers before ``lo`` can
     run on the devices taken in ``state``, which are on ``joined + 1`` hosts, the last stage
-    ``width`` wide (`penstock.plan.bound_steps.POINT`).
-
-    ``left[state]``: digits of the supply left, ``used[state]`` the fewest devices taken and
-    ``most_used[state]`` the most, ``steps`` the strides of the digits; ``room[joined]``: the most
-    devices of so many hosts; ``places[option]``: 0 inside one host, 1 across hosts, 2 does not
-    matter; ``pairs``: seconds per byte there and back. ``question``: micro-batches, rows, latency,
-    seconds per byte, latency and seconds per byte between hosts, most stages, least over most
-    speed, the layer that makes the tensor with many readers, and whether single rows are left out
-    of `trips_below`.
+    ``width`` wide (`penstock.plan.bound_steps.POINT`). ``left[state]``: digits of the supply left,
+    ``used[state]`` the fewest devices taken and ``most_used[state]`` the most, ``steps`` the
+    strides of the digits; ``room[joined]``: the most devices of so many hosts;
+    ``places[option]``: 0 inside one host, 1 across hosts, 2 does not matter; ``pairs``: seconds per
+    byte there and back. ``question``: micro-batches, rows, latency, seconds per byte, latency and
+    seconds per byte between hosts, most stages, least over most speed, the layer that makes the
+    tensor with many readers, and whether single rows are left out of `trips_below`.
     """
     batches, rows, layers = question[0], question[1], times.shape[1] - 1
-    chain, offers = (times, near, reader, passing, pairs), (offsets, taken, figures, places)
+    chain, offers = (
+        (times, near, reader, passing, pairs, traffic),
+        (offsets, taken, figures, places),
+    )
     supply, hub = (left, used, most_used, room, capacity), (hub_reader, hub_size)
     trips_below(below, table, offers, left, most_used, chain, question, limit_s)
     fronts, point = (counts, points, parents), np.zeros(POINT)
@@ -228,19 +229,9 @@ def reach(
                     if lo > 0:
                         leave_idle(fronts, here, left, steps, point)
                     found = go_on(
-                        fronts,
-                        here,
-                        below,
-                        table,
-                        offers,
-                        supply,
-                        chain,
-                        hub,
-                        question,
-                        limit_s,
-                        rest_s,
-                        point,
-                    )
+                        fronts, here, below, table, offers, supply, chain, hub, question, limit_s,
+                        rest_s, point,
+                    )  # fmt: skip
                     if found >= 0:
                         return found
     return -1
@@ -266,7 +257,8 @@ def compiled_reach() -> Callable[..., int]:
         insert,
         hub_loads,
         traffic_s,
-        with_messages,
+        one_way_s,
+        fill_hops,
         lower_below,
         lower_means,
         trips_below,
@@ -278,7 +270,6 @@ def compiled_reach() -> Callable[..., int]:
         thin_arrival,
         pace_of,
         leave_idle,
-        fewest_rows,
         fill_point,
         keeps_in_flight,
         add_stages,

@@ -12,7 +12,7 @@ from penstock.plan.bound_steps import (
     least_rows,
     width_of,
 )
-from penstock.plan.bound_traffic import traffic_s
+from penstock.plan.bound_traffic import one_way_s, traffic_s
 from penstock.plan.bound_trips import LAST, LONG, MEAN, ROW, UNSENT
 from penstock.plan.run_tables import Floats
 
@@ -212,17 +212,6 @@ def hub_loads(
     return True
 
 
-def fewest_rows(
-    reached: Floats, own: Floats, entry: Floats, figures: Floats, question: Floats, limit_s: float
-) -> float:
-    """`least_rows` of a stage reached like this; on many devices whatever is possible."""
-    rows, replicas = question[1], int(figures[8])
-    if replicas == 1 or question[9] > 0:
-        return rows if replicas == 1 else 1.0
-    left_s, after_s, batches = limit_s - reached[2], reached[3], question[0]
-    return least_rows(rows, batches, left_s, after_s, replicas, own, figures[2], entry)
-
-
 def fill_point(
     point: Floats,
     reached: Floats,
@@ -231,6 +220,7 @@ def fill_point(
     each: Each,
     own: Floats,
     entry: Floats,
+    carried: Floats,
     trips: Floats,
     figures: Floats,
     passing: Integers,
@@ -251,16 +241,18 @@ def fill_point(
     full_back_s = (own[2] + own[3] * figures[3]) * per_speed
     after_s = max(entry[9], backward_s + drain_s)
     thin_after_s = max(entry[10], (own[2] + own[3] * fewest) * per_speed + last_s)
-    if entry[23] > 0:
-        thin_after_s = max(thin_after_s, entry[23] + fewest * entry[24])
+    if entry[16] > 0:
+        row_s = (carried[2, 1] - carried[3, 1]) / figures[10]
+        thin_after_s = max(thin_after_s, entry[16] + fewest * row_s)
+    in_s, back_in_s, full_back_in_s, out_s, full_out_s = one_way_s(carried, figures, question)
     # No gradient comes in before a micro-batch has been down and back.
     back_s = thin_s + thin_forward_s + trips[UNSENT]
-    taken_s = back_s + entry[16] + after_s
-    full_taken_s = back_s + entry[17] + max(entry[10], full_back_s + last_s)
+    taken_s = back_s + back_in_s + after_s
+    full_taken_s = back_s + full_back_in_s + max(entry[10], full_back_s + last_s)
     if hi < layers and max(taken_s, full_taken_s) > limit_s:
         return False
-    sent_s, full_sent_s = first_s + forward_s + entry[18], thin_s + full_forward_s + entry[19]
-    once = (first_s + entry[14], sent_s, taken_s, thin_s + entry[20], full_sent_s, full_taken_s)
+    sent_s, full_sent_s = first_s + forward_s + out_s, thin_s + full_forward_s + full_out_s
+    once = (first_s + entry[14], sent_s, taken_s, thin_s + entry[15], full_sent_s, full_taken_s)
     loads, producer, reads = point[HUB:], int(question[8]), False
     if producer >= 0:
         reads = hub_loads(loads, reached, lo, hi, producer, hub[0], hub[1], once, figures, question)
@@ -269,7 +261,7 @@ def fill_point(
     # The last forward follows that of the stage before, and all activations that come in.
     # They may come straight from earlier stages, unless none is made before the one that is known.
     known = 2 if reached[9] > 0 else 1
-    passed_s = max(passed_s, (reached[2] if passing[2, lo] >= lo - known else 0.0) + entry[15])
+    passed_s = max(passed_s, (reached[2] if passing[2, lo] >= lo - known else 0.0) + in_s)
     if hi == layers or passing[0, lo] < hi:
         passed_s = max(passed_s, reached[6])
         if reads and lo > producer:
@@ -354,7 +346,7 @@ def add_stages(
     """
     counts, points, parents = fronts
     lo, of_option = source[1], figures[option]
-    times, near, reader, passing, pairs = chain
+    times, near, reader, passing, pairs, traffic = chain
     batches, rows, replicas, per_speed = question[0], question[1], int(of_option[8]), of_option[2]
     layers, into = times.shape[1] - 1, width_of(replicas)
     apart, surest, joint = arrivals(reached, lo, link, senders, replicas, near, pairs, rows)
@@ -372,7 +364,8 @@ def add_stages(
         trips = below[(LONG if hi - lo > 1 else 0) :, hi, onto[0], into]
         if (hi < layers and question[6] == 1) or trip_s + whole_s + trips[MEAN] > limit_s:
             continue
-        fewest = fewest_rows(reached, own, entry, of_option, question, limit_s)
+        carried, left_s = traffic[:, lo, hi], limit_s - reached[2]
+        fewest = least_rows(own, entry, carried, of_option, question, left_s, reached[3])
         message = near[1 if wide and reached[9] > 0 else 0]
         thin_s, passed_s, last_s = thin_arrival(reached, lo, some, row_s, fewest, link, message)
         if not keeps_to(limit_s, entry, first_s, trip_s, drain_s, reached[2], reached[3], last_s):
@@ -388,8 +381,8 @@ def add_stages(
             (forward_s, backward_s, fewest),
         )
         if not fill_point(
-            point, reached, (lo, hi), starts, each, own, entry, trips, of_option, passing, hub,
-            question, limit_s,
+            point, reached, (lo, hi), starts, each, own, entry, carried, trips, of_option, passing,
+            hub, question, limit_s,
         ):  # fmt: skip
             continue
         point[7] = pace_s

@@ -27,10 +27,11 @@ __all__ = [
 
 Integers = NDArray[np.int64]
 
-Chain = tuple[Floats, Floats, Integers, Integers, Floats]
+Chain = tuple[Floats, Floats, Integers, Integers, Floats, Floats]
 """Sums of times over the first layers; messages at each cut, the layer by which they are read, and
 what passes it (see `penstock.plan.bound_tables.NearTensors`); seconds per byte there and back of
-pairs of devices: what every stage is asked of."""
+pairs of devices; and all that every run of layers takes in and sends: what every stage is asked
+of."""
 
 Offers = tuple[Integers, Integers, Floats, Integers]
 """For every option of devices its step in the states, digits of the supply, figures and place."""
@@ -103,28 +104,33 @@ def keeps_to(
 
 
 def least_rows(
-    rows: float,
-    batches: float,
+    own: Floats,
+    entry: Floats,
+    traffic: Floats,
+    figures: Floats,
+    question: Floats,
     limit_s: float,
     after_s: float,
-    replicas: int,
-    own: Floats,
-    per_speed: float,
-    entry: Floats,
 ) -> float:
     """The fewest rows of any replica, as none may have so many that it exceeds ``limit_s``.
 
-    By its compute, or by its messages and then the all-reduce; both end ``after_s`` earlier.
+    By its compute, or by its messages and then the all-reduce; both end ``after_s`` earlier. On
+    many devices whatever is possible.
     """
-    if replicas == 1:
-        return rows
+    batches, rows, replicas = question[0], question[1], int(figures[8])
+    if replicas == 1 or question[9] > 0:
+        return rows if replicas == 1 else 1.0
     most = rows - replicas + 1
-    row_s = batches * (own[1] + own[3]) * per_speed
+    row_s = batches * (own[1] + own[3]) * figures[2]
     if row_s > 0:
-        most = min(most, (limit_s - after_s - batches * (own[0] + own[2]) * per_speed) / row_s)
-    for k in (21, 22):
-        if entry[k] > 0:
-            most = min(most, (limit_s - max(after_s, entry[23])) / entry[k])
+        most = min(most, (limit_s - after_s - batches * (own[0] + own[2]) * figures[2]) / row_s)
+    left_s = limit_s - max(after_s, entry[16])
+    in_s = batches * (traffic[0, 1] + traffic[1, 1]) / figures[9]
+    out_s = batches * traffic[2, 1] / figures[10]
+    if in_s > 0:
+        most = min(most, left_s / in_s)
+    if out_s > 0:
+        most = min(most, left_s / out_s)
     most = np.floor(most * (1 + 1e-9))
     return max(1.0, min(rows // replicas, rows - (replicas - 1) * most))
 

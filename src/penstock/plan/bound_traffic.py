@@ -2,7 +2,7 @@
 
 from penstock.plan.run_tables import Floats
 
-__all__ = ["one_way_terms", "received_s", "sending_s", "traffic_s", "two_links_s"]
+__all__ = ["left_over_s", "one_way_s", "received_s", "sending_s", "traffic_s", "two_links_s"]
 
 
 def traffic_s(
@@ -14,6 +14,14 @@ def traffic_s(
     replicas reach together.
     """
     return latency_s * bytes_[2] + bytes_[0] / best_rate + bytes_[1] * rows / rate
+
+
+def left_over_s(
+    all_: Floats, part: Floats, rows: float, latency_s: float, best_rate: float, rate: float
+) -> float:
+    """`traffic_s` of all messages but a part of them."""
+    messages_s = latency_s * (all_[2] - part[2])
+    return messages_s + (all_[0] - part[0]) / best_rate + (all_[1] - part[1]) * rows / rate
 
 
 def two_links_s(
@@ -76,28 +84,23 @@ def sending_s(
     return out_s, all_out_s, traffic_s(all_out, figures[3], latency_s, best, best)
 
 
-def one_way_terms(
-    entry: Floats,
-    down: Floats,
-    up: Floats,
-    out: Floats,
-    all_out: Floats,
-    figures: Floats,
-    question: Floats,
-) -> None:
-    """Fill the `TERMS` of what comes in and goes out in one direction, for all micro-batches.
+def one_way_s(
+    traffic: Floats, figures: Floats, question: Floats
+) -> tuple[float, float, float, float, float]:
+    """Seconds of what comes in and goes out in one direction, for all micro-batches.
 
-    Activations in on the busiest replica at least; gradients in and activations out of the mean
-    replica and of the fullest. Each as if nothing else used the engine. Then what each row of a
-    replica has its engines take in and send at least.
+    Activations in on the busiest replica at least; gradients in of the mean replica and of the
+    fullest; activations out of the two. Each as if nothing else used the engine. ``traffic``:
+    activations in, gradients in, all out and activations out of a run of layers.
     """
     batches, rows, latency_s, full = question[0], question[1], question[2], figures[3]
-    entry[15] = batches * traffic_s(down, full, latency_s, figures[9], figures[9])
-    entry[15] = max(entry[15], batches * traffic_s(down, rows, latency_s, figures[9], figures[5]))
-    entry[16] = batches * traffic_s(up, rows, latency_s, figures[9], figures[5])
-    entry[17] = batches * traffic_s(up, full, latency_s, figures[9], figures[9])
-    entry[18] = batches * traffic_s(out, rows, latency_s, figures[10], figures[6])
-    entry[19] = batches * traffic_s(out, full, latency_s, figures[10], figures[10])
-    entry[21] = batches * (down[1] + up[1]) / figures[9]
-    entry[22] = batches * all_out[1] / figures[10]
-    entry[24] = (all_out[1] - out[1]) / figures[10]
+    receive, receive_all, send, send_all = figures[9], figures[5], figures[10], figures[6]
+    in_s = traffic_s(traffic[0], rows, latency_s, receive, receive_all)
+    in_s = max(in_s, traffic_s(traffic[0], full, latency_s, receive, receive))
+    return (
+        batches * in_s,
+        batches * traffic_s(traffic[1], rows, latency_s, receive, receive_all),
+        batches * traffic_s(traffic[1], full, latency_s, receive, receive),
+        batches * traffic_s(traffic[3], rows, latency_s, send, send_all),
+        batches * traffic_s(traffic[3], full, latency_s, send, send),
+    )

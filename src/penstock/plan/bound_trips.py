@@ -11,7 +11,6 @@ from penstock.plan.bound_steps import (
     are_left,
     keeps_to,
     least_rows,
-    widest_of,
     width_of,
 )
 from penstock.plan.run_tables import Floats
@@ -47,7 +46,7 @@ def trips_below(
     offsets, taken, figures, _ = offers
     times, layers, states = chain[0], chain[0].shape[1] - 1, left.shape[0]
     ends, count = np.empty(layers, dtype=np.int64), 0
-    seconds = np.empty((layers, 4))
+    seconds, hops = np.empty((layers, 4)), np.zeros((WIDTHS, 2, 3, 6))
     below[:] = np.inf
     if question[9] > 0:
         below[:] = 0.0
@@ -65,14 +64,7 @@ def trips_below(
                     break
                 if keeps_to(limit_s, entry, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
                     fewest = least_rows(
-                        question[1],
-                        question[0],
-                        limit_s,
-                        0.0,
-                        replicas,
-                        own,
-                        figures[option, 2],
-                        entry,
+                        own, entry, chain[5][:, lo, hi], figures[option], question, limit_s, 0.0
                     )
                     ends[count], seconds[count, 0], seconds[count, 2] = hi, whole_s, fewest
                     forward_s, backward_s = own[0] + own[1] * fewest, own[2] + own[3] * fewest
@@ -81,120 +73,49 @@ def trips_below(
                     count += 1
             if count == 0:
                 continue
+            fewest, most_senders = seconds[:count, 2].min(), 0
+            for width in range(WIDTHS - 1):
+                fill_hops(hops[width], lo, 1 << width, replicas, fewest, chain, question)
             for state in range(states - offsets[option]):
-                if are_left(taken, option, left, state):
-                    target, senders = state + offsets[option], int(most_used[state])
-                    onto = (lo, state, target, senders, replicas)
-                    if question[9] > 0:
-                        lower_means(below, onto, ends[:count], seconds, chain, question)
-                    else:
-                        lower_below(below, onto, ends[:count], seconds, chain, question)
+                if not are_left(taken, option, left, state):
+                    continue
+                # A stage has no more replicas than a micro-batch rows.
+                senders = max(1, int(min(most_used[state], question[1])))
+                if senders != most_senders:
+                    most_senders = senders
+                    fill_hops(hops[WIDTHS - 1], lo, senders, replicas, fewest, chain, question)
+                onto = (lo, state, state + offsets[option], width_of(replicas))
+                if question[9] > 0:
+                    lower_means(below, onto, ends[:count], seconds, hops, chain)
+                else:
+                    lower_below(below, onto, ends[:count], seconds, hops, chain)
 
 
-def lower_means(
-    below: Floats,
-    onto: tuple[int, int, int, int, int],
-    ends: Integers,
-    seconds: Floats,
-    chain: Chain,
-    question: Floats,
-) -> None:
-    """`lower_below` of the means alone, with the surest tensor alone."""
-    lo, state, target, used, replicas = onto
-    _, near, reader, _, pairs = chain
-    into, least_s, far_s = width_of(replicas), np.inf, np.inf
-    for k in range(ends.shape[0]):
-        through_s = seconds[k, 0] + below[MEAN, ends[k], target, into]
-        if reader[0, lo] < ends[k]:
-            least_s = min(least_s, through_s)
-        else:
-            far_s = min(far_s, through_s)
-    for width in range(WIDTHS):
-        senders = widest_of(width, used)
-        _, _, both_s, _ = messages_at(
-            near[0], lo, senders, replicas, question[1], 0, question[2], question[3], pairs
-        )
-        least = min(least_s + both_s, far_s, below[MEAN, lo, state, width])
-        below[MEAN, lo, state, width] = least
-        below[LONG + MEAN, lo, state, width] = least
-
-
-def lower_below(
-    below: Floats,
-    onto: tuple[int, int, int, int, int],
-    ends: Integers,
-    seconds: Floats,
-    chain: Chain,
-    question: Floats,
-) -> None:
-    """Lower the times of `trips_below` to those of stages on one option of devices.
-
-    ``onto``: the first layer, the states before and after, the most replicas before and those of
-    the stages, which end at ``ends``; ``seconds``: of the mean row and of the thinnest replica, how
-    many rows that has, and its forward.
-    """
-    lo, state, target, used, replicas = onto
-    reader, into, layers = chain[2], width_of(replicas), chain[0].shape[1] - 1
-    last_reader = chain[3][1, lo]
-    # By what they read of the stage before: all that is near, the surest tensor, or nothing.
-    least = np.full((3, 6), np.inf)
-    fewest = question[1]
-    for k in range(ends.shape[0]):
-        end, far = ends[k], 2
-        if reader[0, lo] < end:
-            far = 0 if reader[1, lo] < end else 1
-        kind = LONG if end - lo > 1 else 0
-        after = below[kind : kind + LONG, end, target, into]
-        least[far, 0] = min(least[far, 0], seconds[k, 0] + after[MEAN])
-        least[far, 1] = min(least[far, 1], seconds[k, 1] + after[FIRST])
-        least[far, 2] = min(least[far, 2], seconds[k, 1] + after[ROW])
-        least[far, 3] = min(least[far, 3], seconds[k, 1] + after[LAST])
-        # Of a tensor that is read further down, a gradient may come straight from there.
-        unsent_s = seconds[k, 1] + after[FIRST]
-        if last_reader >= end:
-            unsent_s = seconds[k, 3] + (after[UNSENT] if last_reader == end else after[DOWN])
-        least[far, 4] = min(least[far, 4], unsent_s)
-        down_s = seconds[k, 3] + after[DOWN] if end < layers else seconds[k, 1]
-        least[far, 5] = min(least[far, 5], down_s)
-        fewest = min(fewest, seconds[k, 2])
-    near = chain[1]
-    same = (near[0, :, lo] == near[1, :, lo]).all() or not (least[0, 0] < np.inf)
-    for width in range(WIDTHS):
-        senders, place = widest_of(width, used), below[:, lo, state, width]
-        with_messages(place, least, lo, 0, senders, replicas, fewest, chain, question)
-        if same:
-            place[LONG:] = np.minimum(place[LONG:], place[:LONG])
-        else:
-            with_messages(place[LONG:], least, lo, 1, senders, replicas, fewest, chain, question)
-
-
-def with_messages(
-    place: Floats,
-    least: Floats,
+def fill_hops(
+    hops: Floats,
     lo: int,
-    longer: int,
     senders: int,
     replicas: int,
     fewest: float,
     chain: Chain,
     question: Floats,
 ) -> None:
-    """Lower one entry of ``below`` to the ``least`` times with the messages before them.
+    """Fill in the messages before a stage, ``hops[longer, far, kind]``, between so many replicas.
 
-    Of a tensor that is not near (the last row of ``least``) no message is counted.
+    ``longer``: whether the stage before has several layers; ``far``: whether only the surest tensor
+    is read; kinds as in `lower_below`.
     """
-    rows, latency_s, s_per_byte = question[1], question[2], question[3]
-    pairs = chain[4]
-    for far in range(3):
-        mean_s, first_s, row_s, last_s, unsent_s, all_down_s = least[far]
-        if mean_s == np.inf:
-            continue
-        near = chain[1][1 if longer == 1 and far == 0 else 0]
-        if far < 2:
+    rows, latency_s, s_per_byte, pairs = question[1], question[2], question[3], chain[4]
+    for longer in range(2):
+        for far in range(2):
+            near = chain[1][1 if longer == 1 and far == 0 else 0]
             _, _, both_s, _ = messages_at(
                 near, lo, senders, replicas, rows, 0, latency_s, s_per_byte, pairs
             )
-            mean_s += both_s
+            hop = hops[longer, far]
+            hop[0] = both_s
+            if question[9] > 0:
+                continue
             down_s, back_s = first_row_s(
                 near, lo, senders, replicas, fewest, rows, latency_s, s_per_byte, pairs
             )
@@ -202,18 +123,84 @@ def with_messages(
             _, single_s = first_row_s(
                 near, lo, senders, alone, 1.0, rows, latency_s, s_per_byte, pairs
             )
-            unsent_s += down_s
-            all_down_s += down_s
-            first_s += back_s
-            row_s += single_s
             one_s = message_s(near[0, lo], rows if senders == 1 else 1.0, latency_s, s_per_byte)
             up_rows = rows if senders == 1 else fewest
-            last_s += max(single_s, one_s + message_s(near[1, lo], up_rows, latency_s, s_per_byte))
-        if senders == 1:
-            mean_s = max(mean_s, first_s)
-        place[MEAN] = min(place[MEAN], mean_s)
-        place[FIRST] = min(place[FIRST], first_s)
-        place[UNSENT] = min(place[UNSENT], unsent_s)
-        place[ROW] = min(place[ROW], row_s)
-        place[LAST] = min(place[LAST], last_s)
-        place[DOWN] = min(place[DOWN], all_down_s)
+            last_s = one_s + message_s(near[1, lo], up_rows, latency_s, s_per_byte)
+            hop[1], hop[2], hop[3] = back_s, single_s, max(single_s, last_s)
+            hop[4], hop[5] = down_s, down_s
+
+
+def lower_means(
+    below: Floats,
+    onto: tuple[int, int, int, int],
+    ends: Integers,
+    seconds: Floats,
+    hops: Floats,
+    chain: Chain,
+) -> None:
+    """`lower_below` of the means alone, with the surest tensor alone."""
+    lo, state, target, into = onto
+    reader, least_s, far_s = chain[2], np.inf, np.inf
+    for k in range(ends.shape[0]):
+        through_s = seconds[k, 0] + below[MEAN, ends[k], target, into]
+        if reader[0, lo] < ends[k]:
+            least_s = min(least_s, through_s)
+        else:
+            far_s = min(far_s, through_s)
+    for width in range(WIDTHS):
+        least = min(least_s + hops[width, 0, 1, 0], far_s, below[MEAN, lo, state, width])
+        below[MEAN, lo, state, width] = least
+        below[LONG + MEAN, lo, state, width] = least
+
+
+def lower_below(
+    below: Floats,
+    onto: tuple[int, int, int, int],
+    ends: Integers,
+    seconds: Floats,
+    hops: Floats,
+    chain: Chain,
+) -> None:
+    """Lower the times of `trips_below` to those of stages on one option of devices.
+
+    ``onto``: the first layer, the states before and after, and the width of the stages, which end
+    at ``ends``; ``seconds``: of the mean row and of the thinnest replica, how many rows that has,
+    and its forward; ``hops``: `fill_hops` after every width.
+    """
+    lo, state, target, into = onto
+    reader, layers, last_reader = chain[2], chain[0].shape[1] - 1, chain[3][1, lo]
+    # By what they read of the stage before: all that is near, the surest tensor, or nothing. Kinds:
+    # mean, first, row, last, unsent, down.
+    least = np.full((3, 6), np.inf)
+    for k in range(ends.shape[0]):
+        end, far = ends[k], 2
+        if reader[0, lo] < end:
+            far = 0 if reader[1, lo] < end else 1
+        kind = LONG if end - lo > 1 else 0
+        after, through = below[kind : kind + LONG, end, target, into], least[far]
+        through[0] = min(through[0], seconds[k, 0] + after[MEAN])
+        through[1] = min(through[1], seconds[k, 1] + after[FIRST])
+        through[2] = min(through[2], seconds[k, 1] + after[ROW])
+        through[3] = min(through[3], seconds[k, 1] + after[LAST])
+        # Of a tensor that is read further down, a gradient may come straight from there.
+        unsent_s = seconds[k, 1] + after[FIRST]
+        if last_reader >= end:
+            unsent_s = seconds[k, 3] + (after[UNSENT] if last_reader == end else after[DOWN])
+        through[4] = min(through[4], unsent_s)
+        down_s = seconds[k, 3] + after[DOWN] if end < layers else seconds[k, 1]
+        through[5] = min(through[5], down_s)
+    for far in range(3):
+        if least[far, 0] == np.inf:
+            continue
+        for width in range(WIDTHS):
+            for longer in range(2):
+                hop = hops[width, longer, far]
+                place = below[LONG * longer : LONG * longer + LONG, lo, state, width]
+                mean_s, first_s = least[far, 0] + hop[0], least[far, 1] + hop[1]
+                # A single device before them waits for all rows.
+                place[MEAN] = min(place[MEAN], max(mean_s, first_s) if width == 0 else mean_s)
+                place[FIRST] = min(place[FIRST], first_s)
+                place[ROW] = min(place[ROW], least[far, 2] + hop[2])
+                place[LAST] = min(place[LAST], least[far, 3] + hop[3])
+                place[UNSENT] = min(place[UNSENT], least[far, 4] + hop[4])
+                place[DOWN] = min(place[DOWN], least[far, 5] + hop[5])
