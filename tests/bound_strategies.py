@@ -56,6 +56,8 @@ def bound_profiles(draw: st.DrawFn, layers: int) -> ModelProfile:
         size = draw(st.one_of(affine(scale), affine(scale), st.just(whole)))
         gradient = draw(st.one_of(st.just(size), st.just(Affine()), affine(scale)))
         readers = {i + 1, draw(st.integers(i + 1, layers - 1))}
+        if draw(st.integers(0, 4)) == 0:
+            readers = set(range(i + 1, layers))
         edges += [Edge(i, reader, f"tensor{i}", size, gradient) for reader in sorted(readers)]
     tied = draw(st.sampled_from([0, 0, 40])) * MEGABYTE if layers > 1 else 0
     shared = (SharedParameter("tied", tied, (0, layers - 1)),) if tied else ()

@@ -364,8 +364,8 @@ def add_stages(
         trips = below[(LONG if hi - lo > 1 else 0) :, hi, onto[0], into]
         if (hi < layers and question[6] == 1) or trip_s + whole_s + trips[MEAN] > limit_s:
             continue
-        carried, left_s = traffic[:, lo, hi], limit_s - reached[2]
-        fewest = least_rows(own, entry, carried, of_option, question, left_s, reached[3])
+        carried, ends_s = traffic[:, lo, hi], (reached[2], reached[3])
+        fewest = least_rows(own, entry, carried, of_option, question, limit_s, *ends_s)
         message = near[1 if wide and reached[9] > 0 else 0]
         thin_s, passed_s, last_s = thin_arrival(reached, lo, some, row_s, fewest, link, message)
         if not keeps_to(limit_s, entry, first_s, trip_s, drain_s, reached[2], reached[3], last_s):

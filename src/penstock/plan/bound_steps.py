@@ -110,27 +110,29 @@ def least_rows(
     figures: Floats,
     question: Floats,
     limit_s: float,
+    before_s: float,
     after_s: float,
 ) -> float:
     """The fewest rows of any replica, as none may have so many that it exceeds ``limit_s``.
 
-    By its compute, or by its messages and then the all-reduce; both end ``after_s`` earlier. On
+    By its compute and by what it sends, which start ``before_s`` later, and by what it takes in,
+    some of which may come sooner; all end ``after_s`` earlier, messages before the all-reduce. On
     many devices whatever is possible.
     """
     batches, rows, replicas = question[0], question[1], int(figures[8])
     if replicas == 1 or question[9] > 0:
         return rows if replicas == 1 else 1.0
-    most = rows - replicas + 1
+    most, left_s = rows - replicas + 1, limit_s - max(after_s, entry[16])
     row_s = batches * (own[1] + own[3]) * figures[2]
-    if row_s > 0:
-        most = min(most, (limit_s - after_s - batches * (own[0] + own[2]) * figures[2]) / row_s)
-    left_s = limit_s - max(after_s, entry[16])
     in_s = batches * (traffic[0, 1] + traffic[1, 1]) / figures[9]
     out_s = batches * traffic[2, 1] / figures[10]
+    if row_s > 0:
+        fixed_s = batches * (own[0] + own[2]) * figures[2]
+        most = min(most, (limit_s - before_s - after_s - fixed_s) / row_s)
     if in_s > 0:
         most = min(most, left_s / in_s)
     if out_s > 0:
-        most = min(most, left_s / out_s)
+        most = min(most, (left_s - before_s) / out_s)
     most = np.floor(most * (1 + 1e-9))
     return max(1.0, min(rows // replicas, rows - (replicas - 1) * most))
 

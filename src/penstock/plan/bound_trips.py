@@ -64,7 +64,14 @@ def trips_below(
                     break
                 if keeps_to(limit_s, entry, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
                     fewest = least_rows(
-                        own, entry, chain[5][:, lo, hi], figures[option], question, limit_s, 0.0
+                        own,
+                        entry,
+                        chain[5][:, lo, hi],
+                        figures[option],
+                        question,
+                        limit_s,
+                        0.0,
+                        0.0,
                     )
                     ends[count], seconds[count, 0], seconds[count, 2] = hi, whole_s, fewest
                     forward_s, backward_s = own[0] + own[1] * fewest, own[2] + own[3] * fewest
