@@ -158,7 +158,6 @@ def hop_s(sized: SizedRelaxation, before: RelaxedStage, stage: RelaxedStage) -> 
     kind = 1 if len(before.layers) > 1 and reader[1, cut] < stage.layers.stop else 0
     if reader[kind, cut] >= stage.layers.stop:
         return 0.0, 0.0
-    best_rate = max(limits.receive_rates[1], limits.send_rates[1])
     down_s, up_s, _, _ = messages_at(
         sized.near[kind],
         cut,
@@ -167,7 +166,7 @@ def hop_s(sized: SizedRelaxation, before: RelaxedStage, stage: RelaxedStage) -> 
         sized.rows,
         0,
         limits.latency_s,
-        1 / best_rate,
+        1 / limits.best_rate,
         limits.there_and_back,
     )
     return float(down_s), float(up_s)

@@ -45,6 +45,11 @@ class LinkLimits:
     second_send_rate: float
     there_and_back: Floats
 
+    @property
+    def best_rate(self) -> float:
+        """The most bytes per second that any one device takes in or sends."""
+        return max(self.receive_rates[1], self.send_rates[1])
+
     @cached_property
     def hosts_by_size(self) -> tuple[int, ...]:
         """Devices of each host, largest first."""

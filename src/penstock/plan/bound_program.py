@@ -58,7 +58,7 @@ LEAST_S = 1e-9
 """Where nothing is known to take time, the search for the bound starts here."""
 
 WORTH_FINER = 0.01
-"""Fronts are made finer where that shows that no plan is so much closer to the bound found."""
+"""Where finer fronts show that no plan comes so close to the bound found, they are used."""
 
 MOST_FRONT_BYTES = 500e6
 """Fine fronts may take so much room."""
@@ -308,7 +308,6 @@ class SizedRelaxation:
         points = np.empty((*shape, POINT))
         parents = np.empty((*shape, 2), dtype=np.int64)
         speeds = [c.speed for c in supply.classes]
-        best_rate = max(limits.receive_rates[1], limits.send_rates[1])
         strides = np.array(supply.strides, dtype=np.int64)
         taken = np.array([option.taken for option in self.options], dtype=np.int64)
         places = [0 if o.placement.inside else 1 if o.placement.across else 2 for o in self.options]
@@ -316,7 +315,7 @@ class SizedRelaxation:
             self.batches,
             self.rows,
             limits.latency_s,
-            1 / best_rate,
+            1 / limits.best_rate,
             limits.across_latency_s,
             1 / limits.across_rate if limits.across_rate else 0.0,
             relaxed.problem.max_stages,
@@ -377,13 +376,14 @@ def least_relaxed(
     plan that is hardly slower, all is asked once more with them. Infinite seconds and no plan where
     nothing fits in memory.
     """
+    finer = relaxed.finer
     lower_s, best = narrowed(relaxed, floors_s)
-    if best is None or relaxed.finer is relaxed or best.seconds <= LEAST_S * FIRST_STEP:
+    if best is None or finer is relaxed or best.seconds <= LEAST_S * FIRST_STEP:
         return min(lower_s.values()), best
     limit_s = best.seconds * (1 + WORTH_FINER)
-    if relaxed.finer.of_size(best.micro_batch_size).reached(limit_s) is None:
+    if finer.of_size(best.micro_batch_size).reached(limit_s) is None:
         lower_s[best.micro_batch_size] = limit_s
-        lower_s, best = narrowed(relaxed.finer, lower_s)
+        lower_s, best = narrowed(finer, lower_s)
     return min(lower_s.values()), best
 
 

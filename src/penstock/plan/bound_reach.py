@@ -205,10 +205,8 @@ def reach(
     tensor with many readers, and whether single rows are left out of `trips_below`.
     """
     batches, rows, layers = question[0], question[1], times.shape[1] - 1
-    chain, offers = (
-        (times, near, reader, passing, pairs, traffic),
-        (offsets, taken, figures, places),
-    )
+    chain = (times, near, reader, passing, pairs, traffic)
+    offers = (offsets, taken, figures, places)
     supply, hub = (left, used, most_used, room, capacity), (hub_reader, hub_size)
     trips_below(below, table, offers, left, most_used, chain, question, limit_s)
     fronts, point = (counts, points, parents), np.zeros(POINT)

@@ -364,8 +364,8 @@ def add_stages(
         trips = below[(LONG if hi - lo > 1 else 0) :, hi, onto[0], into]
         if (hi < layers and question[6] == 1) or trip_s + whole_s + trips[MEAN] > limit_s:
             continue
-        carried, ends_s = traffic[:, lo, hi], (reached[2], reached[3])
-        fewest = least_rows(own, entry, carried, of_option, question, limit_s, *ends_s)
+        carried, before_s, after_s = traffic[:, lo, hi], reached[2], reached[3]
+        fewest = least_rows(own, entry, carried, of_option, question, limit_s, before_s, after_s)
         message = near[1 if wide and reached[9] > 0 else 0]
         thin_s, passed_s, last_s = thin_arrival(reached, lo, some, row_s, fewest, link, message)
         if not keeps_to(limit_s, entry, first_s, trip_s, drain_s, reached[2], reached[3], last_s):
@@ -376,10 +376,8 @@ def add_stages(
         drained_s = until_drained_s(batches, forward_s, whole_s, trips[MEAN], late_s, pace_s)
         if replicas == 1 and trip_s + drained_s > limit_s:
             continue
-        starts, each = (
-            (first_s, trip_s, drain_s, thin_s, last_s, passed_s),
-            (forward_s, backward_s, fewest),
-        )
+        starts = (first_s, trip_s, drain_s, thin_s, last_s, passed_s)
+        each = (forward_s, backward_s, fewest)
         if not fill_point(
             point, reached, (lo, hi), starts, each, own, entry, carried, trips, of_option, passing,
             hub, question, limit_s,

@@ -20,8 +20,8 @@ def left_over_s(
     all_: Floats, part: Floats, rows: float, latency_s: float, best_rate: float, rate: float
 ) -> float:
     """`traffic_s` of all messages but a part of them."""
-    messages_s = latency_s * (all_[2] - part[2])
-    return messages_s + (all_[0] - part[0]) / best_rate + (all_[1] - part[1]) * rows / rate
+    all_s = traffic_s(all_, rows, latency_s, best_rate, rate)
+    return all_s - traffic_s(part, rows, latency_s, best_rate, rate)
 
 
 def two_links_s(

@@ -204,11 +204,11 @@ def restart(best: Incumbent) -> Iterator[SearchStep]:
 
 def anneal(best: Incumbent) -> Iterator[SearchStep]:
     """Walk at random, as the simulator judges, where there may be something better to find."""
-    problem, score, devices = best.problem, best.score, len(best.problem.cluster.devices)
+    problem, score = best.problem, best.score
     # Without a relaxed plan the bound is a simple one, whose gap says little.
-    if devices > MOST_WALKED or proof_of(problem).plan is None:
+    if len(problem.cluster.devices) > MOST_WALKED or proof_of(problem).plan is None:
         return
-    part = min(1.0, devices * len(problem.profile.layers) / WALKED)
+    part = part_walked(problem)
     others: list[Plan] = []
     for number, (worth, actions, heat) in enumerate(WALKS):
         if best.plan is None or best.gap < worth:
@@ -257,13 +257,17 @@ def with_depths(best: Incumbent, plan: Plan, number: int) -> Plan:
     problem = best.problem
     if "early-backward" not in problem.schedules:
         return plan
-    devices, layers = len(problem.cluster.devices), len(problem.profile.layers)
-    actions = DEPTHS_WALKED * min(1.0, devices * layers / WALKED)
-    generator = default_rng([layers, number])
+    actions = DEPTHS_WALKED * part_walked(problem)
+    generator = default_rng([len(problem.profile.layers), number])
     start = replace(plan, schedule="early-backward", in_flight_limit=depths_of(plan))
     if best.score(start) == inf:
         return plan
     return annealed(problem, best.score, start, generator, actions, DEPTHS_HEAT, moved_in_flight)
+
+
+def part_walked(problem: PlanningProblem) -> float:
+    """How long walks are on a problem, as a part of the longest."""
+    return min(1.0, len(problem.cluster.devices) * len(problem.profile.layers) / WALKED)
 
 
 def best_variant(best: Incumbent, plans: Iterable[Plan]) -> tuple[float, Plan | None]:

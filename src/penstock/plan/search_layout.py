@@ -81,12 +81,24 @@ def plan_of(problem: PlanningProblem, layout: Layout) -> Plan | None:
 
 def moved(problem: PlanningProblem, layout: Layout, generator: Generator) -> Layout | None:
     """A layout after one random move, or several; none where the move drawn is not possible."""
+    return repeated(any_move, AGAIN, problem, layout, generator)
+
+
+def repeated(
+    move: Move, again: float, problem: PlanningProblem, layout: Layout, generator: Generator
+) -> Layout | None:
+    """A layout after a random move, and further ones each with probability ``again``."""
     while True:
-        number = MOVES_BY_WEIGHT[int(generator.integers(len(MOVES_BY_WEIGHT)))]
-        changed = MOVES[number](problem, layout, generator)
-        if changed is None or generator.random() >= AGAIN:
+        changed = move(problem, layout, generator)
+        if changed is None or generator.random() >= again:
             return changed
         layout = changed
+
+
+def any_move(problem: PlanningProblem, layout: Layout, generator: Generator) -> Layout | None:
+    """A layout after one move, drawn by weight."""
+    number = MOVES_BY_WEIGHT[int(generator.integers(len(MOVES_BY_WEIGHT)))]
+    return MOVES[number](problem, layout, generator)
 
 
 def move_cut(problem: PlanningProblem, layout: Layout, generator: Generator) -> Layout | None:
@@ -225,14 +237,14 @@ def moved_in_flight(
     problem: PlanningProblem, layout: Layout, generator: Generator
 ) -> Layout | None:
     """The same stages with other depths, or recompute, of one of them or several."""
-    while True:
-        if generator.random() < RECOMPUTE_AMONG_DEPTHS:
-            changed = other_recompute(problem, layout, generator)
-        else:
-            changed = one_other_depth(layout, generator)
-        if changed is None or generator.random() >= AGAIN_IN_FLIGHT:
-            return changed
-        layout = changed
+    return repeated(in_flight_move, AGAIN_IN_FLIGHT, problem, layout, generator)
+
+
+def in_flight_move(problem: PlanningProblem, layout: Layout, generator: Generator) -> Layout | None:
+    """One stage with recompute or without, or at another depth."""
+    if generator.random() < RECOMPUTE_AMONG_DEPTHS:
+        return other_recompute(problem, layout, generator)
+    return one_other_depth(layout, generator)
 
 
 def one_other_depth(layout: Layout, generator: Generator) -> Layout | None:
