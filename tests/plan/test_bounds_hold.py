@@ -11,8 +11,9 @@ from reference.every_plan import every_plan_at_all
 from strategies import Case, cases
 
 from penstock.plan.bound_headroom import headroom
-from penstock.plan.bound_program import least_relaxed, relaxation
+from penstock.plan.bound_program import least_relaxed
 from penstock.plan.bound_reach import reach
+from penstock.plan.bound_relaxation import relaxation
 from penstock.plan.bound_steps import insert
 from penstock.plan.bounds import bound_of_size, lower_bound, lower_bound_s, plan_bound_s
 from penstock.plan.plan import Plan

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.plan.bound_headroom import TERMS
 from penstock.plan.bound_messages import messages_at
-from penstock.plan.bound_program import Relaxation, RelaxedPlan, RelaxedStage, SizedRelaxation
+from penstock.plan.bound_relaxation import Relaxation, RelaxedPlan, RelaxedStage, SizedRelaxation
 from penstock.plan.bound_stage import last_forward_s
 from penstock.plan.bound_traffic import one_way_s, traffic_s
 from penstock.plan.run_tables import Floats
@@ -80,10 +80,7 @@ def binding_argument(relaxed: Relaxation, plan: RelaxedPlan) -> str:
     The terms of the program once more, for the stages of one plan.
     """
     sized = relaxed.of_size(plan.micro_batch_size)
-    table = sized.filled(plan.seconds)
-    entries = [
-        table[sized.options.index(s.option), s.layers.start, s.layers.stop] for s in plan.stages
-    ]
+    entries = [sized.terms(stage, plan.seconds) for stage in plan.stages]
     times = [times_of(sized, *pair) for pair in zip(plan.stages, entries, strict=True)]
     found: list[Found] = []
     ways = ways_of(sized, plan, times)

@@ -37,7 +37,6 @@ FIGURES = (
     "flat_s_per_byte",
     "other_latency_s",
     "other_s_per_byte",
-    "speed_left",
 )
 """What ``figures`` holds of an option of devices, in this order."""
 
@@ -51,13 +50,10 @@ QUESTION = (
     "per_fastest",
     "best_row_s",
     "ring_rate",
-    "least_speed_ratio",
     "one_engine",
-    "most_s",
 )
-"""What ``question`` holds: the best that any device or pair of devices does, whether messages and
-all-reduces share engines everywhere (1 or 0), and what plans that take longer than ``most_s`` have
-no need of."""
+"""What ``question`` holds: the best that any device or pair of devices does, and whether messages
+and all-reduces share engines everywhere (1 or 0)."""
 
 TERMS = (
     "alone",
@@ -78,7 +74,7 @@ TERMS = (
     "full_sent_and_reduced",
     "reduced_alone",
 )
-"""The last axis of the table."""
+"""The columns of the table."""
 
 Integers = NDArray[np.int64]
 
@@ -126,16 +122,6 @@ def gradient_tails(
         tail[lo] = max(whole, backward_s)
 
 
-def lowest_first(times: Floats, last: int, figures: Floats, batches: float, most_s: float) -> int:
-    """The first layer of the longest run up to ``last`` that computes no longer than ``most_s``."""
-    for lo in range(last - 1, -1, -1):
-        own = times[:, last] - times[:, lo]
-        whole_s = (own[0] + own[2]) * figures[2] + (own[1] + own[3]) * figures[0]
-        if batches * whole_s * (1 - 1e-9) > most_s:
-            return lo + 1
-    return 0
-
-
 def depth_of(room_bytes: float, once_bytes: float, each_bytes: float, most: float) -> float:
     """How many micro-batches fit: the first needs ``once``, each further one ``each``."""
     slack = room_bytes * 1e-9
@@ -168,15 +154,6 @@ def busy_in_memory_s(
         each_s = whole_s + again_s
         busy_s = min(busy_s, batches * max(each_s, (whole_s + below_s) / recomputed))
     return busy_s
-
-
-def leaves_time(own: Floats, times: Floats, figures: Floats, question: Floats) -> bool:
-    """Whether the devices that are left can do all work but a stage's ``own`` in ``most_s``."""
-    layers = times.shape[1] - 1
-    all_row, all_fixed = times[1, layers] + times[3, layers], times[0, layers] + times[2, layers]
-    rest_s = (all_row - own[1] - own[3]) * question[1]
-    rest_s += (all_fixed - own[0] - own[2]) * question[9]
-    return question[0] * rest_s * (1 - 1e-9) <= question[11] * figures[17]
 
 
 def stage_tails_s(
@@ -213,7 +190,7 @@ def stage_tails_s(
     # The slowest replica is the fullest one where all are equally fast.
     if abs(most_rows * figures[2] - figures[1]) <= 1e-12 * figures[1]:
         full_s = slow_s
-    own_s, engine_s = reduce_s + step_s, reduce_s * question[10]
+    own_s, engine_s = reduce_s + step_s, reduce_s * question[9]
     if engine_s > 0:
         latency_s, best, rate = question[2], figures[10], figures[6]
         mean_s = max(
@@ -298,6 +275,7 @@ def fill_terms(
 
 def headroom(
     table: Floats,
+    runs: Integers,
     tail: Floats,
     full_tail: Floats,
     figures: Floats,
@@ -310,7 +288,10 @@ def headroom(
     reader: Integers,
     question: Floats,
 ) -> None:
-    """Fill ``table[lo, hi, term]`` for one option of devices.
+    """Fill ``table[run, term]`` for the runs of one option of devices.
+
+    ``runs[lo]``: of the runs of layers ``lo..hi-1`` that count the least ``hi``, one past the
+    largest, and the place of the first in the table; both ends never fall with ``lo``.
 
     Of a stage, let A be the mean over rows of the time in which its first forward is reached, W
     that of what follows its last backward (the drain, or the all-reduce of an earlier stage that
@@ -324,16 +305,15 @@ def headroom(
     that is left whatever the backward takes. Terms of the fullest replica, which has the most
     rows, know only a and w: its rows may be those that pass other stages quickly.
 
-    Left out, or infinite, are runs that no plan within ``most_s`` has.
-
     ``memory[lo, hi]``: bytes held, saved fixed, saved per sample, inputs fixed, inputs per sample,
     tied parameters used elsewhere too, and only here. ``traffic[kind, lo, hi]``: fixed, per sample,
     tensors; of activations in, gradients in, all out, activations out. ``near[0, cut]`` and
     ``near[1, cut]`` likewise, of activations and gradients. ``question``: see `QUESTION`.
     """
-    layers = times.shape[1] - 1
+    layers, lowest = times.shape[1] - 1, 0
     for last in range(1, layers + 1):
-        lowest = lowest_first(times, last, figures, question[0], question[11])
+        while lowest < last and runs[lowest, 1] <= last:
+            lowest += 1
         gradient_tails(tail, figures, figures[0], times, parameters[0], lowest, last)
         gradient_tails(full_tail, figures, figures[1], times, parameters[0], lowest, last)
         below = times[:, layers] - times[:, last]
@@ -343,10 +323,9 @@ def headroom(
         for lo in range(last - 1, lowest - 1, -1):
             own = times[:, last] - times[:, lo]
             most_workspace = max(most_workspace, workspace[0, lo] + workspace[1, lo] * figures[3])
-            entry, held = table[lo, last], memory[lo, last]
-            if not leaves_time(own, times, figures, question):
-                entry[0] = np.inf
+            if last < runs[lo, 0]:
                 continue
+            entry, held = table[runs[lo, 2] + last - runs[lo, 0]], memory[lo, last]
             size = parameters[1, last] - parameters[1, lo]
             all_out, out = traffic[2, lo, last], traffic[3, lo, last]
             tails = stage_tails_s(
@@ -380,13 +359,11 @@ def compiled_headroom() -> Callable[..., None]:
     for helper in (
         bucket_s,
         gradient_tails,
-        lowest_first,
         depth_of,
         busy_in_memory_s,
         traffic_s,
         left_over_s,
         two_links_s,
-        leaves_time,
         stage_tails_s,
         depths_in_memory,
         received_s,

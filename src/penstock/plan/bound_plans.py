@@ -1,6 +1,6 @@
 """Real plans after the relaxed one that the bound is about: good plans to start a search from."""
 
-from penstock.plan.bound_program import RelaxedStage
+from penstock.plan.bound_relaxation import RelaxedStage
 from penstock.plan.bounds import proof_of
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.plan import Plan, Stage

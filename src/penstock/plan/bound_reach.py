@@ -37,6 +37,7 @@ from penstock.plan.bound_steps import (
     WIDTHS,
     Chain,
     Offers,
+    Table,
     are_left,
     hosts_after,
     insert,
@@ -96,7 +97,7 @@ def go_on(
     fronts: Fronts,
     here: tuple[int, int, int, int],
     below: Floats,
-    table: Floats,
+    table: Table,
     offers: Offers,
     supply: Supply,
     chain: Chain,
@@ -170,7 +171,8 @@ def reach(
     counts: Integers,
     points: Floats,
     parents: Integers,
-    table: Floats,
+    runs: Integers,
+    entries: Floats,
     offsets: Integers,
     taken: Integers,
     figures: Floats,
@@ -206,7 +208,7 @@ def reach(
     """
     batches, rows, layers = question[0], question[1], times.shape[1] - 1
     chain = (times, near, reader, passing, pairs, traffic)
-    offers = (offsets, taken, figures, places)
+    table, offers = (runs, entries), (offsets, taken, figures, places)
     supply, hub = (left, used, most_used, room, capacity), (hub_reader, hub_size)
     trips_below(below, table, offers, left, most_used, chain, question, limit_s)
     fronts, point = (counts, points, parents), np.zeros(POINT)

@@ -7,6 +7,7 @@ from penstock.plan.bound_messages import message_s, messages_at
 from penstock.plan.bound_steps import (
     HUB,
     Chain,
+    Table,
     insert,
     keeps_to,
     least_rows,
@@ -331,7 +332,7 @@ def add_stages(
     onto: tuple[int, int],
     link: tuple[int, float, float],
     senders: int,
-    table: Floats,
+    table: Table,
     figures: Floats,
     chain: Chain,
     hub: tuple[Integers, Floats],
@@ -350,8 +351,10 @@ def add_stages(
     batches, rows, replicas, per_speed = question[0], question[1], int(of_option[8]), of_option[2]
     layers, into = times.shape[1] - 1, width_of(replicas)
     apart, surest, joint = arrivals(reached, lo, link, senders, replicas, near, pairs, rows)
-    for hi in range(lo + 1, layers + 1):
-        own, entry = times[:, hi] - times[:, lo], table[option, lo, hi]
+    runs, entries = table
+    before = runs[option, lo, 2] - runs[option, lo, 0]
+    for hi in range(runs[option, lo, 0], runs[option, lo, 1]):
+        own, entry = times[:, hi] - times[:, lo], entries[before + hi]
         wide, some = reader[1, lo] < hi, reader[0, lo] < hi
         first_s, trip_s, drain_s, row_s, port_s = joint if wide else surest if some else apart
         if entry[0] > limit_s or reached[2] + reached[3] + batches * port_s > limit_s:

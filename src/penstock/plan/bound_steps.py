@@ -16,6 +16,7 @@ __all__ = [
     "WIDTHS",
     "Chain",
     "Offers",
+    "Table",
     "are_left",
     "hosts_after",
     "insert",
@@ -33,10 +34,13 @@ what passes it (see `penstock.plan.bound_tables.NearTensors`); seconds per byte 
 pairs of devices; and all that every run of layers takes in and sends: what every stage is asked
 of."""
 
+Table = tuple[Integers, Floats]
+"""``runs[option]`` and ``table`` of `penstock.plan.bound_headroom.headroom`."""
+
 Offers = tuple[Integers, Integers, Floats, Integers]
 """For every option of devices its step in the states, digits of the supply, figures and place."""
 
-FRONT, FRONT_OF_MANY, FINE_FRONT = 16, 4, 48
+FRONT, FRONT_OF_MANY, FINE_FRONT = 16, 1, 48
 """Points kept of each front, on many devices, and where it is worth it; more are merged into points
 below them, which only lowers bounds."""
 

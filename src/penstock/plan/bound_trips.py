@@ -8,6 +8,7 @@ from penstock.plan.bound_steps import (
     WIDTHS,
     Chain,
     Offers,
+    Table,
     are_left,
     keeps_to,
     least_rows,
@@ -25,7 +26,7 @@ MEAN, FIRST, UNSENT, ROW, LAST, DOWN, LONG, KINDS = 0, 1, 2, 3, 4, 5, 6, 12
 
 def trips_below(
     below: Floats,
-    table: Floats,
+    table: Table,
     offers: Offers,
     left: Integers,
     most_used: Integers,
@@ -43,7 +44,7 @@ def trips_below(
     and until the last stage has done a backward (`DOWN`). Each after a stage of a single layer, and
     then (`LONG`) after a longer one. Where ``question`` says so, all but the mean are left at 0.
     """
-    offsets, taken, figures, _ = offers
+    (runs, entries), (offsets, taken, figures, _) = table, offers
     times, layers, states = chain[0], chain[0].shape[1] - 1, left.shape[0]
     ends, count = np.empty(layers, dtype=np.int64), 0
     seconds, hops = np.empty((layers, 4)), np.zeros((WIDTHS, 2, 3, 6))
@@ -56,8 +57,9 @@ def trips_below(
         for option in range(offsets.shape[0]):
             replicas = int(figures[option, 8])
             count = 0
-            for hi in range(lo + 1, layers + 1):
-                own, entry = times[:, hi] - times[:, lo], table[option, lo, hi]
+            first, before = runs[option, lo, 0], runs[option, lo, 2] - runs[option, lo, 0]
+            for hi in range(first, runs[option, lo, 1]):
+                own, entry = times[:, hi] - times[:, lo], entries[before + hi]
                 whole_s = (own[0] + own[2]) * figures[option, 2]
                 whole_s += (own[1] + own[3]) * figures[option, 0]
                 if question[0] * whole_s > limit_s:

@@ -5,7 +5,8 @@ from math import inf
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.bound_argument import binding_argument
-from penstock.plan.bound_program import PRECISION, RelaxedPlan, least_relaxed, relaxation
+from penstock.plan.bound_program import PRECISION, least_relaxed
+from penstock.plan.bound_relaxation import RelaxedPlan, relaxation
 from penstock.plan.bound_tables import floor_of
 from penstock.plan.plan_bound import plan_bound_s
 from penstock.plan.problem import PlanningProblem
