@@ -6,9 +6,11 @@ import pytest
 
 from penstock.errors import BadInput
 from penstock.measure.links import (
+    SIZES_BYTES,
     LinkFigures,
     Member,
     cluster_of,
+    figures_of,
     measure_links,
     usable_cores,
     usable_memory_bytes,
@@ -32,6 +34,35 @@ def test_a_live_group_measures_loopback(monkeypatch: pytest.MonkeyPatch) -> None
     assert 0 <= host.link_latency_s < 0.05
     assert sum(d.memory_bytes for d in host.devices) == usable_memory_bytes()
     assert host.full_speed_devices == (1 if usable_cores() == 1 else 0)
+
+
+def rounds_of(waits_s: list[list[float]]) -> list[list[float]]:
+    """Seconds over a link of 0.1 ms and 4 GB/s, where each message waits for a core first."""
+    return [
+        [1e-4 + size / 4e9 + wait for size, wait in zip(SIZES_BYTES, waits, strict=True)]
+        for waits in waits_s
+    ]
+
+
+def test_latency_and_bandwidth_fit_the_medians() -> None:
+    one_slow_round = [[0.0] * 5, [0.0] * 5, [1e-2, 0.0, 3e-3, 0.0, 1e-3]]
+    found = figures_of(rounds_of(one_slow_round))
+    assert found.latency_s == pytest.approx(1e-4)
+    assert found.bytes_per_s == pytest.approx(4e9)
+
+
+def test_where_most_small_messages_wait_the_least_seconds_count() -> None:
+    mostly_slow = [[0.0] * 5, [4e-3, 4e-3, 3e-3, 0.0, 0.0], [6e-3, 4e-3, 2e-3, 0.0, 0.0]]
+    found = figures_of(rounds_of(mostly_slow))
+    assert found.latency_s == pytest.approx(1e-4)
+    assert found.bytes_per_s == pytest.approx(4e9)
+
+
+def test_a_bandwidth_that_waiting_hides_is_the_largest_messages_own() -> None:
+    always_slow = [[4e-3, 4e-3, 3e-3, 2e-3, 1e-3]] * 3
+    found = figures_of(rounds_of(always_slow))
+    largest_s = 1e-4 + 4_194_304 / 4e9 + 1e-3
+    assert found == LinkFigures(largest_s, 4_194_304 / largest_s)
 
 
 def test_hosts_get_the_medians_of_their_pairs_and_ports_those_between_hosts() -> None:

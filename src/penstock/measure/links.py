@@ -3,6 +3,7 @@
 import os
 import socket
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
@@ -19,6 +20,10 @@ __all__ = ["LinkFigures", "measure_links", "usable_cores", "usable_memory_bytes"
 
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 ROUND_TRIPS = 10
+"""Rounds that count; one more before them warms up."""
+
+SEEN_IN_LARGEST = 0.1
+"""The bandwidth shows where it makes up so much of the largest message's seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +84,18 @@ def figures_of_pair(lower: int, upper: int, device: torch.device) -> LinkFigures
     distributed.barrier()
     if rank not in (lower, upper):
         return None
-    seconds = [one_way_s(rank == lower, lower + upper - rank, size, device) for size in SIZES_BYTES]
-    if rank == upper:
-        return None
-    fit = fit_affine(SIZES_BYTES, seconds)
-    return LinkFigures(fit.fixed, 1 / max(fit.per_sample, 1e-15))
+    messages = [torch.zeros(size, dtype=torch.uint8, device=device) for size in SIZES_BYTES]
+    peer = lower + upper - rank
+    # All sizes in every round, so that what disturbs the machine for a while disturbs them alike.
+    rounds = [
+        [there_and_back_s(rank == lower, peer, message) / 2 for message in messages]
+        for _ in range(ROUND_TRIPS + 1)
+    ]
+    return figures_of(rounds[1:]) if rank == lower else None
 
 
-def one_way_s(starts: bool, peer: int, size_bytes: int, device: torch.device) -> float:
-    """Half the median seconds of a message there and back; the first round trip warms up."""
-    message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> float:
+    """Seconds of a message to a peer and back."""
 
     def round_trip() -> None:
         if starts:
@@ -97,11 +104,27 @@ def one_way_s(starts: bool, peer: int, size_bytes: int, device: torch.device) ->
         else:
             distributed.recv(message, peer)
             distributed.send(message, peer)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if message.is_cuda:
+            torch.cuda.synchronize(message.device)
 
-    seconds = [wall_s(round_trip) for _ in range(ROUND_TRIPS + 1)]
-    return median(seconds[1:]) / 2
+    return wall_s(round_trip)
+
+
+def figures_of(rounds: Sequence[Sequence[float]]) -> LinkFigures:
+    """Latency and bandwidth from rounds of one-way seconds, one of each of `SIZES_BYTES`.
+
+    They fit the median of every size. On a machine so busy that the largest message hardly takes
+    longer than the smallest, the least seconds of every size are taken instead, since what else
+    runs only ever adds to them. Where these say nothing either, the bandwidth is what the largest
+    message had, which errs on the slow side.
+    """
+    largest = SIZES_BYTES[-1]
+    for typical in (median, min):
+        fit = fit_affine(SIZES_BYTES, [typical(seconds) for seconds in zip(*rounds, strict=True)])
+        if fit.per_sample * largest >= SEEN_IN_LARGEST * fit.at(largest):
+            return LinkFigures(fit.fixed, 1 / fit.per_sample)
+    least_s = [min(seconds) for seconds in zip(*rounds, strict=True)]
+    return LinkFigures(min(least_s), largest / least_s[-1])
 
 
 def cluster_of(members: list[Member], measured: dict[tuple[int, int], LinkFigures]) -> Cluster:
