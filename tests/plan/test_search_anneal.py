@@ -52,6 +52,7 @@ def test_moves_in_flight_leave_stages_alone_and_depths_that_never_grow(case: Cas
     problem, generator = problem_of(case), default_rng(seed)
     early = replace(case.plan, schedule="early-backward", in_flight_limit=depths_of(case.plan))
     layout = first = layout_of(early)
+    others = 0
     for _ in range(30):
         changed = moved_in_flight(problem, layout, generator)
         if changed is None:
@@ -66,7 +67,8 @@ def test_moves_in_flight_leave_stages_alone_and_depths_that_never_grow(case: Cas
         plan = plan_of(problem, changed)
         assert plan is not None and plan.in_flight_limit
         layout = changed
-    assert layout != first
+        others += layout != first
+    assert others > 0
 
 
 def test_a_walk_over_depths_finds_those_that_the_plan_lacks() -> None:
