@@ -237,12 +237,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """The descendants that run Python workers (not multiprocessing's resource tracker)."""
-    return [
+    """The descendants that run Python workers: the forks of multiprocessing's server."""
+    servers = [
         child
         for child in descendants(pid)
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
+    # A fork has the command line of the server.
+    return [child for server in servers for child in descendants(server)]
 
 
 def ends_within(process: subprocess.Popen[bytes], everyone: list[int], limit_s: float) -> int:

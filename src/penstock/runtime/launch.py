@@ -2,10 +2,11 @@
 
 The processes are started by the interface that torchrun itself uses
 (`torch.distributed.elastic.multiprocessing`), with torchrun's environment variables, so a
-function written for torchrun runs here unchanged.
+function written for torchrun runs here unchanged. On Linux they are forked from a server that has
+imported torch, once for all workers and launches of this process: each import takes seconds.
 """
 
-import ctypes
+import fcntl
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ from penstock.errors import BadInput, PenstockError, RunFailed
 
 __all__ = ["launch_workers", "threads_per_worker"]
 
-PR_SET_PDEATHSIG = 1
+IMPORTED_ONCE = (__name__, "penstock.runtime.pipeline")
+"""What the server imports that workers are forked from; it starts no threads and no devices."""
 
 LINGER_S = 1.0
 """How long a failed worker waits before it exits, so that a peer which died is noticed first."""
@@ -96,7 +99,7 @@ def launch_workers(
     store = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
-    call = (function, arguments, threads, log_directory, os.getpid())
+    call = (function, arguments, threads, log_directory)
     with quiet_torchrun(), restored_signals():
         try:
             context = start(call, workers, store.port, threads)
@@ -116,7 +119,9 @@ def launch_workers(
 
 def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PContext:
     """Start the processes, with the variables that torchrun would give them."""
-    common = {
+    forks = sys.platform == "linux"
+    # Workers of a server do not inherit what has changed in this process since it was started.
+    common = dict(os.environ) | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(workers),
@@ -126,8 +131,13 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     ranks = range(workers)
+    if forks:
+        forkserver.set_forkserver_preload(list(IMPORTED_ONCE))
+        # Libraries that start threads when they are imported must not, before a fork.
+        with environment("OMP_NUM_THREADS", "1"):
+            forkserver.ensure_running()
     # OpenMP reads its variable when torch is first imported, which is before `worker_main` runs:
-    # the workers must inherit it.
+    # workers that are not forked must inherit it.
     with environment("OMP_NUM_THREADS", str(threads)):
         return start_processes(
             name="penstock",
@@ -135,6 +145,7 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
             args={rank: (rank, *call) for rank in ranks},
             envs={rank: common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
             logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+            start_method="forkserver" if forks else "spawn",
         )
 
 
@@ -152,10 +163,9 @@ def worker_main(
     arguments: tuple[Any, ...],
     threads: int,
     log_directory: Path,
-    parent: int,
 ) -> Any:
     """What each process runs: ``function``, with its failure written down for the launcher."""
-    die_with_parent(parent)
+    die_with_launcher()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     if int(os.environ["LOCAL_WORLD_SIZE"]) > len(os.sched_getaffinity(0)):
         compute_in_long_slices()
@@ -173,11 +183,18 @@ def worker_main(
             distributed.destroy_process_group()
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_launcher() -> None:
     """Have the kernel kill this process when the launcher ends, however it ends (Linux)."""
+    launcher = parent_process()
+    if launcher is None:
+        return
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+        # The launcher, and nobody else, holds the other end of this pipe open.
+        pipe = launcher.sentinel
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if not launcher.is_alive():
         os._exit(1)
 
 
