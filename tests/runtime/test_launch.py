@@ -76,6 +76,20 @@ def test_threads_are_set_before_torch_is_imported() -> None:
     assert threads_per_worker(1000) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_of_all_launches_are_forks_of_one_server_that_see_what_has_changed_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from workers_under_test import parent_and_variable
+
+    ((first, before),) = launch_workers(parent_and_variable, ("PENSTOCK_CHANGED",), workers=1)
+    monkeypatch.setenv("PENSTOCK_CHANGED", "yes")
+    found = launch_workers(parent_and_variable, ("PENSTOCK_CHANGED",), workers=2)
+    assert before is None
+    assert found == ((first, "yes"), (first, "yes"))
+    assert first != os.getpid()
+
+
 def test_an_error_of_ours_comes_back_as_itself(tmp_path: Path) -> None:
     from workers_under_test import fail
 

@@ -10,7 +10,14 @@ from torch import distributed
 
 from penstock.errors import BadInput
 
-__all__ = ["add_ranks", "collective_after_a_death", "fail", "sleep_for_ever", "threads_and_rank"]
+__all__ = [
+    "add_ranks",
+    "collective_after_a_death",
+    "fail",
+    "parent_and_variable",
+    "sleep_for_ever",
+    "threads_and_rank",
+]
 
 
 def add_ranks() -> int:
@@ -22,6 +29,10 @@ def add_ranks() -> int:
 
 def threads_and_rank() -> tuple[int, int, str]:
     return int(os.environ["RANK"]), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+
+def parent_and_variable(name: str) -> tuple[int, str | None]:
+    return os.getppid(), os.environ.get(name)
 
 
 def fail(kind: str, failing_rank: int) -> None:

@@ -8,6 +8,7 @@ from penstock.plan.bound_steps import (
     HUB,
     Chain,
     Table,
+    fill_own,
     insert,
     keeps_to,
     least_rows,
@@ -352,9 +353,10 @@ def add_stages(
     layers, into = times.shape[1] - 1, width_of(replicas)
     apart, surest, joint = arrivals(reached, lo, link, senders, replicas, near, pairs, rows)
     runs, entries = table
-    before = runs[option, lo, 2] - runs[option, lo, 0]
+    before, own = runs[option, lo, 2] - runs[option, lo, 0], np.empty(4)
     for hi in range(runs[option, lo, 0], runs[option, lo, 1]):
-        own, entry = times[:, hi] - times[:, lo], entries[before + hi]
+        fill_own(own, times, lo, hi)
+        entry = entries[before + hi]
         wide, some = reader[1, lo] < hi, reader[0, lo] < hi
         first_s, trip_s, drain_s, row_s, port_s = joint if wide else surest if some else apart
         if entry[0] > limit_s or reached[2] + reached[3] + batches * port_s > limit_s:

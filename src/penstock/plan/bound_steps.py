@@ -18,8 +18,10 @@ __all__ = [
     "Offers",
     "Table",
     "are_left",
+    "fill_own",
     "hosts_after",
     "insert",
+    "is_below",
     "keeps_to",
     "least_rows",
     "widest_of",
@@ -77,6 +79,12 @@ def widest_of(width: int, devices: int) -> int:
     if width == 3:
         return max(1, devices)
     return 1 << width
+
+
+def fill_own(own: Floats, times: Floats, lo: int, hi: int) -> None:
+    """Fill in what layers from ``lo`` to ``hi`` take: an array made once is quicker than many."""
+    for k in range(4):
+        own[k] = times[k, hi] - times[k, lo]
 
 
 def keeps_to(
@@ -158,20 +166,26 @@ def hosts_after(
     return now if used <= room[now] else -1
 
 
+def is_below(one: Floats, other: Floats) -> bool:
+    """Whether no figure of a point is above that of another."""
+    for k in range(one.shape[0]):  # noqa: SIM110
+        if one[k] > other[k]:
+            return False
+    return True
+
+
 def insert(
     points: Floats, parents: Integers, count: int, point: Floats, parent: int, option: int
 ) -> int:
     """Add a point to a front of smallest points; the new number of points."""
+    for i in range(count):
+        if is_below(points[i], point):
+            return count
     kept = 0
     for i in range(count):
-        other = points[i]
-        if (other <= point).all():
-            return count
-    for i in range(count):
-        other = points[i]
-        if not (point <= other).all():
-            points[kept] = other
-            parents[kept] = parents[i]
+        if not is_below(point, points[i]):
+            if kept < i:
+                points[kept], parents[kept] = points[i], parents[i]
             kept += 1
     if kept < points.shape[0]:
         points[kept] = point
@@ -182,10 +196,13 @@ def insert(
     # Full: the nearest point comes down to where it is below both.
     nearest, least = 0, np.inf
     for i in range(kept):
-        distance = np.abs(points[i] - point).sum()
+        distance = 0.0
+        for k in range(point.shape[0]):
+            distance += abs(points[i, k] - point[k])
         if distance < least:
             nearest, least = i, distance
-    points[nearest] = np.minimum(points[nearest], point)
+    for k in range(point.shape[0]):
+        points[nearest, k] = min(points[nearest, k], point[k])
     parents[nearest, 0], parents[nearest, 1] = parent, option
     return kept
 

@@ -10,6 +10,7 @@ from penstock.plan.bound_steps import (
     Offers,
     Table,
     are_left,
+    fill_own,
     keeps_to,
     least_rows,
     width_of,
@@ -46,7 +47,7 @@ def trips_below(
     """
     (runs, entries), (offsets, taken, figures, _) = table, offers
     times, layers, states = chain[0], chain[0].shape[1] - 1, left.shape[0]
-    ends, count = np.empty(layers, dtype=np.int64), 0
+    ends, count, own = np.empty(layers, dtype=np.int64), 0, np.empty(4)
     seconds, hops = np.empty((layers, 4)), np.zeros((WIDTHS, 2, 3, 6))
     below[:] = np.inf
     if question[9] > 0:
@@ -59,7 +60,8 @@ def trips_below(
             count = 0
             first, before = runs[option, lo, 0], runs[option, lo, 2] - runs[option, lo, 0]
             for hi in range(first, runs[option, lo, 1]):
-                own, entry = times[:, hi] - times[:, lo], entries[before + hi]
+                fill_own(own, times, lo, hi)
+                entry = entries[before + hi]
                 whole_s = (own[0] + own[2]) * figures[option, 2]
                 whole_s += (own[1] + own[3]) * figures[option, 0]
                 if question[0] * whole_s > limit_s:
