@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 __all__ = ["RowOverlap", "row_overlaps", "row_ranges", "split_rows"]
@@ -51,6 +52,12 @@ def split_rows(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
     >>> split_rows(8, (3, 1))
     (6, 2)
     """
+    return split(rows, tuple(weights))
+
+
+@lru_cache(maxsize=4096)
+def split(rows: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """`split_rows`; planners ask for the same splits again and again."""
     least = 1 if rows >= len(weights) else 0
     spare = rows - least * len(weights)
     whole = sum(weights)
