@@ -69,7 +69,7 @@ def test_results_come_back_in_order_of_rank_with_a_process_group() -> None:
     assert launch_workers(add_ranks, workers=3) == (3, 3, 3)
 
 
-def test_threads_are_set_before_torch_is_imported() -> None:
+def test_workers_have_the_threads_that_were_asked_for() -> None:
     from workers_under_test import threads_and_rank
 
     assert launch_workers(threads_and_rank, workers=2, threads=1) == ((0, 1, "1"), (1, 1, "1"))
@@ -88,6 +88,8 @@ def test_workers_of_all_launches_are_forks_of_one_server_that_see_what_has_chang
     assert before is None
     assert found == ((first, "yes"), (first, "yes"))
     assert first != os.getpid()
+    # Forks of a process with further threads could hang.
+    assert len(list(Path(f"/proc/{first}/task").iterdir())) == 1
 
 
 def test_an_error_of_ours_comes_back_as_itself(tmp_path: Path) -> None:

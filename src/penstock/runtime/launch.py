@@ -79,7 +79,8 @@ def launch_workers(
     ``torch.distributed.init_process_group("gloo")`` just works; ``function`` must be importable.
     ``threads`` is the number of computing threads of each (0: the cores shared out evenly). When
     one worker fails, or this process is interrupted, all are stopped within ``shutdown_s``; when
-    this process dies, the kernel stops them. Tracebacks go to ``log_directory``.
+    this process dies, the kernel stops them. Tracebacks go to ``log_directory``. On Linux workers
+    are forks of a server that has imported torch; they get the environment as it is now.
 
     Raises:
         BadInput: fewer than one worker.
