@@ -134,8 +134,10 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
     ranks = range(workers)
     if forks:
         forkserver.set_forkserver_preload(list(IMPORTED_ONCE))
-        # Libraries that start threads when they are imported must not, before a fork.
-        with environment("OMP_NUM_THREADS", "1"):
+        # Libraries that start threads when they are imported must not, before a fork. And torch
+        # warns, where peaks of memory are measured, that it has not seen all being allocated.
+        quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
+        with environment("OMP_NUM_THREADS", "1"), quiet:
             forkserver.ensure_running()
     # OpenMP reads its variable when torch is first imported, which is before `worker_main` runs:
     # workers that are not forked must inherit it.
