@@ -87,6 +87,34 @@ def test_a_model_on_the_meta_device_can_be_estimated(
     assert meta.layers == real.layers
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_autocast_counts_as_the_type_that_it_computes_in(
+    device: str, batch: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    rows = 4096
+
+    def seconds(dtype: torch.dtype, autocast: torch.dtype | None) -> float:
+        chain, example = wide(device).to(dtype), (batch[0].to(dtype), batch[1])
+        graph = chain_graph(chain, example)
+        costs = estimate_profile(
+            graph, example, "H100-80GB", autocast=autocast, batch_sizes=(rows,)
+        )
+        return costs.layers[0].forward_s.at(rows)
+
+    single, half = seconds(torch.float32, None), seconds(torch.bfloat16, None)
+    # Beside the product there are the casts of its inputs.
+    assert half < seconds(torch.float32, torch.bfloat16) < 2.5 * half < single
+
+
+def test_an_estimate_leaves_the_model_its_own_tensors(
+    batch: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    chain = wide()
+    before = dict(chain.named_parameters())
+    estimate_profile(chain_graph(chain, batch), batch, "cpu", batch_sizes=(2,))
+    assert all(p is before[name] for name, p in chain.named_parameters())
+
+
 def test_unknown_hardware_lists_what_there_is(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
     with pytest.raises(BadInput, match="hardware 'TPU' is not in the table; use one of V100-16GB"):
         estimate_profile(chain_graph(wide(), batch), batch, "TPU")

@@ -34,9 +34,14 @@ class CostedJob:
 
 
 def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGraph:
-    """The job's model with its first weights (by the job's seed), captured."""
+    """The job's model with its first weights (by the job's seed), captured.
+
+    A model that was built on the meta device stays there.
+    """
     torch.manual_seed(job.seed)
-    model = job.build_model().to(device)
+    model = job.build_model()
+    if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        model.to(device)
     return capture_model(model, job.example_batch(), loss=job.loss, granularity=job.granularity)
 
 

@@ -11,6 +11,7 @@ plan needs, and those suffer less. Operators that a compiler would fuse are coun
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from penstock.measure.backward_halves import Times
 from penstock.measure.layer_runs import LayerRun, RunSettings, resized, walk
 from penstock.measure.model_structure import edges_of, parameters_of
 from penstock.measure.saved_tensors import SavedStorages
+from penstock.measure.stand_ins import standing_in
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 
 __all__ = ["HARDWARE", "Hardware", "estimate_profile"]
@@ -194,12 +196,14 @@ def estimate(
 ) -> list[Estimate]:
     """Every layer's costs for one batch; the tensors are shapes without values."""
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
+    modules = [program.module for program in programs]
     estimates: list[Estimate] = []
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        held = [t for p in programs for t in (*p.module.parameters(), *p.module.buffers())]
-        home = held[0].device if held else torch.device("cpu")
-        shapes = [fake.from_tensor(leaf.to(home)) for leaf in leaves]
-        storages = SavedStorages([*(fake.from_tensor(tensor) for tensor in held), *shapes])
+    # All shapes are on a CPU, wherever the tensors are: on meta there is no autocast.
+    home = torch.device("cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True), standing_in(modules, shape_on(home)):
+        held = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        shapes = [shape_on(home)(leaf) for leaf in leaves]
+        storages = SavedStorages([*held, *shapes])
 
         def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
             with OperatorSeconds(hardware) as forward:
@@ -213,8 +217,13 @@ def estimate(
             estimates.append(Estimate(times, saved))
             return outputs
 
-        walk(programs, shapes, RunSettings(torch.device("cpu"), autocast), visit)
+        walk(programs, shapes, RunSettings(home, autocast), visit)
     return estimates
+
+
+def shape_on(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes, among fake tensors, one like another but on ``device``."""
+    return partial(torch.empty_like, device=device, requires_grad=False)
 
 
 def towards_s(
