@@ -2,23 +2,24 @@
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from penstock.errors import CaptureFailed
 
-__all__ = ["capture_failed"]
+__all__ = ["WAY_OUT", "capture_failed", "current_line", "first_line"]
 
 _OURS = Path(__file__).parents[1]
 _LIBRARIES = (Path(torch.__file__).parent, _OURS)
-_CHAIN = "write the model as penstock.Chain([...]), whose modules are not traced"
+WAY_OUT = "write the model as penstock.Chain([...]), whose modules are not traced"
+"""What helps where tracing cannot."""
 
 
 def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
     """The error to raise for ``error``, which tracing a model raised."""
-    text = _first_line(error)
+    text = first_line(error)
     where = _user_line(error)
     at = f" at {where}" if where else ""
     if _fixed_batch_size(error):
@@ -28,12 +29,12 @@ def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
             f"{model_name} cannot be captured: its code fixes the number of samples{value}{at}, "
             "but slices of a batch have other sizes; take the size from the input "
             "(x.shape[0], -1), "
-            f"or {_CHAIN}"
+            f"or {WAY_OUT}"
         )
     if _data_dependent(error):
         return CaptureFailed(
             f"{model_name} cannot be captured: its control flow depends on values{at}; "
-            f"rewrite the line with tensor operations such as torch.where, or {_CHAIN}"
+            f"rewrite the line with tensor operations such as torch.where, or {WAY_OUT}"
         )
     if isinstance(error, TypeError) and "forward()" in text:
         return CaptureFailed(
@@ -42,11 +43,12 @@ def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
         )
     return CaptureFailed(
         f"{model_name} cannot be captured{at}: {type(error).__name__}: {text.rstrip('.')}; "
-        f"check that the model runs on the example batch; if it does, {_CHAIN}"
+        f"check that the model runs on the example batch; if it does, {WAY_OUT}"
     )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, not too long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
 
@@ -65,15 +67,26 @@ def _user_line(error: BaseException) -> str:
     for one in _chain(error):
         frames = list(traceback.extract_tb(one.__traceback__))
         frames += list(getattr(one, "real_stack", None) or [])
-        for frame in reversed(frames):
-            path = Path(frame.filename)
-            if any(path.is_relative_to(library) for library in _LIBRARIES):
-                continue
-            if not path.exists() or path.name == "contextlib.py":
-                continue
-            if _called_capture(frame.line or ""):
-                break
-            return f"{frame.filename}:{frame.lineno} `{frame.line}`"
+        if line := _innermost_line(frames):
+            return line
+    return ""
+
+
+def current_line() -> str:
+    """The line of the user's code that is being run, in the same way."""
+    return _innermost_line(traceback.extract_stack())
+
+
+def _innermost_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if any(path.is_relative_to(library) for library in _LIBRARIES):
+            continue
+        if not path.exists() or path.name == "contextlib.py":
+            continue
+        if _called_capture(frame.line or ""):
+            break
+        return f"{frame.filename}:{frame.lineno} `{frame.line}`"
     return ""
 
 

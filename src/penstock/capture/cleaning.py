@@ -32,7 +32,8 @@ class CleanGraph:
 
     ``rows`` and ``device`` are nodes that stand for the samples and the device of a stage: each
     stage finds them in its own inputs. ``constants`` are tensors that the code of the model made
-    (``torch.tensor(2.0)``), ``bodies`` are the graphs of regions such as ``torch.no_grad``.
+    (``torch.tensor(2.0)``), ``bodies`` are the graphs of regions such as ``torch.no_grad``, and the
+    calls that are kept whole (`penstock.capture.opaque`).
     ``outputs`` are what the model returned besides the loss.
     """
 
@@ -42,7 +43,7 @@ class CleanGraph:
     device: fx.Node
     loss: fx.Node
     constants: Mapping[str, torch.Tensor]
-    bodies: Mapping[str, fx.GraphModule]
+    bodies: Mapping[str, nn.Module]
     outputs: tuple[fx.Node, ...] = ()
 
 
@@ -78,7 +79,8 @@ def clean(exported: fx.GraphModule, names: Mapping[str, str]) -> CleanGraph:
     _write_to_new_tensors(graph)
     _follow_device(graph, device)
     for body in bodies.values():
-        _follow_device_inside(body)
+        if isinstance(body, fx.GraphModule):
+            _follow_device_inside(body)
     output = next(node for node in graph.nodes if node.op == "output")
     loss, *outputs = output.args[0]  # pyright: ignore[reportGeneralTypeIssues]
     _drop_unused(graph, keep={*leaves, rows, device})
@@ -102,10 +104,10 @@ def _drop_unused(graph: fx.Graph, keep: set[fx.Node]) -> None:
 
 def _rename_attributes(
     exported: fx.GraphModule, names: Mapping[str, str]
-) -> tuple[dict[str, torch.Tensor], dict[str, fx.GraphModule]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:
     """Give attributes the names of the user's model; collect the others."""
     constants: dict[str, torch.Tensor] = {}
-    bodies: dict[str, fx.GraphModule] = {}
+    bodies: dict[str, nn.Module] = {}
     for node in exported.graph.nodes:
         if node.op != "get_attr":
             continue
@@ -115,7 +117,7 @@ def _rename_attributes(
             continue
         value: Any = operator.attrgetter(target)(exported)
         flat = target.replace(".", "_")
-        if isinstance(value, fx.GraphModule):
+        if isinstance(value, nn.Module):
             node.target = f"_bodies.{flat}"
             bodies[node.target] = value
         else:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from penstock.capture.opaque import OpaqueCall
 from penstock.capture.operators import argument_value, functional_twin, written_inputs
 
 __all__ = ["set_training"]
@@ -29,6 +30,9 @@ def set_training(module: nn.Module, training: bool) -> None:
     Training means as captured: what was in evaluation mode then (a frozen batch norm) stays so.
     Works on the modules of traced stages and of chains; switching twice changes nothing.
     """
+    for part in module.modules():
+        if isinstance(part, OpaqueCall):
+            part.training = training
     graphs = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
     if not graphs:
         _set_flags(module, training)

@@ -14,6 +14,7 @@ from torch.export import Dim
 
 from penstock.capture.capture_errors import capture_failed
 from penstock.capture.loss_module import LossModule
+from penstock.capture.opaque import keep_opaque_calls, recording_opaque_calls
 from penstock.errors import PenstockError
 
 __all__ = ["export_module", "home_device"]
@@ -48,14 +49,16 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
             _without_cache(module),
             _without_logs(),
             torch.random.fork_rng(devices=[]),
+            recording_opaque_calls() as table,
         ):
             exported = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
             traced = exported.module()
+            assert isinstance(traced, fx.GraphModule)
+            keep_opaque_calls(traced, table)
     except PenstockError:
         raise
     except Exception as error:
         raise capture_failed(error, type(module.model).__name__) from error
-    assert isinstance(traced, fx.GraphModule)
     return traced
 
 

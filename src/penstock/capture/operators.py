@@ -1,13 +1,18 @@
 """What capture knows about single operators: views, random ones, heavy ones, in-place ones."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 __all__ = [
+    "OPAQUE",
+    "OpaqueFacts",
+    "facts_of",
     "functional_twin",
+    "heavy_operator",
     "is_assertion",
     "is_heavy",
     "is_loss",
@@ -16,6 +21,7 @@ __all__ = [
     "is_random",
     "is_view",
     "packet_name",
+    "random_operator",
     "shares_storage",
     "tensor_value",
     "traced_bytes",
@@ -38,12 +44,33 @@ _SHAPE_OPERATORS = frozenset(
 )
 _UPDATES_STATISTICS = frozenset(["batch_norm", "instance_norm"])
 
+OPAQUE = "opaque"
+"""The entry of a node's ``meta`` that holds the facts about a call kept whole."""
+
+
+@dataclass(frozen=True)
+class OpaqueFacts:
+    """About a call that is kept whole: what its operators do, and which results have a gradient."""
+
+    heavy: bool
+    random: bool
+    with_gradient: tuple[bool, ...]
+
+
+def facts_of(node: fx.Node) -> OpaqueFacts | None:
+    """The facts about the call that the node makes, or whose result it takes, if it is opaque."""
+    return node.meta.get(OPAQUE)
+
 
 def packet_name(node: fx.Node) -> str:
     """The operator's name without name space and overload, such as ``linear``."""
     if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.split("::")[-1]
+        return _name_of(node.target)
     return getattr(node.target, "__name__", str(node.target))
+
+
+def _name_of(target: torch._ops.OpOverload) -> str:
+    return target._schema.name.split("::")[-1]
 
 
 def tensor_value(node: fx.Node) -> torch.Tensor | None:
@@ -69,18 +96,28 @@ def is_assertion(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether running the node twice may give two results."""
-    target = node.target
+    facts = facts_of(node)
+    return random_operator(node.target) if facts is None else facts.random
+
+
+def random_operator(target: object) -> bool:
+    """Whether an operator draws numbers."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    name = packet_name(node)
+    name = _name_of(target)
     return torch.Tag.nondeterministic_seeded in target.tags or "dropout" in name or "rand" in name
 
 
 def is_heavy(node: fx.Node) -> bool:
     """Whether the node is work worth a layer: products, convolutions, look-ups, foreign kernels."""
-    target = node.target
+    facts = facts_of(node)
+    return heavy_operator(node.target) if facts is None else facts.heavy
+
+
+def heavy_operator(target: object) -> bool:
+    """Whether an operator is work worth a layer."""
     if isinstance(target, torch._ops.OpOverload):
-        name = packet_name(node)
+        name = _name_of(target)
         foreign = target.namespace not in ("aten", "prims", "prim")
         return foreign or name in _HEAVY or "conv" in name or name.startswith("fft_")
     return False

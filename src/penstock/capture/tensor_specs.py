@@ -17,6 +17,7 @@ from torch import fx
 from penstock.capture.cleaning import CleanGraph, in_autocast
 from penstock.capture.layer_graph import TensorSpec
 from penstock.capture.operators import (
+    facts_of,
     is_view,
     packet_name,
     shares_storage,
@@ -180,6 +181,11 @@ def _has_gradient(node: fx.Node, known: Collection[fx.Node]) -> bool:
         inputs, index = origin.args[0], node.args[1]
         assert isinstance(inputs, list | tuple) and isinstance(index, int)
         return inputs[index] in known
+    facts = facts_of(node)
+    if name == "getitem" and facts is not None:
+        index = node.args[1]
+        assert isinstance(index, int)
+        return origin in known and facts.with_gradient[index]
     tensors = value if isinstance(value, list | tuple) else (value,)
     differentiable = any(
         isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) for t in tensors

@@ -1,0 +1,363 @@
+"""Calls that a captured graph keeps whole, as one operator instead of those inside.
+
+    with recording_opaque_calls() as table:          # around torch.export (capture/export.py)
+        ...
+        result = call_opaquely(table, function, args, kwargs, name="CTC")
+    keep_opaque_calls(exported_module, table)        # nodes that call the original
+
+While tracing, `call_opaquely` runs ``function`` once on the fake tensors, outside of the trace, to
+learn what it returns, and records one operator ``penstock::opaque`` with the tensors and the
+symbolic sizes among the arguments (looked for in tuples, lists and dicts). `keep_opaque_calls`
+turns each of these operators into a node ``run_opaque(call, tensors, sizes)``, where ``call`` is an
+attribute that holds an `OpaqueCall`. A stage calls ``function`` itself with its real tensors, so
+its autograd, with whatever is peculiar to it, takes part. `active_table` gives the table to code
+that is called while tracing and has no other way to it.
+
+What ``function`` reads must be among its arguments: parameters and buffers too (as tensors, say a
+dict for `torch.func.functional_call`), or the graph would not know who owns them. A call that reads
+another traced tensor, writes to its arguments, returns a size, or cannot run on fake tensors is
+refused with the line of the user's code. ``modules`` are those that ``function`` calls: they are
+put into evaluation mode while a stage that is evaluated calls it.
+
+``facts_of(node)`` is what capture has to know about such a node: `heavy` where one of its operators
+is work worth a layer, `random` where one draws numbers, and which results have a gradient.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock.capture.capture_errors import WAY_OUT, current_line, first_line
+from penstock.capture.operators import OPAQUE, OpaqueFacts, heavy_operator, random_operator
+from penstock.errors import CaptureFailed, PenstockError
+
+__all__ = [
+    "OpaqueCall",
+    "OpaqueTable",
+    "active_table",
+    "call_opaquely",
+    "keep_opaque_calls",
+    "recording_opaque_calls",
+    "run_opaque",
+]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Stands for a tensor among the arguments of a call."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Stands for a size that depends on the number of samples."""
+
+    position: int
+
+
+class _Device:
+    """Stands for a device: that of the stage."""
+
+
+class OpaqueCall(nn.Module):
+    """A recorded call: ``function``, its arguments with slots for tensors, what it returned.
+
+    ``results`` are the fake tensors that it returned while tracing, in order; ``structure`` is how
+    they and constants make its result. A module without tensors, so that stages can hold it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        slots: Sequence[Any],
+        spec: pytree.TreeSpec,
+        name: str,
+        modules: Sequence[nn.Module],
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.slots = tuple(slots)
+        self.spec = spec
+        self.name = name
+        # In a tuple, so that their parameters are not parameters of the call.
+        self.modules_called = tuple(modules)
+        self.results: tuple[torch.Tensor, ...] = ()
+        self.structure: tuple[tuple[Any, ...], pytree.TreeSpec] = ((), spec)
+        self.facts = OpaqueFacts(False, False, ())
+
+    def forward(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Call the original; the tensors that it returns.
+
+        Raises:
+            CaptureFailed: it returns something else than while it was traced.
+        """
+        args, kwargs = self.arguments(tensors, sizes)
+        with contextlib.nullcontext() if self.training else _evaluating(self.modules_called):
+            found, spec = pytree.tree_flatten(self.function(*args, **kwargs))
+        wanted, wanted_spec = self.structure
+        alike = spec == wanted_spec and all(
+            isinstance(value, torch.Tensor) == isinstance(slot, _Tensor)
+            for value, slot in zip(found, wanted, strict=True)
+        )
+        if not alike:
+            raise CaptureFailed(
+                f"{self.name} returned something else than when the model was captured; it must "
+                f"return the same structure of tensors in every call, or {WAY_OUT}"
+            )
+        return [value for value in found if isinstance(value, torch.Tensor)]
+
+    def arguments(
+        self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the original, with ``tensors`` and ``sizes`` in their slots."""
+
+        def fill(slot: Any) -> Any:
+            match slot:
+                case _Tensor(position):
+                    return tensors[position]
+                case _Size(position):
+                    return sizes[position]
+                case _Device():
+                    return tensors[0].device if tensors else torch.device("cpu")
+                case _:
+                    return slot
+
+        args, kwargs = pytree.tree_unflatten([fill(slot) for slot in self.slots], self.spec)
+        return args, kwargs
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OpaqueCall":
+        """Itself: it has no tensors, and what the user's code holds need not be copyable."""
+        return self
+
+
+@contextlib.contextmanager
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    before = {part: part.training for module in modules for part in module.modules()}
+    try:
+        for part in before:
+            part.training = False
+        yield
+    finally:
+        for part, flag in before.items():
+            part.training = flag
+
+
+@dataclass
+class OpaqueTable:
+    """The calls of one trace; the operator's first argument is an index of ``calls``."""
+
+    calls: list[OpaqueCall] = field(default_factory=list[OpaqueCall])
+
+
+_TABLE: ContextVar[OpaqueTable | None] = ContextVar("opaque calls", default=None)
+
+_LIBRARY = torch.library.Library("penstock", "DEF")
+_LIBRARY.define("opaque(int call, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
+_OPERATOR = torch.ops.penstock.opaque.default
+
+
+@torch.library.register_fake("penstock::opaque", lib=_LIBRARY)
+def _fake(call: int, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+    table = active_table()
+    assert table is not None, "the operator exists only while tracing"
+    return [
+        torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+        for result in table.calls[call].results
+    ]
+
+
+@contextlib.contextmanager
+def recording_opaque_calls() -> Iterator[OpaqueTable]:
+    """A table of calls for one trace."""
+    table = OpaqueTable()
+    token = _TABLE.set(table)
+    try:
+        yield table
+    finally:
+        _TABLE.reset(token)
+
+
+def active_table() -> OpaqueTable | None:
+    """The table of the trace that is going on, if any."""
+    return _TABLE.get()
+
+
+def call_opaquely(
+    table: OpaqueTable,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str,
+    modules: Sequence[nn.Module] = (),
+) -> Any:
+    """What ``function(*args, **kwargs)`` returns, recorded as one operator.
+
+    ``name`` is what messages call it.
+
+    Raises:
+        CaptureFailed: it cannot be kept; names the user's line.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    tensors: list[torch.Tensor] = []
+    sizes: list[Any] = []
+    slots: list[Any] = []
+    for leaf in leaves:
+        match leaf:
+            case torch.Tensor():
+                slots.append(_Tensor(len(tensors)))
+                tensors.append(leaf)
+            case torch.SymInt():
+                slots.append(_Size(len(sizes)))
+                sizes.append(leaf)
+            case torch.SymFloat() | torch.SymBool():
+                raise _refused(name, f"gets {leaf}, which is computed from the number of samples")
+            case torch.device():
+                slots.append(_Device())
+            case _:
+                slots.append(leaf)
+    call = OpaqueCall(function, slots, spec, name, modules)
+    _learn_results(call, tensors, sizes)
+    table.calls.append(call)
+    made = _OPERATOR(len(table.calls) - 1, tensors, sizes)
+    values, result_spec = call.structure
+    filled = [made[v.position] if isinstance(v, _Tensor) else v for v in values]
+    return pytree.tree_unflatten(filled, result_spec)
+
+
+def _refused(name: str, why: str) -> CaptureFailed:
+    at = current_line()
+    return CaptureFailed(
+        f"{name}{f' at {at}' if at else ''} cannot be kept in a captured model: it {why}; {WAY_OUT}"
+    )
+
+
+def _learn_results(call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> None:
+    """Run the original on fake tensors, outside of the trace, and note what it did."""
+    mode = detect_fake_mode(list(tensors))
+    assert mode is not None, "tracing runs under a fake tensor mode"
+    versions = [tensor._version for tensor in tensors]
+    watch = _Watch(tensors)
+    with _outside_of_trace(mode):
+        fakes = [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in tensors]
+        args, kwargs = call.arguments(fakes, sizes)
+        try:
+            with watch:
+                result = call.function(*args, **kwargs)
+        except PenstockError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
+            raise _refused(call.name, f"does not run on tensors without values ({what})") from error
+    if [tensor._version for tensor in tensors] != versions:
+        raise _refused(call.name, "writes to one of its arguments")
+    if watch.reads_others:
+        raise _refused(call.name, "reads a tensor of the model that is not among its arguments")
+    found, spec = pytree.tree_flatten(result)
+    results: list[torch.Tensor] = []
+    slots: list[Any] = []
+    for value in found:
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise _refused(call.name, f"returns {value}, which depends on the number of samples")
+        if isinstance(value, torch.Tensor):
+            slots.append(_Tensor(len(results)))
+            results.append(value)
+        else:
+            slots.append(value)
+    call.results = tuple(results)
+    call.structure = (tuple(slots), spec)
+    call.facts = OpaqueFacts(watch.heavy, watch.random, tuple(r.requires_grad for r in results))
+
+
+@contextlib.contextmanager
+def _outside_of_trace(mode: FakeTensorMode) -> Iterator[None]:
+    """Fake tensors as they are, nothing recorded; real tensors that code holds are constants."""
+    before = mode.allow_non_fake_inputs
+    mode.allow_non_fake_inputs = True
+    try:
+        with (
+            disable_proxy_modes_tracing(),
+            torch._C.DisableTorchFunction(),
+            torch.random.fork_rng(devices=[]),
+            mode,
+        ):
+            yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+class _Watch(TorchDispatchMode):
+    """Notes what the operators of a call do, and whether they read traced tensors from elsewhere.
+
+    Tensors are told apart by their storage: views are made of them on the way to operators.
+    """
+
+    def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.heavy = self.random = self.reads_others = False
+        self._known = {_storage(tensor): tensor for tensor in given}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.heavy |= heavy_operator(func)
+        self.random |= random_operator(func)
+        for value in pytree.tree_leaves((args, kwargs or {})):
+            if isinstance(value, FakeTensor) and _storage(value) not in self._known:
+                self.reads_others = True
+        result = func(*args, **(kwargs or {}))
+        for value in pytree.tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                self._known[_storage(value)] = value
+        return result
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@torch.compiler.disable
+def run_opaque(
+    call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
+) -> list[torch.Tensor]:
+    """What a stage does for a recorded call: the tensors that the original returns."""
+    return call(tensors, sizes)
+
+
+def keep_opaque_calls(module: fx.GraphModule, table: OpaqueTable) -> None:
+    """Replace recorded operators in ``module``, and in the regions inside it, by `run_opaque`."""
+    for part in [*module.modules()]:
+        if isinstance(part, fx.GraphModule):
+            found = [node for node in part.graph.nodes if node.target is _OPERATOR]
+            for node in found:
+                _keep(part, node, table)
+            if found:
+                part.recompile()
+
+
+def _keep(owner: fx.GraphModule, node: fx.Node, table: OpaqueTable) -> None:
+    index, *inputs = node.args
+    assert isinstance(index, int)
+    call = table.calls[index]
+    name = f"_opaque_{index}"
+    owner.add_module(name, call)
+    with owner.graph.inserting_before(node):
+        held = owner.graph.get_attr(name)
+    node.target = run_opaque
+    node.args = (held, *inputs)
+    node.meta[OPAQUE] = call.facts
+    for user in node.users:
+        if user.target is operator.getitem:
+            user.meta[OPAQUE] = call.facts
