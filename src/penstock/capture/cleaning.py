@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from penstock.capture.assertions import is_check
 from penstock.capture.operators import (
     argument_value,
     functional_twin,
@@ -97,7 +98,7 @@ def _drop_assertions(graph: fx.Graph) -> None:
 def _drop_unused(graph: fx.Graph, keep: set[fx.Node]) -> None:
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users and node not in keep:
-            if node.op == "call_function" and is_mutation(node):
+            if node.op == "call_function" and (is_mutation(node) or is_check(node)):
                 continue
             graph.erase_node(node)
 

@@ -9,11 +9,12 @@ All others are *work*: each belongs to one layer and its result is sent where it
 What only the model's outputs need is run where they are asked for, and in no training step.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from penstock.capture.assertions import is_check
 from penstock.capture.cleaning import CleanGraph
 from penstock.capture.operators import (
     is_heavy,
@@ -41,7 +42,7 @@ class Dataflow:
     duplicated ones. ``after[node]`` are earlier writers to storage that ``node`` reads. No cut may
     fall between the work ``lo`` and ``hi`` of an entry ``(lo, hi)`` of ``together``: cut ``c`` with
     ``lo < c <= hi`` would part a write from what it writes to. ``trained`` is everything that the
-    loss needs, or that writes to a buffer.
+    loss needs, or that writes to a buffer, or that checks values.
     """
 
     clean: CleanGraph
@@ -93,9 +94,10 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
     return Dataflow(clean, work, position, needs, after, together, updated, sampled, trained)
 
 
-def _trained(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
-    """What the loss needs, and whatever writes, with all that they read."""
-    pending = [n for n in nodes if n.op == "output" or (n.op == "call_function" and is_mutation(n))]
+def _trained(nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:
+    """What the loss needs, and whatever writes or checks, with all that they read."""
+    pending = [n for n in nodes if n.op == "output" or is_check(n)]
+    pending += [n for n in nodes if n.op == "call_function" and is_mutation(n)]
     found: set[fx.Node] = set()
     while pending:
         node = pending.pop()
@@ -172,7 +174,7 @@ def _duplicated(
         elif node.op == "get_attr":
             if str(node.target) not in updated and not _is_parameter(node):
                 free.add(node)
-        elif node.op != "call_function" or node in anchored:
+        elif node.op != "call_function" or node in anchored or is_check(node):
             continue
         elif all(n in free for n in inputs) and not is_random(node) and not is_heavy(node):
             free.add(node)
@@ -226,6 +228,10 @@ def _together(
             last = max(touched)
         if last > min(touched):
             spans.append((min(touched), last))
+    for check in (node for node in position if is_check(node)):
+        made = max((position[n] for n in needs[check] if n in position), default=position[check])
+        if made < position[check]:
+            spans.append((made, position[check]))
     return tuple(spans)
 
 

@@ -1,6 +1,7 @@
 """Tracing with ``torch.export``: one symbolic number of samples, training mode, nothing changed."""
 
 import contextlib
+import functools
 import io
 import logging
 import sys
@@ -15,6 +16,7 @@ from torch.export import Dim
 from penstock.capture.capture_errors import capture_failed
 from penstock.capture.loss_module import LossModule
 from penstock.capture.opaque import keep_opaque_calls, recording_opaque_calls
+from penstock.capture.recorded_values import RecordedValue, asked_values, replaying
 from penstock.errors import PenstockError
 
 __all__ = ["export_module", "home_device"]
@@ -51,8 +53,7 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
             torch.random.fork_rng(devices=[]),
             recording_opaque_calls() as table,
         ):
-            exported = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
-            traced = exported.module()
+            traced = _traced(module, example, shapes)
             assert isinstance(traced, fx.GraphModule)
             keep_opaque_calls(traced, table)
     except PenstockError:
@@ -60,6 +61,44 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
     except Exception as error:
         raise capture_failed(error, type(module.model).__name__) from error
     return traced
+
+
+def _traced(module: LossModule, example: Sequence[torch.Tensor], shapes: Any) -> nn.Module:
+    """The operators; where the code asks for values, those of the example, under assertions."""
+
+    def export() -> nn.Module:
+        inputs = tuple(example)
+        return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False).module()
+
+    try:
+        return export()
+    except PenstockError:
+        raise
+    except Exception as error:
+        # Tensors on meta have no values to follow.
+        if home_device(module).type == "meta":
+            raise
+        asked = _asked(module, example, error)
+    module.inside = functools.partial(replaying, asked)
+    try:
+        return export()
+    finally:
+        module.inside = contextlib.nullcontext
+
+
+def _asked(
+    module: LossModule, example: Sequence[torch.Tensor], error: Exception
+) -> tuple[RecordedValue, ...]:
+    """What the code asks for, if that may be why tracing failed with ``error``; else raise it."""
+    try:
+        asked = asked_values(module, example)
+    except PenstockError:
+        raise
+    except Exception:
+        raise error from None
+    if not asked:
+        raise error
+    return asked
 
 
 def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,9 +175,17 @@ class LossModule(nn.Module):
         self.loss = loss
         self._call = call
         self._outputs = outputs
+        self.inside: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The scalar loss of a batch with these leaves, and the model's outputs."""
+        """The scalar loss of a batch with these leaves, and the model's outputs.
+
+        Runs inside a new context of ``inside``.
+        """
+        with self.inside():
+            return self._results(leaves)
+
+    def _results(self, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         by_index = dict(enumerate(leaves))
         output = self._call.call(self.model, by_index)
         if self.loss is None:

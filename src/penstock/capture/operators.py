@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from penstock.capture.assertions import is_check
+
 __all__ = [
     "OPAQUE",
     "OpaqueFacts",
@@ -111,7 +113,9 @@ def random_operator(target: object) -> bool:
 def is_heavy(node: fx.Node) -> bool:
     """Whether the node is work worth a layer: products, convolutions, look-ups, foreign kernels."""
     facts = facts_of(node)
-    return heavy_operator(node.target) if facts is None else facts.heavy
+    if facts is not None:
+        return facts.heavy
+    return heavy_operator(node.target) and not is_check(node)
 
 
 def heavy_operator(target: object) -> bool:

@@ -5,11 +5,12 @@ with outputs      the same, and what they read     ...                     and t
 without loss      only what the outputs need       the stage that makes an output returns it
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
 
+from penstock.capture.assertions import is_check
 from penstock.capture.crossings import Crossings, crossings_of, layer_of_work, needs_of
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layers import Layers
@@ -103,8 +104,20 @@ def own(node: fx.Node, layer_of: Mapping[fx.Node, int]) -> frozenset[fx.Node]:
 
 
 def reached_from(flow: Dataflow) -> set[fx.Node]:
-    """All that the outputs are computed from, earlier writes to the same storage included."""
-    pending, found = list(flow.clean.outputs), set[fx.Node]()
+    """All that the outputs are computed from, earlier writes to the same storage included.
+
+    Checks of values too, but those of targets: predictions have none.
+    """
+    found = _reached(flow, flow.clean.outputs)
+    output = next(n for n in flow.clean.graph.nodes if n.op == "output")
+    targets = _reached(flow, output.all_input_nodes) - found
+    targets = {leaf for leaf in flow.clean.leaves if leaf in targets}
+    checks = [_reached(flow, [node]) for node in flow.work if is_check(node)]
+    return found.union(*(check for check in checks if not targets & check))
+
+
+def _reached(flow: Dataflow, ends: Sequence[fx.Node]) -> set[fx.Node]:
+    pending, found = list(ends), set[fx.Node]()
     while pending:
         node = pending.pop()
         if node not in found:
