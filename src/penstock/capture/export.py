@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.export import Dim
 
 from penstock.capture.capture_errors import capture_failed
+from penstock.capture.custom_functions import keeping_custom_functions
 from penstock.capture.loss_module import LossModule
 from penstock.capture.opaque import keep_opaque_calls, recording_opaque_calls
 from penstock.capture.recorded_values import RecordedValue, asked_values, replaying
@@ -52,6 +53,7 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
             _without_logs(),
             torch.random.fork_rng(devices=[]),
             recording_opaque_calls() as table,
+            keeping_custom_functions(table),
         ):
             traced = _traced(module, example, shapes)
             assert isinstance(traced, fx.GraphModule)

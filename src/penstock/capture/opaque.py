@@ -49,6 +49,7 @@ __all__ = [
     "call_opaquely",
     "keep_opaque_calls",
     "recording_opaque_calls",
+    "refused",
     "run_opaque",
 ]
 
@@ -223,7 +224,7 @@ def call_opaquely(
                 slots.append(_Size(len(sizes)))
                 sizes.append(leaf)
             case torch.SymFloat() | torch.SymBool():
-                raise _refused(name, f"gets {leaf}, which is computed from the number of samples")
+                raise refused(name, f"gets {leaf}, which is computed from the number of samples")
             case torch.device():
                 slots.append(_Device())
             case _:
@@ -237,7 +238,8 @@ def call_opaquely(
     return pytree.tree_unflatten(filled, result_spec)
 
 
-def _refused(name: str, why: str) -> CaptureFailed:
+def refused(name: str, why: str) -> CaptureFailed:
+    """The error to raise where the user's code calls ``name``, which cannot be captured."""
     at = current_line()
     return CaptureFailed(
         f"{name}{f' at {at}' if at else ''} cannot be kept in a captured model: it {why}; {WAY_OUT}"
@@ -249,9 +251,9 @@ def _learn_results(call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Seq
     mode = detect_fake_mode(list(tensors))
     assert mode is not None, "tracing runs under a fake tensor mode"
     versions = [tensor._version for tensor in tensors]
-    watch = _Watch(tensors)
     with _outside_of_trace(mode):
         fakes = [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in tensors]
+        watch = _Watch(fakes)
         args, kwargs = call.arguments(fakes, sizes)
         try:
             with watch:
@@ -260,17 +262,17 @@ def _learn_results(call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Seq
             raise
         except Exception as error:
             what = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
-            raise _refused(call.name, f"does not run on tensors without values ({what})") from error
+            raise refused(call.name, f"does not run on tensors without values ({what})") from error
     if [tensor._version for tensor in tensors] != versions:
-        raise _refused(call.name, "writes to one of its arguments")
+        raise refused(call.name, "writes to one of its arguments")
     if watch.reads_others:
-        raise _refused(call.name, "reads a tensor of the model that is not among its arguments")
+        raise refused(call.name, "reads a tensor of the model that is not among its arguments")
     found, spec = pytree.tree_flatten(result)
     results: list[torch.Tensor] = []
     slots: list[Any] = []
     for value in found:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise _refused(call.name, f"returns {value}, which depends on the number of samples")
+            raise refused(call.name, f"returns {value}, which depends on the number of samples")
         if isinstance(value, torch.Tensor):
             slots.append(_Tensor(len(results)))
             results.append(value)

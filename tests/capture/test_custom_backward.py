@@ -1,0 +1,271 @@
+"""Custom autograd Functions keep their own backward: loss and gradients of the plain module."""
+
+from typing import Any
+
+import pytest
+import torch
+from plain_training import assert_pipeline_equals_plain
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from penstock.capture.trace import capture_model
+from penstock.errors import CaptureFailed
+
+torch.manual_seed(0)
+BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
+
+
+class ReverseGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return -ctx.factor * gradients[0], None
+
+
+class RoundStraightThrough(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class SetsUpApart(Function):
+    """With ``setup_context``, a default argument, and nothing differentiable among two results."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any, power: int = 3) -> Any:
+        return x**power, (x > 0).long(), x.abs()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.mark_non_differentiable(output[1], output[2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 7 * ctx.saved_tensors[0] * gradients[0], None
+
+
+class LinearTimesHalf(Function):
+    """A linear layer whose weight gets half its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, options: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight) + options["rows"] * 0, None, options["label"]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight, 0.5 * gradients[0].t() @ x, None
+
+
+class TwoResults(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return x + y, x * y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        first, second = gradients
+        assert first is None
+        return 2 * second, 3 * second
+
+
+class CallsAnother(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return RoundStraightThrough.apply(x) * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ReverseGradient.apply(gradients[0], 0.25)
+
+
+@torch.library.custom_op("penstock_tests::triple", mutates_args=())
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@triple.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+triple.register_autograd(lambda ctx, gradient: -gradient)
+
+LOWEST: Any = Function.__mro__[1]
+
+# Under a name of its own, as in most code.
+reverse_gradient = ReverseGradient.apply
+
+
+class Net(nn.Module):
+    def __init__(self, between: Any):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+        self.between = between
+
+    def forward(self, values: Any) -> Any:
+        return self.last(torch.tanh(self.middle(self.between(self, self.first(values)))))
+
+
+def with_parameter(net: Net, h: Any) -> Any:
+    result, nothing, label = LinearTimesHalf.apply(
+        h, net.middle.weight, {"rows": h.shape[0], "label": "x"}
+    )  # pyright: ignore
+    assert nothing is None
+    assert label == "x"
+    return result
+
+
+def not_differentiable(net: Net, h: Any) -> Any:
+    cube, positive, size = SetsUpApart.apply(h)  # pyright: ignore
+    return cube + positive * size
+
+
+def in_regions(net: Net, h: Any) -> Any:
+    with torch.no_grad():
+        still = reverse_gradient(h, 2.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = RoundStraightThrough.apply(functional.linear(h.float(), net.middle.weight.float()))
+        turned = reverse_gradient(h, 0.5)
+    return h * still + low.double() + turned  # pyright: ignore
+
+
+def checkpointed(reentrant: bool) -> Any:
+    def between(net: Net, h: Any) -> Any:
+        def run(x: Any) -> Any:
+            return reverse_gradient(torch.tanh(net.middle(x)), 2.0)
+
+        return torch.utils.checkpoint.checkpoint(run, h, use_reentrant=reentrant)
+
+    return between
+
+
+KEPT = {
+    "gradient reversal": lambda net, h: reverse_gradient(h, 0.3),
+    "rounding, straight through": lambda net, h: RoundStraightThrough.apply(3 * h),
+    "with a parameter, a size and a dict": with_parameter,
+    "two inputs and two results": lambda net, h: TwoResults.apply(h, torch.sin(h))[1],  # pyright: ignore
+    "results without a gradient, setup_context": not_differentiable,
+    "a Function that calls another": lambda net, h: CallsAnother.apply(h),
+    "in regions without gradients and in low precision": in_regions,
+    "in a checkpoint": checkpointed(False),
+    "in a reentrant checkpoint": checkpointed(True),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_custom_function_keeps_its_backward(name: str) -> None:
+    tolerance = 1e-2 if "low precision" in name else 1e-9
+    model = Net(KEPT[name]).double()
+    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
+def test_it_does_in_other_schedules_and_where_activations_are_recomputed(schedule: str) -> None:
+    model = Net(with_parameter).double()
+    assert_pipeline_equals_plain(
+        model,
+        BATCH,
+        loss=functional.cross_entropy,
+        schedule=schedule,
+        recompute=schedule == "gpipe",
+    )
+
+
+class WritesToItsInput(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * gradients[0]
+
+
+class LeavesTorch(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * torch.from_numpy(x.detach().numpy())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class CallsAModule(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: Any) -> Any:
+        return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+REFUSED = {
+    "WritesToItsInput.apply": lambda net, h: WritesToItsInput.apply(h * 1),
+    "LeavesTorch.apply": lambda net, h: LeavesTorch.apply(h),
+    "CallsAModule.apply": lambda net, h: CallsAModule.apply(h, net.middle),
+    "SetsUpApart.apply": lambda net, h: torch.vmap(lambda x: SetsUpApart.apply(x)[0])(h),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_keep_its_backward_is_refused_with_the_line(name: str) -> None:
+    with pytest.raises(CaptureFailed) as caught:
+        capture_model(Net(REFUSED[name]).double(), BATCH, loss=functional.cross_entropy)
+    message = str(caught.value)
+    assert message.startswith(f"{name} at {__file__}:")
+    assert f"{name}(" in message.split("`")[1]
+    assert "penstock.Chain" in message
+
+
+def test_the_backward_of_a_registered_operator_stays_its_own() -> None:
+    model = Net(lambda net, h: torch.ops.penstock_tests.triple(h)).double()
+    graph = assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+    stage: Any = graph.stage(range(len(graph.layer_names))).module
+    assert torch.ops.penstock_tests.triple.default in {node.target for node in stage.graph.nodes}
+
+
+def test_functions_are_as_before_after_capture() -> None:
+    before = vars(LOWEST).copy(), vars(Function).copy()
+    capture_model(Net(KEPT["gradient reversal"]).double(), BATCH, loss=functional.cross_entropy)
+    assert (vars(LOWEST), vars(Function)) == before
+
+
+def test_yoso_of_transformers_keeps_the_backward_of_its_attention() -> None:
+    import transformers
+
+    config = transformers.YosoConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        use_expectation=True,
+    )
+    tokens = torch.randint(2, 40, (4, 6))
+    batch = {"input_ids": tokens, "labels": tokens.clone()}
+    assert_pipeline_equals_plain(transformers.YosoForMaskedLM(config).double(), batch)

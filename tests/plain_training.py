@@ -1,0 +1,102 @@
+"""A pipeline in one process against the user's own module, run plainly on the whole batch."""
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.trace import capture_model
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.in_process import InProcessPipeline
+
+# Sums over micro-batches in another order than those of the whole batch.
+RELATIVE_TOLERANCE = 1e-9
+NOISE = 1e-13
+STAGES = 3
+
+Gradients = dict[str, torch.Tensor]
+
+
+class Recorder(torch.optim.SGD):
+    """Changes no weight, and keeps the gradients that it was to use."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], seen: dict[int, torch.Tensor]) -> None:
+        super().__init__(parameters, lr=0.0)
+        self.seen = seen
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                # The first stage of several that share a parameter uses the sum and makes it zero.
+                if parameter.grad is not None:
+                    self.seen.setdefault(id(parameter), parameter.grad.to_dense().clone())
+
+
+def plain(
+    model: nn.Module, batch: Any, loss: Callable[..., torch.Tensor] | None
+) -> tuple[torch.Tensor, Gradients, nn.Module]:
+    """Loss, gradients and the module itself after one backward of a copy of ``model``."""
+    whole = copy.deepcopy(model).train()
+    if loss is None:
+        found = whole(**batch).loss if isinstance(batch, dict) else whole(*batch)
+    else:
+        found = loss(whole(*batch[:-1]), batch[-1])
+    found.backward()
+    named = whole.named_parameters()
+    return found.detach(), {n: p.grad.to_dense() for n, p in named if p.grad is not None}, whole
+
+
+def in_pipeline(
+    model: nn.Module,
+    graph: LayerGraph,
+    batch: Any,
+    *,
+    schedule: str = "1f1b",
+    micro_batches: int = 2,
+    recompute: bool = False,
+) -> tuple[float, Gradients]:
+    """Loss and gradients of one step of the pipeline, cut into as many as `STAGES` stages."""
+    layers = len(graph.layer_names)
+    count = min(STAGES, layers)
+    bounds = [round(layers * i / count) for i in range(count + 1)]
+    rows = graph.batch_size // micro_batches
+    stages = [
+        Stage(range(lo, hi), (number,), (rows,), recompute)
+        for number, (lo, hi) in enumerate(pairwise(bounds))
+    ]
+    seen: dict[int, torch.Tensor] = {}
+    player = InProcessPipeline(
+        graph,
+        Plan(tuple(stages), micro_batches, rows, schedule),
+        batch,
+        optimizer=lambda parameters: Recorder(parameters, seen),
+    )
+    found = player.step(batch).loss
+    return found, {n: seen[id(p)] for n, p in model.named_parameters() if id(p) in seen}
+
+
+def assert_pipeline_equals_plain(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    tolerance: float = RELATIVE_TOLERANCE,
+    granularity: Any = "module",
+    **options: Any,
+) -> LayerGraph:
+    """Loss and every gradient of ``model``, captured, against the plain module; gives the graph."""
+    expected, theirs, _ = plain(model, batch, loss)
+    graph = capture_model(model, batch, loss=loss, granularity=granularity)
+    found, ours = in_pipeline(model, graph, batch, **options)
+    assert abs(found - float(expected)) <= tolerance * abs(float(expected))
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert set(ours) == trained
+    for name in trained:
+        wanted = theirs.get(name, torch.zeros_like(ours[name]))
+        difference = (ours[name] - wanted).norm()
+        assert difference <= tolerance * wanted.norm() + NOISE, (name, ours[name], wanted)
+    return graph
