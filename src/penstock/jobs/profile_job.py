@@ -59,6 +59,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
             estimate_for,
             batch_sizes=sizes_to_measure(job),
             autocast=job.autocast_dtype(),
+            compiled=job.compile,
         )
     return measure_job(job, device)
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["SavedStorages"]
+__all__ = ["SavedStorages", "storage_address", "storage_bytes"]
 
 Result = TypeVar("Result")
 
@@ -24,19 +24,28 @@ class SavedStorages:
 
     def bytes_saved_by(self, forward: Callable[[], Result]) -> tuple[Result, int]:
         """What ``forward`` returns, and the bytes of storages that it is the first to save."""
-        fresh = 0
+        result, fresh = self.saved_by(forward)
+        return result, sum(map(storage_bytes, fresh))
+
+    def saved_by(self, forward: Callable[[], Result]) -> tuple[Result, list[torch.Tensor]]:
+        """What ``forward`` returns, and one tensor of each storage that it is the first to save."""
+        fresh: list[torch.Tensor] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal fresh
             address = storage_address(tensor)
             if address not in self._known:
                 self._known[address] = tensor
-                fresh += tensor.untyped_storage().nbytes()
+                fresh.append(tensor)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             result = forward()
         return result, fresh
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """The bytes of the storage behind a tensor."""
+    return tensor.untyped_storage().nbytes()
 
 
 def storage_address(tensor: torch.Tensor) -> int:

@@ -1,0 +1,134 @@
+"""Attention as one operator while shapes run through a model.
+
+On a GPU ``scaled_dot_product_attention`` is one kernel that never writes the scores. Shapes without
+a device would take the plain way, with a matrix of scores. So calls are replaced by an operator of
+our own that has shapes and a gradient, and nothing to compute with.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "FusedAttention", "attention_operations"]
+
+
+@torch.library.custom_op("penstock::fused_attention", mutates_args=())
+def fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The attended values and the logarithm of each row's sum, which the backward needs."""
+    raise NotImplementedError("stands in for attention where only shapes run")
+
+
+@fused_attention.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    result = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return result, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("penstock::fused_attention_backward", mutates_args=())
+def fused_attention_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    result: torch.Tensor,
+    sums: torch.Tensor,
+    is_causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value."""
+    raise NotImplementedError("stands in for attention where only shapes run")
+
+
+@fused_attention_backward.register_fake
+def _(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    result: torch.Tensor,
+    sums: torch.Tensor,
+    is_causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, ctx.is_causal = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor | None) -> tuple[Any, ...]:
+    found = fused_attention_backward(gradient, *ctx.saved_tensors, ctx.is_causal)
+    return (*found, None)
+
+
+fused_attention.register_autograd(_backward, setup_context=_keep)
+
+ATTENTION = torch.ops.penstock.fused_attention
+ATTENTION_BACKWARD = torch.ops.penstock.fused_attention_backward
+
+_CALLS = (
+    functional.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+
+
+class FusedAttention(TorchFunctionMode):
+    """While active, every call of ``scaled_dot_product_attention`` is one operator."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``, or its stand-in where it is attention."""
+        kwargs = kwargs or {}
+        if func in _CALLS and not _learns_mask(*args, **kwargs):
+            return _attend(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
+) -> torch.Tensor:
+    """The stand-in of a call; the parameters are those of torch's function."""
+    return fused_attention(query, key, value, is_causal)[0]
+
+
+def _learns_mask(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    """Whether the mask wants a gradient, for which the fused kernel has none."""
+    return attn_mask is not None and attn_mask.requires_grad
+
+
+def attention_operations(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+) -> float:
+    """Operations of the forward: two products a head, half of each where the mask is causal.
+
+    ``query`` is (..., heads, words, width). Keys and values may have fewer heads.
+    """
+    words, width = query.shape[-2:]
+    heads = query.numel() // (words * width)
+    products = 2 * heads * words * key.shape[-2] * (width + value.shape[-1])
+    return products / 2 if is_causal else products

@@ -1,0 +1,200 @@
+"""Seconds of the operators that run, on hardware that is not here.
+
+    seconds of an operator = max(operations / (share * peak rate),
+                                 bytes read and written / (share * memory rate),
+                                 launch seconds)
+
+(Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009; the shares are those of
+`penstock.measure.hardware`.) With ``fuses``, operators that work element by element, and the sums
+and norms between them, are one kernel as far as the next operator that is none of these: what one
+of them makes for another is neither written nor read, and an input of several is read once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from penstock.measure.fused_attention import ATTENTION, ATTENTION_BACKWARD, attention_operations
+from penstock.measure.hardware import Hardware
+from penstock.measure.saved_tensors import storage_address
+
+__all__ = ["OperatorSeconds"]
+
+
+def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Operations of attention on the CPU, which torch's own table leaves out."""
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _cpu_attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
+) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+def _attention(query: Any, key: Any, value: Any, is_causal: bool, **_: Any) -> float:
+    return attention_operations(query, key, value, is_causal)
+
+
+def _attention_backward(
+    _: Any, query: Any, key: Any, value: Any, result: Any, sums: Any, is_causal: bool, **__: Any
+) -> float:
+    """Five products for the forward's two: the scores are made once more."""
+    return 2.5 * attention_operations(query, key, value, is_causal)
+
+
+OPERATIONS: dict[Any, Callable[..., float]] = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
+    ATTENTION: _attention,
+    ATTENTION_BACKWARD: _attention_backward,
+}
+"""For each operator that multiplies matrices the number of its operations, from its arguments."""
+
+FREE = frozenset(
+    [
+        *("_unsafe_view", "device", "empty", "empty_like", "empty_strided"),
+        *("new_empty", "new_empty_strided"),
+    ]
+)
+"""Operators that neither compute nor move anything, though their schemas do not say so."""
+
+FUSED_BESIDES = frozenset(
+    [
+        *("_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data"),
+        *("_to_copy", "amax", "cat", "clone", "mean", "native_dropout", "native_dropout_backward"),
+        *("native_layer_norm", "native_layer_norm_backward", "sum", "var_mean"),
+    ]
+)
+"""What a compiler fuses with operators that work element by element."""
+
+
+class OperatorSeconds(TorchDispatchMode):
+    """Adds up the seconds of the operators that run while it is active."""
+
+    def __init__(self, hardware: Hardware, *, fuses: bool = False) -> None:
+        super().__init__()
+        self._hardware = hardware
+        self._chain = Chain() if fuses else None
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of everything so far."""
+        return self._seconds + (self._kernel_s(self._chain.bytes) if self._chain else 0.0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(result) if torch.is_tensor(leaf)]
+        if made and not is_view(func) and name_of(func) not in FREE:
+            read = [leaf for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
+            if self._chain is not None and is_fused(func):
+                self._chain.add(read, made)
+            else:
+                if self._chain is not None:
+                    self._seconds += self._kernel_s(self._chain.end(read))
+                self._seconds += self._operator_s(func, [*read, *made], args, kwargs or {}, result)
+        return result
+
+    def write(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count what must be written because it outlives the operators: results, saved tensors."""
+        if self._chain is not None:
+            self._seconds += self._kernel_s(self._chain.end(tensors))
+
+    def _kernel_s(self, moved_bytes: float) -> float:
+        """Seconds of one kernel that only moves bytes; none at all for no bytes."""
+        hardware = self._hardware
+        rate = hardware.sustained_share * hardware.memory_share * hardware.bytes_per_s
+        return max(moved_bytes / rate, hardware.launch_s) if moved_bytes else 0.0
+
+    def _operator_s(
+        self,
+        func: Any,
+        tensors: Sequence[torch.Tensor],
+        args: Any,
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> float:
+        formula = OPERATIONS.get(func.overloadpacket)
+        operations = formula(*args, **kwargs, out_val=result) if formula else 0
+        half = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
+        hardware = self._hardware
+        peak = hardware.half_flops_per_s if half else hardware.flops_per_s
+        computing_s = operations / (peak * self._share(func))
+        return max(computing_s, self._kernel_s(sum(map(bytes_of, tensors))))
+
+    def _share(self, func: Any) -> float:
+        """The share of the peak rate that the kernel of an operator reaches."""
+        hardware = self._hardware
+        if func.overloadpacket is ATTENTION:
+            return hardware.sustained_share * hardware.attention_share
+        if func.overloadpacket is ATTENTION_BACKWARD:
+            return hardware.sustained_share * hardware.attention_backward_share
+        return hardware.sustained_share * hardware.product_share
+
+
+class Chain:
+    """Operators that are fused into one kernel, and the bytes that the kernel moves.
+
+    What an operator makes is written only when something outside of its chain reads it.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._read: dict[int, torch.Tensor] = {}
+        self._unwritten: dict[int, torch.Tensor] = {}
+        self._made: set[int] = set()
+
+    def add(self, read: Iterable[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
+        """One more operator of the chain."""
+        for tensor in read:
+            address = storage_address(tensor)
+            if address in self._made or address in self._read:
+                continue
+            self.bytes += self._written(address) + bytes_of(tensor)
+            self._read[address] = tensor
+        for tensor in made:
+            # The tensors are kept, so that no storage's address is used again while it is known.
+            self._unwritten[storage_address(tensor)] = tensor
+            self._made.add(storage_address(tensor))
+
+    def end(self, read: Iterable[torch.Tensor]) -> int:
+        """The bytes of the chain, which ends as an operator outside reads ``read``."""
+        self.bytes += sum(self._written(storage_address(tensor)) for tensor in read)
+        moved, self.bytes = self.bytes, 0
+        self._read.clear()
+        self._made.clear()
+        return moved
+
+    def _written(self, address: int) -> int:
+        """The bytes that must be written, for once, because another kernel reads them."""
+        tensor = self._unwritten.pop(address, None)
+        return 0 if tensor is None else bytes_of(tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def name_of(func: Any) -> str:
+    """The operator's name without name space and overload."""
+    return func._schema.name.split("::")[-1]
+
+
+def is_fused(func: Any) -> bool:
+    """Whether a compiler makes one kernel of an operator and its neighbours."""
+    return torch.Tag.pointwise in func.tags or name_of(func) in FUSED_BESIDES
+
+
+def is_view(func: Any) -> bool:
+    """Whether an operator only looks at its input in another way."""
+    aliases = [result.alias_info for result in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
