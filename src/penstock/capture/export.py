@@ -1,12 +1,11 @@
 """Tracing with ``torch.export``: one symbolic number of samples, training mode, nothing changed."""
 
 import contextlib
-import functools
 import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from torch import fx, nn
 from torch.export import Dim
 
 from penstock.capture.capture_errors import capture_failed
+from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
 from penstock.capture.loss_module import LossModule
-from penstock.capture.opaque import keep_opaque_calls, recording_opaque_calls
+from penstock.capture.opaque import OpaqueTable, keep_opaque_calls, recording_opaque_calls
 from penstock.capture.recorded_values import RecordedValue, asked_values, replaying
 from penstock.errors import PenstockError
 
@@ -55,7 +55,7 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
             recording_opaque_calls() as table,
             keeping_custom_functions(table),
         ):
-            traced = _traced(module, example, shapes)
+            traced = _traced(module, example, shapes, table)
             assert isinstance(traced, fx.GraphModule)
             keep_opaque_calls(traced, table)
     except PenstockError:
@@ -65,15 +65,12 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
     return traced
 
 
-def _traced(module: LossModule, example: Sequence[torch.Tensor], shapes: Any) -> nn.Module:
+def _traced(
+    module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, table: OpaqueTable
+) -> nn.Module:
     """The operators; where the code asks for values, those of the example, under assertions."""
-
-    def export() -> nn.Module:
-        inputs = tuple(example)
-        return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False).module()
-
     try:
-        return export()
+        return _exported(module, example, shapes, lambda: KeepCtc(table))
     except PenstockError:
         raise
     except Exception as error:
@@ -81,9 +78,25 @@ def _traced(module: LossModule, example: Sequence[torch.Tensor], shapes: Any) ->
         if home_device(module).type == "meta":
             raise
         asked = _asked(module, example, error)
-    module.inside = functools.partial(replaying, asked)
+
+    @contextlib.contextmanager
+    def inside() -> Iterator[None]:
+        with KeepCtc(table), replaying(asked):
+            yield
+
+    return _exported(module, example, shapes, inside)
+
+
+def _exported(
+    module: LossModule,
+    example: tuple[torch.Tensor, ...],
+    shapes: Any,
+    inside: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> nn.Module:
+    """The operators of ``module`` as it runs in a context of ``inside``."""
+    module.inside = inside
     try:
-        return export()
+        return torch.export.export(module, example, dynamic_shapes=shapes, strict=False).module()
     finally:
         module.inside = contextlib.nullcontext
 

@@ -1,0 +1,90 @@
+"""Connectionist temporal classification, which cannot be traced: its sizes depend on the targets.
+
+    ctc_loss(log_probs, targets, lengths...)  ->  one loss a sample, kept whole
+                                              ->  reduction, as plain operators
+
+The losses of the samples are one opaque operator. What `torch.nn.functional.ctc_loss` does with
+them (the sum, or the mean of losses over target lengths) is traced as any other reduction, so that
+slices of a batch are weighted as for any other loss.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from penstock.capture.capture_errors import WAY_OUT, current_line
+from penstock.capture.opaque import OpaqueTable, call_opaquely
+from penstock.errors import CaptureFailed
+
+__all__ = ["KeepCtc"]
+
+
+class KeepCtc(TorchFunctionMode):
+    """While tracing: ``ctc_loss`` as an opaque operator of ``table`` and a reduction."""
+
+    def __init__(self, table: OpaqueTable) -> None:
+        super().__init__()
+        self._table = table
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``, or keep it."""
+        if func is functional.ctc_loss:
+            with self:
+                return _ctc_loss(self._table, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _ctc_loss(
+    table: OpaqueTable,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """The parameters are those of `torch.nn.functional.ctc_loss`."""
+    for lengths in (input_lengths, target_lengths):
+        if not isinstance(lengths, torch.Tensor):
+            raise CaptureFailed(
+                f"ctc_loss at {current_line()} gets lengths that are no tensor, but slices of a "
+                f"batch have lengths of their own; compute them from the batch, or {WAY_OUT}"
+            )
+    arguments = (log_probs, targets, input_lengths, target_lengths)
+    settings = (blank, zero_infinity, torch.backends.cudnn.enabled)
+    losses = call_opaquely(table, _losses, (*arguments, *settings), name="ctc_loss")
+    if reduction == "sum":
+        return losses.sum()
+    if reduction == "mean":
+        # ATen/native/LossCTC.cpp: empty targets count as one word.
+        return (losses / target_lengths.to(losses).clamp_min(1)).mean()
+    return losses
+
+
+def _losses(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+    with_cudnn: bool,
+) -> torch.Tensor:
+    """One loss a sample; on tensors without values, a tensor of that shape."""
+    if isinstance(log_probs, FakeTensor) or log_probs.is_meta:
+        return log_probs.sum((0, -1))
+    with torch.backends.cudnn.flags(enabled=with_cudnn):
+        return functional.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity
+        )
