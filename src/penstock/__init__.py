@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.runtime.loss_scaling import LossScaling
     from penstock.runtime.metrics import StepMetrics
     from penstock.runtime.pipeline import Pipeline
+    from penstock.runtime.pretrained import Weights
     from penstock.simulate.simulation import simulate_plan
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "Stage",
     "Stalled",
     "StepMetrics",
+    "Weights",
     "capture_model",
     "find_cluster",
     "find_profile",
@@ -121,6 +123,7 @@ PLACES = {
     "penstock.runtime.loss_scaling": ("LossScaling",),
     "penstock.runtime.metrics": ("StepMetrics",),
     "penstock.runtime.pipeline": ("Pipeline",),
+    "penstock.runtime.pretrained": ("Weights",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }
 """The module of each exported name; a test holds it equal to the imports above."""

@@ -58,6 +58,11 @@ class ChainGraph:
         return type(self.chain).__name__
 
     @property
+    def model(self) -> Chain:
+        """The chain."""
+        return self.chain
+
+    @property
     def layer_names(self) -> tuple[str, ...]:
         """The modules' names, then ``loss`` where there is a loss function."""
         return self.chain.layer_names + (() if self.loss is None else ("loss",))

@@ -124,6 +124,11 @@ class LayerGraph(Protocol):
         ...
 
     @property
+    def model(self) -> nn.Module:
+        """What was captured."""
+        ...
+
+    @property
     def layer_names(self) -> tuple[str, ...]:
         """Distinct names of the layers, in order of execution."""
         ...

@@ -16,7 +16,7 @@ from torch import nn
 from penstock.capture.layer_graph import StageProgram
 from penstock.errors import BadInput
 
-__all__ = ["materialise"]
+__all__ = ["materialise", "named_tensors", "put_tensor"]
 
 
 def materialise(
@@ -35,16 +35,17 @@ def materialise(
     stage, home = program.module, torch.device(device)
     made: dict[int, torch.Tensor] = {}
     with torch.random.fork_rng(devices=[]), _all_on_meta(model):
-        for name, tensor in _tensors(stage):
+        for name, tensor in named_tensors(stage):
             if tensor.is_meta and id(tensor) not in made:
                 made[id(tensor)] = _initialised(model, name, tensor, seed).to(home)
-    for name, tensor in _tensors(stage):
+    for name, tensor in named_tensors(stage):
         if id(tensor) in made:
-            _put(stage, name, tensor, made[id(tensor)])
+            put_tensor(stage, name, tensor, made[id(tensor)])
     stage.to(home)
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, by all their names."""
     named = list(module.named_parameters(remove_duplicate=False))
     return [*named, *module.named_buffers(remove_duplicate=False)]
 
@@ -67,13 +68,14 @@ def _all_on_meta(model: nn.Module) -> Iterator[None]:
             holder.update(kept)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def _put(stage: nn.Module, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
+def put_tensor(stage: nn.Module, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
+    """Let ``value`` take the place of ``before``, which a stage holds as ``name`` and otherwise."""
     path, _, last = name.rpartition(".")
     owner = stage.get_submodule(path)
     if isinstance(before, nn.Parameter):
         owner._parameters[last] = nn.Parameter(value, requires_grad=before.requires_grad)
         # Tied names must go on sharing one parameter.
-        shared = [n for n, t in _tensors(stage) if t is before]
+        shared = [n for n, t in named_tensors(stage) if t is before]
         for other in shared:
             other_path, _, other_last = other.rpartition(".")
             stage.get_submodule(other_path)._parameters[other_last] = owner._parameters[last]

@@ -26,6 +26,7 @@ from penstock.errors import BadInput
 __all__ = [
     "latest_checkpoint",
     "load_checkpoint",
+    "make_durable",
     "read_state",
     "save_checkpoint",
     "stored_tensors",

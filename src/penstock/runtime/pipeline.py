@@ -27,9 +27,11 @@ from penstock.runtime.loss_scaling import LossScaling, check_parameter_types, lo
 from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline_state import load_state, restore, save_state, state_tensors
+from penstock.runtime.pretrained import Weights
 from penstock.runtime.stage_building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.training import MakeOptimizer, MakeSchedule, Training
 from penstock.runtime.verify import VerifyResult, verify
+from penstock.runtime.weight_saving import save_weights
 from penstock.runtime.worker import Worker
 from penstock.runtime.world import join_world
 from penstock.timeline.timeline import Timeline
@@ -51,13 +53,14 @@ class Pipeline:
     ``batch`` is an example of what the loader yields; later ones may differ in the number of
     samples only. Without ``optimizer`` a step computes gradients and leaves the weights alone.
     ``autocast`` is ``torch.bfloat16``, ``torch.float16`` or none; with float16 the loss is scaled
-    as ``loss_scaling`` says. ``shard_optimizer`` divides the optimizer's state among the ranks that
-    hold the same parameters. ``gradient_noise`` estimates the gradient noise scale. ``metrics`` are
-    functions of the model's output and the target, computed in steps and evaluations; ``callbacks``
-    are called after steps, evaluations and checkpoints. ``seed`` is that of dropout, and of weights
-    that were built on the meta device. ``prediction_error_every`` is how many updates apart
-    predictions of weights are compared with what came. Processes are joined as torchrun describes
-    them; without torchrun the pipeline runs in this one.
+    as ``loss_scaling`` says. ``weights`` is a directory of safetensors, or `Weights`, from which
+    every rank reads its own stages. ``shard_optimizer`` divides the optimizer's state among the
+    ranks that hold the same parameters. ``gradient_noise`` estimates the gradient noise scale.
+    ``metrics`` are functions of the model's output and the target, computed in steps and
+    evaluations; ``callbacks`` are called after steps, evaluations and checkpoints. ``seed`` is that
+    of dropout, and of weights that were built on the meta device. ``prediction_error_every`` is how
+    many updates apart predictions of weights are compared with what came. Processes are joined as
+    torchrun describes them; without torchrun the pipeline runs in this one.
 
     ``compile``: stages are compiled by ``torch.compile`` for the rows of a full micro-batch; that
     takes time once.
@@ -80,6 +83,7 @@ class Pipeline:
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
+        weights: Weights | Path | str | None = None,
         timeout_s: float = 120.0,
         granularity: Literal["block", "module", "operator"] = "module",
         transport: TransportChoice = "auto",
@@ -102,7 +106,7 @@ class Pipeline:
         check_plan_fits(plan, self._graph, self._world)
         self._graph.batch_leaves(batch)
         compiler = StageCompiler(self._world.device) if compile else None
-        programs = build_stages(self._graph, plan, self._world, model, seed)
+        programs = build_stages(self._graph, plan, self._world, seed, weights)
         if optimizer is not None:
             check_parameter_types(self._world, programs)
         view = PredictionView(self._graph, plan)
@@ -299,7 +303,10 @@ class Pipeline:
         restore(self._worker, self._training, tensors, state_dict["state"])
 
     def model_state_dict(self) -> dict[str, torch.Tensor]:
-        """All weights and buffers by all their names, on rank 0; empty elsewhere; all must ask."""
+        """All weights and buffers by all their names, on rank 0; empty elsewhere; all must ask.
+
+        The whole model must fit there; `save_pretrained` writes it without gathering it.
+        """
         self._drain()
         parts = self._world.gather_to_first(
             {name: tensor.detach().cpu() for name, tensor in self._worker.owned_tensors().items()}
@@ -307,6 +314,23 @@ class Pipeline:
         whole = {name: tensor for part in parts for name, tensor in part.items()}
         tied = {other: whole[name] for other, name in self._graph.tied_names.items() if whole}
         return whole | tied
+
+    def save_pretrained(
+        self, directory: Path | str, *, max_shard_bytes: int = 5_000_000_000
+    ) -> Path:
+        """Write the model's weights as Hugging Face's ``save_pretrained`` does; all must ask.
+
+        Every rank writes the tensors that it stands for, into files of at most ``max_shard_bytes``
+        (larger tensors alone), so nothing is gathered. Rank 0 adds the index, and the configuration
+        where the model has one: ``from_pretrained`` reads the directory, and so does ``weights``.
+        Hosts must share the directory.
+
+        Raises:
+            BadInput: there are weights already, or the directory cannot be written.
+        """
+        self._drain()
+        save_weights(self._worker, Path(directory), max_shard_bytes)
+        return Path(directory)
 
     def save(
         self,

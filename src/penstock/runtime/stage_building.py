@@ -1,20 +1,23 @@
 """From a model and a plan to the stages that this rank holds."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction, StageProgram
-from penstock.capture.materialise import materialise
+from penstock.capture.materialise import materialise, named_tensors
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.compiled_call import StageCompiler
 from penstock.runtime.iteration import places_of
 from penstock.runtime.partial_recompute import PartlyRecomputed, parts_of_stage
+from penstock.runtime.pretrained import Weights, read_stage, sources_of
 from penstock.runtime.runnable import check_runnable
+from penstock.runtime.safetensors_file import StoredTensor
 from penstock.runtime.stage_runner import ModuleRunner
 from penstock.runtime.world import World
 
@@ -61,38 +64,45 @@ def build_stages(
     graph: LayerGraph,
     plan: Plan,
     world: World,
-    model: nn.Module | LayerGraph,
     seed: int,
+    weights: Weights | Path | str | None = None,
 ) -> dict[int, StageProgram]:
-    """The modules of this rank's stages with their tensors on this rank's device."""
-    programs = {
-        place.stage: graph.stage(plan.stages[place.stage].layers)
-        for place in places_of(plan, world.rank)
-    }
-    for program in programs.values():
-        give_values(program, graph, world, model, seed)
-    share_tied(programs.values(), graph.tied_names)
-    return programs
+    """The modules of this rank's stages with their tensors on this rank's device; every rank calls.
+
+    Values are read from ``weights``, or kept, or initialised where the model is on meta.
+
+    Raises:
+        BadInput: the weights are not the model's, or nothing initialises a tensor of some rank.
+    """
+
+    def own_stages() -> dict[int, StageProgram]:
+        sources = sources_of(weights, graph) if weights is not None else {}
+        programs = {
+            place.stage: graph.stage(plan.stages[place.stage].layers)
+            for place in places_of(plan, world.rank)
+        }
+        for program in programs.values():
+            give_values(program, graph, sources, world.device, seed)
+        share_tied(programs.values(), graph.tied_names)
+        return programs
+
+    return world.agreed(own_stages)
 
 
 def give_values(
     program: StageProgram,
     graph: LayerGraph,
-    world: World,
-    model: nn.Module | LayerGraph,
+    sources: Mapping[str, StoredTensor],
+    device: torch.device,
     seed: int,
 ) -> None:
-    """Put a stage's tensors on this rank's device; initialise those that have no values."""
+    """Read a stage's tensors from ``sources``, initialise what has no values, move the rest."""
     module = program.module
-    if not any(t.is_meta for t in (*module.parameters(), *module.buffers())):
-        module.to(world.device)
-        return
-    if not isinstance(model, nn.Module):
-        raise BadInput(
-            f"the model {graph.name} was captured on the meta device; give Pipeline the model "
-            f"itself, so that its stages can be initialised"
-        )
-    materialise(program, device=world.device, seed=seed, model=model)
+    read_stage(module, sources, graph.tied_names, device)
+    if any(tensor.is_meta for _, tensor in named_tensors(module)):
+        materialise(program, device=device, seed=seed, model=graph.model)
+    else:
+        module.to(device)
 
 
 def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) -> None:
@@ -103,11 +113,7 @@ def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) 
     first: dict[str, torch.Tensor] = {}
     for program in programs:
         module = program.module
-        named = (
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        )
-        for name, tensor in named:
+        for name, tensor in named_tensors(module):
             kept = first.setdefault(tied_names.get(name, name), tensor)
             if kept is not tensor:
                 path, _, last = name.rpartition(".")

@@ -1,0 +1,162 @@
+"""Files in the safetensors format, read and written one tensor at a time.
+
+    8 bytes: length n of the header    n bytes: JSON    the tensors' bytes, one after another
+
+The header gives for every name ``{"dtype": ..., "shape": ..., "data_offsets": [begin, end]}``
+(https://huggingface.co/docs/safetensors). The package of that name maps a whole file, writable, so
+that all its bytes count against a limit on a process's data; and it copies all tensors that it
+writes. Here no more is held than the tensor at hand.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.errors import BadInput
+
+__all__ = ["StoredTensor", "bytes_of", "read_header", "read_into", "write_tensors"]
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+LARGEST_HEADER = 100_000_000
+"""Bytes; that of the format's own readers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is: its bytes begin at ``begin`` of ``file``."""
+
+    file: Path
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's values."""
+    return tensor.numel() * tensor.element_size()
+
+
+def plain_bytes(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor on the CPU as an array of bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of a file, by name; none is read.
+
+    Raises:
+        BadInput: the file is not there, not whole, or not of this format.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= LARGEST_HEADER:
+                raise ValueError(f"its header would have {length} bytes")
+            entries = json.loads(file.read(length))
+        data, size = 8 + length, path.stat().st_size
+        tensors = {
+            name: stored_tensor(path, name, entry, data)
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+        ends = [data, *(t.begin + prod(t.shape) * t.dtype.itemsize for t in tensors.values())]
+        if max(ends) != size:
+            raise ValueError(f"it has {size} bytes, by its header {max(ends)}")
+    except OSError as cause:
+        raise BadInput(f"weights '{path}' cannot be read: {cause.strerror}; copy them again") from (
+            cause
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise BadInput(
+            f"'{path}' is not a whole safetensors file ({cause}); copy or download it again"
+        ) from cause
+    return tensors
+
+
+def stored_tensor(path: Path, name: str, entry: Mapping[str, Any], data: int) -> StoredTensor:
+    """One entry of a header, checked; ``data`` is where tensors begin."""
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"tensor '{name}' has type {entry['dtype']}, which is not trained")
+    dtype, shape = DTYPES[entry["dtype"]], tuple(int(size) for size in entry["shape"])
+    begin, end = entry["data_offsets"]
+    if min(begin, *shape, 0) < 0 or end - begin != prod(shape) * dtype.itemsize:
+        raise ValueError(f"tensor '{name}' of shape {shape} has {end - begin} bytes")
+    return StoredTensor(path, name, dtype, shape, data + begin)
+
+
+def read_into(stored: StoredTensor, target: torch.Tensor) -> None:
+    """Fill ``target``, of the same shape, whatever its device; its type is kept.
+
+    Raises:
+        BadInput: the file cannot be read, or has become shorter.
+    """
+    direct = target.dtype == stored.dtype and target.device.type == "cpu" and target.is_contiguous()
+    values = target.detach() if direct else torch.empty(stored.shape, dtype=stored.dtype)
+    try:
+        with stored.file.open("rb", buffering=0) as file:
+            file.seek(stored.begin)
+            left = memoryview(plain_bytes(values))
+            while len(left):
+                count = file.readinto(left)
+                if not count:
+                    raise OSError(0, "it has become shorter")
+                left = left[count:]
+    except OSError as cause:
+        raise BadInput(
+            f"tensor '{stored.name}' cannot be read from '{stored.file}': {cause.strerror}"
+        ) from cause
+    if not direct:
+        with torch.no_grad():
+            target.copy_(values)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a file, tensor by tensor; none is copied that is contiguous and on the CPU.
+
+    Raises:
+        OSError: it cannot be written.
+        BadInput: a tensor has a type that the format has not.
+    """
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    # The widest first, so that all are aligned.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in names:
+            raise BadInput(
+                f"tensor '{name}' has type {tensor.dtype}, which is not saved; "
+                f"use one of {', '.join(str(dtype) for dtype in names)}"
+            )
+        end = begin + bytes_of(tensor)
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, tensor in ordered:
+            file.write(memoryview(plain_bytes(tensor.detach().cpu().contiguous())))

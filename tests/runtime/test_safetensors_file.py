@@ -1,0 +1,129 @@
+"""Our files are those of the package safetensors, and damaged ones are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock.errors import BadInput
+from penstock.runtime.safetensors_file import read_header, read_into, write_tensors
+
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)) * 10
+    kinds = {str(dtype): values.to(dtype) for dtype in DTYPES}
+    return {
+        **kinds,
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 4),
+        "columns": values.t(),
+        "é": values[0].clone(),
+    }
+
+
+def test_the_package_reads_what_is_written(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    write_tensors(tmp_path / "ours.safetensors", tensors)
+    found = load_file(tmp_path / "ours.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+def test_what_the_package_writes_is_read(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    tensors["columns"] = tensors["columns"].contiguous()
+    save_file(tensors, tmp_path / "theirs.safetensors", {"format": "pt"})
+    stored = read_header(tmp_path / "theirs.safetensors")
+    assert stored.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        target = torch.empty(stored[name].shape, dtype=stored[name].dtype)
+        read_into(stored[name], target)
+        assert target.dtype == tensor.dtype
+        assert torch.equal(target, tensor), name
+
+
+def test_values_take_the_type_and_the_place_that_they_are_read_into(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    write_tensors(tmp_path / "ours.safetensors", tensors)
+    stored = read_header(tmp_path / "ours.safetensors")
+    half = torch.empty(3, 5, dtype=torch.bfloat16)
+    read_into(stored["torch.float32"], half)
+    assert torch.equal(half, tensors["torch.float32"].bfloat16())
+    columns = torch.empty(5, 3).t()
+    read_into(stored["torch.float32"], columns)
+    assert torch.equal(columns, tensors["torch.float32"])
+
+
+def damaged(path: Path, how: str) -> None:
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
+    match how:
+        case "cut off":
+            data = data[:-1]
+        case "longer":
+            data += b"\0"
+        case "another size":
+            header["a"]["shape"] = [7]
+        case "negative":
+            header["a"]["data_offsets"] = [-12, 0]
+        case "no list":
+            header = [1, 2]
+        case "eight bits":
+            header["a"]["dtype"] = "F8_E4M3"
+        case "no type":
+            del header["a"]["dtype"]
+        case _:
+            pass
+    text = json.dumps(header).encode()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "no header": b"\x00" * 64,
+            "text": b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
+            "no JSON": len(text).to_bytes(8, "little") + b"}" + text[1:] + data,
+        }.get(how, len(text).to_bytes(8, "little") + text + data)
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("cut off", "has .* bytes, by its header"),
+        ("longer", "has .* bytes, by its header"),
+        ("another size", r"tensor 'a' of shape \(7,\) has 12 bytes"),
+        ("negative", "tensor 'a' of shape"),
+        ("no list", "list"),
+        ("eight bits", "tensor 'a' has type F8_E4M3, which is not trained"),
+        ("no type", "dtype"),
+        ("empty", "its header would have 0 bytes"),
+        ("no header", "its header would have 0 bytes"),
+        ("text", "its header would have"),
+        ("no JSON", "Expecting value"),
+    ],
+)
+def test_a_damaged_file_is_refused(how: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_tensors(path, {"a": torch.zeros(3), "b": torch.ones(2)})
+    damaged(path, how)
+    with pytest.raises(BadInput, match=f"model.safetensors' is not a whole .*{why}"):
+        read_header(path)

@@ -1,0 +1,64 @@
+"""Each rank reads, makes and writes the weights of its own stages only."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from penstock.runtime.launch import launch_workers
+from penstock.runtime.safetensors_file import read_header
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_ranks_train_from_files_and_write_files_as_plain_training_does(tmp_path: Path) -> None:
+    from weights_cases import batch, llama, read_train_and_save, train_plainly
+
+    first = torch.nn.Module.to(llama(), torch.float64)
+    first.save_pretrained(tmp_path / "first", max_shard_size=3000)
+    for found in launch_workers(read_train_and_save, (tmp_path,), workers=3):
+        assert found == {"replicas on meta": [], "stages on meta": [], "model is on meta": True}
+    plain = train_plainly(tmp_path / "first")
+    moved = [n for n, p in plain.named_parameters() if not torch.equal(p, first.get_parameter(n))]
+    assert len(moved) == len(list(plain.named_parameters()))
+    for name in ("replicas", "stages"):
+        files = [read_header(path) for path in (tmp_path / name).glob("*.safetensors")]
+        held = [tensor for file in files for tensor in file]
+        assert sorted(held) == sorted(dict(plain.named_parameters())), "each once"
+        again, report = transformers.LlamaForCausalLM.from_pretrained(
+            tmp_path / name, output_loading_info=True
+        )
+        assert not any(report.values())
+        assert again.dtype == torch.float64
+        # Llama rounds parts of its forward to float32, whatever the type of its weights.
+        for one, other in zip(again.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+        ids = batch(2)["input_ids"]
+        torch.testing.assert_close(again(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_first_values_are_the_same_to_the_bit_under_every_plan() -> None:
+    from weights_cases import initial_values
+
+    values = launch_workers(initial_values, workers=3)[0]
+    first, *others = values.values()
+    assert {t.dtype for n, t in first.items() if n.endswith("weight")} == {torch.bfloat16}
+    assert len(others) == 2
+    for other in others:
+        assert other.keys() == first.keys()
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_what_one_rank_cannot_initialise_all_refuse(tmp_path: Path) -> None:
+    from weights_cases import refusals
+
+    for unset, absent in launch_workers(refusals, (tmp_path,), workers=3):
+        assert unset.startswith("'2.scale' of Unset is on the meta device and nothing initialises")
+        assert absent == (
+            f"weights '{tmp_path / 'nowhere'}' are no directory; name one with model.safetensors "
+            "in it"
+        )
