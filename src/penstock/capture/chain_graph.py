@@ -24,9 +24,10 @@ from penstock.capture.layer_graph import (
     StageProgram,
     TensorSpec,
 )
-from penstock.capture.loss_module import BatchCall, loss_in_result
+from penstock.capture.loss_module import BatchCall, LossModule, loss_in_result
 from penstock.capture.loss_weight import LossWatch
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
+from penstock.capture.sample_mixing import batch_norm_in
 from penstock.errors import BadInput, CaptureFailed
 
 __all__ = ["ChainGraph", "chain_graph"]
@@ -66,6 +67,23 @@ class ChainGraph:
     def layer_names(self) -> tuple[str, ...]:
         """The modules' names, then ``loss`` where there is a loss function."""
         return self.chain.layer_names + (() if self.loss is None else ("loss",))
+
+    @property
+    def mixing(self) -> str:
+        """Why micro-batches cannot give what the whole batch gives, as far as can be seen."""
+        norm = batch_norm_in(self.chain.named_modules())
+        if norm:
+            return f"it mixes samples ({norm})"
+        for layer, specs in enumerate(self.between[: len(self.layer_names) - 1]):
+            if any(spec.reduced for spec in specs):
+                return f"it mixes samples (layer '{self.layer_names[layer]}')"
+        if self.updated_buffers:
+            return f"its forward updates buffer '{min(self.updated_buffers)}'"
+        return ""
+
+    def own_module(self) -> LossModule:
+        """The chain with its loss."""
+        return LossModule(self.chain, self.call, self.loss)
 
     @property
     def batch_size(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim
 
+from penstock.capture.as_trained import as_trained
 from penstock.capture.capture_errors import capture_failed
 from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
@@ -48,8 +49,7 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
     shapes = (tuple({0: rows} for _ in example),)
     try:
         with (
-            _training(module),
-            _without_cache(module),
+            as_trained(module, module.model),
             _without_logs(),
             torch.random.fork_rng(devices=[]),
             recording_opaque_calls() as table,
@@ -135,31 +135,3 @@ def _without_logs() -> Iterator[None]:
         sys.stderr.write(printed.getvalue())
     finally:
         logging.disable(before)
-
-
-@contextlib.contextmanager
-def _training(module: LossModule) -> Iterator[None]:
-    """Training mode, unless the user trains the model with parts of it in evaluation mode."""
-    flags = {part: part.training for part in module.modules()}
-    if not module.model.training:
-        module.model.train()
-    try:
-        yield
-    finally:
-        for part, flag in flags.items():
-            part.training = flag
-
-
-@contextlib.contextmanager
-def _without_cache(module: nn.Module) -> Iterator[None]:
-    """Hugging Face models without key-value caches, which would be outputs of the model."""
-    found: list[Any] = [getattr(part, "config", None) for part in module.modules()]
-    configs = {id(config): config for config in found if hasattr(config, "use_cache")}
-    before = {key: config.use_cache for key, config in configs.items()}
-    for config in configs.values():
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for key, config in configs.items():
-            config.use_cache = before[key]

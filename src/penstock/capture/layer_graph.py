@@ -134,6 +134,18 @@ class LayerGraph(Protocol):
         ...
 
     @property
+    def mixing(self) -> str:
+        """Why micro-batches cannot give what the whole batch gives; empty where they do."""
+        ...
+
+    def own_module(self) -> nn.Module:
+        """The user's model with its loss: ``forward(*leaves)`` returns the loss first.
+
+        Tensors of the model have ``model.`` before their names, those of the loss ``loss.``.
+        """
+        ...
+
+    @property
     def batch_size(self) -> int:
         """Samples in the example batch."""
         ...

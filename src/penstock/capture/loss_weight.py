@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.errors import BadInput
 
-__all__ = ["LossWatch", "target_weight"]
+__all__ = ["LossWatch", "call_weight", "target_weight"]
 
 
 def target_weight(
@@ -59,7 +59,7 @@ class LossWatch(TorchFunctionMode):
         """Run ``func``; note its targets where it is a cross entropy."""
         result = func(*args, **(kwargs or {}))
         if func is functional.cross_entropy or func is functional.nll_loss:
-            self._result, self._weight = result, _call_weight(*args, **(kwargs or {}))
+            self._result, self._weight = result, call_weight(*args, **(kwargs or {}))
         return result
 
     def weight(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
@@ -69,7 +69,7 @@ class LossWatch(TorchFunctionMode):
         return loss.detach().new_full((), float(rows), dtype=torch.float32)
 
 
-def _call_weight(
+def call_weight(
     input: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,

@@ -22,6 +22,7 @@ __all__ = [
     "is_pointwise",
     "is_random",
     "is_view",
+    "normalises_batch",
     "packet_name",
     "random_operator",
     "shares_storage",
@@ -200,6 +201,11 @@ def _updates_statistics(node: fx.Node) -> bool:
         if argument.name in ("training", "use_input_stats"):
             return bool(argument_value(node, position, argument.name))
     return False
+
+
+def normalises_batch(node: fx.Node) -> bool:
+    """Whether the node is a batch norm that takes its statistics from the samples."""
+    return "batch_norm" in packet_name(node) and _updates_statistics(node)
 
 
 def is_mutation(node: fx.Node) -> bool:

@@ -63,7 +63,7 @@ def capture_model(
     crossings = find_crossings(flow, facts, layers, layout.batch_size)
     uses = _parameter_uses(flow, layers, tensors)
     described = describe_outputs(outputs, flow, facts, layout.batch_size)
-    return TracedGraph(model, call, tensors, flow, facts, layers, crossings, uses, described)
+    return TracedGraph(model, call, tensors, flow, facts, layers, crossings, uses, described, loss)
 
 
 def _traced(

@@ -9,15 +9,16 @@ from torch import fx, nn
 
 from penstock.capture.crossings import Crossings
 from penstock.capture.dataflow import Dataflow
-from penstock.capture.layer_graph import Batch, ParameterUse, StageProgram, TensorSpec
+from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
 from penstock.capture.layers import Layers
-from penstock.capture.loss_module import BatchCall
+from penstock.capture.loss_module import BatchCall, LossModule
 from penstock.capture.model_outputs import StructuredOutputs
 from penstock.capture.output_views import (
     OutputView,
     outputs_beside_loss,
     outputs_without_loss,
 )
+from penstock.capture.sample_mixing import mixing_operator
 from penstock.capture.stage_module import StagePart, build_module, needed
 from penstock.capture.tensor_specs import TensorFacts
 from penstock.errors import BadInput
@@ -51,6 +52,7 @@ class TracedGraph:
     trained: Crossings
     parameter_uses: tuple[ParameterUse, ...]
     outputs: StructuredOutputs
+    loss: LossFunction | None = None
     view: OutputView | None = None
 
     @property
@@ -62,6 +64,20 @@ class TracedGraph:
     def layer_names(self) -> tuple[str, ...]:
         """Paths of the modules that the layers were called from, and ``loss``."""
         return self.layers.names
+
+    @property
+    def mixing(self) -> str:
+        """Why micro-batches cannot give what the whole batch gives; empty where they do."""
+        operator = mixing_operator(self.flow, self.facts)
+        if operator:
+            return f"it mixes samples ({operator})"
+        if self.flow.updated:
+            return f"its forward updates buffer '{min(self.flow.updated)}'"
+        return ""
+
+    def own_module(self) -> LossModule:
+        """The user's model with its loss."""
+        return LossModule(self.model, self.call, self.loss)
 
     @property
     def batch_size(self) -> int:

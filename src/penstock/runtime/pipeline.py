@@ -269,13 +269,14 @@ class Pipeline:
         return module_for(name, self._graph, worker.programs, worker.holders, self.rank)
 
     def verify(self, batch: Batch) -> VerifyResult:
-        """Compare loss, gradients and buffers on ``batch`` with one device; changes nothing."""
+        """Compare loss, gradients and buffers on ``batch`` with those of the model left whole.
+
+        The model that was given, run plainly on rank 0, with its hooks and its own backwards: on
+        the whole batch or, where samples act on one another, micro-batch by micro-batch. Dropout is
+        off in both. Changes nothing.
+        """
         self._drain()
-        random = self._worker.random.state
-        try:
-            return verify(self._worker, self._graph.batch_leaves(batch))
-        finally:
-            self._worker.random.state = random
+        return verify(self._worker, self._graph.batch_leaves(batch))
 
     def timeline(self) -> Timeline:
         """What every rank did in the latest iteration; every rank must ask."""

@@ -1,254 +1,157 @@
-"""Whether the pipeline computes what one device computes: loss, every gradient, every buffer."""
+"""Whether the pipeline computes what the user's own module computes: loss, gradients, buffers.
 
-import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+    rank 0    gathers the values, runs the user's module ----+
+    all ranks run the batch through the pipeline            compare
+    rank 0    gathers its gradients and buffers -------------+
+
+The reference comes first: it shows whether there is dropout, which has to be off in both. Where
+there is none, a step of training can be compared itself, before its optimizer changes the weights.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
+from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
+from penstock.runtime.own_module import OwnRun, run_own_module
 from penstock.runtime.recompute import random_state, restore_random_state
+from penstock.runtime.verify_result import (
+    Difference,
+    Values,
+    VerifyResult,
+    compare,
+    not_compared,
+)
 from penstock.runtime.without_dropout import WithoutDropout
 from penstock.runtime.worker import Worker
 
-__all__ = ["Difference", "VerifyResult", "verify"]
+__all__ = ["Difference", "Reference", "VerifyResult", "reference_of", "verify"]
 
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference, relative to the largest value of the tensor, by the type of computation.
-
-Sums in another order differ by some units in the last place of every addition: some 1e-13 in
-float64, where wrong results differ by far more than 1e-9.
-"""
-
-NOISE_SHARE = 1e-3
-"""Tensors far smaller than the largest (a gradient that is zero but for rounding) are compared on
-the scale of this share of the largest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first tensor that is not the same.
-
-    ``value`` is the pipeline's and ``reference`` one device's, where they differ most.
-    """
-
-    name: str
-    kind: Literal["loss", "gradient", "buffer"]
-    stage: int
-    value: float
-    reference: float
-    relative: float
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
-    """What `verify` found; prints as one line.
-
-    ``largest`` is the largest relative difference among the ``compared`` tensors.
-    """
-
-    loss: float
-    reference_loss: float
-    compared: int
-    largest: float
-    tolerance: float
-    difference: Difference | None
-
-    @property
-    def equal(self) -> bool:
-        """Whether everything agrees within the tolerance."""
-        return self.difference is None
-
-    def __str__(self) -> str:
-        if self.difference is None:
-            return (
-                f"equal to one device: loss {self.loss:.6g}, {self.compared} gradients and buffers "
-                f"differ by at most {self.largest:.1e} (limit {self.tolerance:.0e})"
-            )
-        d = self.difference
-        where = f" of '{d.name}' on stage {d.stage}" if d.kind != "loss" else ""
-        return (
-            f"{d.kind}{where} is {d.value:.9g}, on one device {d.reference:.9g}: relative "
-            f"difference {d.relative:.1e}, limit {self.tolerance:.0e}"
-        )
+WHOLE = "your module on the whole batch"
+IN_PARTS = "your module, micro-batch by micro-batch"
 
 
 @dataclass(frozen=True)
-class Values:
-    """Loss, gradients and buffers after one batch, by name, on the CPU."""
+class Reference:
+    """What the user's module gives; ``run`` is there on rank 0 only, the rest on all ranks.
 
-    loss: float
-    gradients: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-    loss_dtype: torch.dtype = torch.float64
+    ``skipped`` says why there is nothing to compare with.
+    """
+
+    name: str
+    dropped: bool
+    skipped: str
+    run: OwnRun | None
 
 
 def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
-    """Run a batch through the pipeline and on one device, without dropout, and compare.
+    """Run a batch through the user's module and through the pipeline, without dropout; compare.
 
-    The one device is rank 0, which gathers the whole model: it must fit there. It runs the plain
-    model micro-batch by micro-batch. Weights, buffers, optimizer and random state are as before
-    afterwards. Every rank calls, and gets the same result.
+    Weights, gradients, buffers, optimizer and random states are as before afterwards. Every rank
+    calls, and gets the same result.
 
     Raises:
         BadInput: the batch is not the same on all ranks.
         RunFailed: a rank failed.
     """
-    world = worker.world
-    own = worker.named_tensors()
-    before = {name: tensor.detach().clone() for name, tensor in worker.named_buffers()}
-    states = random_state(world.device)
-    gathered = world.gather_to_first(on_cpu(worker.owned_tensors()))
-    try:
+    reference = reference_of(worker, [leaves])
+    if reference.skipped:
+        return not_compared(reference.skipped)
+    with untouched(worker):
         totals = worker.run(leaves, training=True, within=WithoutDropout())
-        if worker.buckets is not None:
-            worker.buckets.scale(1.0 / totals.weight)
-        gradients = {
-            name: p.grad
-            for name, p in worker.named_parameters()
-            if p.grad is not None and worker.owns(name)
-        }
-        buffers = {n: t for n, t in own.items() if n in before and worker.owns(n)}
-        parts = world.gather_to_first((on_cpu(gradients), on_cpu(buffers)))
+        return compared(worker, reference, totals)
+
+
+@contextmanager
+def untouched(worker: Worker) -> Iterator[None]:
+    """Within, the pipeline may run; then its buffers, gradients and random states are as before."""
+    device, random = worker.world.device, worker.random.state
+    gradients = worker.buckets.buckets if worker.buckets is not None else []
+    tensors = [*(tensor for _, tensor in worker.named_buffers()), *(b.flat for b in gradients)]
+    before = [tensor.detach().clone() for tensor in tensors]
+    states = random_state(device)
+    try:
+        yield
     finally:
-        for name, tensor in worker.named_buffers():
+        for tensor, value in zip(tensors, before, strict=True):
             # As torch's kernels do, unseen by autograd's check: nothing is saved across steps.
-            tensor.data.copy_(before[name])
-        restore_random_state(world.device, *states)
-    result = None
+            tensor.data.copy_(value)
+        restore_random_state(device, *states)
+        worker.random.state = random
+
+
+def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> Reference:
+    """The user's module on the rows of all batches, run on rank 0; every rank calls.
+
+    On the whole batch, unless samples of it act on one another: then micro-batch by micro-batch.
+    """
+    world, graph = worker.world, worker.graph
+    others = {} if world.rank == 0 else on_cpu(worker.owned_tensors())
+    gathered = merged(world.gather_to_first(others))
+    reason = graph.mixing
+    name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
+    found: Reference | None = None
     if world.rank == 0:
+        leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+        rows = micro_batch_rows(worker, batches) if reason else [range(leaves[0].shape[0])]
+        try:
+            run = run_own_module(
+                graph,
+                {**gathered, **worker.named_tensors()},
+                leaves,
+                rows,
+                device=world.device,
+                autocast=worker.autocast_dtype,
+            )
+            random = f"random operators, which are not dropout: {run.random}" if run.random else ""
+            found = Reference(name, run.dropped, random, run)
+        except Exception as error:
+            text = str(error).partition("\n")[0]
+            why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
+            found = Reference(name, False, why, None)
+    told = world.from_first(None if found is None else replace(found, run=None))
+    return told if found is None else found
+
+
+def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> list[range]:
+    """The rows of all micro-batches, in the order of the batches put together."""
+    found: list[range] = []
+    start = 0
+    for leaves in batches:
+        for rows in cut_batch(worker.plan, leaves[0].shape[0]).micro_batches:
+            found.append(range(start + rows.start, start + rows.stop))
+        start = found[-1].stop
+    return found
+
+
+def compared(
+    worker: Worker, reference: Reference, totals: Totals, seed: float = 1.0
+) -> VerifyResult:
+    """Compare what the pipeline has just computed with the reference; every rank calls.
+
+    Gradients are still sums over ``totals.weight`` terms, times ``seed``; buffers are new.
+    """
+    world = worker.world
+    divisor = totals.weight * seed
+    gradients = {
+        name: p.grad / divisor
+        for name, p in worker.named_parameters()
+        if p.requires_grad and p.grad is not None and worker.owns(name)
+    }
+    names = {name for name, _ in worker.named_buffers()}
+    buffers = {name: t for name, t in worker.owned_tensors().items() if name in names}
+    parts = world.gather_to_first((on_cpu(gradients), on_cpu(buffers)))
+    result = None
+    if reference.run is not None:
+        own = reference.run
         our_gradients, our_buffers = zip(*parts, strict=True)
         found = Values(totals.loss, merged(our_gradients), merged(our_buffers))
-        reference = one_device(worker, merged(gathered), leaves)
-        restore_random_state(world.device, *states)
-        result = compare(worker, found, reference)
+        theirs = Values(own.loss, on_cpu(own.gradients), on_cpu(own.buffers))
+        result = compare(worker, found, theirs, types=own.types, reference_name=reference.name)
     return world.from_first(result)
-
-
-def one_device(
-    worker: Worker, tensors: Mapping[str, torch.Tensor], leaves: Sequence[torch.Tensor]
-) -> Values:
-    """The same batch on this rank alone, with copies of all tensors."""
-    graph, device = worker.graph, worker.world.device
-    program = graph.stage(range(len(graph.layer_names)))
-    module = own_copy(program.module, graph.tied_names, tensors, device)
-    cut = cut_batch(worker.plan, leaves[0].shape[0])
-    inputs = [leaves[index].to(device) for index in program.batch_inputs]
-    loss_sum, weight_sum, loss_dtype = 0.0, 0.0, torch.float64
-    with WithoutDropout():
-        for rows in cut.micro_batches:
-            with worker.autocast():
-                loss, weight = module(*(leaf[rows.start : rows.stop] for leaf in inputs))[:2]
-            loss_dtype = loss.dtype
-            if loss.requires_grad:
-                loss.backward(weight.to(loss.dtype))
-            if float(weight) > 0:
-                loss_sum += float(loss.detach().double() * weight)
-                weight_sum += float(weight)
-    gradients = {
-        graph.tied_names.get(name, name): p.grad / weight_sum
-        for name, p in module.named_parameters()
-        if p.grad is not None
-    }
-    buffers = {graph.tied_names.get(name, name): b for name, b in module.named_buffers()}
-    return Values(loss_sum / weight_sum, on_cpu(gradients), on_cpu(buffers), loss_dtype)
-
-
-def own_copy(
-    module: nn.Module,
-    tied: Mapping[str, str],
-    tensors: Mapping[str, torch.Tensor],
-    device: torch.device,
-) -> nn.Module:
-    """A copy of ``module`` with the given values, that shares nothing with it."""
-    copied = copy.deepcopy(module)
-    copied = copied.to_empty(device=device) if has_meta(copied) else copied.to(device)
-    with torch.no_grad():
-        for name, tensor in (*copied.named_parameters(), *copied.named_buffers()):
-            value = tensors.get(tied.get(name, name))
-            if value is not None:
-                tensor.copy_(value)
-            if isinstance(tensor, nn.Parameter):
-                tensor.grad = None
-    return copied
-
-
-def has_meta(module: nn.Module) -> bool:
-    """Whether some tensor of the module has no values."""
-    return any(t.is_meta for t in (*module.parameters(), *module.buffers()))
-
-
-def compare(worker: Worker, found: Values, reference: Values) -> VerifyResult:
-    """Loss first, then gradients in the model's order, then buffers."""
-    tolerance = tolerance_of(worker, reference)
-    first: Difference | None = None
-    largest = 0.0
-    pairs: list[tuple[str, Literal["loss", "gradient", "buffer"], torch.Tensor, torch.Tensor]] = [
-        ("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss))
-    ]
-    for use in worker.graph.parameter_uses:
-        kind = "buffer" if use.is_buffer else "gradient"
-        ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
-        theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
-        if ours is None and theirs is None:
-            continue
-        shape = ours if ours is not None else theirs
-        assert shape is not None
-        zeros = torch.zeros_like(shape)
-        pairs.append(
-            (use.name, kind, zeros if ours is None else ours, zeros if theirs is None else theirs)
-        )
-    scale = max(
-        (float(r.abs().max()) for _, kind, _, r in pairs if kind == "gradient" and r.numel()),
-        default=0.0,
-    )
-    for name, kind, ours, theirs in pairs:
-        floor = scale * NOISE_SHARE if kind == "gradient" else 0.0
-        difference = difference_of(name, kind, stage_of(worker, name), ours, theirs, floor)
-        largest = max(largest, difference.relative)
-        if first is None and not difference.relative <= tolerance:
-            first = difference
-    return VerifyResult(found.loss, reference.loss, len(pairs) - 1, largest, tolerance, first)
-
-
-def difference_of(
-    name: str,
-    kind: Literal["loss", "gradient", "buffer"],
-    stage: int,
-    ours: torch.Tensor,
-    theirs: torch.Tensor,
-    floor: float,
-) -> Difference:
-    """Where two tensors differ most, relative to the largest value or ``floor``."""
-    a, b = ours.double().reshape(-1), theirs.double().reshape(-1)
-    if not a.numel():
-        return Difference(name, kind, stage, 0.0, 0.0, 0.0)
-    # Equal infinities (masks held as buffers) do not differ.
-    gap = torch.where(a == b, 0.0, (a - b).abs())
-    at = int(gap.argmax())
-    finite = b[b.isfinite()]
-    size = max(float(finite.abs().max()) if finite.numel() else 0.0, floor)
-    relative = float(gap[at]) / size if size else float(gap[at])
-    return Difference(name, kind, stage, float(a[at]), float(b[at]), relative)
-
-
-def tolerance_of(worker: Worker, reference: Values) -> float:
-    """By the coarsest type that takes part: weights, boundary tensors, loss, autocast."""
-    dtypes = {gradient.dtype for gradient in reference.gradients.values()}
-    dtypes |= {spec.dtype for spec, _, _ in worker.graph.crossings} | {reference.loss_dtype}
-    if worker.autocast_dtype is not None:
-        dtypes.add(worker.autocast_dtype)
-    return max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=1e-9)
-
-
-def stage_of(worker: Worker, name: str) -> int:
-    """The first stage that holds a tensor; the last one for the loss."""
-    layers = {use.name: use.layers for use in worker.graph.parameter_uses}
-    if name in layers:
-        return worker.plan.stage_of_layer(layers[name][0])
-    return len(worker.plan.stages) - 1
 
 
 def on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,115 @@
+"""The means that a user's loss is a sum of, each with the number of its terms, seen as it is run.
+
+    loss = cross_entropy(a, words) + 0.1 * cross_entropy(b, next)        two means
+    loss = (errors * mask).sum() / mask.sum()                            one
+    loss = mse_loss(output, target)                                      none: rows count
+
+Gradient accumulation over micro-batches weights each mean by its own number of terms, and what is
+left of the loss by rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from penstock.capture.loss_weight import call_weight
+
+__all__ = ["LossTerms", "MeasuredLoss", "accumulate"]
+
+DIVISIONS = frozenset([torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__])
+
+
+@dataclass(frozen=True)
+class MeasuredLoss:
+    """The loss of ``rows`` samples: its means, how many terms each has, the factor of each."""
+
+    loss: torch.Tensor
+    rows: int
+    means: tuple[torch.Tensor, ...]
+    counts: tuple[float, ...]
+    factors: tuple[float, ...]
+
+    @property
+    def rest(self) -> float:
+        """The value of what is no mean."""
+        if self.means and self.means[0] is self.loss:
+            return 0.0
+        parts = zip(self.factors, self.means, strict=True)
+        return float(self.loss.detach()) - sum(f * float(mean.detach()) for f, mean in parts)
+
+
+class LossTerms(TorchFunctionMode):
+    """While active, remembers means over terms that can be counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``; note its divisor where it is a mean of a loss."""
+        result = func(*args, **(kwargs or {}))
+        count: torch.Tensor | None = None
+        if func is functional.cross_entropy or func is functional.nll_loss:
+            count = call_weight(*args, **(kwargs or {}))
+        elif func in DIVISIONS and isinstance(args[0], torch.Tensor):
+            count = args[1] if len(args) > 1 else None
+        if is_number(result, trained=True) and is_number(count, trained=False):
+            self._seen.append((result, count))
+        return result
+
+    def measured(self, loss: torch.Tensor, rows: int) -> MeasuredLoss:
+        """The means that ``loss`` was made of; of one within another, the outer."""
+        counts: list[float] = []
+        means: list[torch.Tensor] = []
+        factors: list[float] = []
+        for mean, count in reversed(self._seen):
+            factor = slope(loss, mean)
+            if factor is not None and all(slope(outer, mean) is None for outer in means):
+                means.append(mean)
+                counts.append(float(count))
+                factors.append(factor)
+        return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors))
+
+
+def is_number(value: object, *, trained: bool) -> TypeGuard[torch.Tensor]:
+    """Whether ``value`` is a tensor of one number that is, or is not, trained."""
+    return isinstance(value, torch.Tensor) and not value.dim() and value.requires_grad == trained
+
+
+def slope(value: torch.Tensor, by: torch.Tensor) -> float | None:
+    """The derivative of a number by one that it was computed from; ``None`` where it was not."""
+    (found,) = torch.autograd.grad(value, by, retain_graph=True, allow_unused=True)
+    return None if found is None else float(found)
+
+
+def accumulate(parts: Sequence[MeasuredLoss], scale: float = 1.0) -> float:
+    """Run the backwards of all micro-batches; the loss of all of them together.
+
+    Gradients are those of ``scale`` times the loss.
+    """
+    rows = sum(part.rows for part in parts)
+    totals = [sum(counts) for counts in zip(*(part.counts for part in parts), strict=True)]
+    value = 0.0
+    for part in parts:
+        share = part.rows / rows
+        roots, seeds = [part.loss], [share]
+        value += share * part.rest
+        terms = zip(part.means, part.counts, part.factors, totals, strict=True)
+        for mean, count, factor, total in terms:
+            roots.append(mean)
+            seeds.append((count / total - share) * factor)
+            value += factor * count / total * float(mean.detach()) if count else 0.0
+        starts = [root.new_tensor(scale * seed) for root, seed in zip(roots, seeds, strict=True)]
+        if part.loss.requires_grad:
+            torch.autograd.backward(roots, starts)
+    return value

@@ -1,0 +1,122 @@
+"""Whether samples act on one another is read off the captured graph."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.chain import Chain
+from penstock.capture.trace import capture_model
+
+
+class Scores(nn.Module):
+    """A linear layer, and a function of its output."""
+
+    def __init__(self, after: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.after = after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores."""
+        return self.after(self.layer(x))
+
+
+def masked_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    counts = (target > 0).float()
+    return ((output.square().sum(1) * counts).sum() / counts.sum().clamp(min=1)) * 2 + 1
+
+
+def two_losses(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output, target) + 0.1 * output.square().mean()
+
+
+def router_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    chances = output.softmax(1)
+    used = functional.one_hot(target, 3).float().mean(0)
+    return functional.cross_entropy(output, target) + (chances.mean(0) * used).sum()
+
+
+def in_batch_negatives(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output @ output.t(), torch.arange(output.shape[0]))
+
+
+def root(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.square().mean().sqrt()
+
+
+def mixing(
+    after: Callable[[torch.Tensor], torch.Tensor] = torch.tanh,
+    loss: Callable[..., torch.Tensor] = functional.cross_entropy,
+) -> str:
+    torch.manual_seed(0)
+    batch = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    return capture_model(Scores(after), batch, loss=loss).mixing
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        torch.tanh,
+        lambda x: x.softmax(1),
+        lambda x: functional.layer_norm(x, (3,)),
+        lambda x: x.flip(1).cumsum(1),
+        lambda x: x.topk(3)[0] + x.sort(stable=True)[0],
+        lambda x: x - x.mean(1, keepdim=True),
+    ],
+)
+def test_rows_of_one_sample_do_not_mix(after: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert mixing(after) == ""
+
+
+@pytest.mark.parametrize("loss", [functional.cross_entropy, masked_mean, two_losses])
+def test_means_over_samples_that_are_added_up_do_not_mix(
+    loss: Callable[..., torch.Tensor],
+) -> None:
+    assert mixing(loss=loss) == ""
+
+
+@pytest.mark.parametrize(
+    ("after", "operator"),
+    [
+        (lambda x: x - x.mean(0), "sub"),
+        (lambda x: x.softmax(0), "softmax"),
+        (lambda x: x.flip(0), "flip"),
+        (lambda x: x / x.detach().max(), "div"),
+        (lambda x: functional.batch_norm(x, None, None, training=True), "batch_norm"),
+    ],
+)
+def test_rows_made_of_other_samples_mix(
+    after: Callable[[torch.Tensor], torch.Tensor], operator: str
+) -> None:
+    assert mixing(after) == f"it mixes samples (operator '{operator}' in forward)"
+
+
+@pytest.mark.parametrize(
+    ("loss", "operator"), [(router_loss, "mul"), (in_batch_negatives, "matmul"), (root, "sqrt")]
+)
+def test_losses_that_do_not_add_up_over_samples_mix(
+    loss: Callable[..., torch.Tensor], operator: str
+) -> None:
+    assert mixing(loss=loss) == f"it mixes samples (operator '{operator}' in 'loss')"
+
+
+def test_a_batch_norm_is_named_unless_it_is_frozen() -> None:
+    norm = nn.BatchNorm1d(3)
+    model = Scores(norm)
+    batch = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    graph = capture_model(model, batch, loss=functional.cross_entropy)
+    assert graph.mixing == "it mixes samples (BatchNorm1d 'after')"
+    norm.eval()
+    assert capture_model(model, batch, loss=functional.cross_entropy).mixing == ""
+
+
+def test_a_chain_is_known_by_its_batch_norms_and_buffers() -> None:
+    batch = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    layers = [nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)]
+    with_norm = capture_model(Chain(layers, functional.cross_entropy), batch)
+    assert with_norm.mixing == "it mixes samples (BatchNorm1d '1')"
+    without = capture_model(Chain(layers[:1], functional.cross_entropy), batch)
+    assert without.mixing == ""
