@@ -13,6 +13,7 @@ from penstock.capture.operators import (
     argument_value,
     functional_twin,
     is_assertion,
+    is_grouped,
     is_mutation,
     packet_name,
     shares_storage,
@@ -98,7 +99,9 @@ def _drop_assertions(graph: fx.Graph) -> None:
 def _drop_unused(graph: fx.Graph, keep: set[fx.Node]) -> None:
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users and node not in keep:
-            if node.op == "call_function" and (is_mutation(node) or is_check(node)):
+            if is_check(node) or is_grouped(node):
+                continue
+            if node.op == "call_function" and is_mutation(node):
                 continue
             graph.erase_node(node)
 

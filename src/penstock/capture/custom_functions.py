@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from penstock.capture.opaque import OpaqueTable, call_opaquely, refused
+from penstock.capture.replaced import replaced
 
 __all__ = ["keeping_custom_functions"]
 
@@ -45,13 +46,11 @@ def keeping_custom_functions(table: OpaqueTable) -> Iterator[None]:
             return under_transforms(cls, *args, **kwargs)
         raise refused(f"{cls.__name__}.apply", "is called within a transform of torch.func")
 
-    LOWEST.apply = classmethod(apply)
-    FUNCTIONS.custom_function_call = transformed
-    try:
+    with (
+        replaced(LOWEST, "apply", classmethod(apply)),
+        replaced(FUNCTIONS, "custom_function_call", transformed),
+    ):
         yield
-    finally:
-        del LOWEST.apply
-        FUNCTIONS.custom_function_call = under_transforms
 
 
 def _checkpointed(run: Any, preserve_random_state: bool, *args: Any) -> Any:

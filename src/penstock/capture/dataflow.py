@@ -17,6 +17,8 @@ from torch import fx
 from penstock.capture.assertions import is_check
 from penstock.capture.cleaning import CleanGraph
 from penstock.capture.operators import (
+    facts_of,
+    is_grouped,
     is_heavy,
     is_mutation,
     is_pointwise,
@@ -89,14 +91,14 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
                 found |= needs[source]
         is_symbol = node is clean.rows or node is clean.device
         needs[node] = frozenset() if is_symbol else frozenset(found)
-    together = _together(storages, position, needs)
+    together = (*_together(storages, position, needs), *_groups(position))
     sampled = _sampled(nodes, clean)
     return Dataflow(clean, work, position, needs, after, together, updated, sampled, trained)
 
 
 def _trained(nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:
-    """What the loss needs, and whatever writes or checks, with all that they read."""
-    pending = [n for n in nodes if n.op == "output" or is_check(n)]
+    """What the loss needs, and whatever writes, checks or has an effect, with all they read."""
+    pending = [n for n in nodes if n.op == "output" or is_check(n) or is_grouped(n)]
     pending += [n for n in nodes if n.op == "call_function" and is_mutation(n)]
     found: set[fx.Node] = set()
     while pending:
@@ -140,12 +142,15 @@ def _anchored(
     after: Mapping[fx.Node, tuple[fx.Node, ...]],
     updated: Collection[str],
 ) -> set[fx.Node]:
-    """Nodes around written storage that must run once, on one stage.
+    """Nodes that must run once, on one stage: around written storage, and those with an effect.
 
     All that touches a buffer that is updated; all that shares storage which is written with
-    something that depends on parameters or chance.
+    something that depends on parameters or chance; calls of a group, and what they are beside.
     """
     anchored: set[fx.Node] = set()
+    for node in nodes:
+        if is_grouped(node):
+            anchored |= {node, *arguments_beside(node)}
     bound: set[fx.Node] = set()
     for node in nodes:
         inputs = (*node.all_input_nodes, *after.get(node, ()))
@@ -209,6 +214,25 @@ def _spreads(node: fx.Node, free: Collection[fx.Node]) -> bool:
     sent = [tensor_value(source) for source in node.all_input_nodes if source not in free]
     total = sum(traced_bytes(tensor) for tensor in sent if tensor is not None)
     return None not in sent and total * SPREAD_FACTOR <= traced_bytes(value)
+
+
+def arguments_beside(node: fx.Node) -> list[fx.Node]:
+    """The arguments of a call that must be made in its stage."""
+    facts = facts_of(node)
+    if facts is None or not facts.beside_arguments:
+        return []
+    return [source for source in node.all_input_nodes if source.op == "call_function"]
+
+
+def _groups(position: Mapping[fx.Node, int]) -> list[tuple[int, int]]:
+    """From the first to the last of what must be in one stage because of its effects."""
+    spans: dict[str, list[int]] = {}
+    for node in position:
+        facts = facts_of(node)
+        if facts is not None and facts.group:
+            beside = (position[source] for source in arguments_beside(node))
+            spans.setdefault(facts.group, []).extend((position[node], *beside))
+    return [(min(span), max(span)) for span in spans.values() if min(span) < max(span)]
 
 
 def _together(

@@ -16,6 +16,7 @@ from penstock.capture.as_trained import as_trained
 from penstock.capture.capture_errors import capture_failed
 from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
+from penstock.capture.hooks import check_hooks, keeping_hooks
 from penstock.capture.loss_module import LossModule
 from penstock.capture.opaque import OpaqueTable, keep_opaque_calls, recording_opaque_calls
 from penstock.capture.recorded_values import RecordedValue, asked_values, replaying
@@ -43,6 +44,7 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
     Raises:
         CaptureFailed: the code cannot be traced, or only for one number of rows.
     """
+    check_hooks(module.model)
     home = home_device(module)
     example = tuple(_enough_rows(leaf.detach().to(home)) for leaf in leaves)
     rows = Dim("rows", min=LEAST_TRACED_ROWS)
@@ -54,6 +56,7 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
             torch.random.fork_rng(devices=[]),
             recording_opaque_calls() as table,
             keeping_custom_functions(table),
+            keeping_hooks(table),
         ):
             traced = _traced(module, example, shapes, table)
             assert isinstance(traced, fx.GraphModule)

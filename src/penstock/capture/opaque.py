@@ -27,7 +27,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -97,6 +97,7 @@ class OpaqueCall(nn.Module):
         self.results: tuple[torch.Tensor, ...] = ()
         self.structure: tuple[tuple[Any, ...], pytree.TreeSpec] = ((), spec)
         self.facts = OpaqueFacts(False, False, ())
+        self.line = current_line()
 
     def forward(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Call the original; the tensors that it returns.
@@ -203,10 +204,14 @@ def call_opaquely(
     *,
     name: str,
     modules: Sequence[nn.Module] = (),
+    group: str = "",
+    beside_arguments: bool = False,
 ) -> Any:
     """What ``function(*args, **kwargs)`` returns, recorded as one operator.
 
-    ``name`` is what messages call it.
+    ``name`` is what messages call it. Calls of one ``group`` run in one stage, once for each
+    forward, even if nothing reads their results; where ``beside_arguments``, in the stage that
+    makes their arguments.
 
     Raises:
         CaptureFailed: it cannot be kept; names the user's line.
@@ -231,6 +236,7 @@ def call_opaquely(
                 slots.append(leaf)
     call = OpaqueCall(function, slots, spec, name, modules)
     _learn_results(call, tensors, sizes)
+    call.facts = replace(call.facts, group=group, beside_arguments=beside_arguments)
     table.calls.append(call)
     made = _OPERATOR(len(table.calls) - 1, tensors, sizes)
     values, result_spec = call.structure
@@ -240,7 +246,10 @@ def call_opaquely(
 
 def refused(name: str, why: str) -> CaptureFailed:
     """The error to raise where the user's code calls ``name``, which cannot be captured."""
-    at = current_line()
+    return _refused_at(current_line(), name, why)
+
+
+def _refused_at(at: str, name: str, why: str) -> CaptureFailed:
     return CaptureFailed(
         f"{name}{f' at {at}' if at else ''} cannot be kept in a captured model: it {why}; {WAY_OUT}"
     )
@@ -339,14 +348,28 @@ def run_opaque(
 
 
 def keep_opaque_calls(module: fx.GraphModule, table: OpaqueTable) -> None:
-    """Replace recorded operators in ``module``, and in the regions inside it, by `run_opaque`."""
+    """Replace recorded operators in ``module``, and in the regions inside it, by `run_opaque`.
+
+    Raises:
+        CaptureFailed: a call in a region must be beside what makes its argument outside of it.
+    """
     for part in [*module.modules()]:
         if isinstance(part, fx.GraphModule):
             found = [node for node in part.graph.nodes if node.target is _OPERATOR]
             for node in found:
+                if part is not module:
+                    _check_in_region(node, table)
                 _keep(part, node, table)
             if found:
                 part.recompile()
+
+
+def _check_in_region(node: fx.Node, table: OpaqueTable) -> None:
+    call = table.calls[int(node.args[0])]  # pyright: ignore[reportArgumentType]
+    given = any(source.op == "placeholder" for source in node.all_input_nodes)
+    if call.facts.beside_arguments and given:
+        why = "is called in another region (torch.autocast, no_grad) than its tensor is made in"
+        raise _refused_at(call.line, call.name, why)
 
 
 def _keep(owner: fx.GraphModule, node: fx.Node, table: OpaqueTable) -> None:
@@ -362,4 +385,4 @@ def _keep(owner: fx.GraphModule, node: fx.Node, table: OpaqueTable) -> None:
     node.meta[OPAQUE] = call.facts
     for user in node.users:
         if user.target is operator.getitem:
-            user.meta[OPAQUE] = call.facts
+            user.meta[OPAQUE] = replace(call.facts, group="", beside_arguments=False)

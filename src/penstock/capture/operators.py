@@ -16,6 +16,7 @@ __all__ = [
     "functional_twin",
     "heavy_operator",
     "is_assertion",
+    "is_grouped",
     "is_heavy",
     "is_loss",
     "is_mutation",
@@ -53,11 +54,17 @@ OPAQUE = "opaque"
 
 @dataclass(frozen=True)
 class OpaqueFacts:
-    """About a call that is kept whole: what its operators do, and which results have a gradient."""
+    """About a call that is kept whole: what its operators do, and which results have a gradient.
+
+    Calls of one ``group`` run once, in one stage, whether their results are read or not; where
+    ``beside_arguments``, it is the stage that makes what they are given.
+    """
 
     heavy: bool
     random: bool
     with_gradient: tuple[bool, ...]
+    group: str = ""
+    beside_arguments: bool = False
 
 
 def facts_of(node: fx.Node) -> OpaqueFacts | None:
@@ -95,6 +102,12 @@ def is_assertion(node: fx.Node) -> bool:
     """Whether the node only checks what tracing assumed."""
     name = packet_name(node)
     return name.startswith(("_assert", "sym_constrain_range")) or name == "_guards_fn"
+
+
+def is_grouped(node: fx.Node) -> bool:
+    """Whether the node is a call that has an effect, and so must run once."""
+    facts = facts_of(node)
+    return facts is not None and facts.group != ""
 
 
 def is_random(node: fx.Node) -> bool:

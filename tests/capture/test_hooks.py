@@ -1,0 +1,307 @@
+"""Hooks on tensors and modules: gradients of the plain module, or refused with the line."""
+
+from typing import Any
+
+import pytest
+import torch
+from plain_training import assert_pipeline_equals_plain
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_full_backward_hook,
+)
+
+from penstock.capture.trace import capture_model
+from penstock.errors import CaptureFailed
+
+torch.manual_seed(0)
+BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
+
+
+def keep(net: Any, values: Any) -> Any:
+    return values
+
+
+class Net(nn.Module):
+    """Three layers, with ``between`` after the first."""
+
+    def __init__(self, between: Any = keep):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.last = nn.Linear(8, 3)
+        self.between = between
+        self.alpha = 0.3
+
+    def forward(self, values: Any) -> Any:
+        return self.last(torch.tanh(self.middle(self.between(self, self.first(values)))))
+
+    def tenth(self, gradient: Any) -> Any:
+        return gradient * self.alpha / 3
+
+
+def on_a_view(net: Any, h: Any) -> Any:
+    """A view is made anew wherever it is read; its gradient is the sum of them all."""
+    view = h.view(-1, 2, 4)
+    view.register_hook(lambda g: g * torch.linspace(0, 1, 4, dtype=g.dtype))
+    flat = view.flatten(1)
+    return flat + net.middle(flat) * torch.sin(flat)
+
+
+def with_a_distant_reader(net: Any, h: Any) -> Any:
+    h.register_hook(lambda g: g.flip(1))
+    return net.middle(net.middle(h) + 1) * h
+
+
+def twice(net: Any, h: Any) -> Any:
+    h.register_hook(lambda g: g + 0.5 * g.flip(1))
+    h = torch.tanh(h)
+    h.register_hook(net.tenth)
+    h.register_hook(lambda g: g * net.alpha)
+    return h
+
+
+def in_autocast(net: Any, h: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = torch.sin(h)
+        wide.register_hook(lambda g: g * 3)
+    return wide * h
+
+
+def where_gradients_are(net: Any, h: Any) -> Any:
+    with torch.no_grad():
+        still = h * 2
+    if still.requires_grad:
+        still.register_hook(lambda g: g * 3)
+    return still + h
+
+
+def scaled(net: Any, h: Any) -> Any:
+    h.register_hook(lambda g: g * 0.1)
+    return h
+
+
+KEPT = {
+    "that scales": scaled,
+    "on a view": on_a_view,
+    "on what a later stage reads too": with_a_distant_reader,
+    "one after another": twice,
+    "in a region of lower precision": in_autocast,
+    "only where there are gradients": where_gradients_are,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_hook_on_a_tensor_changes_gradients_as_in_the_plain_module(name: str) -> None:
+    model = Net(KEPT[name]).double()
+    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
+def test_it_does_in_other_schedules_and_where_activations_are_recomputed(schedule: str) -> None:
+    assert_pipeline_equals_plain(
+        Net(on_a_view).double(),
+        BATCH,
+        loss=functional.cross_entropy,
+        schedule=schedule,
+        recompute=schedule == "gpipe",
+    )
+
+
+def test_a_hook_is_called_once_for_each_micro_batch() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def between(net: Any, h: Any) -> Any:
+        h.register_hook(lambda g: seen.append(tuple(g.shape)))
+        return h
+
+    model = Net(between).double()
+    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, recompute=True)
+    assert seen == [(6, 8), (3, 8), (3, 8)]
+
+
+def backward_hook(module: Any, given: Any, made: Any) -> Any:
+    return tuple(None if g is None else g * 0.1 for g in given)
+
+
+def backward_pre_hook(module: Any, made: Any) -> Any:
+    return tuple(None if g is None else g * 3 for g in made)
+
+
+class Pair(nn.Module):
+    """Several arguments, not all of them tensors, and several results."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, h: Any, factor: float, nothing: Any = None) -> Any:
+        return self.linear(h) * factor, h.shape[1], torch.tanh(h)
+
+
+class WithPair(Net):
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, values: Any) -> Any:
+        one, width, other = self.pair(self.first(values), 2.0)
+        return self.last(self.middle(one) / width + other)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("path", ["first", "middle", "middle.0", "last", "pair"])
+def test_backward_hooks_of_modules_change_gradients_as_in_the_plain_module(path: str) -> None:
+    model = WithPair().double()
+    module = model.get_submodule(path)
+    module.register_full_backward_pre_hook(backward_pre_hook)
+    if path != "first":  # its input has no gradient, so a hook may return none
+        module.register_full_backward_hook(backward_hook)
+    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_backward_hooks_see_what_they_see_in_the_plain_module() -> None:
+    seen: list[Any] = []
+
+    def note(module: Any, given: Any, made: Any) -> None:
+        shapes = [None if g is None else tuple(g.shape) for g in (*given, *made)]
+        seen.append((type(module), shapes))
+
+    model = Net().double()
+    model.first.register_full_backward_hook(note)
+    model.middle.register_full_backward_hook(note)
+    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, micro_batches=3)
+    whole, rest = seen[:2], seen[2:]
+    assert whole == [(nn.Sequential, [(6, 8), (6, 8)]), (nn.Linear, [None, (6, 8)])]
+    assert rest.count((nn.Sequential, [(2, 8), (2, 8)])) == 3
+    assert rest.count((nn.Linear, [None, (2, 8)])) == 3
+
+
+def test_a_module_with_a_backward_hook_is_not_cut() -> None:
+    model = Net().double()
+    assert capture_model(model, BATCH, loss=functional.cross_entropy).layer_names == (
+        *("first", "middle.0", "middle.2", "last", "loss"),
+    )
+    model.middle.register_full_backward_hook(backward_hook)
+    assert capture_model(model, BATCH, loss=functional.cross_entropy).layer_names == (
+        *("first", "middle.0", "last", "loss"),
+    )
+
+
+def doubled(module: Any, given: Any, made: Any) -> Any:
+    return made * 2
+
+
+def test_forward_hooks_change_what_modules_get_and_return() -> None:
+    model = Net().double()
+    model.middle.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+    model.middle[0].register_forward_hook(doubled)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: ((args[0] * 2,), kwargs), with_kwargs=True
+    )
+    model.last.register_forward_hook(doubled, always_call=True)
+    model.last.register_forward_hook(lambda module, given, made: None)
+    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+
+
+def test_hooks_on_parameters_change_their_gradients() -> None:
+    model = Net().double()
+    expected = Net().double()
+    expected.load_state_dict(model.state_dict())
+    for one in (model, expected):
+        one.first.weight.register_hook(lambda g: g * 0.1)
+    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
+    functional.cross_entropy(expected(BATCH[0]), BATCH[1]).backward()
+    stage = graph.stage(range(len(graph.layer_names))).module
+    stage(*BATCH)[0].backward()
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def masked(net: Any, h: Any) -> Any:
+    mask = torch.sigmoid(h).detach()
+    h.register_hook(lambda g: g * mask)
+    return h
+
+
+def kept_by_the_model(net: Any, h: Any) -> Any:
+    net.__dict__["alpha"] = h.detach()
+    h.register_hook(net.tenth)
+    return h
+
+
+def removed(net: Any, h: Any) -> Any:
+    h.register_hook(lambda g: g * 0.1).remove()
+    return h
+
+
+def retained(net: Any, h: Any) -> Any:
+    h.retain_grad()
+    return h
+
+
+def on_a_parameter(net: Any, h: Any) -> Any:
+    net.last.weight.register_hook(lambda g: g * 0.1)
+    return h
+
+
+def after_accumulation(net: Any, h: Any) -> Any:
+    net.last.weight.register_post_accumulate_grad_hook(lambda p: None)
+    return h
+
+
+def on_several(net: Any, h: Any) -> Any:
+    torch.autograd.graph.register_multi_grad_hook([h], lambda g: None)
+    return h
+
+
+def backward_within(net: Any, h: Any) -> Any:
+    h.sum().backward(retain_graph=True)
+    return h
+
+
+def on_an_outer_tensor(net: Any, h: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        h.register_hook(lambda g: g * 0.1)
+        wide = torch.sin(h)
+    return wide
+
+
+REFUSED = {
+    "h.register_hook(lambda g: g * 0.1)": on_an_outer_tensor,
+    "h.register_hook(lambda g: g * mask)": masked,
+    "h.register_hook(net.tenth)": kept_by_the_model,
+    ".remove()": removed,
+    "h.retain_grad()": retained,
+    "net.last.weight.register_hook": on_a_parameter,
+    "register_post_accumulate_grad_hook": after_accumulation,
+    "register_multi_grad_hook": on_several,
+    "backward(retain_graph=True)": backward_within,
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_hooks_that_cannot_be_kept_are_refused_with_the_line(line: str) -> None:
+    with pytest.raises(CaptureFailed) as caught:
+        capture_model(Net(REFUSED[line]).double(), BATCH, loss=functional.cross_entropy)
+    message = str(caught.value)
+    assert f"{__file__}:" in message
+    assert line in message.split("`")[1]
+    assert "penstock.Chain" in message
+
+
+def test_old_backward_hooks_are_refused_with_the_module() -> None:
+    model = Net().double()
+    model.middle[2].register_backward_hook(backward_hook)
+    with pytest.raises(CaptureFailed, match=r"Linear 'middle.2' has the hook backward_hook"):
+        capture_model(model, BATCH, loss=functional.cross_entropy)
+
+
+@pytest.mark.parametrize(
+    "register", [register_module_forward_hook, register_module_full_backward_hook]
+)
+def test_hooks_for_all_modules_are_refused(register: Any) -> None:
+    with register(doubled), pytest.raises(CaptureFailed, match="for all modules, doubled"):
+        capture_model(Net().double(), BATCH, loss=functional.cross_entropy)
