@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from penstock.capture.assertions import is_check
+from penstock.capture.mapped_regions import keep_mapped_regions
 from penstock.capture.operators import (
     argument_value,
     functional_twin,
@@ -44,7 +45,7 @@ class CleanGraph:
     rows: fx.Node
     device: fx.Node
     loss: fx.Node
-    constants: Mapping[str, torch.Tensor]
+    constants: Mapping[str, Any]
     bodies: Mapping[str, nn.Module]
     outputs: tuple[fx.Node, ...] = ()
 
@@ -77,6 +78,7 @@ def clean(exported: fx.GraphModule, names: Mapping[str, str]) -> CleanGraph:
     _drop_assertions(graph)
     constants, bodies = _rename_attributes(exported, names)
     size_nodes(graph, leaves, rows)
+    bodies |= keep_mapped_regions(graph)
     _own_copies_of_written_leaves(graph, leaves, {rows, device})
     _write_to_new_tensors(graph)
     _follow_device(graph, device)
@@ -110,7 +112,7 @@ def _rename_attributes(
     exported: fx.GraphModule, names: Mapping[str, str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:
     """Give attributes the names of the user's model; collect the others."""
-    constants: dict[str, torch.Tensor] = {}
+    constants: dict[str, Any] = {}
     bodies: dict[str, nn.Module] = {}
     for node in exported.graph.nodes:
         if node.op != "get_attr":

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._dynamo._trace_wrapped_higher_order_op import ModIndex
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -42,7 +43,8 @@ def keeping_custom_functions(table: OpaqueTable) -> Iterator[None]:
         return call_opaquely(table, cls.apply, args, kwargs, name=f"{cls.__name__}.apply")
 
     def transformed(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if get_proxy_mode() is None:
+        # Torch's look-up in a mapped function is recorded as a call of itself.
+        if get_proxy_mode() is None or cls is ModIndex:
             return under_transforms(cls, *args, **kwargs)
         raise refused(f"{cls.__name__}.apply", "is called within a transform of torch.func")
 

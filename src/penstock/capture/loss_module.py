@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.layer_graph import LossFunction
@@ -153,6 +154,8 @@ class Outputs:
 
     def __init__(self) -> None:
         self.found = Flattened(problem="the model has not been run")
+        self.reached = False
+        """Whether the model's code was traced to its end, so that only its results were left."""
 
 
 class LossModule(nn.Module):
@@ -196,4 +199,5 @@ class LossModule(nn.Module):
         if self._outputs is None:
             return (loss,)
         self._outputs.found = flatten_outputs(output, own)
+        self._outputs.reached = get_proxy_mode() is not None
         return (loss, *self._outputs.found.tensors)

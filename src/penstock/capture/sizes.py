@@ -40,7 +40,7 @@ def size_nodes(graph: fx.Graph, leaves: Sequence[fx.Node], rows: fx.Node) -> Non
     """Rewrite every node whose value is a symbolic integer as a formula of ``rows``.
 
     Raises:
-        CaptureFailed: a size is not built from sums, products and whole divisions.
+        CaptureFailed: a size is not built from sums, products, whole divisions, min and max.
     """
     rows.meta["val"] = leaves[0].meta["val"].shape[0]
     for node in list(graph.nodes):
@@ -55,7 +55,20 @@ def size_nodes(graph: fx.Graph, leaves: Sequence[fx.Node], rows: fx.Node) -> Non
         if isinstance(replacement, fx.Node):
             replacement.meta.setdefault("val", value)
             node.replace_all_uses_with(replacement)
+        else:
+            _put_number(node, replacement)
         graph.erase_node(node)
+
+
+def _put_number(node: fx.Node, number: int) -> None:
+    """Give the readers of ``node`` a number instead: fx has no nodes for plain numbers."""
+    for reader in list(node.users):
+
+        def exchanged(argument: fx.Node) -> Any:
+            return number if argument is node else argument
+
+        reader.args = fx.map_arg(reader.args, exchanged)  # pyright: ignore
+        reader.kwargs = fx.map_arg(reader.kwargs, exchanged)  # pyright: ignore
 
 
 def _emit(graph: fx.Graph, expression: sympy.Expr, rows: fx.Node) -> fx.Node | int:
@@ -66,12 +79,12 @@ def _emit(graph: fx.Graph, expression: sympy.Expr, rows: fx.Node) -> fx.Node | i
         return rows
     kinds = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv}
     kinds |= {"PythonMod": operator.mod, "Mod": operator.mod, "Pow": operator.pow}
-    kinds |= {"CleanDiv": operator.floordiv}
+    kinds |= {"CleanDiv": operator.floordiv, "Max": max, "Min": min}
     function = kinds.get(type(expression).__name__)
     if function is None:
         raise CaptureFailed(
             f"a size in the model is {expression} of the number of samples, which cannot be "
-            "recomputed on another stage; use sums, products and whole divisions, "
+            "recomputed on another stage; use sums, products, whole divisions, min and max, "
             "or write the model as penstock.Chain([...])"
         )
     first, *rest = (_emit(graph, part, rows) for part in expression.args)  # pyright: ignore

@@ -106,7 +106,8 @@ def _holder(attributes: Mapping[str, Any]) -> nn.Module:
             case nn.Module():
                 owner.add_module(last, value)
             case _:
-                raise AssertionError(f"{name} is a {type(value).__name__}")
+                # What a higher-order operator takes besides tensors, such as a tree's structure.
+                object.__setattr__(owner, last, value)
     return root
 
 

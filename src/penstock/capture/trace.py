@@ -76,7 +76,7 @@ def _traced(
     """The graph of model and loss, and the structure of the model's outputs.
 
     Outputs that cannot be described must not keep a model from being trained, so it is traced
-    without them then.
+    without them where they may be the reason that tracing failed.
     """
     outputs = Outputs()
     try:
@@ -84,6 +84,8 @@ def _traced(
             outputs.found
         )
     except CaptureFailed as failure:
+        if not outputs.reached:
+            raise
         try:
             alone = clean(export_module(LossModule(model, call, loss), leaves), names)
         except CaptureFailed:

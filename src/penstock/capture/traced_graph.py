@@ -221,7 +221,8 @@ class TracedGraph:
         found |= self.tensors.parameters
         for name, buffer in self.tensors.buffers.items():
             found[name] = (buffer, self.tensors.persistent[name])
-        found |= {name: (tensor, False) for name, tensor in self.flow.clean.constants.items()}
+        for name, constant in self.flow.clean.constants.items():
+            found[name] = (constant, False) if isinstance(constant, torch.Tensor) else constant
         found |= self.flow.clean.bodies
         return found
 
