@@ -9,7 +9,7 @@ import torch
 
 from penstock.errors import CaptureFailed
 
-__all__ = ["WAY_OUT", "capture_failed", "current_line", "first_line"]
+__all__ = ["WAY_OUT", "capture_failed", "current_line", "first_line", "fixes_samples"]
 
 _OURS = Path(__file__).parents[1]
 _LIBRARIES = (Path(torch.__file__).parent, _OURS)
@@ -22,7 +22,7 @@ def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
     text = first_line(error)
     where = _user_line(error)
     at = f" at {where}" if where else ""
-    if _fixed_batch_size(error):
+    if fixes_samples(error):
         size = re.search(r"specialized it to be a constant \((\d+)\)", str(error))
         value = f" ({size.group(1)})" if size else ""
         return CaptureFailed(
@@ -95,7 +95,8 @@ def _called_capture(line: str) -> bool:
     return "capture_model(" in line or "Pipeline(" in line
 
 
-def _fixed_batch_size(error: BaseException) -> bool:
+def fixes_samples(error: BaseException) -> bool:
+    """Whether tracing failed because the code fixes the number of samples."""
     text = str(error)
     return "specialized" in text or ("Constraints violated" in text and "constant" in text)
 

@@ -13,13 +13,14 @@ from torch import fx, nn
 from torch.export import Dim
 
 from penstock.capture.as_trained import as_trained
-from penstock.capture.capture_errors import capture_failed
+from penstock.capture.capture_errors import capture_failed, fixes_samples
 from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
 from penstock.capture.hooks import check_hooks, keeping_hooks
 from penstock.capture.loss_module import LossModule
 from penstock.capture.opaque import OpaqueTable, keep_opaque_calls, recording_opaque_calls
 from penstock.capture.recorded_values import RecordedValue, asked_values, replaying
+from penstock.capture.sample_lists import symbolic_samples
 from penstock.errors import PenstockError
 
 __all__ = ["export_module", "home_device"]
@@ -77,17 +78,28 @@ def _traced(
     except PenstockError:
         raise
     except Exception as error:
-        # Tensors on meta have no values to follow.
-        if home_device(module).type == "meta":
+        asked = _asked(module, example)
+        if not asked and not fixes_samples(error):
             raise
-        asked = _asked(module, example, error)
 
     @contextlib.contextmanager
     def inside() -> Iterator[None]:
-        with KeepCtc(table), replaying(asked):
+        with KeepCtc(table), symbolic_samples(), replaying(asked):
             yield
 
     return _exported(module, example, shapes, inside)
+
+
+def _asked(module: LossModule, example: Sequence[torch.Tensor]) -> tuple[RecordedValue, ...]:
+    """What the code asks for; nothing where it cannot run, or on meta, where nothing has values."""
+    if home_device(module).type == "meta":
+        return ()
+    try:
+        return asked_values(module, example)
+    except PenstockError:
+        raise
+    except Exception:
+        return ()
 
 
 def _exported(
@@ -102,21 +114,6 @@ def _exported(
         return torch.export.export(module, example, dynamic_shapes=shapes, strict=False).module()
     finally:
         module.inside = contextlib.nullcontext
-
-
-def _asked(
-    module: LossModule, example: Sequence[torch.Tensor], error: Exception
-) -> tuple[RecordedValue, ...]:
-    """What the code asks for, if that may be why tracing failed with ``error``; else raise it."""
-    try:
-        asked = asked_values(module, example)
-    except PenstockError:
-        raise
-    except Exception:
-        raise error from None
-    if not asked:
-        raise error
-    return asked
 
 
 def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,118 @@
+"""The number of samples and lists of samples in Python code, while a model is traced.
+
+    torch.arange(len(scores))            len() gives the symbolic number of samples
+    torch.cat(list(features))            a list of the samples, of which only a tensor is made again
+
+Python wants whole numbers of ``len`` and ``iter``, so tracing would fix the number of samples.
+"""
+
+import builtins
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from penstock.capture.capture_errors import WAY_OUT, current_line
+from penstock.errors import CaptureFailed
+
+__all__ = ["symbolic_samples"]
+
+
+@contextlib.contextmanager
+def symbolic_samples() -> Iterator[None]:
+    """Let ``len`` and ``iter`` of traced tensors leave the number of samples open."""
+    plain = builtins.len
+
+    def length(value: Any, /) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim() and _is_open(value):
+            return value.shape[0]
+        if isinstance(value, list | tuple) and plain(value) == 1:
+            (only,) = value
+            if isinstance(only, _EverySample):
+                return only.tensor.shape[0]
+        return plain(value)
+
+    builtins.len = length
+    try:
+        with _OpenIteration():
+            yield
+    finally:
+        builtins.len = plain
+
+
+def _is_open(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor.shape[0], torch.SymInt)
+
+
+class _EverySample:
+    """The only entry of what should be a list of all samples of ``tensor``."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.line = current_line()
+
+    def _refuse(self, *operands: Any) -> NoReturn:
+        raise CaptureFailed(
+            f"the model goes through the samples one by one at {self.line}, but slices of a batch "
+            "have other numbers of samples; write the loop with operations on the whole tensor, "
+            f"or {WAY_OUT}"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Join the samples again; all else is refused."""
+        listed: Any = args[0] if args else (kwargs or {}).get("tensors")
+        dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
+        every = _found(args, kwargs or {})
+        alone = isinstance(listed, list | tuple) and list(listed) == [every]
+        if func is torch.stack and alone and dim == 0:
+            return every.tensor
+        if func in (torch.cat, torch.concat, torch.concatenate) and alone and dim == 0:
+            return every.tensor.flatten(0, 1)
+        every._refuse()
+
+
+def _found(args: Sequence[Any], kwargs: dict[str, Any]) -> _EverySample:
+    leaves = pytree.tree_leaves((args, kwargs))
+    return next(leaf for leaf in leaves if isinstance(leaf, _EverySample))
+
+
+for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
+    setattr(_EverySample, f"__{_name}__", _EverySample._refuse)
+    setattr(_EverySample, f"__r{_name}__", _EverySample._refuse)
+for _name in ("getitem", "iter", "len", "bool", "neg", "lt", "le", "gt", "ge", "ne"):
+    setattr(_EverySample, f"__{_name}__", _EverySample._refuse)
+
+
+def _goes_through(input: torch.Tensor, dim: int = 0) -> bool:
+    return dim == 0 and input.dim() > 0 and _is_open(input)
+
+
+class _OpenIteration(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``, or give a list with one entry that stands for every sample."""
+        # Iteration unbinds a tensor, too.
+        if func in (torch.Tensor.unbind, torch.unbind) and _goes_through(*args, **(kwargs or {})):
+            return (_EverySample(args[0]),)
+        if func is torch.Tensor.__len__ and args[0].dim() and _is_open(args[0]):
+            # list() asks for a length as a hint, and goes on without.
+            raise TypeError("the number of samples is not known")
+        return func(*args, **(kwargs or {}))
