@@ -7,7 +7,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.trace import capture_model
-from penstock.errors import BadInput
 
 
 def _sequential():
@@ -268,10 +267,14 @@ def test_weighted_slices_together_give_the_loss_of_the_batch(pipeline, name):
         lambda s, t: functional.cross_entropy(s, t, reduction="sum") / 100,
     ],
 )
-def test_a_loss_that_is_a_sum_is_refused_with_the_remedy(loss):
-    words = torch.randint(0, 10, (3, 6))
-    with pytest.raises(BadInput, match=r"sum over the batch.*mean"):
-        capture_model(_Scores(), (words, words), loss=loss)
+def test_a_loss_that_is_a_sum_is_the_sum_of_its_slices(loss):
+    words, model = torch.randint(0, 10, (3, 6)), _Scores().double()
+    graph = capture_model(model, (words, words), loss=loss)
+    program, leaves = graph.stage(range(len(graph.layer_names))), graph.batch_leaves((words, words))
+    runs = [program.module(*(leaf[lo:hi] for leaf in leaves)) for lo, hi in ((0, 1), (1, 3))]
+    assert [float(weight) for _, weight in runs] == [1, 2]
+    total = sum(value * weight for value, weight in runs) / 3
+    torch.testing.assert_close(total, loss(model(words), words))
 
 
 def test_a_loss_module_keeps_its_parameters_under_its_name(pipeline):

@@ -6,10 +6,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import fx
 
 from penstock.errors import CaptureFailed
 
-__all__ = ["WAY_OUT", "capture_failed", "current_line", "first_line", "fixes_samples"]
+__all__ = [
+    "WAY_OUT",
+    "capture_failed",
+    "current_line",
+    "first_line",
+    "fixes_samples",
+    "line_of",
+]
 
 _OURS = Path(__file__).parents[1]
 _LIBRARIES = (Path(torch.__file__).parent, _OURS)
@@ -45,6 +53,16 @@ def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
         f"{model_name} cannot be captured{at}: {type(error).__name__}: {text.rstrip('.')}; "
         f"check that the model runs on the example batch; if it does, {WAY_OUT}"
     )
+
+
+def line_of(node: fx.Node) -> str:
+    """``file:line `source` `` of the user's code that a traced operator comes from, or ""."""
+    trace = str(node.meta.get("stack_trace") or "")
+    found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n([^\n]*)', trace)
+    for file, line, source in reversed(found):
+        if not any(Path(file).is_relative_to(library) for library in _LIBRARIES):
+            return f"{file}:{line} `{source.strip()}`"
+    return ""
 
 
 def first_line(error: BaseException) -> str:

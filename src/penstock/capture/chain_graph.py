@@ -1,6 +1,6 @@
 """The layer graph of a :class:`Chain`: shapes are found by running it, stages are slices of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -160,6 +160,16 @@ class ChainGraph:
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
         return self.call.layout.flatten(batch)
+
+    def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """The leaves as they are."""
+        return [list(leaves) for leaves in batches]
+
+    def as_own_steps(
+        self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
+    ) -> list[torch.Tensor]:
+        """The leaves as they are."""
+        return list(leaves)
 
     def stage(self, layers: range) -> StageProgram:
         """The modules ``layers`` as one module.

@@ -37,7 +37,9 @@ class CleanGraph:
     stage finds them in its own inputs. ``constants`` are tensors that the code of the model made
     (``torch.tensor(2.0)``), ``bodies`` are the graphs of regions such as ``torch.no_grad``, and the
     calls that are kept whole (`penstock.capture.opaque`).
-    ``outputs`` are what the model returned besides the loss.
+    ``outputs`` are what the model returned besides the loss. ``terms`` are those of a loss that was
+    given as a list. ``wholes`` are what the last leaf holds, where slices must know something of
+    the whole step (`penstock.capture.loss_terms`).
     """
 
     graph: fx.Graph
@@ -48,6 +50,8 @@ class CleanGraph:
     constants: Mapping[str, Any]
     bodies: Mapping[str, nn.Module]
     outputs: tuple[fx.Node, ...] = ()
+    terms: tuple[fx.Node, ...] = ()
+    wholes: tuple[fx.Node, ...] = ()
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -68,8 +72,11 @@ def in_autocast(
         return body(*inputs)
 
 
-def clean(exported: fx.GraphModule, names: Mapping[str, str]) -> CleanGraph:
-    """``exported``, with ``names`` from its attributes to the first names of the user's model."""
+def clean(exported: fx.GraphModule, names: Mapping[str, str], terms: int = 0) -> CleanGraph:
+    """``exported``, with ``names`` from its attributes to the first names of the user's model.
+
+    It returns the loss, then so many ``terms`` of it, then what the model returned.
+    """
     graph = exported.graph
     leaves = tuple(node for node in graph.nodes if node.op == "placeholder")
     with graph.inserting_after(leaves[-1]):
@@ -88,7 +95,17 @@ def clean(exported: fx.GraphModule, names: Mapping[str, str]) -> CleanGraph:
     output = next(node for node in graph.nodes if node.op == "output")
     loss, *outputs = output.args[0]  # pyright: ignore[reportGeneralTypeIssues]
     _drop_unused(graph, keep={*leaves, rows, device})
-    return CleanGraph(graph, leaves, rows, device, loss, constants, bodies, tuple(outputs))
+    return CleanGraph(
+        graph,
+        leaves,
+        rows,
+        device,
+        loss,
+        constants,
+        bodies,
+        tuple(outputs[terms:]),
+        tuple(outputs[:terms]),
+    )
 
 
 def _drop_assertions(graph: fx.Graph) -> None:

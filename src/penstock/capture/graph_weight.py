@@ -1,44 +1,64 @@
-"""The number of terms of a traced loss, read off the graph.
+"""What slices of a batch count in a traced loss, read off the graph.
 
     cross_entropy(scores, target, mean)     valid targets (or the sum of their class weights)
-    sum(...) / count                        count, where it does not depend on parameters
-    anything else                           rows: every sample has as many terms as the others
+    sum(...) / mask.sum()                   the divisor, where it is a sum over the batch
+    mean of a selection of terms            the selected terms
+    anything else                           rows, of a loss that is rewritten for it (loss_terms)
 
-Scaling by a constant and changing the type do not change the number of terms.
+Scaling by a number and changing the type do not change the number of terms.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from penstock.capture.cleaning import CleanGraph
+from penstock.capture.loss_terms import (
+    MEAN,
+    SUM,
+    TARGET_LOSSES,
+    Sources,
+    arguments_of,
+    by_slices,
+    has_unknown_size,
+    is_of_batch,
+    reduction_of,
+    sources_of,
+)
 from penstock.capture.loss_weight import target_weight
 from penstock.capture.operators import packet_name, tensor_value
-from penstock.errors import BadInput
 
-__all__ = ["add_weight"]
+__all__ = ["add_weight", "count_rows"]
 
-_MEAN, _SUM = 1, 2
 _SAME_TERMS = frozenset(
     ["_to_copy", "alias", "clone", "contiguous", "float", "reshape", "squeeze", "to", "view"]
 )
-_TARGET_LOSSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"])
 
 
-def add_weight(clean: CleanGraph) -> None:
+def add_weight(clean: CleanGraph) -> CleanGraph:
     """Let the graph return ``(loss, weight)``.
 
     Raises:
-        BadInput: the loss is a sum over the batch, which slices cannot be weighted for.
+        BadInput: the loss is no sum of terms that slices of a batch can be weighted for.
     """
+    sources = sources_of(clean)
     output = next(node for node in clean.graph.nodes if node.op == "output")
-    with clean.graph.inserting_before(output):
-        weight = _weight(clean, clean.loss)
-    value = tensor_value(clean.loss)
+    loss = clean.loss
+    weight = None if len(clean.terms) > 1 else _own_weight(clean, sources)
+    if weight is None:
+        clean, found = by_slices(
+            clean, sources, clean.terms or [clean.loss], declared=bool(clean.terms)
+        )
+        with clean.graph.inserting_before(output):
+            loss, weight = _joined(clean, found), None
+            weight = clean.graph.call_function(count_rows, (loss, clean.rows))
+    value = tensor_value(loss)
     assert value is not None
     weight.meta["val"] = value.new_empty((), dtype=torch.float32)
-    output.args = ((clean.loss, weight),)
+    output.args = ((loss, weight),)
+    return replace(clean, loss=loss)
 
 
 def count_rows(loss: torch.Tensor, rows: int) -> torch.Tensor:
@@ -51,81 +71,74 @@ def as_weight(count: torch.Tensor) -> torch.Tensor:
     return count.detach().to(torch.float32)
 
 
-def _weight(clean: CleanGraph, loss: fx.Node) -> fx.Node:
-    """A node that computes the number of terms of ``loss``."""
-    graph, node, divided = clean.graph, loss, False
+def or_one(count: torch.Tensor) -> torch.Tensor:
+    """A divisor; 1 instead of 0, for a slice in which nothing counts."""
+    return torch.where(count == 0, torch.ones_like(count), count)
+
+
+def count_elements(values: torch.Tensor) -> torch.Tensor:
+    """The number of elements, as a weight."""
+    return torch.full((), float(values.numel()), dtype=torch.float32, device=values.device)
+
+
+def _joined(clean: CleanGraph, terms: list[fx.Node]) -> fx.Node:
+    """The sum of the terms."""
+    total, *others = terms
+    for term in others:
+        made = clean.graph.call_function(torch.ops.aten.add.Tensor, (total, term))
+        made.meta.update(total.meta)
+        total = made
+    return total
+
+
+def _own_weight(clean: CleanGraph, sources: Sources) -> fx.Node | None:
+    """A node with the number of terms of the loss, where that is one mean; None elsewhere.
+
+    Made beside the loss, so that one mean needs to know nothing of other slices.
+    """
+    graph, node = clean.graph, clean.loss
     while True:
-        name = packet_name(node)
-        others = node.args[1:]
-        if name == "div" and _is_count(node.args[1]):
-            return graph.call_function(as_weight, (node.args[1],))
-        if name in ("div", "true_divide") and not _is_number(node.args[1]):
-            divided = True
-        scaled = name in ("div", "mul", "true_divide") and (_is_number(others[0]) or divided)
-        if isinstance(node.args[0] if node.args else None, fx.Node) and (
-            (name in _SAME_TERMS and tensor_value(node) is not None) or scaled
-        ):
-            node = node.args[0]
-            assert isinstance(node, fx.Node)
-            continue
-        break
-    if packet_name(node) in _TARGET_LOSSES and _reduction(node) == _MEAN:
-        return _valid_targets(graph, node)
-    _refuse_sums(node, divided)
-    return graph.call_function(count_rows, (loss, clean.rows))
+        name, source = packet_name(node), node.args[0] if node.args else None
+        scaled = name in ("div", "mul", "true_divide") and _is_number(node.args[1])
+        same = name in _SAME_TERMS and tensor_value(node) is not None
+        if not isinstance(source, fx.Node) or not (same or scaled):
+            break
+        node = source
+    arguments = arguments_of(node)
+    before = next(n for n in graph.nodes if n.op == "output")
+    with graph.inserting_before(before):
+        if name in TARGET_LOSSES and reduction_of(node) == MEAN:
+            values = (arguments["target"], arguments.get("weight"))
+            return graph.call_function(
+                target_weight, (*values, arguments.get("ignore_index", -100))
+            )
+        if name == "mean" and has_unknown_size(node, clean):
+            return graph.call_function(count_elements, (node.args[0],))
+        if name == "div" and _is_plain_sum(node.args[0]) and _is_count(node.args[1], sources):
+            weight = graph.call_function(as_weight, (node.args[1],))
+            with graph.inserting_before(node):
+                divisor = graph.call_function(or_one, (node.args[1],))
+            divisor.meta.update(node.args[1].meta)  # pyright: ignore
+            node.update_arg(1, divisor)
+            return weight
+    return None
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _is_count(value: Any) -> bool:
-    """Whether a divisor is a 0-dim tensor computed from the batch alone."""
-    if not isinstance(value, fx.Node) or tensor_value(value) is None:
+def _is_plain_sum(node: Any) -> bool:
+    """Whether a dividend is a sum, and nothing but a sum."""
+    if not isinstance(node, fx.Node):
         return False
-    seen, pending = set[fx.Node](), [value]
-    while pending:
-        node = pending.pop()
-        if node.op == "get_attr" and node.meta.get("is_parameter"):
-            return False
-        seen.add(node)
-        pending += [source for source in node.all_input_nodes if source not in seen]
-    found = tensor_value(value)
-    return found is not None and found.dim() == 0 and any(n.op == "placeholder" for n in seen)
+    while packet_name(node) in _SAME_TERMS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return packet_name(node) == "sum" or reduction_of(node) == SUM
 
 
-def _valid_targets(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The divisor of a mean over targets."""
-    arguments = _arguments(node)
-    values = (
-        arguments["self"],
-        arguments["target"],
-        arguments.get("weight"),
-        arguments.get("ignore_index", -100),
-    )
-    return graph.call_function(target_weight, values)
-
-
-def _reduction(node: fx.Node) -> int:
-    return _arguments(node).get("reduction", _MEAN)
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    assert isinstance(node.target, torch._ops.OpOverload)
-    schema = node.target._schema.arguments
-    found = {a.name: v for a, v in zip(schema, node.args, strict=False)}
-    return found | dict(node.kwargs)
-
-
-def _refuse_sums(node: fx.Node, divided: bool) -> None:
-    name = packet_name(node)
-    summed = name == "sum"
-    if isinstance(node.target, torch._ops.OpOverload):
-        names = [a.name for a in node.target._schema.arguments]
-        summed = summed or ("reduction" in names and _reduction(node) == _SUM)
-    value = tensor_value(node.all_input_nodes[0]) if node.all_input_nodes else None
-    if summed and not divided and value is not None and value.dim() > 0:
-        raise BadInput(
-            f"the loss is a sum over the batch ({name}), but micro-batches and replicas are "
-            'combined as means; use reduction="mean", or divide by the number of terms'
-        )
+def _is_count(node: Any, sources: Sources) -> bool:
+    """Whether a divisor is a sum over the batch, so that those of slices add up to the whole."""
+    value = tensor_value(node) if isinstance(node, fx.Node) else None
+    single = value is not None and value.dim() == 0
+    return single and _is_plain_sum(node) and is_of_batch(node, sources)

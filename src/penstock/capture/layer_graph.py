@@ -10,6 +10,7 @@ from torch import nn
 __all__ = [
     "Batch",
     "LayerGraph",
+    "Loss",
     "LossFunction",
     "OutputLayout",
     "ParameterUse",
@@ -22,6 +23,9 @@ Batch = Any
 
 LossFunction = Callable[..., torch.Tensor]
 """``loss(output, target)`` for batches ``(*inputs, target)``; ``loss(output, batch)`` for dicts."""
+
+Loss = LossFunction | Sequence[tuple[float, LossFunction]]
+"""A loss function, or terms of a loss with their factors: ``[(1.0, words), (0.5, order)]``."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,20 @@ class LayerGraph(Protocol):
         Raises:
             BadInput: structure, dtype or a dimension other than the batch differ from the example.
         """
+        ...
+
+    def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """The leaves of batches that make one step together.
+
+        What slices must know of the whole step is then that of all of them; `batch_leaves` has it
+        for a step of one batch.
+        """
+        ...
+
+    def as_own_steps(
+        self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
+    ) -> list[torch.Tensor]:
+        """The leaves of a batch whose micro-batches, these rows of it, are each a step alone."""
         ...
 
     def stage(self, layers: range) -> StageProgram:

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.layer_graph import LossFunction
 from penstock.capture.model_outputs import Flattened, flatten_outputs
+from penstock.capture.weighted_losses import WeightedLosses
 from penstock.errors import BadInput
 
 __all__ = ["BatchCall", "LossModule", "Outputs", "loss_in_result"]
@@ -161,8 +164,9 @@ class Outputs:
 class LossModule(nn.Module):
     """``model`` and its loss as one module of the batch's leaves: ``forward(*leaves)``.
 
-    It returns the loss and, if ``outputs`` is given, then the tensors that the model returned,
-    whose structure is left in there. A loss function that is itself a module keeps its parameters,
+    It returns the loss, then its terms where they are given as a list (`terms` of them) and, if
+    ``outputs`` is given, the tensors that the model returned, whose structure is left in there. A
+    loss function that is itself a module keeps its parameters,
     under ``loss.``.
     """
 
@@ -181,7 +185,7 @@ class LossModule(nn.Module):
         self.inside: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The scalar loss of a batch with these leaves, and the model's outputs.
+        """The scalar loss of a batch with these leaves, its terms, and the model's outputs.
 
         Runs inside a new context of ``inside``.
         """
@@ -191,13 +195,23 @@ class LossModule(nn.Module):
     def _results(self, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         by_index = dict(enumerate(leaves))
         output = self._call.call(self.model, by_index)
+        terms: list[torch.Tensor] = []
         if self.loss is None:
             loss = own = loss_in_result(output, type(self.model).__name__)
+        elif isinstance(self.loss, WeightedLosses):
+            found = self.loss.terms(output, self._call.target(by_index))
+            terms = [loss_in_result(term, f"term {n} of loss") for n, term in enumerate(found)]
+            loss, own = reduce(add, terms), None
         else:
             result, own = self._call.loss(self.loss, output, by_index), None
             loss = loss_in_result(result, "the loss function")
         if self._outputs is None:
-            return (loss,)
+            return (loss, *terms)
         self._outputs.found = flatten_outputs(output, own)
         self._outputs.reached = get_proxy_mode() is not None
-        return (loss, *self._outputs.found.tensors)
+        return (loss, *terms, *self._outputs.found.tensors)
+
+    @property
+    def terms(self) -> int:
+        """The number of terms that are returned behind the loss."""
+        return len(self.loss) if isinstance(self.loss, WeightedLosses) else 0

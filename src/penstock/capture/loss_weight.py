@@ -18,7 +18,6 @@ __all__ = ["LossWatch", "call_weight", "target_weight"]
 
 
 def target_weight(
-    scores: torch.Tensor,
     target: torch.Tensor,
     class_weight: torch.Tensor | None = None,
     ignore_index: int = -100,
@@ -29,25 +28,25 @@ def target_weight(
     that are class probabilities, the number of distributions.
     """
     if target.is_floating_point():
-        classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
-        return scores.new_tensor(scores.numel() // classes, dtype=torch.float32)
+        classes = target.shape[1] if target.dim() > 1 else target.shape[0]
+        return target.new_full((), target.numel() // classes, dtype=torch.float32)
     valid = target.ne(ignore_index)
     if class_weight is None:
         return valid.sum().to(torch.float32)
     weights = class_weight[torch.where(valid, target, 0)]
-    return torch.where(valid, weights, 0.0).sum().to(torch.float32)
+    total = torch.where(valid, weights, 0.0).sum()
+    return total.to(torch.promote_types(total.dtype, torch.float32))
 
 
 class LossWatch(TorchFunctionMode):
-    """Remembers the last cross entropy computed while it is active.
+    """Remembers the cross entropies computed while it is active.
 
-    ``weight(loss, rows)`` is that call's divisor where ``loss`` is its very result, else ``rows``.
+    ``weight(loss, rows)`` is the divisor of the one whose very result ``loss`` is, else ``rows``.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._result: torch.Tensor | None = None
-        self._weight: torch.Tensor | None = None
+        self._found: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
 
     def __torch_function__(
         self,
@@ -59,13 +58,28 @@ class LossWatch(TorchFunctionMode):
         """Run ``func``; note its targets where it is a cross entropy."""
         result = func(*args, **(kwargs or {}))
         if func is functional.cross_entropy or func is functional.nll_loss:
-            self._result, self._weight = result, call_weight(*args, **(kwargs or {}))
+            weight = call_weight(*args, **(kwargs or {}))
+            if weight is not None:
+                self._found.append(
+                    (result, weight, every_target_counts(weight, *args, **(kwargs or {})))
+                )
         return result
 
     def weight(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
-        """The number of terms that ``loss`` is the mean of, as a 0-dim float tensor."""
-        if self._weight is not None and loss is self._result:
-            return self._weight
+        """The number of terms that ``loss`` is the mean of, as a 0-dim float tensor.
+
+        Raises:
+            BadInput: it is computed from a cross entropy that leaves out some of the rows' targets.
+        """
+        for result, weight, _ in self._found:
+            if loss is result:
+                return weight
+        if not all(counts_all for _, _, counts_all in self._found):
+            raise BadInput(
+                "the loss of the chain is computed from a cross entropy that ignores targets, or "
+                "has class weights, so its slices cannot be weighted; return that cross entropy "
+                "itself, or give the chain a loss function that torch.export can trace"
+            )
         return loss.detach().new_full((), float(rows), dtype=torch.float32)
 
 
@@ -88,4 +102,11 @@ def call_weight(
     if reduction != "mean" or reduce is False:
         return None
     with torch.no_grad():
-        return target_weight(input, target, weight, ignore_index)
+        return target_weight(target, weight, ignore_index)
+
+
+def every_target_counts(
+    divisor: torch.Tensor, input: torch.Tensor, target: torch.Tensor, *_: Any, **__: Any
+) -> bool:
+    """Whether such a call ignores no target, and all weigh the same."""
+    return target.is_floating_point() or bool(divisor == target.numel())

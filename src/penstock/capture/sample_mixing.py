@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layers import module_path
+from penstock.capture.loss_terms import of_whole
 from penstock.capture.operators import (
     argument_value,
     is_view,
@@ -37,7 +38,8 @@ _ADDS_UP = frozenset(
 )
 _KEEPS_SUMS = frozenset(
     [
-        *("_to_copy", "alias", "clone", "contiguous", "detach", "expand", "float", "getitem"),
+        *("_to_copy", "alias", "cat", "clone", "contiguous", "detach", "expand", "float"),
+        *("getitem", "of_all_rows", "where"),
         *("mean", "neg", "permute", "reshape", "select", "slice", "squeeze", "stack", "sum"),
         *("t", "to", "transpose", "unbind", "unsqueeze", "view"),
     ]
@@ -101,6 +103,9 @@ def _ancestors(loss: fx.Node) -> set[fx.Node]:
 
 def _kind(node: fx.Node, kinds: dict[fx.Node, _Kind], facts: TensorFacts) -> _Kind | None:
     """How the node's value depends on the samples; ``None`` where it mixes them."""
+    if node.target is of_whole:
+        # The same for every slice of a step.
+        return _Kind.APART
     inputs = [kinds.get(source, _Kind.APART) for source in node.all_input_nodes]
     worst = max(inputs, default=_Kind.APART)
     if not _tensors(node):

@@ -14,13 +14,14 @@ from penstock.capture.crossings import find_crossings, layer_needs
 from penstock.capture.dataflow import Dataflow, find_dataflow
 from penstock.capture.export import export_module
 from penstock.capture.graph_weight import add_weight
-from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction, ParameterUse
+from penstock.capture.layer_graph import Batch, LayerGraph, Loss, LossFunction, ParameterUse
 from penstock.capture.layers import Layers, find_layers, unit_function
 from penstock.capture.loss_module import BatchCall, LossModule, Outputs
 from penstock.capture.model_outputs import Flattened
 from penstock.capture.output_views import describe_outputs
 from penstock.capture.tensor_specs import find_facts
 from penstock.capture.traced_graph import ModelTensors, TracedGraph
+from penstock.capture.weighted_losses import as_function
 from penstock.errors import BadInput, CaptureFailed
 
 __all__ = ["Granularity", "capture_model"]
@@ -32,7 +33,7 @@ def capture_model(
     model: nn.Module,
     batch: Batch,
     *,
-    loss: LossFunction | None = None,
+    loss: Loss | None = None,
     granularity: Granularity = "module",
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
@@ -41,8 +42,8 @@ def capture_model(
     in evaluation mode inside a model in training mode stay so (frozen batch norms).
 
     Raises:
-        BadInput: the batch does not fit the model, no scalar mean loss comes out, or the
-            granularity is unknown.
+        BadInput: the batch does not fit the model, no scalar loss comes out or none that slices of
+            a batch can make up together, or the granularity is unknown.
         CaptureFailed: the model cannot be traced; names the line, and the way out.
     """
     if granularity not in get_args(Granularity):
@@ -50,13 +51,13 @@ def capture_model(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
     if isinstance(model, Chain):
-        return chain_graph(model, batch, loss=loss)
-    layout = layout_of(batch)
+        return chain_graph(model, batch, loss=as_function(loss))
+    layout, loss = layout_of(batch), as_function(loss)
     call = BatchCall.of(layout, model.forward, has_loss=loss is not None)
     tensors = _tensors(model, loss)
     cleaned, outputs = _traced(model, call, loss, layout.flatten(batch), _attribute_names(tensors))
     _mark_parameters(cleaned, tensors)
-    add_weight(cleaned)
+    cleaned = add_weight(cleaned)
     flow = find_dataflow(cleaned)
     facts = find_facts(cleaned, flow.sampled)
     layers = find_layers(flow, facts, unit_function(model, granularity), granularity)
@@ -80,14 +81,14 @@ def _traced(
     """
     outputs = Outputs()
     try:
-        return clean(export_module(LossModule(model, call, loss, outputs), leaves), names), (
-            outputs.found
-        )
+        module = LossModule(model, call, loss, outputs)
+        return clean(export_module(module, leaves), names, module.terms), outputs.found
     except CaptureFailed as failure:
         if not outputs.reached:
             raise
         try:
-            alone = clean(export_module(LossModule(model, call, loss), leaves), names)
+            module = LossModule(model, call, loss)
+            alone = clean(export_module(module, leaves), names, module.terms)
         except CaptureFailed:
             raise failure from None
         return alone, Flattened(problem=f"the model's outputs cannot be traced: {failure}")

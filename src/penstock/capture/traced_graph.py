@@ -1,7 +1,8 @@
 """The layer graph of a traced model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from penstock.capture.output_views import (
 from penstock.capture.sample_mixing import mixing_operator
 from penstock.capture.stage_module import StagePart, build_module, needed
 from penstock.capture.tensor_specs import TensorFacts
+from penstock.capture.whole_values import WholeValues, whole_values
 from penstock.errors import BadInput
 
 __all__ = ["ModelTensors", "TracedGraph"]
@@ -146,7 +148,25 @@ class TracedGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        return self.call.layout.flatten(batch)
+        leaves = self.call.layout.flatten(batch)
+        return leaves if self._wholes is None else self._wholes.beside([leaves])[0]
+
+    def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """The leaves of batches that make one step, with what slices know of the whole of it."""
+        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
+        return own if self._wholes is None else self._wholes.beside(own)
+
+    def as_own_steps(
+        self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
+    ) -> list[torch.Tensor]:
+        """The leaves of a batch in which each micro-batch is a step of its own."""
+        if self._wholes is None:
+            return list(leaves)
+        return self._wholes.of_each_part(leaves[: len(self.call.layout.leaves)], cut)
+
+    @cached_property
+    def _wholes(self) -> WholeValues | None:
+        return whole_values(self.flow, self._attributes())
 
     def stage(self, layers: range) -> StageProgram:
         """The layers ``layers`` as one module, which shares the model's parameters.

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, LossFunction
+from penstock.capture.layer_graph import Batch, Loss
 from penstock.errors import BadInput
 from penstock.runtime.batch_metrics import Metric
 from penstock.runtime.callbacks import Callback
@@ -108,7 +108,7 @@ class Job:
     name: str
     build_model: Callable[[], nn.Module]
     data: Data
-    loss: LossFunction | None = None
+    loss: Loss | None = None
     batch_size: int = 16
     micro_batch_sizes: tuple[int, ...] = ()
     steps: int = 100

@@ -165,6 +165,8 @@ class EndlessTraining:
             if ring is not self._ring:
                 self._begin(ring)
             if self._stage is not None:
+                cut = ring.cut.micro_batches[: self._order.micro_batches]
+                leaves = worker.graph.as_own_steps(leaves, cut)
                 self._take_rows(ring, leaves)
                 batch = self._batches
                 self._play(ring, lambda stage: self._order.part(stage, batch))

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.capture.evaluation import set_training
-from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction, StageProgram
+from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
@@ -95,7 +95,7 @@ class InProcessPipeline:
         plan: Plan,
         batch: Batch,
         *,
-        loss: LossFunction | None = None,
+        loss: Loss | None = None,
         optimizer: MakeOptimizer,
         learning_rate_schedule: MakeSchedule | None = None,
         clip_norm: float | None = None,
@@ -239,6 +239,7 @@ class InProcessPipeline:
                 f"{endless.micro_batches} micro-batches, and schedule '{self.plan.schedule}' has "
                 f"no flush to change their number at; leave out such batches"
             )
+        leaves = self._graph.as_own_steps(leaves, cut.micro_batches)
         numbers = endless.numbers(self._batches)
         for number, rows in zip(numbers, cut.micro_batches, strict=True):
             self._rows[number], self._leaves[number] = rows, list(leaves)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction
+from penstock.capture.layer_graph import Batch, LayerGraph, Loss
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.asynchronous import endless_training
@@ -76,7 +76,7 @@ class Pipeline:
         plan: Plan,
         batch: Batch,
         *,
-        loss: LossFunction | None = None,
+        loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,
         learning_rate_schedule: MakeSchedule | None = None,
         clip_norm: float | None = None,
@@ -191,6 +191,8 @@ class Pipeline:
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
         leaves = [self._graph.batch_leaves(batch) for batch in batches]
+        if len(leaves) > 1:
+            leaves = self._graph.as_one_step(leaves)
         if self._endless is not None:
             metrics = self._endless.step(leaves)
         else:

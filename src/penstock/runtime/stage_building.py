@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, LayerGraph, LossFunction, StageProgram
+from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
 from penstock.capture.materialise import materialise, named_tensors
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
@@ -27,7 +27,7 @@ __all__ = ["build_stages", "check_plan_fits", "graph_of", "runner_of"]
 def graph_of(
     model: nn.Module | LayerGraph,
     batch: Batch,
-    loss: LossFunction | None,
+    loss: Loss | None,
     granularity: Literal["block", "module", "operator"],
 ) -> LayerGraph:
     """The captured model; what has been captured already is taken as it is."""

@@ -1,0 +1,89 @@
+"""What slices of a batch must know of the whole step: computed once, and carried by a last leaf.
+
+A loss with several terms divides each by its own number of terms over the whole step (see
+`penstock.capture.loss_terms`). These numbers depend on the batch alone, which every rank has, so
+each rank computes them before the iteration. They lie side by side in a row, the same for every
+sample, so that whatever cuts a batch into slices cuts this leaf as any other.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from penstock.capture.dataflow import Dataflow
+from penstock.capture.loss_weight import target_weight
+from penstock.capture.stage_module import StagePart, build_module, needed
+from penstock.errors import BadInput
+
+__all__ = ["WholeValues", "whole_values"]
+
+
+class WholeValues:
+    """Computes the values of a step from the leaves of its batches, given by ``indices``.
+
+    ``counts[i]`` says that value ``i`` is a number of valid targets.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, indices: Sequence[int], counts: Sequence[bool]
+    ) -> None:
+        self._module = module
+        self._indices, self._counts = tuple(indices), tuple(counts)
+
+    def beside(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """The leaves of every batch with the last one behind them; all batches are one step."""
+        read = [self._read(batch) for batch in batches]
+        row = self._row([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*read)])  # noqa: B905
+        return [[*batch, row.expand(batch[0].shape[0], -1)] for batch in batches]
+
+    def of_each_part(
+        self, batch: Sequence[torch.Tensor], cut: Sequence[range]
+    ) -> list[torch.Tensor]:
+        """The leaves of a batch with a last one that differs from part to part.
+
+        A part without any valid target for a term has a sum of 0 for it, over 1 instead of 0: such
+        a micro-batch changes no weights.
+        """
+        read, found = self._read(batch), list[torch.Tensor]()
+        for rows in cut:
+            row = self._row([leaf[rows.start : rows.stop] for leaf in read], empty=1.0)
+            found.append(row.expand(len(rows), -1))
+        return [*batch, torch.cat(found)]
+
+    def _row(self, leaves: Sequence[torch.Tensor], empty: float = 0.0) -> torch.Tensor:
+        """All values side by side; ``empty`` stands for no valid target."""
+        with torch.no_grad():
+            found = [torch.as_tensor(value).to(torch.float64) for value in self._module(*leaves)]
+        for place, is_count in enumerate(self._counts):
+            if is_count and empty:
+                found[place] = torch.where(found[place] == 0, empty, found[place])
+        return torch.cat([value.reshape(-1) for value in found])
+
+    def _read(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What is read of a batch, on the CPU, where what the code of the model made is."""
+        leaves = [batch[index] for index in self._indices]
+        return [leaf if leaf.is_meta else leaf.cpu() for leaf in leaves]
+
+
+def whole_values(flow: Dataflow, attributes: Mapping[str, Any]) -> WholeValues | None:
+    """What the last leaf of ``flow`` holds; None where no slice needs to know of the whole.
+
+    Raises:
+        BadInput: a value is computed from a tensor on the meta device.
+    """
+    clean = flow.clean
+    if not clean.wholes:
+        return None
+    wanted = needed(flow, clean.wholes, ())
+    leaves = [leaf for leaf in clean.leaves if leaf in wanted] or [clean.leaves[0]]
+    part = StagePart((), leaves, (), clean.wholes)
+    module = build_module(flow, part, attributes, ())
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise BadInput(
+                f"the number of terms of the loss is computed from '{name}', which is on the meta "
+                f"device; build it with its values"
+            )
+    counts = [node.target is target_weight for node in clean.wholes]
+    return WholeValues(module, [clean.leaves.index(leaf) for leaf in leaves], counts)

@@ -1,0 +1,168 @@
+"""Losses of several terms: the loss and every gradient are those of the user's own module."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.in_process import InProcessPipeline
+from penstock.runtime.launch import launch_workers
+from penstock.runtime.micro_batches import cut_batch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from loss_cases import ROWS, SUMS, Heads, Plain, case_of, close, heads_batch
+
+NAMES = [
+    *SUMS,
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "Qwen3Moe with router loss",
+    "a list of terms",
+]
+
+
+def plan_for(layers: int, stages: int = 3, schedule: str = "1f1b", micro_batches: int = 3) -> Plan:
+    bounds = [round(layers * i / stages) for i in range(stages + 1)]
+    rows = ROWS // micro_batches
+    parts = [Stage(range(lo, hi), (n,), (rows,)) for n, (lo, hi) in enumerate(pairwise(bounds))]
+    return Plan(tuple(parts), micro_batches, rows, schedule)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_and_gradients_of_slices_are_those_of_the_users_own_module(name: str) -> None:
+    """Three micro-batches with unequal numbers of targets, one of them without any."""
+    case = case_of(name)
+    plain = Plain(case)
+    graph = capture_model(case.model, case.batch, loss=case.loss)
+    plan = plan_for(len(graph.layer_names))
+    expected = plain.run(case.batch, cut_batch(plan, ROWS).micro_batches)
+    before = {use.name: held(graph, use.name) for use in graph.parameter_uses if use.requires_grad}
+    before = {name: value.detach().clone() for name, value in before.items()}
+    player = InProcessPipeline(
+        graph, plan, case.batch, optimizer=lambda parameters: SGD(parameters, lr=1.0)
+    )
+    assert player.evaluate(case.batch) == pytest.approx(float(expected), rel=case.tolerance)
+    assert player.step(case.batch).loss == pytest.approx(float(expected), rel=case.tolerance)
+    gradients = plain.gradients()
+    wrong = [n for n, v in before.items() if not close(v - held(graph, n), gradients[n], case)]
+    assert not wrong
+
+
+def held(graph, name: str) -> torch.Tensor:
+    """A parameter of the captured model."""
+    return graph.tensors.parameters[name]
+
+
+def test_ranks_replicas_split_backwards_and_several_batches_give_the_same_loss() -> None:
+    from loss_cases import trained_by_ranks
+
+    names = ["with a masked mean", "BertForPreTraining", "a list of terms"]
+    for found in launch_workers(trained_by_ranks, (names,), workers=3, threads=1):
+        assert len(found) == 9
+        assert {case: wrong for case, wrong in found.items() if wrong} == {}
+
+
+def test_without_a_flush_each_micro_batch_counts_by_its_own_targets() -> None:
+    """One stage, an update for each micro-batch: the user's own module on each of them in turn."""
+    torch.manual_seed(0)
+    model = Heads(SUMS["average of two"]).double()
+    x, words, order, mask = heads_batch()
+    order[2:4], words[2, 0] = 1, 4
+    batch = (x, words, order, mask)
+    graph = capture_model(model, batch)
+    plain = Plain(case_of("average of two")).model
+    plan = plan_for(len(graph.layer_names), stages=1, schedule="pipedream")
+    player = InProcessPipeline(graph, plan, batch, optimizer=lambda p: SGD(p, lr=0.1))
+    player.step(batch)
+    player.drain()
+    optimizer = SGD(plain.parameters(), lr=0.1)
+    for lo in range(0, ROWS, 2):
+        optimizer.zero_grad()
+        plain(*(leaf[lo : lo + 2] for leaf in batch)).backward()
+        optimizer.step()
+    trained = dict(model.named_parameters())
+    for name, expected in plain.named_parameters():
+        torch.testing.assert_close(trained[name], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_without_a_flush_a_micro_batch_without_targets_changes_nothing_by_them() -> None:
+    case = case_of("sum of two")
+    graph = capture_model(case.model, case.batch)
+    plan = plan_for(len(graph.layer_names), stages=1, schedule="pipedream")
+    player = InProcessPipeline(graph, plan, case.batch, optimizer=lambda p: SGD(p, lr=0.1))
+    player.step(case.batch)
+    player.drain()
+    assert all(p.isfinite().all() for p in case.model.parameters())
+
+
+REFUSED = {
+    "a function of a loss": lambda m, a, b, s, k: torch.exp(a),
+    "root of a mean": lambda m, a, b, s, k: s.square().mean().sqrt(),
+    "a product": lambda m, a, b, s, k: a * b,
+    "a ratio": lambda m, a, b, s, k: a / b,
+    "the larger": lambda m, a, b, s, k: torch.maximum(a, b),
+    "a norm": lambda m, a, b, s, k: s.norm(),
+    "the largest of all": lambda m, a, b, s, k: s.max() + a,
+    "a count of activations": lambda m, a, b, s, k: a + s.square().sum() / (s > 0).sum(),
+    "a selection": lambda m, a, b, s, k: a + s[s > 0].square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_loss_that_slices_cannot_make_up_is_refused_with_the_line_and_the_remedy(
+    name: str,
+) -> None:
+    model = Heads(REFUSED[name]).double()
+    with pytest.raises(BadInput, match=r"loss_cases\.py:\d+ `return self.*loss=\[\(1\.0, first\)"):
+        capture_model(model, heads_batch())
+
+
+def test_a_term_of_a_list_that_cannot_be_told_apart_counts_by_rows() -> None:
+    def root(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(output, target).sqrt()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    graph = capture_model(model, (x, y), loss=[(2.0, root), (0.5, functional.l1_loss)])
+    player = InProcessPipeline(
+        graph, plan_for(3, stages=2), (x, y), optimizer=lambda p: SGD(p, lr=1.0)
+    )
+    output = model(x).detach()
+    parts = [root(output[lo : lo + 2], y[lo : lo + 2]) for lo in (0, 2, 4)]
+    expected = 2 * sum(parts) / 3 + 0.5 * functional.l1_loss(output, y)
+    assert player.step((x, y)).loss == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_one_cross_entropy_is_left_as_it_is() -> None:
+    """Nothing is computed of the whole batch, and no leaf is added to it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    batch = (torch.randn(6, 3), torch.randint(2, (6,)))
+    for loss in (functional.cross_entropy, lambda o, t: 0.5 * functional.cross_entropy(o, t)):
+        graph = capture_model(model, batch, loss=loss)
+        assert len(graph.batch_leaves(batch)) == 2
+        assert graph.stage(range(3)).module(*batch)[1] == 6
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ([], "empty list"),
+        ([(1.0, 2.0)], "entry 0 of loss"),
+        ([functional.mse_loss], "entry 0 of loss"),
+        ("mse", "loss is a str"),
+    ],
+)
+def test_a_loss_that_is_no_function_and_no_list_of_pairs_is_refused(loss, message) -> None:
+    batch = (torch.randn(6, 3), torch.randn(6, 2))
+    with pytest.raises(BadInput, match=message):
+        capture_model(nn.Linear(3, 2), batch, loss=loss)
