@@ -112,7 +112,7 @@ def with_flipped_sign(graph: TracedGraph) -> None:
 def with_weight_of_rows(graph: TracedGraph) -> None:
     """Slices of the loss count by their rows, whether they have targets or not."""
     node = node_named(graph, "target_weight")
-    node.target = lambda scores, target, *_: torch.tensor(float(len(target)))
+    node.target = lambda target, *_: torch.tensor(float(len(target)))
 
 
 def with_stale_buffer(graph: TracedGraph) -> None:
