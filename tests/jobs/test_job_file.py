@@ -14,6 +14,7 @@ from penstock.jobs.job_file import find_job, read_job
 from penstock.jobs.registry import DEFAULT_JOB, JOBS
 from penstock.jobs.worker import steps_of
 from penstock.runtime.loss_scaling import LossScaling
+from penstock.runtime.pretrained import Weights
 
 MODULE = """
 import torch
@@ -93,6 +94,17 @@ def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
     assert job.loss_scaling == LossScaling(initial=1024.0)
     assert job.optimizer.state_bytes_per_parameter_byte == 1.0
     assert (job.optimizer.fused, job.optimizer.foreach) == (False, True)
+
+
+def test_weights_lie_beside_the_job_file(folder: Path) -> None:
+    (folder / "job.toml").write_text(OWN + 'weights = "first"\nsave_weights = "/last"\n')
+    job = read_job(folder / "job.toml")
+    assert job.weights == Weights(folder / "first")
+    assert job.save_weights == Path("/last")
+    table = '[weights]\ndirectory = "first"\nnew = ["head.*"]\nunused = ["old.*"]\n'
+    (folder / "job.toml").write_text(OWN + table)
+    expected = Weights(folder / "first", ("head.*",), ("old.*",))
+    assert read_job(folder / "job.toml").weights == expected
 
 
 def test_a_step_takes_as_many_batches_as_the_job_accumulates(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A measured profile says what the layers really cost."""
 
 import time
+import weakref
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
 from penstock.errors import BadInput
+from penstock.measure import stand_ins
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.profile.model_profile import Affine, SharedParameter
@@ -119,6 +121,44 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in chain.state_dict().items())
     assert all(parameter.grad is None for parameter in chain.parameters())
     assert torch.equal(torch.get_rng_state(), random_before)
+
+
+class Buffer(bytearray):
+    """The memory of a tensor, which tells when that is gone."""
+
+
+def test_a_model_on_meta_is_measured_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, most = 0, 0
+    make = stand_ins.made_up
+
+    def watched(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        nonlocal alive, most
+        size = tensor.numel() * tensor.element_size()
+        buffer = Buffer(size)
+
+        def gone() -> None:
+            nonlocal alive
+            alive -= size
+
+        weakref.finalize(buffer, gone)
+        alive += size
+        most = max(most, alive)
+        value = torch.frombuffer(buffer, dtype=tensor.dtype).view(tensor.shape)
+        return value.copy_(make(tensor, device))
+
+    monkeypatch.setattr(stand_ins, "made_up", watched)
+    with torch.device("meta"):
+        chain = Chain([nn.Linear(16, 16) for _ in range(4)], functional.cross_entropy)
+    measured = measure_profile(chain_graph(chain, example()), example(), repeats=1)
+    real = Chain([nn.Linear(16, 16) for _ in range(4)], functional.cross_entropy)
+    expected = measure_profile(chain_graph(real, example()), example(), repeats=1)
+    assert most == (16 * 16 + 16) * 4
+    assert alive == 0
+    assert all(p.is_meta for p in chain.parameters())
+    for one, other in zip(measured.layers, expected.layers, strict=True):
+        assert one.saved_bytes == other.saved_bytes
+        assert one.parameter_bytes == other.parameter_bytes
+        assert one.forward_s.at(8) > 0
 
 
 def test_layers_add_up_to_the_whole_model() -> None:

@@ -12,6 +12,7 @@ from penstock.runtime.pipeline import Pipeline
 
 __all__ = [
     "build",
+    "build_on_meta",
     "closeness",
     "count_batches",
     "job_file",
@@ -28,6 +29,12 @@ def build() -> nn.Module:
     return nn.Sequential(
         nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)
     )
+
+
+def build_on_meta() -> nn.Module:
+    """The same without values."""
+    with torch.device("meta"):
+        return build()
 
 
 def regression(
@@ -66,7 +73,9 @@ def wider_after_three(
         yield (torch.cat([x, x[:, :1]], 1), y) if step == 3 else (x, y)
 
 
-def job_file(folder: Path, data: str = "regression", **settings: object) -> Path:
+def job_file(
+    folder: Path, data: str = "regression", model: str = "build", **settings: object
+) -> Path:
     """A job file beside a copy of this module."""
     (folder / "training_jobs.py").write_text(Path(__file__).read_text())
     keys = {
@@ -78,7 +87,7 @@ def job_file(folder: Path, data: str = "regression", **settings: object) -> Path
         **settings,
     }
     lines = [
-        'model = "training_jobs:build"',
+        f'model = "training_jobs:{model}"',
         f'data = "training_jobs:{data}"',
         'loss = "torch.nn.functional:mse_loss"',
         *(f"{key} = {value}" for key, value in keys.items()),

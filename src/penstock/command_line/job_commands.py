@@ -58,6 +58,9 @@ def train(
     schedule: Annotated[str, Option(help="In which order stages work.")] = "auto",
     device: Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
+    save_weights: Annotated[
+        str, Option(metavar="DIR", help="Write the weights there at the end, as safetensors.")
+    ] = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -77,6 +80,7 @@ def train(
         out=Path(out) if out else None,
         device=device,
         shown=not quiet,
+        save_weights=Path(save_weights) if save_weights else None,
     )
     result = train_job(find_job(job), request, log=terminal.note)
     values = {
@@ -92,6 +96,7 @@ def train(
         f"{1000 * result.predicted_s:.1f} ms ({100 * error:+.1f} %)",
         f"checkpoint {result.checkpoint}",
         f"report     {result.report}",
+        *([f"weights    {result.weights}"] if result.weights else []),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
@@ -12,6 +13,7 @@ from penstock.errors import BadInput
 from penstock.runtime.batch_metrics import Metric
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.loss_scaling import LossScaling
+from penstock.runtime.pretrained import Weights
 
 __all__ = ["RECORDED", "Data", "Job", "OptimizerSettings", "Split"]
 
@@ -97,6 +99,7 @@ class Job:
     loss itself. ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are off at 0.
     ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
     a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
+    ``weights`` are first weights, `Pipeline`'s; ``save_weights`` is a directory for the last ones.
     ``compile``, ``metrics`` and ``callbacks`` are those of `Pipeline`; a callback that calls
     ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics
     and callbacks must be importable functions, because each worker process imports them anew.
@@ -127,6 +130,8 @@ class Job:
     loss_scaling: LossScaling = field(default_factory=LossScaling)
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     callbacks: tuple[Callback, ...] = ()
+    weights: Weights | None = None
+    save_weights: Path | None = None
 
     def __post_init__(self) -> None:
         check_job(self)

@@ -40,8 +40,12 @@ from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings
 from penstock.jobs.registry import JOBS
 from penstock.runtime.loss_scaling import LossScaling
+from penstock.runtime.pretrained import Weights
 
 __all__ = ["find_job", "read_job"]
+
+TABLES = {"base", "optimizer", "loss_scaling", "weights", "save_weights"}
+"""Keys of a file that are not those of a job as they are."""
 
 
 class OptimizerEntry(Entry):
@@ -68,6 +72,14 @@ class LossScalingEntry(Entry):
     smallest: float | None = None
 
 
+class WeightsEntry(Entry):
+    """The ``[weights]`` table: a directory, beside the job file unless its path is absolute."""
+
+    directory: str
+    new: list[str] = Field(default_factory=list[str])
+    unused: list[str] = Field(default_factory=list[str])
+
+
 class JobEntry(Entry):
     """A whole job file; what is left out stays as it is in ``base``, or at its default."""
 
@@ -92,6 +104,8 @@ class JobEntry(Entry):
     compile: bool | None = None
     callbacks: list[str] | None = None
     metrics: dict[str, str] | None = None
+    weights: str | WeightsEntry | None = None
+    save_weights: str | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
     loss_scaling: LossScalingEntry = LossScalingEntry()
 
@@ -148,13 +162,18 @@ def job_of(entry: JobEntry, path: Path) -> Job:
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
         raise BadInput(f"base is '{entry.base}', which is no built-in job; {hint}")
     changes: dict[str, Any] = {
-        key: value
-        for key, value in entry.model_dump(exclude={"base", "optimizer", "loss_scaling"}).items()
-        if value is not None
+        key: value for key, value in entry.model_dump(exclude=TABLES).items() if value is not None
     }
     for key, field in (("model", "build_model"), ("data", "data"), ("loss", "loss")):
         if key in changes:
             changes[field] = function_at(changes.pop(key), key)
+    if isinstance(entry.weights, str):
+        changes["weights"] = Weights(path.parent / entry.weights)
+    elif entry.weights is not None:
+        place, new, unused = entry.weights.directory, entry.weights.new, entry.weights.unused
+        changes["weights"] = Weights(path.parent / place, tuple(new), tuple(unused))
+    if entry.save_weights is not None:
+        changes["save_weights"] = path.parent / entry.save_weights
     if "callbacks" in changes:
         changes["callbacks"] = tuple(function_at(p, "callbacks") for p in changes["callbacks"])
     if "metrics" in changes:

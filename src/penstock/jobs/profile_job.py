@@ -14,15 +14,21 @@ from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.links import measure_links, usable_cores, usable_memory_bytes
+from penstock.measure.model_structure import parameters_of
 from penstock.measure.roofline import estimate_profile
+from penstock.measure.stand_ins import is_on_meta, with_values
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.launch import launch_workers
+from penstock.runtime.pretrained import sources_of
 
 __all__ = ["CostedJob", "build_and_capture", "cluster_for", "cost_job", "profile_job"]
 
 REPEATS = 5
+
+STEPPED_BYTES = 64_000_000
+"""Parameters that an optimizer must read from memory."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,21 @@ class CostedJob:
 def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGraph:
     """The job's model with its first weights (by the job's seed), captured.
 
-    A model that was built on the meta device stays there.
+    A model that was built on the meta device stays there. The job's weights are not read, but
+    compared with the model by name and shape.
+
+    Raises:
+        BadInput: the weights are not the model's.
+        CaptureFailed: the model cannot be traced.
     """
     torch.manual_seed(job.seed)
     model = job.build_model()
-    if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+    if not is_on_meta(model):
         model.to(device)
-    return capture_model(model, job.example_batch(), loss=job.loss, granularity=job.granularity)
+    graph = capture_model(model, job.example_batch(), loss=job.loss, granularity=job.granularity)
+    if job.weights is not None:
+        sources_of(job.weights, graph)
+    return graph
 
 
 def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> ModelProfile:
@@ -67,7 +81,6 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
     """The profile measured by this process, alone or beside others."""
     graph = build_and_capture(job, device)
-    whole = graph.stage(range(len(graph.layer_names))).module
     return measure_profile(
         graph,
         job.example_batch(),
@@ -75,11 +88,26 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
         repeats=REPEATS,
         device=device,
         autocast=job.autocast_dtype(),
-        step_s_per_byte=measure_step_s_per_byte(
-            whole, optimizer_factory(job.optimizer), shares_cores=shares_cores
-        ),
+        step_s_per_byte=step_s_per_byte(job, graph, torch.device(device), shares_cores),
         shares_cores=shares_cores,
     )
+
+
+def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_cores: bool) -> float:
+    """Seconds of a step per byte: of the whole model, or of one layer where it is on meta.
+
+    That layer is the smallest that no cache holds.
+    """
+    layers = range(len(graph.layer_names))
+    if is_on_meta(graph.model):
+        own = [parameters for parameters, _ in parameters_of(graph)[0]]
+        large = [layer for layer in layers if own[layer] >= STEPPED_BYTES]
+        layer = min(large or [max(layers, key=own.__getitem__)], key=own.__getitem__)
+        layers = range(layer, layer + 1)
+    module = graph.stage(layers).module
+    make = optimizer_factory(job.optimizer)
+    with with_values([module], device):
+        return measure_step_s_per_byte(module, make, shares_cores=shares_cores)
 
 
 def sizes_to_measure(job: Job) -> tuple[int, ...]:

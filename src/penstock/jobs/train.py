@@ -28,6 +28,7 @@ from penstock.runtime.checkpoint import latest_checkpoint
 from penstock.runtime.endless import updates_per_batch
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.runnable import check_runnable
+from penstock.runtime.weight_saving import check_free
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
@@ -46,7 +47,8 @@ class TrainRequest:
 
     ``plan`` is a plan file (none: make one with ``planner`` and ``schedule``). ``out`` is the run
     directory (none: a new one under ``runs``, or with ``resume`` the newest there). ``shown`` is
-    false where nothing is to be displayed.
+    false where nothing is to be displayed. ``save_weights`` is a directory for the weights at the
+    end (none: the job's).
     """
 
     workers: int = 4
@@ -58,6 +60,7 @@ class TrainRequest:
     out: Path | None = None
     device: str = "cpu"
     shown: bool = True
+    save_weights: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class TrainResult:
     checkpoint: Path
     report: Path
     run_directory: Path
+    weights: Path | None = None
 
 
 def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> TrainResult:
@@ -89,6 +93,9 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     if request.workers < 1:
         raise BadInput(f"--workers is {request.workers}; at least 1 is needed")
     job = replace(job, steps=request.steps) if request.steps else job
+    job = replace(job, save_weights=request.save_weights or job.save_weights)
+    if job.save_weights is not None:
+        check_free(job.save_weights)
     given = read_plan(request.plan) if request.plan else None
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
@@ -267,6 +274,7 @@ def finish(
         checkpoint=latest_checkpoint(directory.checkpoints),
         report=write_report(directory.path),
         run_directory=directory.path,
+        weights=job.save_weights,
     )
 
 

@@ -95,6 +95,7 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         autocast=job.autocast_dtype(),
         device=device,
         seed=job.seed,
+        weights=job.weights,
         loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
         shard_optimizer=job.shard_optimizer,
         gradient_noise=job.gradient_noise,
@@ -144,6 +145,8 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             raise BadInput(nothing_left(job, start))
         if not (job.checkpoint_every and step % job.checkpoint_every == 0):
             pipe.save(directory.checkpoints)
+        if job.save_weights is not None:
+            pipe.save_pretrained(job.save_weights)
         if not measured.timelines:
             measured.timelines.append((measured.seconds[-1], pipe.timeline()))
     typical_s, timeline = measured.typical()

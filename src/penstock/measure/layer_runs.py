@@ -9,6 +9,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.measure.clock import Stopwatch, work_s
+from penstock.measure.stand_ins import is_on_meta, with_values
 
 __all__ = ["LayerRun", "RunSettings", "programs_of", "resized", "undisturbed", "walk"]
 
@@ -71,7 +72,9 @@ def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
     """Every layer as a stage of its own, on ``device``, ready to train."""
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
     for program in programs:
-        program.module.to(device).train()
+        if not is_on_meta(program.module):
+            program.module.to(device)
+        program.module.train()
     return programs
 
 
@@ -88,7 +91,8 @@ def walk(
 ) -> None:
     """Call ``visit`` on each layer in turn; what it returns are the layer's outputs.
 
-    Received tensors are detached from the layers before, as they are between two stages.
+    Received tensors are detached from the layers before, as they are between two stages. Layers on
+    the meta device have made-up values while they are visited, so that one is there at a time.
     """
     last_use = {
         spec.name: index for index, program in enumerate(programs) for spec in program.received
@@ -100,8 +104,15 @@ def walk(
             for spec in program.received
         )
         own = tuple(leaves[leaf] for leaf in program.batch_inputs)
-        outputs = visit(index, LayerRun(program, own, received, settings))
-        between |= {spec.name: out for spec, out in zip(program.sent, outputs, strict=False)}
+        lent: AbstractContextManager[None] = nullcontext()
+        if is_on_meta(program.module):
+            lent = with_values([program.module], settings.device)
+        with lent:
+            outputs = visit(index, LayerRun(program, own, received, settings))
+        # Without their graph, which holds the layer's parameters.
+        sent = [output.detach() for output in outputs[: len(program.sent)]]
+        between |= {spec.name: tensor for spec, tensor in zip(program.sent, sent, strict=True)}
+        del outputs
         for name in [name for name in between if last_use.get(name, -1) <= index]:
             del between[name]
 

@@ -27,12 +27,13 @@ def layer_sizes(
     held = [t for p in programs for t in (*p.module.parameters(), *p.module.buffers())]
     storages = SavedStorages([*held, *leaves])
     sizes: list[Sizes] = []
-    alive: list[tuple[torch.Tensor, ...]] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
+        # Values that a layer on meta was lent are gone when it has been visited.
+        storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
         before = peak_reset(settings.device)
         outputs, saved = storages.bytes_saved_by(run.forward)
-        alive.append(outputs)  # a freed storage's address could come back as another tensor
+        storages.forget([*outputs, *run.received])
         sizes.append(Sizes(saved, max(0, peak(settings.device) - before - saved)))
         return outputs
 

@@ -23,6 +23,7 @@ from penstock.measure.layer_runs import (
 )
 from penstock.measure.layer_sizes import Sizes, layer_sizes
 from penstock.measure.model_structure import edges_of, parameters_of
+from penstock.measure.stand_ins import is_on_meta
 from penstock.profile.model_profile import (
     LayerCost,
     ModelProfile,
@@ -51,7 +52,8 @@ def measure_profile(
     ``batch_sizes`` (default: a quarter of the batch, half of it, and all), the median of
     ``repeats`` after one run that warms up, and fitted as ``fixed + per_sample * b``. A layer alone
     costs more than within a stage (a call, the start of a backward), so the times are then made to
-    add up to those of the whole model run as one stage. Parameters, buffers, gradients and random
+    add up to those of the whole model run as one stage. A model on the meta device is not run as a
+    whole: its layers get made-up values, one at a time. Parameters, buffers, gradients and random
     state are left as they were. ``shares_cores`` says that more processes measure at once than
     there are cores: then the seconds are those in which this process computes.
 
@@ -119,7 +121,10 @@ def layer_times(
     repeats: int,
     settings: RunSettings,
 ) -> list[Times]:
-    """The layers' seconds at one batch size, adding up to those of the model in one stage."""
+    """The layers' seconds at one batch size, adding up to those of the model in one stage.
+
+    A model on the meta device may not fit as a whole: its layers' seconds stay as they are.
+    """
     rows = resized(leaves, samples)
     alone: list[Times] = []
 
@@ -128,6 +133,8 @@ def layer_times(
         return run.forward()
 
     walk(programs, rows, settings, visit)
+    if any(is_on_meta(program.module) for program in programs):
+        return alone
     program = graph.stage(range(len(programs)))
     program.module.train()
     whole_run = LayerRun(program, tuple(rows[i] for i in program.batch_inputs), (), settings)

@@ -20,7 +20,22 @@ class SavedStorages:
 
     def __init__(self, ignored: Iterable[torch.Tensor]) -> None:
         # The tensors are kept, so that no storage's address is used again while it is known.
-        self._known = {storage_address(tensor): tensor for tensor in ignored}
+        self._ignored = {storage_address(tensor): tensor for tensor in ignored}
+        self._known = dict(self._ignored)
+        self._crossing: set[int] = set()
+
+    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Do not count these either, until `forget`."""
+        self._known |= {storage_address(tensor): tensor for tensor in tensors}
+
+    def forget(self, crossing: Iterable[torch.Tensor]) -> None:
+        """Let go of what forwards saved, but for storages of ``crossing``.
+
+        Those go to other forwards, which may save them too. They are kept for good.
+        """
+        self._crossing |= {storage_address(tensor) for tensor in crossing} & self._known.keys()
+        kept = {address: self._known[address] for address in self._crossing}
+        self._known = kept | self._ignored
 
     def bytes_saved_by(self, forward: Callable[[], Result]) -> tuple[Result, int]:
         """What ``forward`` returns, and the bytes of storages that it is the first to save."""

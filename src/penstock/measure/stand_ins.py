@@ -1,12 +1,48 @@
 """Other tensors in the place of a module's parameters and buffers, for a while."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from math import sqrt
 
 import torch
 from torch import nn
 
-__all__ = ["standing_in"]
+__all__ = ["is_on_meta", "standing_in", "with_values"]
+
+DRAWN_VALUES = 1 << 20
+"""So many random values are drawn, and repeated: drawing takes longer than copying."""
+
+
+def is_on_meta(module: nn.Module) -> bool:
+    """Whether some tensor of a module has no values."""
+    tensors = (*module.parameters(), *module.buffers())
+    return any(tensor.device.type == "meta" for tensor in tensors)
+
+
+def with_values(modules: Iterable[nn.Module], device: torch.device) -> AbstractContextManager[None]:
+    """``modules`` on ``device`` for a while, those of their tensors that are on meta made up."""
+
+    def make(tensor: torch.Tensor) -> torch.Tensor:
+        return made_up(tensor, device) if tensor.device.type == "meta" else tensor.to(device)
+
+    return standing_in(modules, make)
+
+
+def made_up(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Values that take as long to compute with as real ones: random matrices of the usual size.
+
+    Vectors (norms, biases) are one, whole numbers zero.
+    """
+    if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel():
+        fill = 1.0 if tensor.is_floating_point() else 0
+        return torch.full(tensor.shape, fill, dtype=tensor.dtype, device=device)
+    value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    flat, inputs = value.view(-1), tensor.numel() // tensor.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(min(DRAWN_VALUES, len(flat)), generator=generator) / sqrt(inputs)
+    for part in flat.split(len(drawn)):
+        part.copy_(drawn[: len(part)])
+    return value
 
 
 @contextmanager

@@ -1,0 +1,90 @@
+"""`penstock train` with a model that is built on the meta device: no worker has it whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from training_jobs import build, job_file
+
+from penstock.errors import BadInput
+from penstock.jobs.job_file import find_job
+from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.jobs.verify_job import verify_job
+from penstock.plan.json_file import write_plan
+from penstock.plan.plan import Plan, Stage
+from penstock.profile.json_file import read_profile
+
+pytestmark = pytest.mark.timeout(180)
+
+PLAN = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """First weights of the small model."""
+    torch.manual_seed(7)
+    (tmp_path / "weights").mkdir()
+    save_file(build().state_dict(), tmp_path / "weights" / "model.safetensors")
+    return tmp_path / "weights"
+
+
+def train(folder: Path, model: str, out: str) -> TrainResult:
+    """Train the small job from its weights, and save them to ``<out>-weights``."""
+    write_plan(PLAN, folder / "given.json")
+    job = find_job(job_file(folder, model=model, weights='"weights"'))
+    request = TrainRequest(
+        workers=2,
+        plan=folder / "given.json",
+        out=folder / out,
+        shown=False,
+        save_weights=folder / f"{out}-weights",
+    )
+    return train_job(job, request)
+
+
+def test_a_model_on_meta_trains_like_one_with_values(tmp_path: Path, weights: Path) -> None:
+    runs = [train(tmp_path, "build_on_meta", "meta"), train(tmp_path, "build", "real")]
+    meta, real = (
+        [json.loads(line)["loss"] for line in lines if '"loss"' in line]
+        for run in runs
+        if (lines := (run.run_directory / "metrics.jsonl").read_text().splitlines())
+    )
+    assert len(meta) == 6
+    assert meta == real
+    files = [load_file(f) for f in sorted((tmp_path / "meta-weights").glob("*.safetensors"))]
+    assert len(files) == 2
+    saved = {name: tensor for file in files for name, tensor in file.items()}
+    first = load_file(weights / "model.safetensors")
+    assert saved.keys() == first.keys()
+    assert not any(torch.equal(saved[name], first[name]) for name in first)
+    assert runs[0].weights == tmp_path / "meta-weights"
+    profiles = [read_profile(run.run_directory / "profile.json") for run in runs]
+    for one, other in zip(profiles[0].layers, profiles[1].layers, strict=True):
+        assert (one.parameter_bytes, one.saved_bytes) == (other.parameter_bytes, other.saved_bytes)
+        assert one.forward_s.at(4) > 0
+
+
+def test_a_model_on_meta_is_verified(tmp_path: Path, weights: Path) -> None:
+    job = find_job(job_file(tmp_path, model="build_on_meta", weights='"weights"'))
+    found = verify_job(job, workers=2)
+    assert found.equal
+    assert found.compared == 6
+
+
+def test_weights_of_another_model_are_refused_before_anything_is_measured(
+    tmp_path: Path, weights: Path
+) -> None:
+    save_file({"0.weight": torch.ones(2, 2)}, weights / "model.safetensors")
+    missing = r"lacks '0.bias', '2.weight', '2.bias' and 2 more, which Sequential has"
+    with pytest.raises(BadInput, match=missing):
+        train(tmp_path, "build_on_meta", "run")
+    assert not (tmp_path / "run" / "profile.json").exists()
+
+
+def test_weights_are_not_written_over_others(tmp_path: Path, weights: Path) -> None:
+    (tmp_path / "run-weights").symlink_to(weights)
+    with pytest.raises(BadInput, match="run-weights' holds weights already"):
+        train(tmp_path, "build_on_meta", "run")
+    assert not (tmp_path / "run").exists()
