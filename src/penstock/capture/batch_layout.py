@@ -1,12 +1,21 @@
 """The structure of a batch: where its tensors are, and what every later batch must look like."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from penstock.capture.layer_graph import Batch
+from penstock.capture.lengths import (
+    Dynamic,
+    Length,
+    LengthPlaces,
+    LengthsOf,
+    name_of,
+    named_lengths,
+)
 from penstock.errors import BadInput
 
 __all__ = ["BatchLayout", "LeafSpec", "layout_of"]
@@ -16,11 +25,16 @@ _CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """One tensor of the example batch; ``name`` is how a user reaches it, as in ``batch["x"]``."""
+    """One tensor of the example batch; ``name`` is how a user reaches it, as in ``batch["x"]``.
+
+    ``varying`` are the dimensions that vary from batch to batch, each with the number of its
+    length.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    varying: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,40 @@ class BatchLayout:
     """The structure of the example batch, its tensors in a fixed order, and its sample count.
 
     Anything in the batch that is not a tensor (None, a flag, a string) is a constant that later
-    batches must repeat.
+    batches must repeat. ``lengths`` are the sizes that may differ in later batches.
     """
 
     structure: Any
     leaves: tuple[LeafSpec, ...]
     batch_size: int
+    lengths: tuple[Length, ...] = ()
+
+    @cached_property
+    def length_places(self) -> LengthPlaces:
+        """Where each length is found."""
+        return tuple(
+            tuple(
+                (leaf, dim)
+                for leaf, spec in enumerate(self.leaves)
+                for dim, length in spec.varying
+                if length == number
+            )
+            for number in range(len(self.lengths))
+        )
+
+    @property
+    def example_lengths(self) -> LengthsOf:
+        """The lengths of the example batch."""
+        return tuple(self.leaves[leaf].shape[dim] for (leaf, dim), *_ in self.length_places)
+
+    def lengths_of(self, found: Mapping[int, torch.Tensor]) -> LengthsOf:
+        """The lengths of a batch; those of which no tensor is there are the example's."""
+        if not self.lengths:
+            return ()
+        return tuple(
+            next((found[leaf].shape[dim] for leaf, dim in places if leaf in found), example)
+            for places, example in zip(self.length_places, self.example_lengths, strict=True)
+        )
 
     def flatten(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example.
@@ -50,20 +92,27 @@ class BatchLayout:
                 the tensors disagree on the number of samples.
         """
         found = list(_match(self.structure, batch, "batch"))
-        for leaf, tensor in zip(self.leaves, found, strict=True):
-            _check_leaf(leaf, tensor)
-        names = [leaf.name for leaf in self.leaves]
-        _check_rows(list(zip(names, found, strict=True)))
+        self._check(dict(enumerate(found)))
         return found
 
     def indexed(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The tensors of ``batch`` by index, for the layout of a `part`; checked likewise."""
         found = list(_match(self.structure, batch, "batch"))
         order = list(_slots(self.structure))
-        for index, tensor in zip(order, found, strict=True):
+        indexed = dict(zip(order, found, strict=True))
+        self._check(indexed)
+        return indexed
+
+    def _check(self, found: Mapping[int, torch.Tensor]) -> None:
+        for index, tensor in found.items():
             _check_leaf(self.leaves[index], tensor)
-        _check_rows([(self.leaves[i].name, t) for i, t in zip(order, found, strict=True)])
-        return dict(zip(order, found, strict=True))
+        _check_rows([(self.leaves[index].name, tensor) for index, tensor in found.items()])
+        for length, places in zip(self.lengths, self.length_places, strict=True):
+            sizes = {(leaf, dim): found[leaf].shape[dim] for leaf, dim in places if leaf in found}
+            _check_length(length, {self._place(*at): size for at, size in sizes.items()})
+
+    def _place(self, leaf: int, dim: int) -> str:
+        return f"dimension {dim} of {self.leaves[leaf].name}"
 
     def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
         """The batch's structure around ``leaves``, which are given by index."""
@@ -72,11 +121,8 @@ class BatchLayout:
     def part(self, *keys: str | int) -> "BatchLayout":
         """The layout of the entries ``keys`` of a tuple or dict batch, indices as in the whole."""
         if isinstance(self.structure, Mapping):
-            return BatchLayout(
-                {key: self.structure[key] for key in keys}, self.leaves, self.batch_size
-            )
-        entries = tuple(self.structure[key] for key in keys)
-        return BatchLayout(entries, self.leaves, self.batch_size)
+            return replace(self, structure={key: self.structure[key] for key in keys})
+        return replace(self, structure=tuple(self.structure[key] for key in keys))
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -84,12 +130,13 @@ class BatchLayout:
         return tuple(sorted(_slots(self.structure)))
 
 
-def layout_of(batch: Batch) -> BatchLayout:
-    """The layout of an example batch.
+def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
+    """The layout of an example batch, in which the dimensions that ``dynamic`` names may vary.
 
     Raises:
-        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, or an
-            object that is neither tensor, tuple, list, dict nor plain constant.
+        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, an
+            object that is neither tensor, tuple, list, dict nor plain constant, or a dimension
+            declared to vary that is not there.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []
@@ -108,7 +155,70 @@ def layout_of(batch: Batch) -> BatchLayout:
             )
     layout = BatchLayout(structure, specs, specs[0].shape[0])
     layout.flatten(batch)
+    if not dynamic:
+        return layout
+    layout = with_lengths(layout, dynamic)
+    layout.flatten(batch)
     return layout
+
+
+def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
+    """``layout`` with the dimensions that vary.
+
+    Raises:
+        BadInput: ``dynamic`` names what the batch does not have.
+    """
+    lengths = named_lengths(dynamic)
+    numbers = {length.name: number for number, length in enumerate(lengths)}
+    leaves = list(layout.leaves)
+    for key, dimensions in dynamic.items():
+        index = _leaf_at(layout, key)
+        leaf = leaves[index]
+        leaves[index] = replace(
+            leaf,
+            varying=tuple(
+                (_checked_dimension(leaf, dim), numbers[name_of(named)])
+                for dim, named in dimensions.items()
+            ),
+        )
+    return replace(layout, leaves=tuple(leaves), lengths=lengths)
+
+
+def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int:
+    """The number of the tensor that a user reaches by ``key``."""
+    entry = layout.structure
+    for step in key if isinstance(key, tuple) else (key,):
+        try:
+            entry = entry[step]
+        except (KeyError, IndexError, TypeError):
+            entry = None
+            break
+    if isinstance(entry, _Slot):
+        return entry.index
+    names = ", ".join(leaf.name for leaf in layout.leaves)
+    raise BadInput(
+        f"dynamic names {key!r}, but the batch has no tensor there; its tensors are {names}"
+    )
+
+
+def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
+    """A dimension that is declared to vary."""
+    if dim == 0:
+        raise BadInput(
+            f"dynamic names dimension 0 of {leaf.name}, which is the samples and may always vary; "
+            "leave it out"
+        )
+    if not 0 < dim < len(leaf.shape):
+        raise BadInput(
+            f"dynamic names dimension {dim} of {leaf.name}, which has shape {leaf.shape}; name one "
+            f"from 1 to {len(leaf.shape) - 1}"
+        )
+    if leaf.shape[dim] < 2:
+        raise BadInput(
+            f"dimension {dim} of {leaf.name} is declared to vary, but is {leaf.shape[dim]} in the "
+            "example batch, and sizes below 2 cannot be told from constants; give a longer example"
+        )
+    return dim
 
 
 def _structure(value: Any, name: str, leaves: list[torch.Tensor], names: list[str]) -> Any:
@@ -177,10 +287,27 @@ def _check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
             f"{leaf.shape}; reshape it, {_CAPTURE_AGAIN}"
         )
     for dim, (found, expected) in enumerate(zip(shape[1:], leaf.shape[1:], strict=True), start=1):
-        if found != expected:
+        if found != expected and all(dim != varying for varying, _ in leaf.varying):
             raise BadInput(
                 f"{leaf.name} has shape {shape}: dimension {dim} is {found}, but was {expected} "
-                f"at capture; pad or trim it to {expected}, {_CAPTURE_AGAIN}"
+                f"at capture; pad or trim it to {expected}, declare it dynamic, {_CAPTURE_AGAIN}"
+            )
+
+
+def _check_length(length: Length, sizes: Mapping[str, int]) -> None:
+    """Raise `BadInput` where a length differs between its tensors, or is out of its range."""
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{place} is {size}" for place, size in sizes.items())
+        raise BadInput(
+            f"'{length.name}' is declared to be one length, but {told}; pad the tensors alike, or "
+            "give the dimensions names of their own"
+        )
+    for place, size in sizes.items():
+        if size < length.min or (length.max is not None and size > length.max):
+            limit = f"at most {length.max}" if size > length.min else f"at least {length.min}"
+            raise BadInput(
+                f"{place} is {size}, but '{length.name}' is declared to be {limit}; trim or pad "
+                "the batch, or declare another range"
             )
 
 

@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from penstock.errors import CaptureFailed
 
 __all__ = [
     "WAY_OUT",
+    "LengthFixed",
     "capture_failed",
     "current_line",
     "first_line",
@@ -25,11 +26,26 @@ WAY_OUT = "write the model as penstock.Chain([...]), whose modules are not trace
 """What helps where tracing cannot."""
 
 
-def capture_failed(error: BaseException, model_name: str) -> CaptureFailed:
-    """The error to raise for ``error``, which tracing a model raised."""
+class LengthFixed(CaptureFailed):
+    """The model's code can be traced for one length at a time only."""
+
+
+def capture_failed(
+    error: BaseException, model_name: str, lengths: Mapping[str, str] | None = None
+) -> CaptureFailed:
+    """The error to raise for ``error``, which tracing a model raised.
+
+    ``lengths`` are the names of the lengths by how torch calls them.
+    """
     text = first_line(error)
     where = _user_line(error)
     at = f" at {where}" if where else ""
+    for called, name in (lengths or {}).items():
+        if f"{called} as dynamic but your code specialized it" in str(error):
+            return LengthFixed(
+                f"{model_name} cannot be captured for every '{name}': its code fixes it{at}; take "
+                "the size from the input (x.shape[1], -1) instead of a number or a loop over it"
+            )
     if fixes_samples(error):
         size = re.search(r"specialized it to be a constant \((\d+)\)", str(error))
         value = f" ({size.group(1)})" if size else ""

@@ -24,6 +24,7 @@ from penstock.capture.layer_graph import (
     StageProgram,
     TensorSpec,
 )
+from penstock.capture.lengths import Length, LengthsOf
 from penstock.capture.loss_module import BatchCall, LossModule, loss_in_result
 from penstock.capture.loss_weight import LossWatch
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
@@ -156,6 +157,20 @@ class ChainGraph:
         if self.outputs.problem:
             raise BadInput(self.outputs.problem)
         return replace(self, view=view)
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """None: a chain runs for batches of one length."""
+        return ()
+
+    @property
+    def largest_lengths(self) -> LengthsOf:
+        """None."""
+        return ()
+
+    def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
+        """None."""
+        return ()
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""

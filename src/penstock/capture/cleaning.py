@@ -2,13 +2,15 @@
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from penstock.capture.assertions import is_check
+from penstock.capture.lengths import LengthPlaces, LengthsOf
 from penstock.capture.mapped_regions import keep_mapped_regions
 from penstock.capture.operators import (
     argument_value,
@@ -21,7 +23,7 @@ from penstock.capture.operators import (
     tensor_value,
     written_inputs,
 )
-from penstock.capture.sizes import size_nodes
+from penstock.capture.sizes import ROWS, BatchSymbols, batch_symbols, size_nodes
 
 __all__ = ["CleanGraph", "clean", "device_of", "in_autocast"]
 
@@ -33,8 +35,9 @@ WRAPPED_LOSS = "loss."
 class CleanGraph:
     """A flat graph of operators whose attributes carry the names of the user's model.
 
-    ``rows`` and ``device`` are nodes that stand for the samples and the device of a stage: each
-    stage finds them in its own inputs. ``constants`` are tensors that the code of the model made
+    ``rows``, ``lengths`` and ``device`` are nodes that stand for the samples, the lengths and the
+    device of a stage: each stage finds them in its own inputs. ``length_places[n]`` are the leaves
+    and dimensions that have length ``n``. ``constants`` are tensors that the code of the model made
     (``torch.tensor(2.0)``), ``bodies`` are the graphs of regions such as ``torch.no_grad``, and the
     calls that are kept whole (`penstock.capture.opaque`).
     ``outputs`` are what the model returned besides the loss. ``terms`` are those of a loss that was
@@ -52,6 +55,14 @@ class CleanGraph:
     outputs: tuple[fx.Node, ...] = ()
     terms: tuple[fx.Node, ...] = ()
     wholes: tuple[fx.Node, ...] = ()
+    lengths: tuple[fx.Node, ...] = ()
+    length_places: LengthPlaces = ()
+    symbols: BatchSymbols = field(default_factory=lambda: BatchSymbols({}))
+
+    @cached_property
+    def found_by_stage(self) -> frozenset[fx.Node]:
+        """The nodes whose values a stage finds in its own inputs."""
+        return frozenset((self.rows, self.device, *self.lengths))
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -72,21 +83,30 @@ def in_autocast(
         return body(*inputs)
 
 
-def clean(exported: fx.GraphModule, names: Mapping[str, str], terms: int = 0) -> CleanGraph:
+def clean(
+    exported: fx.GraphModule,
+    names: Mapping[str, str],
+    terms: int = 0,
+    length_places: LengthPlaces = (),
+    example: LengthsOf = (),
+) -> CleanGraph:
     """``exported``, with ``names`` from its attributes to the first names of the user's model.
 
-    It returns the loss, then so many ``terms`` of it, then what the model returned.
+    It returns the loss, then so many ``terms`` of it, then what the model returned. ``example`` are
+    the lengths that were traced.
     """
     graph = exported.graph
     leaves = tuple(node for node in graph.nodes if node.op == "placeholder")
     with graph.inserting_after(leaves[-1]):
         device = graph.call_function(device_of, (leaves[0],))
-        rows = graph.call_function(torch.ops.aten.sym_size.int, (leaves[0], 0))
+        rows = size_of(graph, leaves[0], 0)
+        lengths = tuple(size_of(graph, leaves[i], dim) for (i, dim), *_ in length_places)
+    symbols = batch_symbols(leaves, length_places, example)
     _drop_assertions(graph)
     constants, bodies = _rename_attributes(exported, names)
-    size_nodes(graph, leaves, rows)
+    size_nodes(graph, symbols, {ROWS: rows} | dict(zip(symbols.lengths, lengths, strict=True)))
     bodies |= keep_mapped_regions(graph)
-    _own_copies_of_written_leaves(graph, leaves, {rows, device})
+    _own_copies_of_written_leaves(graph, leaves, {rows, device, *lengths})
     _write_to_new_tensors(graph)
     _follow_device(graph, device)
     for body in bodies.values():
@@ -94,7 +114,7 @@ def clean(exported: fx.GraphModule, names: Mapping[str, str], terms: int = 0) ->
             _follow_device_inside(body)
     output = next(node for node in graph.nodes if node.op == "output")
     loss, *outputs = output.args[0]  # pyright: ignore[reportGeneralTypeIssues]
-    _drop_unused(graph, keep={*leaves, rows, device})
+    _drop_unused(graph, keep={*leaves, rows, device, *lengths})
     return CleanGraph(
         graph,
         leaves,
@@ -105,7 +125,17 @@ def clean(exported: fx.GraphModule, names: Mapping[str, str], terms: int = 0) ->
         bodies,
         tuple(outputs[terms:]),
         tuple(outputs[:terms]),
+        lengths=lengths,
+        length_places=length_places,
+        symbols=symbols,
     )
+
+
+def size_of(graph: fx.Graph, leaf: fx.Node, dim: int) -> fx.Node:
+    """A node for the size of a leaf."""
+    node = graph.call_function(torch.ops.aten.sym_size.int, (leaf, dim))
+    node.meta["val"] = leaf.meta["val"].shape[dim]
+    return node
 
 
 def _drop_assertions(graph: fx.Graph) -> None:

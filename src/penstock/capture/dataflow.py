@@ -77,7 +77,7 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
     trained = _trained(nodes)
     work = tuple(n for n in nodes if n.op == "call_function" and n not in duplicated)
     work = tuple(n for n in work if n in trained)
-    work = tuple(n for n in work if n is not clean.rows and n is not clean.device)
+    work = tuple(n for n in work if n not in clean.found_by_stage)
     position = {node: index for index, node in enumerate(work)}
     needs: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in nodes:
@@ -89,8 +89,7 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
                 found.add(source)
             else:
                 found |= needs[source]
-        is_symbol = node is clean.rows or node is clean.device
-        needs[node] = frozenset() if is_symbol else frozenset(found)
+        needs[node] = frozenset() if node in clean.found_by_stage else frozenset(found)
     together = (*_together(storages, position, needs), *_groups(position))
     sampled = _sampled(nodes, clean)
     return Dataflow(clean, work, position, needs, after, together, updated, sampled, trained)
@@ -263,7 +262,7 @@ def _sampled(nodes: Iterable[fx.Node], clean: CleanGraph) -> frozenset[fx.Node]:
     """Nodes whose values, not only their sizes, depend on the samples."""
     found: set[fx.Node] = set(clean.leaves)
     for node in nodes:
-        if node is clean.rows or node is clean.device:
+        if node in clean.found_by_stage:
             continue
         if any(source in found for source in node.all_input_nodes):
             found.add(node)

@@ -13,10 +13,12 @@ from torch import fx, nn
 from torch.export import Dim
 
 from penstock.capture.as_trained import as_trained
+from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.capture_errors import capture_failed, fixes_samples
 from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
 from penstock.capture.hooks import check_hooks, keeping_hooks
+from penstock.capture.length_conditions import LEAVES
 from penstock.capture.loss_module import LossModule
 from penstock.capture.opaque import OpaqueTable, keep_opaque_calls, recording_opaque_calls
 from penstock.capture.recorded_values import RecordedValue, asked_values, replaying
@@ -37,19 +39,26 @@ def home_device(module: nn.Module) -> torch.device:
     return devices[0] if devices else torch.device("cpu")
 
 
-def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.GraphModule:
+def export_module(
+    module: LossModule, leaves: Sequence[torch.Tensor], layout: BatchLayout
+) -> fx.GraphModule:
     """The operators of ``module`` on ``leaves``, in training mode, for any number of rows.
 
-    Module flags, buffers and random state are as before afterwards.
+    The dimensions that ``layout`` declares to vary are symbolic, too; what the code takes for
+    granted of them is in the guards of the result. Module flags, buffers and random state are as
+    before afterwards.
 
     Raises:
-        CaptureFailed: the code cannot be traced, or only for one number of rows.
+        CaptureFailed: the code cannot be traced, or only for one number of rows, or one length.
     """
     check_hooks(module.model)
     home = home_device(module)
     example = tuple(_enough_rows(leaf.detach().to(home)) for leaf in leaves)
     rows = Dim("rows", min=LEAST_TRACED_ROWS)
-    shapes = (tuple({0: rows} for _ in example),)
+    # Not named as the rows are: named ones would have to be traced again for every limit found.
+    shapes = (
+        tuple({0: rows} | {dim: Dim.DYNAMIC for dim, _ in leaf.varying} for leaf in layout.leaves),
+    )
     try:
         with (
             as_trained(module, module.model),
@@ -65,7 +74,12 @@ def export_module(module: LossModule, leaves: Sequence[torch.Tensor]) -> fx.Grap
     except PenstockError:
         raise
     except Exception as error:
-        raise capture_failed(error, type(module.model).__name__) from error
+        names = {
+            f"['{LEAVES}'][{number}].size()[{dim}]": layout.lengths[length].name
+            for number, leaf in enumerate(layout.leaves)
+            for dim, length in leaf.varying
+        }
+        raise capture_failed(error, type(module.model).__name__, names) from error
     return traced
 
 

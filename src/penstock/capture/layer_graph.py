@@ -1,11 +1,13 @@
 """A captured model: layers in execution order, the tensors between them, and one stage of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+from penstock.capture.lengths import Length, LengthsOf, SizeFormula
 
 __all__ = [
     "Batch",
@@ -39,6 +41,9 @@ class TensorSpec:
     nevertheless computed *from* samples (a mean over the batch), so that replicas disagree on it;
     also for a tensor with a ``batch_dim`` whose rows are not sample after sample (words before
     samples, flattened together). Rows of a ``reduced`` tensor cannot be cut between replicas.
+
+    Where sizes depend on the lengths of a batch, ``varying`` are their formulas by dimension, and
+    ``varying_rows`` is that of the rows per sample; `at` gives the spec for certain lengths.
     """
 
     name: str
@@ -48,6 +53,25 @@ class TensorSpec:
     rows_per_sample: int = 1
     requires_grad: bool = False
     reduced: bool = False
+    varying: tuple[tuple[int, SizeFormula], ...] = ()
+    varying_rows: SizeFormula | None = None
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Whether the number of samples can be told from the shape alone."""
+        return self.batch_dim >= 0 and self.varying_rows is None
+
+    def at(self, lengths: LengthsOf) -> "TensorSpec":
+        """The spec for batches of these lengths; the same where none matters."""
+        if not self.varying and self.varying_rows is None:
+            return self
+        shape = list(self.shape)
+        for dim, formula in self.varying:
+            shape[dim] = formula.at(lengths)
+        rows = self.rows_per_sample if self.varying_rows is None else self.varying_rows.at(lengths)
+        return replace(
+            self, shape=tuple(shape), rows_per_sample=rows, varying=(), varying_rows=None
+        )
 
     def shape_for(self, samples: int) -> tuple[int, ...]:
         """The shape for ``samples`` samples."""
@@ -189,6 +213,24 @@ class LayerGraph(Protocol):
         self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
     ) -> list[torch.Tensor]:
         """The leaves of a batch whose micro-batches, these rows of it, are each a step alone."""
+        ...
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """The lengths that vary from batch to batch, as declared."""
+        ...
+
+    @property
+    def largest_lengths(self) -> LengthsOf:
+        """The largest of each length that is declared, or else that of the example batch."""
+        ...
+
+    def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
+        """The lengths of a batch, given by its leaves; that of a leaf left out is the example's.
+
+        Raises:
+            BadInput: the model as captured has no such length.
+        """
         ...
 
     def stage(self, layers: range) -> StageProgram:

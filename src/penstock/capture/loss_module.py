@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -49,7 +49,7 @@ class BatchCall:
         """
         structure = layout.structure
         if not has_loss:
-            return cls(layout, layout, BatchLayout((), layout.leaves, layout.batch_size))
+            return cls(layout, layout, replace(layout, structure=()))
         if isinstance(structure, Mapping):
             keys = _accepted(structure, forward)
             if not keys:

@@ -21,9 +21,11 @@ single number (``sqrt(mse)``, a product of two losses), it is refused.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
+from sympy import Integer
 from torch import fx
 
 from penstock.capture.capture_errors import line_of
@@ -37,7 +39,7 @@ from penstock.capture.operators import (
     tensor_value,
     written_inputs,
 )
-from penstock.capture.sizes import unified
+from penstock.capture.sizes import ROWS
 from penstock.errors import BadInput
 
 __all__ = [
@@ -100,10 +102,10 @@ def sources_of(clean: CleanGraph) -> Sources:
         for source in written_inputs(node)
         if source.op == "get_attr"
     }
-    batch: set[fx.Node] = {*clean.leaves, clean.rows}
+    batch: set[fx.Node] = {*clean.leaves, clean.rows, *clean.lengths}
     model: set[fx.Node] = set()
     for node in clean.graph.nodes:
-        if node is clean.rows or node is clean.device:
+        if node in clean.found_by_stage:
             continue
         held = node.op == "get_attr" and node.target in updated
         found = [node]
@@ -164,10 +166,10 @@ def by_slices(
 
 
 def has_unknown_size(node: fx.Node, clean: CleanGraph) -> bool:
-    """Whether the number of elements that ``node`` reads depends on values, not on rows alone."""
-    rows = unified(_shape(clean.leaves[0])[0]).free_symbols
+    """Whether the number of elements that ``node`` reads depends on values, not on sizes alone."""
+    known = {ROWS, *clean.symbols.lengths}
     sizes = [size for source in node.all_input_nodes for size in _shape(source)]
-    return any(not unified(size).free_symbols <= rows for size in sizes)
+    return any(not clean.symbols.formula(size).free_symbols <= known for size in sizes)
 
 
 class _Untold(Exception):
@@ -202,7 +204,7 @@ class _Rewriting:
     @property
     def columns(self) -> int:
         """The numbers that ``wholes`` have together."""
-        return sum(_numel(node) for node in self.wholes)
+        return sum(self._count(node) for node in self.wholes)
 
     def linear(self, node: fx.Node) -> fx.Node:
         """``node``, which has no rows, as its slices must compute it."""
@@ -211,7 +213,7 @@ class _Rewriting:
         if node not in self.done:
             if node not in self.sources.model:
                 self.done[node] = self._whole(node)
-            elif any(_has_rows(source) for source in node.all_input_nodes):
+            elif any(self._has_rows(source) for source in node.all_input_nodes):
                 self.done[node] = self._reduction(node)
             else:
                 self.done[node] = self._combination(node)
@@ -230,7 +232,7 @@ class _Rewriting:
             allowed = divided and mixed == [node.args[0]] and node.args[1] is not mixed[0]
         if allowed:
             return self._copy(node, self.linear)
-        if any(_numel(source) == 1 for source in mixed):
+        if any(self._count(source) == 1 for source in mixed):
             raise _Untold(node, "is not linear in a mean or sum over the samples")
         return node
 
@@ -245,7 +247,7 @@ class _Rewriting:
         if name in _SUM_OVER_ROWS or reduction == SUM:
             return self._of_all_rows(node)
         value = tensor_value(node)
-        if value is None or _numel(node) == 1:
+        if value is None or self._count(node) == 1:
             raise _Untold(node, "is neither a mean nor a sum over the samples")
         return node
 
@@ -280,8 +282,10 @@ class _Rewriting:
 
     def _whole(self, node: fx.Node) -> fx.Node:
         """``node``, which depends on the batch alone, as it is for the whole step."""
-        if _has_rows(node):
+        if self._has_rows(node):
             raise _Untold(node, "has the samples in it, where a sum or mean over them is needed")
+        if self._count(node) < 0:
+            raise _Untold(node, "has a length in it, where a sum or mean over it is needed")
         start = 1 + self.columns
         self.wholes.append(node)
         value = node.meta["val"]
@@ -293,6 +297,15 @@ class _Rewriting:
             made = self.clean.graph.call_function(of_whole, (self.leaf, start, shape, dtype))
         made.meta["val"] = _example(self.clean).new_empty(shape, dtype=dtype)
         return made
+
+    def _has_rows(self, node: fx.Node) -> bool:
+        """Whether a size of the value depends on the samples."""
+        return not all(map(self.clean.symbols.is_fixed, _shape(node)))
+
+    def _count(self, node: fx.Node) -> int:
+        """The number of elements of a value; -1 where it depends on the lengths of the batch."""
+        count = prod(map(self.clean.symbols.formula, _shape(node)), start=Integer(1))
+        return int(count) if count.is_Integer else -1
 
     def _is_mixed(self, node: Any) -> bool:
         return node in self.sources.batch and node in self.sources.model
@@ -368,15 +381,3 @@ def _shape(node: fx.Node) -> Sequence[Any]:
     if isinstance(value, list | tuple):
         return [size for part in value if isinstance(part, torch.Tensor) for size in part.shape]
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-
-
-def _has_rows(node: fx.Node) -> bool:
-    """Whether a size of the value depends on the batch."""
-    return any(unified(size).free_symbols for size in _shape(node))
-
-
-def _numel(node: fx.Node) -> int:
-    count = 1
-    for size in _shape(node):
-        count *= int(size)
-    return count

@@ -98,6 +98,19 @@ def traced_bytes(tensor: torch.Tensor) -> int:
     return count
 
 
+def same_shape(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two traced tensors have one shape, whatever the batch.
+
+    Symbolic sizes are never compared themselves: that would fix them to be equal from then on.
+    """
+    return [size_text(s) for s in one.shape] == [size_text(s) for s in other.shape]
+
+
+def size_text(size: int | torch.SymInt) -> str:
+    """A traced size as text: its number or its formula."""
+    return str(size.node.expr) if isinstance(size, torch.SymInt) else str(size)
+
+
 def is_assertion(node: fx.Node) -> bool:
     """Whether the node only checks what tracing assumed."""
     name = packet_name(node)
@@ -171,7 +184,7 @@ def is_view(node: fx.Node) -> bool:
     if name == "to":
         return source.dtype == value.dtype
     # A slice of a whole dimension, which export leaves behind, keeps the shape.
-    return name == "slice" and tuple(source.shape) == tuple(value.shape)
+    return name == "slice" and same_shape(source, value)
 
 
 def shares_storage(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from penstock.capture.crossings import Crossings, crossings_of, layer_of_work, n
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layers import Layers
 from penstock.capture.model_outputs import Flattened, StructuredOutputs
+from penstock.capture.stage_module import leaves_of_lengths
 from penstock.capture.tensor_specs import TensorFacts
 from penstock.errors import BadInput
 
@@ -94,8 +95,9 @@ def outputs_without_loss(
         needs[returned_by[-1]] |= read
     check_crossings(needs, layer_of, facts)
     crossings = crossings_of(needs, layer_of, facts, layers, batch_size)
-    leaves = frozenset(node for node in reached if node in flow.clean.leaves)
-    return OutputView(crossings, tuple(returned_by), frozenset(layer_of), leaves)
+    leaves = [node for node in flow.clean.leaves if node in reached]
+    leaves += leaves_of_lengths(flow, reached, leaves)
+    return OutputView(crossings, tuple(returned_by), frozenset(layer_of), frozenset(leaves))
 
 
 def own(node: fx.Node, layer_of: Mapping[fx.Node, int]) -> frozenset[fx.Node]:
@@ -122,7 +124,7 @@ def _reached(flow: Dataflow, ends: Sequence[fx.Node]) -> set[fx.Node]:
         node = pending.pop()
         if node not in found:
             found.add(node)
-            if node is not flow.clean.rows and node is not flow.clean.device:
+            if node not in flow.clean.found_by_stage:
                 pending += [*node.all_input_nodes, *flow.after.get(node, ())]
     return found
 

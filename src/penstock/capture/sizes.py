@@ -1,57 +1,115 @@
-"""Sizes that depend on the number of samples: every one a formula of one node, ``rows``."""
+"""Sizes that depend on the batch: formulas of the number of samples and of its lengths."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
+from penstock.capture.lengths import LengthsOf, SizeFormula, length_symbol
 from penstock.errors import CaptureFailed
 
-__all__ = ["rows_factor", "size_nodes", "unified"]
+__all__ = ["ROWS", "BatchSymbols", "batch_symbols", "size_nodes"]
 
-_ROWS = sympy.Symbol("rows", positive=True, integer=True)
-
-
-def rows_factor(size: Any) -> int | None:
-    """``k`` where a symbolic size is ``k`` times the number of samples, else None."""
-    expression = unified(size)
-    if expression.free_symbols != {_ROWS}:
-        return None
-    factor = sympy.cancel(expression / _ROWS)
-    return int(factor) if factor.is_Integer and factor > 0 else None
+ROWS = sympy.Symbol("rows", positive=True, integer=True)
+"""The number of samples in formulas."""
 
 
-def unified(size: Any) -> sympy.Expr:
-    """The formula of a size, with one symbol for the samples of every tensor of the batch.
+@dataclass(frozen=True)
+class BatchSymbols:
+    """What the symbols of a traced graph stand for: samples, or one of the batch's lengths.
 
-    Sizes that depend on values (the number of nonzero entries) keep their own symbols.
+    ``relations`` are those among the lengths that the code assumes: the length with that number is
+    what the formula says. ``example`` are the lengths that were traced.
     """
-    if not isinstance(size, torch.SymInt):
-        return sympy.Integer(int(size))
-    expression = size.node.expr
-    of_batch = {symbol for symbol in expression.free_symbols if symbol.name.startswith("s")}
-    return expression.xreplace(dict.fromkeys(of_batch, _ROWS))
+
+    meanings: Mapping[sympy.Symbol, sympy.Expr]
+    relations: tuple[tuple[int, SizeFormula], ...] = ()
+    example: LengthsOf = ()
+
+    @property
+    def lengths(self) -> tuple[sympy.Symbol, ...]:
+        """The symbols of the lengths in formulas."""
+        return tuple(map(length_symbol, range(len(self.example))))
+
+    def formula(self, size: Any) -> sympy.Expr:
+        """The formula of a size, with one symbol for the samples of every tensor of the batch.
+
+        Sizes that depend on values (the number of nonzero entries) keep their own symbols.
+        """
+        if not isinstance(size, torch.SymInt):
+            return sympy.Integer(int(size))
+        expression = size.node.expr
+        known = {s: ROWS for s in expression.free_symbols if s.name.startswith("s")}
+        return expression.xreplace(known | dict(self.meanings))
+
+    def rows_factor(self, size: Any) -> sympy.Expr | None:
+        """``k`` where a size is ``k`` times the number of samples, else None.
+
+        ``k`` is a number, or a formula of the lengths.
+        """
+        expression = self.formula(size)
+        if ROWS not in expression.free_symbols:
+            return None
+        factor = sympy.cancel(expression / ROWS)
+        if factor.is_Integer:
+            return factor if factor > 0 else None
+        is_of_lengths = factor.free_symbols <= set(self.lengths)
+        return factor if is_of_lengths and factor.is_integer is not False else None
+
+    def is_fixed(self, size: Any) -> bool:
+        """Whether the size is the same for every number of samples, given the lengths."""
+        return self.formula(size).free_symbols <= set(self.lengths)
+
+    def varying(self, formula: sympy.Expr) -> SizeFormula | None:
+        """The formula where it has a length in it; else None."""
+        return SizeFormula(formula) if formula.free_symbols else None
 
 
-def size_nodes(graph: fx.Graph, leaves: Sequence[fx.Node], rows: fx.Node) -> None:
-    """Rewrite every node whose value is a symbolic integer as a formula of ``rows``.
+def batch_symbols(
+    leaves: Sequence[fx.Node], places: Sequence[Sequence[tuple[int, int]]], example: LengthsOf
+) -> BatchSymbols:
+    """The symbols of a batch whose lengths are at ``places[number]``: pairs of leaf, dimension."""
+    meanings: dict[Any, Any] = {}
+    found: list[tuple[int, Any]] = []
+    for number, dimensions in enumerate(places):
+        for leaf, dim in dimensions:
+            size = leaves[leaf].meta["val"].shape[dim]
+            expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+            unknown = [s for s in expression.free_symbols if s not in meanings]
+            if len(unknown) == 1:
+                (solution,) = sympy.solve(expression - length_symbol(number), unknown[0])
+                meanings[unknown[0]] = solution
+            else:
+                found.append((number, expression))
+    relations = {
+        (number, SizeFormula(expression.xreplace(meanings)))
+        for number, expression in found
+        if expression.xreplace(meanings) != length_symbol(number)
+    }
+    return BatchSymbols(meanings, tuple(sorted(relations, key=str)), example)
+
+
+def size_nodes(
+    graph: fx.Graph, symbols: BatchSymbols, known: Mapping[sympy.Symbol, fx.Node]
+) -> None:
+    """Rewrite every node whose value is a symbolic integer as a formula of the ``known`` nodes.
 
     Raises:
         CaptureFailed: a size is not built from sums, products, whole divisions, min and max.
     """
-    rows.meta["val"] = leaves[0].meta["val"].shape[0]
     for node in list(graph.nodes):
         value = node.meta.get("val")
-        if node.op != "call_function" or not isinstance(value, torch.SymInt) or node is rows:
+        if node.op != "call_function" or not isinstance(value, torch.SymInt):
             continue
-        expression = unified(value)
-        if not expression.free_symbols <= {_ROWS}:
+        expression = symbols.formula(value)
+        if node in known.values() or not expression.free_symbols <= set(known):
             continue
         with graph.inserting_before(node):
-            replacement = _emit(graph, expression, rows)
+            replacement = _emit(graph, expression, known)
         if isinstance(replacement, fx.Node):
             replacement.meta.setdefault("val", value)
             node.replace_all_uses_with(replacement)
@@ -71,12 +129,14 @@ def _put_number(node: fx.Node, number: int) -> None:
         reader.kwargs = fx.map_arg(reader.kwargs, exchanged)  # pyright: ignore
 
 
-def _emit(graph: fx.Graph, expression: sympy.Expr, rows: fx.Node) -> fx.Node | int:
+def _emit(
+    graph: fx.Graph, expression: sympy.Expr, known: Mapping[sympy.Symbol, fx.Node]
+) -> fx.Node | int:
     """Nodes that compute ``expression``."""
     if expression.is_Integer:
         return int(expression)  # pyright: ignore[reportArgumentType]
-    if expression.is_Symbol:
-        return rows
+    if isinstance(expression, sympy.Symbol):
+        return known[expression]
     kinds = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv}
     kinds |= {"PythonMod": operator.mod, "Mod": operator.mod, "Pow": operator.pow}
     kinds |= {"CleanDiv": operator.floordiv, "Max": max, "Min": min}
@@ -87,7 +147,7 @@ def _emit(graph: fx.Graph, expression: sympy.Expr, rows: fx.Node) -> fx.Node | i
             "recomputed on another stage; use sums, products, whole divisions, min and max, "
             "or write the model as penstock.Chain([...])"
         )
-    first, *rest = (_emit(graph, part, rows) for part in expression.args)  # pyright: ignore
+    first, *rest = (_emit(graph, part, known) for part in expression.args)  # pyright: ignore
     value = first
     for part in rest:
         value = graph.call_function(function, (value, part))

@@ -1,6 +1,6 @@
 """One stage of a captured graph as a module."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from penstock.capture.cleaning import device_of
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layer_graph import TensorSpec
 
-__all__ = ["StagePart", "build_module", "needed"]
+__all__ = ["StagePart", "build_module", "leaves_of_lengths", "needed"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,27 @@ def needed(flow: Dataflow, targets: Iterable[fx.Node], given: Iterable[fx.Node])
         if node in found:
             continue
         found.add(node)
-        if node not in stop and node is not flow.clean.rows and node is not flow.clean.device:
+        if node not in stop and node not in flow.clean.found_by_stage:
             pending += flow.inputs(node)
     return found
+
+
+def leaves_of_lengths(
+    flow: Dataflow,
+    wanted: Collection[fx.Node],
+    leaves: Sequence[fx.Node],
+    read: Collection[int] | None = None,
+) -> list[fx.Node]:
+    """Leaves to take the wanted lengths from, where none of ``leaves`` has them.
+
+    They are among those with the numbers ``read``, if given.
+    """
+    clean, more = flow.clean, list[fx.Node]()
+    for node, places in zip(clean.lengths, clean.length_places, strict=True):
+        having = [clean.leaves[leaf] for leaf, _ in places if read is None or leaf in read]
+        if node in wanted and not any(leaf in (*leaves, *more) for leaf in having):
+            more.append(having[0])
+    return more
 
 
 def build_module(
@@ -54,6 +72,11 @@ def build_module(
     if flow.clean.device in wanted:
         source = next(iter(new.values()))
         new[flow.clean.device] = graph.call_function(device_of, (source,))
+    for node, places in zip(flow.clean.lengths, flow.clean.length_places, strict=True):
+        if node in wanted:
+            leaf, dim = next(p for p in places if flow.clean.leaves[p[0]] in new)
+            size = torch.ops.aten.sym_size.int
+            new[node] = graph.call_function(size, (new[flow.clean.leaves[leaf]], dim))
     for node in flow.clean.graph.nodes:
         if node in wanted and node not in new and node.op != "output":
             new[node] = graph.node_copy(node, lambda old: new[old])
@@ -73,7 +96,7 @@ def _rows(
     if part.leaves:
         return graph.call_function(size, (new[part.leaves[0]], 0))
     for node, spec in part.received:
-        if spec.batch_dim >= 0:
+        if spec.has_plain_rows:
             rows = graph.call_function(size, (new[node], spec.batch_dim))
             if spec.rows_per_sample == 1:
                 return rows

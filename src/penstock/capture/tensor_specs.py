@@ -11,11 +11,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
+import sympy
 import torch
 from torch import fx
 
 from penstock.capture.cleaning import CleanGraph, in_autocast
 from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.lengths import SizeFormula
 from penstock.capture.operators import (
     facts_of,
     is_view,
@@ -24,10 +26,11 @@ from penstock.capture.operators import (
     tensor_value,
     written_inputs,
 )
-from penstock.capture.sizes import rows_factor, unified
+from penstock.capture.sizes import BatchSymbols
 
 __all__ = ["TensorFacts", "find_facts"]
 
+ONE = sympy.Integer(1)
 _NO_GRADIENT = frozenset(
     ["detach", "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like"]
 )
@@ -38,10 +41,13 @@ _REORDERS_ROWS = frozenset(
 
 @dataclass(frozen=True)
 class _Samples:
-    """Where the samples are: dimension (-1 for none), rows per sample, in order of samples."""
+    """Where the samples are: dimension (-1 for none), rows per sample, in order of samples.
+
+    ``rows`` is a number, or a formula of the lengths.
+    """
 
     dim: int
-    rows: int
+    rows: sympy.Expr
     ordered: bool
 
 
@@ -52,6 +58,7 @@ class TensorFacts:
     samples: Mapping[fx.Node, _Samples]
     with_gradient: frozenset[fx.Node]
     sampled: Collection[fx.Node]
+    symbols: BatchSymbols
 
     def can_cross(self, node: fx.Node) -> bool:
         """Whether a spec can describe the node's value for every number of samples."""
@@ -66,18 +73,29 @@ class TensorFacts:
         """The spec of the node's value, named after the layer that makes it."""
         value, facts = tensor_value(node), self.samples[node]
         assert value is not None
+        formulas = [self.symbols.formula(size) for size in value.shape]
+        rows = self.symbols.varying(facts.rows)
+        varying = [
+            (dim, found)
+            for dim, formula in enumerate(formulas)
+            if dim != facts.dim and (found := self.symbols.varying(formula)) is not None
+        ]
+        example = self.symbols.example
+        rows_per_sample = SizeFormula(facts.rows).at(example)
         shape = [
-            batch_size * facts.rows if dim == facts.dim else int(size)
-            for dim, size in enumerate(value.shape)
+            batch_size * rows_per_sample if dim == facts.dim else SizeFormula(formula).at(example)
+            for dim, formula in enumerate(formulas)
         ]
         return TensorSpec(
             f"{layer_name}/{node.name}",
             tuple(shape),
             value.dtype,
             facts.dim,
-            facts.rows,
+            rows_per_sample,
             node in self.with_gradient,
             not self.can_be_recut(node),
+            tuple(varying),
+            rows,
         )
 
 
@@ -86,29 +104,32 @@ def find_facts(clean: CleanGraph, sampled: Collection[fx.Node]) -> TensorFacts:
     samples: dict[fx.Node, _Samples] = {}
     with_gradient: set[fx.Node] = set()
     for node in clean.graph.nodes:
-        found = _samples(node, samples)
+        found = _samples(node, samples, clean.symbols)
         if found is not None:
             samples[node] = found
         if _has_gradient(node, with_gradient):
             with_gradient.add(node)
             with_gradient |= _written_storage(node)
-    return TensorFacts(samples, frozenset(with_gradient), sampled)
+    return TensorFacts(samples, frozenset(with_gradient), sampled, clean.symbols)
 
 
-def _samples(node: fx.Node, known: Mapping[fx.Node, _Samples]) -> _Samples | None:
+def _samples(
+    node: fx.Node, known: Mapping[fx.Node, _Samples], symbols: BatchSymbols
+) -> _Samples | None:
     value = tensor_value(node)
     if value is None:
         return None
-    varying = [dim for dim, size in enumerate(value.shape) if unified(size).free_symbols]
+    varying = [dim for dim, size in enumerate(value.shape) if not symbols.is_fixed(size)]
     if not varying:
-        return _Samples(-1, 1, True)
+        return _Samples(-1, ONE, True)
     if len(varying) > 1:
         return None
     dim = varying[0]
-    rows = rows_factor(value.shape[dim])
+    rows = symbols.rows_factor(value.shape[dim])
     if rows is None:
         return None
-    return _Samples(dim, rows, _ordered(node, value, _Samples(dim, rows, True), known))
+    found = _Samples(dim, rows, True)
+    return _Samples(dim, rows, _ordered(node, value, found, known, symbols))
 
 
 def _ordered(
@@ -116,6 +137,7 @@ def _ordered(
     value: torch.Tensor,
     found: _Samples,
     known: Mapping[fx.Node, _Samples],
+    symbols: BatchSymbols,
 ) -> bool:
     """Whether rows go sample after sample, given that of the inputs."""
     if node.op != "call_function":
@@ -128,8 +150,8 @@ def _ordered(
         source, shape = known[batched[0]], tensor_value(batched[0])
         assert shape is not None
         if name in ("view", "reshape", "flatten", "unflatten", "_unsafe_view"):
-            before = prod(int(size) for size in shape.shape[: source.dim])
-            return before == prod(int(size) for size in value.shape[: found.dim])
+            before = prod(map(symbols.formula, shape.shape[: source.dim]), start=ONE)
+            return before == prod(map(symbols.formula, value.shape[: found.dim]), start=ONE)
         return source.rows == found.rows
     if name in _REORDERS_ROWS and _acts_on(node, found.dim, value.dim()):
         return False

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_layout import layout_of
+from penstock.capture.capture_errors import LengthFixed
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
 from penstock.capture.cleaning import WRAPPED_LOSS, WRAPPED_MODEL, CleanGraph, clean
@@ -16,6 +17,8 @@ from penstock.capture.export import export_module
 from penstock.capture.graph_weight import add_weight
 from penstock.capture.layer_graph import Batch, LayerGraph, Loss, LossFunction, ParameterUse
 from penstock.capture.layers import Layers, find_layers, unit_function
+from penstock.capture.length_conditions import LengthConditions, guards_of
+from penstock.capture.lengths import Dynamic
 from penstock.capture.loss_module import BatchCall, LossModule, Outputs
 from penstock.capture.model_outputs import Flattened
 from penstock.capture.output_views import describe_outputs
@@ -35,8 +38,12 @@ def capture_model(
     *,
     loss: Loss | None = None,
     granularity: Granularity = "module",
+    dynamic: Dynamic | None = None,
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
+
+    ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
+    ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names are equal sizes.
 
     Nothing of the model changes. A model in evaluation mode is captured in training mode; modules
     in evaluation mode inside a model in training mode stay so (frozen batch norms).
@@ -51,11 +58,18 @@ def capture_model(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
     if isinstance(model, Chain):
+        if dynamic:
+            raise BadInput(
+                "a Chain runs for batches of one length, but dynamic=... was given; leave it out, "
+                "or give a module that can be traced"
+            )
         return chain_graph(model, batch, loss=as_function(loss))
-    layout, loss = layout_of(batch), as_function(loss)
+    layout, loss = layout_of(batch, dynamic), as_function(loss)
     call = BatchCall.of(layout, model.forward, has_loss=loss is not None)
     tensors = _tensors(model, loss)
-    cleaned, outputs = _traced(model, call, loss, layout.flatten(batch), _attribute_names(tensors))
+    leaves = layout.flatten(batch)
+    cleaned, outputs, conditions = _traced(model, call, loss, leaves, _attribute_names(tensors))
+    conditions.check(type(model).__name__)
     _mark_parameters(cleaned, tensors)
     cleaned = add_weight(cleaned)
     flow = find_dataflow(cleaned)
@@ -64,7 +78,9 @@ def capture_model(
     crossings = find_crossings(flow, facts, layers, layout.batch_size)
     uses = _parameter_uses(flow, layers, tensors)
     described = describe_outputs(outputs, flow, facts, layout.batch_size)
-    return TracedGraph(model, call, tensors, flow, facts, layers, crossings, uses, described, loss)
+    return TracedGraph(
+        model, call, tensors, flow, facts, layers, crossings, uses, described, loss, conditions
+    )
 
 
 def _traced(
@@ -73,25 +89,35 @@ def _traced(
     loss: LossFunction | None,
     leaves: Sequence[torch.Tensor],
     names: Mapping[str, str],
-) -> tuple[CleanGraph, Flattened]:
-    """The graph of model and loss, and the structure of the model's outputs.
+) -> tuple[CleanGraph, Flattened, LengthConditions]:
+    """The graph of model and loss, the structure of the model's outputs, and what lengths must be.
 
     Outputs that cannot be described must not keep a model from being trained, so it is traced
     without them where they may be the reason that tracing failed.
     """
-    outputs = Outputs()
+    layout, outputs = call.layout, Outputs()
+
+    def cleaned(module: LossModule) -> tuple[CleanGraph, LengthConditions]:
+        exported = export_module(module, leaves, layout)
+        conditions = guards_of(exported, layout)
+        places, example = layout.length_places, layout.lengths_of(dict(enumerate(leaves)))
+        graph = clean(exported, names, module.terms, places, example)
+        return graph, conditions.with_relations(graph.symbols.relations)
+
     try:
-        module = LossModule(model, call, loss, outputs)
-        return clean(export_module(module, leaves), names, module.terms), outputs.found
+        graph, conditions = cleaned(LossModule(model, call, loss, outputs))
+        return graph, outputs.found, conditions
+    except LengthFixed:
+        raise
     except CaptureFailed as failure:
         if not outputs.reached:
             raise
         try:
-            module = LossModule(model, call, loss)
-            alone = clean(export_module(module, leaves), names, module.terms)
+            graph, conditions = cleaned(LossModule(model, call, loss))
         except CaptureFailed:
             raise failure from None
-        return alone, Flattened(problem=f"the model's outputs cannot be traced: {failure}")
+        untraced = Flattened(problem=f"the model's outputs cannot be traced: {failure}")
+        return graph, untraced, conditions
 
 
 def _tensors(model: nn.Module, loss: LossFunction | None) -> ModelTensors:

@@ -1,7 +1,7 @@
 """The layer graph of a traced model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,8 @@ from penstock.capture.crossings import Crossings
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
 from penstock.capture.layers import Layers
+from penstock.capture.length_conditions import LengthConditions
+from penstock.capture.lengths import Length, LengthsOf
 from penstock.capture.loss_module import BatchCall, LossModule
 from penstock.capture.model_outputs import StructuredOutputs
 from penstock.capture.output_views import (
@@ -20,7 +22,7 @@ from penstock.capture.output_views import (
     outputs_without_loss,
 )
 from penstock.capture.sample_mixing import mixing_operator
-from penstock.capture.stage_module import StagePart, build_module, needed
+from penstock.capture.stage_module import StagePart, build_module, leaves_of_lengths, needed
 from penstock.capture.tensor_specs import TensorFacts
 from penstock.capture.whole_values import WholeValues, whole_values
 from penstock.errors import BadInput
@@ -55,6 +57,7 @@ class TracedGraph:
     parameter_uses: tuple[ParameterUse, ...]
     outputs: StructuredOutputs
     loss: LossFunction | None = None
+    conditions: LengthConditions = field(default_factory=LengthConditions)
     view: OutputView | None = None
 
     @property
@@ -168,6 +171,30 @@ class TracedGraph:
     def _wholes(self) -> WholeValues | None:
         return whole_values(self.flow, self._attributes())
 
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """The lengths that vary from batch to batch, as declared."""
+        return self.call.layout.lengths
+
+    @property
+    def largest_lengths(self) -> LengthsOf:
+        """The largest of each length that is declared, or else that of the example batch."""
+        example = self.call.layout.example_lengths
+        return tuple(
+            size if length.max is None else length.max
+            for length, size in zip(self.lengths, example, strict=True)
+        )
+
+    def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
+        """The lengths of a batch, checked (BadInput where the code as captured has no such)."""
+        if not self.lengths:
+            return ()
+        found = self.call.layout.lengths_of(leaves)
+        problem = self.conditions.problem(found)
+        if problem:
+            raise BadInput(problem)
+        return found
+
     def stage(self, layers: range) -> StageProgram:
         """The layers ``layers`` as one module, which shares the model's parameters.
 
@@ -225,7 +252,8 @@ class TracedGraph:
         wanted = needed(self.flow, (*work, *returned), [node for node, _ in received])
         clean = self.flow.clean
         leaves = [leaf for leaf in clean.leaves if leaf in wanted]
-        has_rows = any(spec.batch_dim >= 0 for _, spec in received)
+        leaves += leaves_of_lengths(self.flow, wanted, leaves, self.leaves_read)
+        has_rows = any(spec.has_plain_rows for _, spec in received)
         if not leaves and (not has_rows or not received) and {clean.rows, clean.device} & wanted:
             leaves = [self._any_leaf()]
         return StagePart(work, leaves, received, returned)

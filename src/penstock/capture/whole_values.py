@@ -13,7 +13,7 @@ import torch
 
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.loss_weight import target_weight
-from penstock.capture.stage_module import StagePart, build_module, needed
+from penstock.capture.stage_module import StagePart, build_module, leaves_of_lengths, needed
 from penstock.errors import BadInput
 
 __all__ = ["WholeValues", "whole_values"]
@@ -76,7 +76,8 @@ def whole_values(flow: Dataflow, attributes: Mapping[str, Any]) -> WholeValues |
     if not clean.wholes:
         return None
     wanted = needed(flow, clean.wholes, ())
-    leaves = [leaf for leaf in clean.leaves if leaf in wanted] or [clean.leaves[0]]
+    leaves = [leaf for leaf in clean.leaves if leaf in wanted]
+    leaves = [*leaves, *leaves_of_lengths(flow, wanted, leaves)] or [clean.leaves[0]]
     part = StagePart((), leaves, (), clean.wholes)
     module = build_module(flow, part, attributes, ())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

@@ -14,6 +14,7 @@ from math import nan, sqrt
 import torch
 import torch.distributed as dist
 
+from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput, RunFailed, Stalled
 from penstock.plan.ordering import order_of
 from penstock.runtime.batch_metrics import Means
@@ -23,6 +24,7 @@ from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.messages import Message, RankMessages, messages_of_rank
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.micro_batches import BatchCut, cut_batch
+from penstock.runtime.prepared import Prepared
 from penstock.runtime.replicas import stages_of_parameters
 from penstock.runtime.stage_runner import StageWork, Tensors
 from penstock.runtime.training import Training
@@ -53,12 +55,15 @@ class Fed:
 class Ring:
     """All that is fixed for batches of one size: how they are cut, and what travels.
 
-    ``arriving[peer]`` are the messages from a peer by its action.
+    ``arriving[peer]`` are the messages from a peer by its action; ``steps`` are those of actions
+    that have been played.
     """
 
     cut: BatchCut
     arriving: dict[int, dict[Action, list[Message]]]
     channels: PipelineChannels
+    lengths: LengthsOf
+    steps: dict[tuple[Action, ...], tuple[Step, ...]]
 
 
 class EndlessTraining:
@@ -85,8 +90,7 @@ class EndlessTraining:
         self._optimizer = training.optimizer
         self._gradient_norm = 0.0
         self._order = endless_order(worker.plan)
-        self._rings: dict[int, Ring] = {}
-        self._ready: dict[tuple[int, tuple[Action, ...]], tuple[Step, ...]] = {}
+        self._rings = Prepared[Ring]()
         self._ring: Ring | None = None
         self._batches = 0
         self._rows: dict[int, range] = {}
@@ -154,7 +158,7 @@ class EndlessTraining:
     def _feed(self, leaves: Sequence[torch.Tensor]) -> None:
         """The part of one batch; the micro-batches of the newest stay in flight."""
         worker, samples = self._worker, leaves[0].shape[0]
-        ring = self._ring_for(samples)
+        ring = self._ring_for(leaves)
         rate = self._training.learning_rate
         if ring is not self._ring:
             self.drain()
@@ -183,17 +187,18 @@ class EndlessTraining:
         if self._worker.buckets is not None:
             self._worker.buckets.zero()
 
-    def _ring_for(self, samples: int) -> Ring:
-        """What is fixed for batches of ``samples`` samples.
+    def _ring_for(self, leaves: Sequence[torch.Tensor]) -> Ring:
+        """What is fixed for batches of the size of this one.
 
         Raises:
-            BadInput: the batch cannot be cut into the plan's micro-batches.
+            BadInput: the batch cannot be cut into the plan's micro-batches, or the model as
+                captured does not take its lengths.
         """
-        if samples not in self._rings:
-            self._rings[samples] = self._make_ring(samples)
-        return self._rings[samples]
+        samples = leaves[0].shape[0]
+        lengths = self._worker.graph.lengths_of(dict(enumerate(leaves)))
+        return self._rings.find((samples, lengths, True), lambda: self._make_ring(samples, lengths))
 
-    def _make_ring(self, samples: int) -> Ring:
+    def _make_ring(self, samples: int, lengths: LengthsOf) -> Ring:
         worker, order = self._worker, self._order
         plan, world = worker.plan, worker.world
         cut = cut_batch(plan, samples)
@@ -205,12 +210,11 @@ class EndlessTraining:
             )
         ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
-        messages = messages_of_rank(
-            world.rank, plan, worker.boundaries, one_f_one_b(shape), shape, ringed
-        )
+        sized = [boundary.at(lengths) for boundary in worker.boundaries]
+        messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
         places = {s: Places(p.received, p.sent) for s, p in worker.programs.items()}
         channels = PipelineChannels(world.rank, worker.transport, places, worker.clock, messages)
-        return Ring(ringed, by_action(messages), channels)
+        return Ring(ringed, by_action(messages), channels, lengths, {})
 
     def _take_rows(self, ring: Ring, leaves: Sequence[torch.Tensor]) -> None:
         """Give the runner the rows of a batch, in the places of a batch that is done."""
@@ -229,6 +233,7 @@ class EndlessTraining:
                 tuple(self._slices(ring, number) for number in range(count)),
                 tuple(map(len, rows)),
                 frozenset(range(count)) if self._order.recomputes(place.stage) else frozenset(),
+                lengths=ring.lengths,
             )
         )
         if worker.metrics is not None:
@@ -256,12 +261,11 @@ class EndlessTraining:
 
     def _steps(self, ring: Ring, stage: int, actions: tuple[Action, ...]) -> tuple[Step, ...]:
         """The steps of ``actions``, looked up once; after a backward may come an update."""
-        key = (id(ring), actions)
-        if key not in self._ready:
+        if actions not in ring.steps:
             assert self._stage is not None
             steps = steps_of(actions, {stage: self._stage}, ring.channels)
-            self._ready[key] = tuple(self._followed(ring, step) for step in steps)
-        return self._ready[key]
+            ring.steps[actions] = tuple(self._followed(ring, step) for step in steps)
+        return ring.steps[actions]
 
     def _followed(self, ring: Ring, step: Step) -> Step:
         stage = self._stage

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -14,6 +15,7 @@ from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.iteration import Iteration, prepare_iteration
 from penstock.runtime.messages import Boundary
 from penstock.runtime.metrics import Totals
+from penstock.runtime.prepared import Prepared
 from penstock.runtime.stage_runner import LossTerm, StageWork, Tensors
 from penstock.runtime.worker import Worker
 
@@ -21,6 +23,9 @@ __all__ = ["ForwardPass"]
 
 TakeOutputs = Callable[[int, Mapping[int, torch.Tensor]], None]
 """Given the number of a micro-batch and this rank's rows of the model's outputs, by number."""
+
+Ready: TypeAlias = tuple[Iteration, PipelineChannels, tuple[Step, ...]]
+"""What is looked up once for batches of one size."""
 
 
 class ForwardPass:
@@ -52,7 +57,7 @@ class ForwardPass:
             stage: ForwardRunner(program, worker, take_outputs)
             for stage, program in self._programs.items()
         }
-        self._ready: dict[int, tuple[Iteration, PipelineChannels, tuple[Step, ...]]] = {}
+        self._ready = Prepared[Ready]()
 
     def run(self, leaves: Mapping[int, torch.Tensor]) -> tuple[Totals, Means]:
         """All forwards on one batch; nothing changes. Totals, and the metrics' means.
@@ -63,7 +68,8 @@ class ForwardPass:
         """
         worker = self._worker
         worker.clock.restart()
-        iteration, channels, steps = self.prepared(next(iter(leaves.values())).shape[0])
+        iteration, channels, steps = self.prepared(leaves)
+        worker.agree_on_lengths([iteration])
         modules = [program.module for program in self._programs.values()]
         for module in modules:
             set_training(module, False)
@@ -87,24 +93,30 @@ class ForwardPass:
                 if not isinstance(module, fx.GraphModule):
                     set_training(module, True)
 
-    def iteration(self, rows: int) -> Iteration:
-        """The prepared work for a batch of ``rows`` samples."""
-        return self.prepared(rows)[0]
+    def iteration(self, leaves: Mapping[int, torch.Tensor]) -> Iteration:
+        """The prepared work for batches of the size of this one."""
+        return self.prepared(leaves)[0]
 
-    def prepared(self, rows: int) -> tuple[Iteration, PipelineChannels, tuple[Step, ...]]:
-        """Work, channels and steps for a batch of ``rows`` samples, looked up once."""
-        if rows not in self._ready:
+    def prepared(self, leaves: Mapping[int, torch.Tensor]) -> Ready:
+        """Work, channels and steps for batches of the size of this one, looked up once.
+
+        Raises:
+            BadInput: the model as captured does not take its lengths.
+        """
+        rows, lengths = next(iter(leaves.values())).shape[0], self.graph.lengths_of(leaves)
+
+        def make() -> Ready:
             worker = self._worker
             iteration = prepare_iteration(
-                worker.plan, self._boundaries, worker.world.rank, rows, training=False
+                worker.plan, self._boundaries, worker.world.rank, rows, False, lengths
             )
             places = {s: Places(p.received, p.sent) for s, p in self._programs.items()}
             channels = PipelineChannels(
                 worker.world.rank, worker.transport, places, worker.clock, iteration.messages
             )
-            steps = steps_of(iteration.order, self._runners, channels)
-            self._ready[rows] = (iteration, channels, steps)
-        return self._ready[rows]
+            return iteration, channels, steps_of(iteration.order, self._runners, channels)
+
+        return self._ready.find((rows, lengths, False), make)
 
 
 class ForwardRunner:

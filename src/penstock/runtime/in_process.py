@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.capture.evaluation import set_training
 from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
+from penstock.capture.lengths import Dynamic
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
@@ -101,9 +102,10 @@ class InProcessPipeline:
         clip_norm: float | None = None,
         granularity: Literal["block", "module", "operator"] = "module",
         measure_every: int = 0,
+        dynamic: Dynamic | None = None,
     ) -> None:
         self.plan, self.steps = plan, 0
-        self._graph = graph_of(model, batch, loss, granularity)
+        self._graph = graph_of(model, batch, loss, granularity, dynamic)
         check_layers(plan, self._graph)
         self._programs = [self._graph.stage(stage.layers) for stage in plan.stages]
         self._clip_norm = clip_norm
@@ -139,7 +141,7 @@ class InProcessPipeline:
         Raises:
             BadInput: the batch is not like the example.
         """
-        leaves = self._graph.batch_leaves(batch)
+        leaves = self._checked(batch)
         rate = float(self._optimizers[-1].optimizer.param_groups[0]["lr"])
         if self._endless is None:
             loss = self._whole_step(leaves)
@@ -162,7 +164,7 @@ class InProcessPipeline:
     def evaluate(self, batch: Batch) -> float:
         """Drain, and the mean loss on one batch in evaluation mode; changes nothing else."""
         self.drain()
-        leaves = self._graph.batch_leaves(batch)
+        leaves = self._checked(batch)
         cut = cut_batch(self.plan, leaves[0].shape[0])
         shape = schedule_of(self.plan, len(cut.micro_batches))[1]
         for program in self._programs:
@@ -174,6 +176,12 @@ class InProcessPipeline:
             for program in self._programs:
                 set_training(program.module, True)
         return mean_loss(self._runners[-1])[0]
+
+    def _checked(self, batch: Batch) -> list[torch.Tensor]:
+        """The tensors of a batch, checked."""
+        leaves = self._graph.batch_leaves(batch)
+        self._graph.lengths_of(dict(enumerate(leaves)))
+        return leaves
 
     def _versioned(self, endless: EndlessOrder, measure_every: int) -> list[VersionedStage]:
         stages: list[VersionedStage] = []

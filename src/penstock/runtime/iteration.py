@@ -1,10 +1,14 @@
-"""All that is fixed for a batch of a certain size: order, cut and messages, made once."""
+"""All that is fixed for a batch of a certain size: order, cut and messages, made once.
+
+Where batches have lengths that vary, their size is the number of samples and the lengths.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from penstock.capture.lengths import LengthsOf
 from penstock.plan.plan import Plan
 from penstock.runtime.messages import Boundary, RankMessages, messages_of_rank
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
@@ -48,6 +52,7 @@ class Iteration:
     messages: RankMessages
     parts: dict[int, StagePart]
     training: bool
+    lengths: LengthsOf = ()
 
     def work(
         self,
@@ -73,6 +78,7 @@ class Iteration:
             part.last_backward,
             self.training,
             part.halved,
+            self.lengths,
         )
 
 
@@ -87,9 +93,14 @@ def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
 
 
 def prepare_iteration(
-    plan: Plan, boundaries: Sequence[Boundary], rank: int, rows: int, training: bool
+    plan: Plan,
+    boundaries: Sequence[Boundary],
+    rank: int,
+    rows: int,
+    training: bool,
+    lengths: LengthsOf = (),
 ) -> Iteration:
-    """The work of ``rank`` on a batch of ``rows`` samples.
+    """The work of ``rank`` on a batch of ``rows`` samples and certain lengths.
 
     Raises:
         BadInput: the plan's schedule is unknown or cannot be played.
@@ -102,11 +113,12 @@ def prepare_iteration(
         # The plan's own order is not made: it may take a search, or not fit another batch.
         shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
         schedule = forward_schedule(shape)
-    messages = messages_of_rank(rank, plan, boundaries, schedule, shape, cut)
+    sized = [boundary.at(lengths) for boundary in boundaries]
+    messages = messages_of_rank(rank, plan, sized, schedule, shape, cut)
     places = places_of(plan, rank)
     order = tuple(schedule.of(places[0].group)) if places else ()
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
-    return Iteration(cut, order, messages, parts, training)
+    return Iteration(cut, order, messages, parts, training, lengths)
 
 
 def part_of(

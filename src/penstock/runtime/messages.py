@@ -5,13 +5,14 @@ nothing but data is ever sent: no shapes, no sizes, no handshakes.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
 import torch
 
 from penstock.capture.layer_graph import LayerGraph, TensorSpec
+from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.row_split import row_overlaps, row_ranges
@@ -30,6 +31,10 @@ class Boundary:
     producer: int
     consumer: int
     tensors: tuple[TensorSpec, ...]
+
+    def at(self, lengths: LengthsOf) -> "Boundary":
+        """The same for batches of certain lengths."""
+        return replace(self, tensors=tuple(spec.at(lengths) for spec in self.tensors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph, Loss
+from penstock.capture.lengths import Dynamic
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.asynchronous import endless_training
@@ -51,9 +52,10 @@ class Pipeline:
         pipe.close()
 
     ``batch`` is an example of what the loader yields; later ones may differ in the number of
-    samples only. Without ``optimizer`` a step computes gradients and leaves the weights alone.
-    ``autocast`` is ``torch.bfloat16``, ``torch.float16`` or none; with float16 the loss is scaled
-    as ``loss_scaling`` says. ``weights`` is a directory of safetensors, or `Weights`, from which
+    samples, and in the dimensions that ``dynamic`` names, as in `capture_model`. Without
+    ``optimizer`` a step computes gradients and leaves the weights alone. ``autocast`` is
+    ``torch.bfloat16``, ``torch.float16`` or none; with float16 the loss is scaled as
+    ``loss_scaling`` says. ``weights`` is a directory of safetensors, or `Weights`, from which
     every rank reads its own stages. ``shard_optimizer`` divides the optimizer's state among the
     ranks that hold the same parameters. ``gradient_noise`` estimates the gradient noise scale.
     ``metrics`` are functions of the model's output and the target, computed in steps and
@@ -94,12 +96,13 @@ class Pipeline:
         metrics: Mapping[str, Metric] | None = None,
         callbacks: Sequence[Callback] = (),
         prediction_error_every: int = 0,
+        dynamic: Dynamic | None = None,
     ) -> None:
         check_settings(clip_norm, timeout_s)
         scaling = loss_scaling_for(autocast, loss_scaling)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
-        self._graph = graph_of(model, batch, loss, granularity)
+        self._graph = graph_of(model, batch, loss, granularity, dynamic)
         if metrics:
             self._graph = self._graph.with_outputs()
         self._world = join_world(device, timeout_s)

@@ -67,15 +67,16 @@ def predict(
     graph = forward.graph
     rows = next(iter(leaves.values())).shape[0]
     stages = [plan.stage_of_layer(layer) for layer in graph.output_layers]
-    cut = forward.iteration(rows).cut
+    iteration = forward.iteration(leaves)
+    cut, specs = iteration.cut, [spec.at(iteration.lengths) for spec in graph.outputs.specs]
     pieces = [list(pieces_of(i, stage, plan, cut)) for i, stage in enumerate(stages)]
-    for spec, own in zip(graph.outputs.specs, pieces, strict=True):
+    for spec, own in zip(specs, pieces, strict=True):
         check_joinable(spec, own)
     forward.run(leaves)
     wanted = everywhere or world.rank == 0
     tensors: list[torch.Tensor] = []
     try:
-        for spec, own in zip(graph.outputs.specs, pieces, strict=True):
+        for spec, own in zip(specs, pieces, strict=True):
             whole = torch.zeros(spec.shape_for(rows) if wanted else 0, dtype=spec.dtype)
             put_together(whole, spec, own, found, world)
             if everywhere and world.control is not None:

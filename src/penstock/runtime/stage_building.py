@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
+from penstock.capture.lengths import Dynamic
 from penstock.capture.materialise import materialise, named_tensors
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
@@ -29,10 +30,16 @@ def graph_of(
     batch: Batch,
     loss: Loss | None,
     granularity: Literal["block", "module", "operator"],
+    dynamic: Dynamic | None = None,
 ) -> LayerGraph:
     """The captured model; what has been captured already is taken as it is."""
     if isinstance(model, nn.Module):
-        return capture_model(model, batch, loss=loss, granularity=granularity)
+        return capture_model(model, batch, loss=loss, granularity=granularity, dynamic=dynamic)
+    if dynamic:
+        raise BadInput(
+            "a captured model has its dynamic dimensions already, but dynamic=... was given too; "
+            "give it to capture_model only"
+        )
     if loss is not None:
         raise BadInput(
             "a captured model has its loss already, but loss=... was given too; give it to "

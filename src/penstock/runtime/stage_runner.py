@@ -10,7 +10,8 @@ from torch import nn
 from torch.autograd.graph import GradientEdge
 
 from penstock.capture.deferred_weights import DeferredGradients
-from penstock.capture.layer_graph import StageProgram
+from penstock.capture.layer_graph import StageProgram, TensorSpec
+from penstock.capture.lengths import LengthsOf
 from penstock.runtime.backward_engine import edge_of, gradients_at, run_backward
 from penstock.runtime.recompute import ForwardState, forward_state, replayed
 from penstock.runtime.stage_call import ModuleCall, StageCall, stage_call
@@ -55,7 +56,7 @@ class StageWork:
 
     ``rows[m]`` may be 0. ``recomputed`` are the micro-batches whose forward keeps only its inputs.
     ``last_backward`` is the last micro-batch that completes the parameters' gradients (-1: none);
-    ``halved`` are those whose backward comes in two halves.
+    ``halved`` are those whose backward comes in two halves. ``lengths`` are those of the batch.
     """
 
     leaves: tuple[tuple[torch.Tensor, ...], ...]
@@ -64,6 +65,7 @@ class StageWork:
     last_backward: int = -1
     training: bool = True
     halved: frozenset[int] = frozenset()
+    lengths: LengthsOf = ()
 
 
 @dataclass(slots=True)
@@ -171,10 +173,7 @@ class ModuleRunner:
         if borrowed:
             if not (self._synchronised and work.training):
                 return ()
-            received = [
-                torch.zeros(spec.shape_for(1), dtype=spec.dtype, device=self._device)
-                for spec in self.program.received
-            ]
+            received = self._row_of_zeros(self.program.received)
         inputs = [tensor for tensor in received if tensor is not None]
         if not work.training:
             with torch.no_grad():
@@ -316,16 +315,20 @@ class ModuleRunner:
         roots: list[GradientEdge] = []
         seeds: list[torch.Tensor] = []
         if kept.borrowed:
-            gradients = [
-                torch.zeros(spec.shape_for(1), dtype=spec.dtype, device=self._device)
-                for spec in self.program.sent
-            ]
+            gradients = self._row_of_zeros(self.program.sent)
         given: Tensors = gradients if kept.seed is None else [*gradients, kept.seed]
         for root, gradient in zip(kept.roots, given, strict=False):
             if root is not None and gradient is not None:
                 roots.append(root)
                 seeds.append(gradient)
         return roots, seeds
+
+    def _row_of_zeros(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        shapes = [spec.at(self._work.lengths).shape_for(1) for spec in specs]
+        return [
+            torch.zeros(shape, dtype=spec.dtype, device=self._device)
+            for spec, shape in zip(specs, shapes, strict=True)
+        ]
 
     def _finish_backward(
         self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]

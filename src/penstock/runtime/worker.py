@@ -24,6 +24,7 @@ from penstock.runtime.host_memory import keep_freed_memory
 from penstock.runtime.iteration import Iteration, Place, places_of, prepare_iteration
 from penstock.runtime.messages import Boundary, Message, boundaries_of
 from penstock.runtime.metrics import RankTotals, Totals
+from penstock.runtime.prepared import Prepared, check_sizes
 from penstock.runtime.random_stream import RandomStream
 from penstock.runtime.replicas import (
     GradientBuckets,
@@ -98,7 +99,7 @@ class Worker:
         self.metrics = metrics
         self.means: Means = {}
         self.wants_stop = self.stopping = False
-        self._iterations: dict[tuple[int, bool], Iteration] = {}
+        self._iterations = Prepared[Iteration]()
         self._failed = ""
         self._closed = False
         self._note = AbortNote(next(INSTANCES), alone=world.size == 1)
@@ -107,7 +108,7 @@ class Worker:
         self._norm_groups = make_groups(world, stage_devices)
         self.transport = open_transport(world, transport, self._messages_by_rank(also_crossed))
         self.buckets: GradientBuckets | None = None
-        self._running: dict[tuple[int, bool], tuple[PipelineChannels, tuple[Step, ...]]] = {}
+        self._running = Prepared[tuple[PipelineChannels, tuple[Step, ...]]]()
         if programs:
             self.buckets = self._buckets()
         self._share_sums()
@@ -244,7 +245,8 @@ class Worker:
             BadInput: the ranks were given different batches.
             RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
         """
-        iterations = [self.iteration(leaves[0].shape[0], training) for leaves in batches]
+        iterations = [self.iteration(leaves, training) for leaves in batches]
+        self.agree_on_lengths(iterations)
         buckets = self.buckets if training else None
         terms: list[LossTerm] = []
         self.clock.restart()
@@ -327,14 +329,31 @@ class Worker:
 
     def _ready(self, iteration: Iteration) -> tuple[PipelineChannels, tuple[Step, ...]]:
         """The channels and the steps of ``iteration``, looked up once."""
-        key = (iteration.cut.micro_batches[-1].stop, iteration.training)
-        if key not in self._running:
+        rows = iteration.cut.micro_batches[-1].stop
+
+        def make() -> tuple[PipelineChannels, tuple[Step, ...]]:
             places = {s: Places(p.received, p.sent) for s, p in self.programs.items()}
             channels = PipelineChannels(
                 self.world.rank, self.transport, places, self.clock, iteration.messages
             )
-            self._running[key] = (channels, steps_of(iteration.order, self.runners, channels))
-        return self._running[key]
+            return channels, steps_of(iteration.order, self.runners, channels)
+
+        return self._running.find((rows, iteration.lengths, iteration.training), make)
+
+    def agree_on_lengths(self, iterations: Sequence[Iteration]) -> None:
+        """Where lengths vary, find out before anything is sent whether all ranks have the same.
+
+        What a rank sends would not fit what its peers expect.
+
+        Raises:
+            BadInput: they have not.
+        """
+        if not self.graph.lengths:
+            return
+        with self.guarded():
+            own = [float(n) for i in iterations for n in (i.cut.micro_batches[-1].stop, *i.lengths)]
+            rows = self.exchange(own, "the lengths of a batch")
+        check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
 
     def _prepare_noise(self, buckets: GradientBuckets, iterations: Sequence[Iteration]) -> None:
         """Prepare to take norms of gradients: behind the first of several batches, or unsummed."""
@@ -364,14 +383,19 @@ class Worker:
         part = iteration.parts.get(len(self.plan.stages) - 1)
         return part.rows if part is not None else ()
 
-    def iteration(self, rows: int, training: bool) -> Iteration:
-        """The prepared work for a batch of ``rows`` samples."""
-        key = (rows, training)
-        if key not in self._iterations:
-            self._iterations[key] = prepare_iteration(
-                self.plan, self.boundaries, self.world.rank, rows, training
-            )
-        return self._iterations[key]
+    def iteration(self, leaves: Sequence[torch.Tensor], training: bool) -> Iteration:
+        """The prepared work for batches of the size of this one.
+
+        Raises:
+            BadInput: the model as captured does not take its lengths.
+        """
+        rows, lengths = leaves[0].shape[0], self.graph.lengths_of(dict(enumerate(leaves)))
+        return self._iterations.find(
+            (rows, lengths, training),
+            lambda: prepare_iteration(
+                self.plan, self.boundaries, self.world.rank, rows, training, lengths
+            ),
+        )
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -449,13 +473,15 @@ class Worker:
     def _messages_by_rank(self, also_crossed: Sequence[Boundary]) -> list[list[Message]]:
         """What every rank sends in a full iteration or may ever send, to size and open the ways."""
         by_rank: list[list[Message]] = []
+        lengths = self.graph.largest_lengths
         for rank in range(self.world.size):
             iteration = prepare_iteration(
-                self.plan, self.boundaries, rank, self.plan.global_batch, training=True
+                self.plan, self.boundaries, rank, self.plan.global_batch, True, lengths
             )
             by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
         usual = [message for sent in by_rank for message in sent]
-        for message in rare_messages(self.plan, [*self.boundaries, *also_crossed], usual):
+        crossed = [boundary.at(lengths) for boundary in (*self.boundaries, *also_crossed)]
+        for message in rare_messages(self.plan, crossed, usual):
             by_rank[message.sender].append(message)
         return by_rank
 

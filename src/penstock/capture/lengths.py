@@ -1,0 +1,108 @@
+"""Sizes that vary from batch to batch, as the user names them: the lengths of sequences.
+
+    dynamic={"input_ids": {1: "length"}, "labels": {1: "length"}}
+
+says that dimension 1 of two tensors of the batch varies, and is always the same in both.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import sympy
+
+from penstock.errors import BadInput
+
+__all__ = [
+    "Dynamic",
+    "Length",
+    "LengthPlaces",
+    "LengthsOf",
+    "SizeFormula",
+    "length_symbol",
+    "name_of",
+    "named_lengths",
+]
+
+
+@dataclass(frozen=True)
+class Length:
+    """A size that varies from batch to batch, by a name of the user's choice.
+
+    Batches outside ``min`` to ``max`` are refused; ``max`` also says how large messages may get.
+    """
+
+    name: str
+    min: int = 1
+    max: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.min < 1 or (self.max is not None and self.max < self.min):
+            raise BadInput(
+                f"length '{self.name}' is declared from {self.min} to {self.max}; "
+                "1 <= min <= max is needed"
+            )
+
+
+Dynamic: TypeAlias = Mapping[str | int | tuple[str | int, ...], Mapping[int, str | Length]]
+"""By the key of a tensor in the batch (a tuple of keys where it is nested): its dimensions that
+vary, by number, each with the name of its length. Equal names are equal sizes."""
+
+LengthsOf: TypeAlias = tuple[int, ...]
+"""The lengths of one batch, in the order in which ``dynamic`` names them; empty without any."""
+
+LengthPlaces: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+"""For each length, where it is found: pairs of the number of a leaf and a dimension of it."""
+
+
+def length_symbol(number: int) -> sympy.Symbol:
+    """What stands for a length in formulas."""
+    return sympy.Symbol(f"length{number}", positive=True, integer=True)
+
+
+@dataclass(frozen=True)
+class SizeFormula:
+    """A size as a formula of the lengths of a batch.
+
+    >>> SizeFormula(2 * length_symbol(0) + 1).at((16,))
+    33
+    """
+
+    expression: sympy.Expr
+
+    def at(self, lengths: Sequence[int]) -> int:
+        """The size for these lengths."""
+        values = {length_symbol(n): sympy.Integer(size) for n, size in enumerate(lengths)}
+        return int(self.expression.xreplace(values))  # pyright: ignore[reportArgumentType]
+
+
+def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
+    """Every length once, in order of mention; one that is declared with limits keeps them.
+
+    Raises:
+        BadInput: two declarations of one name contradict each other.
+    """
+    found: dict[str, Length] = {}
+    for length in every_length(dynamic):
+        known = found.setdefault(length.name, length)
+        if known != length:
+            plain = Length(length.name)
+            if plain not in (known, length):
+                raise BadInput(
+                    f"length '{length.name}' is declared with two ranges, {known.min} to "
+                    f"{known.max} and {length.min} to {length.max}; give it one"
+                )
+            found[length.name] = length if known == plain else known
+    return tuple(found.values())
+
+
+def every_length(dynamic: Dynamic) -> Iterable[Length]:
+    """The lengths as they are declared, dimension by dimension."""
+    for dimensions in dynamic.values():
+        for named in dimensions.values():
+            yield named if isinstance(named, Length) else Length(named)
+
+
+def name_of(named: str | Length) -> str:
+    """The name of a length, declared with limits or without."""
+    return named.name if isinstance(named, Length) else named
