@@ -1,0 +1,299 @@
+"""Capture with dimensions that vary: one trace for every length, and what lengths it refuses."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.lengths import Dynamic, Length
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput, CaptureFailed
+
+VOCABULARY = 31
+
+
+def padded(samples: int, length: int, pad_at: int = 0) -> dict[str, torch.Tensor]:
+    """Words of which each row has another number; those that are missing are no targets."""
+    source = torch.Generator().manual_seed(length)
+    words = torch.randint(2, VOCABULARY, (samples, length), generator=source)
+    counts = torch.randint(length // 2, length + 1, (samples, 1), generator=source)
+    mask = (torch.arange(length) < counts).long()
+    return {
+        "input_ids": words * mask + pad_at * (1 - mask),
+        "attention_mask": mask,
+        "labels": words.masked_fill(mask == 0, -100),
+    }
+
+
+def cut_into(graph: LayerGraph, stages: int) -> list[range]:
+    layers = len(graph.layer_names)
+    return [range(layers * k // stages, layers * (k + 1) // stages) for k in range(stages)]
+
+
+def loss_in_stages(graph: LayerGraph, batch: Any, cuts: Sequence[range]) -> torch.Tensor:
+    """The loss, stage by stage; what crosses has the shape that its spec promises."""
+    leaves = graph.batch_leaves(batch)
+    lengths = graph.lengths_of(dict(enumerate(leaves)))
+    between: dict[str, torch.Tensor] = {}
+    made: tuple[torch.Tensor, ...] = ()
+    for cut in cuts:
+        program = graph.stage(cut)
+        for spec in program.received:
+            expected = spec.at(lengths).shape_for(leaves[0].shape[0])
+            assert tuple(between[spec.name].shape) == expected
+        own = [leaves[index] for index in program.batch_inputs]
+        made = program.module(*own, *(between[spec.name] for spec in program.received))
+        between |= {spec.name: tensor for spec, tensor in zip(program.sent, made, strict=False)}
+    return made[0]
+
+
+def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal_at(
+    model: nn.Module, graph: LayerGraph, batch: Any, reference: torch.Tensor, stages: int = 3
+) -> None:
+    """Loss and every gradient are those of the user's own module on the batch."""
+    found = loss_in_stages(graph, batch, cut_into(graph, stages))
+    assert abs(float((found - reference).detach())) < 1e-12
+    expected, own = gradients(model, reference), gradients(model, found)
+    assert own.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.allclose(own[name], gradient, rtol=1e-9, atol=1e-13), name
+
+
+def gpt2() -> nn.Module:
+    import transformers
+
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_layer=2,
+            n_embd=8,
+            n_head=2,
+            vocab_size=VOCABULARY,
+            n_positions=512,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=1,
+            eos_token_id=1,
+        )
+    )
+
+
+def llama() -> nn.Module:
+    import transformers
+
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=8,
+            intermediate_size=12,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=512,
+        )
+    )
+
+
+def bert() -> nn.Module:
+    import transformers
+
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            hidden_size=8,
+            intermediate_size=12,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            vocab_size=VOCABULARY,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def t5() -> nn.Module:
+    import transformers
+
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            d_model=8,
+            d_kv=4,
+            d_ff=12,
+            num_layers=2,
+            num_heads=2,
+            vocab_size=VOCABULARY,
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+        )
+    )
+
+
+ONE_LENGTH: Dynamic = {key: {1: "length"} for key in ("input_ids", "attention_mask", "labels")}
+TWO_LENGTHS: Dynamic = {
+    "input_ids": {1: "words"},
+    "attention_mask": {1: "words"},
+    "labels": {1: "answers"},
+}
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, bert])
+def test_language_models_are_captured_once_for_lengths_from_16_to_512(build: Any) -> None:
+    torch.manual_seed(1)
+    model = build().double()
+    graph = capture_model(model, padded(4, 24), dynamic=ONE_LENGTH)
+    for samples, length in ((4, 24), (3, 16), (1, 512)):
+        batch = padded(samples, length)
+        assert_equal_at(model, graph, batch, model(**batch).loss)
+
+
+def test_t5_has_a_length_of_its_own_for_what_goes_in_and_for_what_comes_out() -> None:
+    torch.manual_seed(2)
+    model = t5().double()
+
+    def batch(samples: int, words: int, answers: int) -> dict[str, torch.Tensor]:
+        return padded(samples, words) | {"labels": padded(samples, answers)["labels"]}
+
+    graph = capture_model(model, batch(4, 12, 9), dynamic=TWO_LENGTHS, granularity="block")
+    assert [length.name for length in graph.lengths] == ["words", "answers"]
+    for shape in ((4, 12, 9), (2, 7, 16), (3, 40, 5)):
+        # T5 rounds norms to float32 in the plain model and in the stages alike.
+        assert_equal_at(model, graph, batch(*shape), model(**batch(*shape)).loss)
+
+
+class Strided(nn.Module):
+    """Convolutions that halve the number of words, padded to a multiple of four before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(3, 4, 4, stride=2)
+        self.second = nn.Linear(4, 5)
+        self.third = nn.Linear(5, 2)
+
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        missing = -signal.shape[1] % 4
+        whole = functional.pad(signal, (0, 0, 0, missing))
+        heard = self.first(whole.transpose(1, 2)).relu().transpose(1, 2)
+        words_first = self.second(heard).transpose(0, 1).tanh()
+        return self.third(words_first).mean(0)
+
+
+SIGNAL: Dynamic = {0: {1: "length"}}
+
+
+def signals(samples: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(length)
+    values = torch.randn(samples, length, 3, generator=source, dtype=torch.float64)
+    return values, torch.randint(2, (samples,), generator=source)
+
+
+def test_lengths_that_are_padded_and_halved_are_formulas_of_the_length() -> None:
+    torch.manual_seed(3)
+    model, loss = Strided().double(), functional.cross_entropy
+    graph = capture_model(model, signals(5, 13), loss=loss, dynamic=SIGNAL)
+    for samples, length in ((5, 13), (2, 31), (3, 32), (1, 9)):
+        batch = signals(samples, length)
+        expected = loss(model(batch[0]), batch[1])
+        assert_equal_at(model, graph, batch, expected, stages=len(graph.layer_names))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        words = self.one(signal)
+        if signal.shape[1] > 16:
+            words = words * 2
+        return self.two(words).mean(1)
+
+
+def test_a_length_on_the_other_side_of_a_branch_is_refused_with_the_condition() -> None:
+    model = Branching().double()
+    graph = capture_model(model, signals(4, 24), loss=functional.cross_entropy, dynamic=SIGNAL)
+    values, targets = signals(4, 17)
+    assert_equal_at(
+        model, graph, (values, targets), functional.cross_entropy(model(values), targets), 2
+    )
+    with pytest.raises(BadInput, match=r"length 16, but the model as captured needs .*length.*17"):
+        loss_in_stages(graph, signals(4, 16), cut_into(graph, 2))
+
+
+def test_a_range_that_the_code_does_not_take_is_refused_at_capture() -> None:
+    with pytest.raises(BadInput, match=r"'length' is declared from 1 to 600.*length <= 512"):
+        capture_model(
+            bert(), padded(4, 24), dynamic={**ONE_LENGTH, "labels": {1: Length("length", max=600)}}
+        )
+
+
+class Related(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, signal: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(signal)[:, 1:] * shift).mean(1)
+
+
+def test_lengths_that_the_code_relates_are_checked_against_each_other() -> None:
+    def batch(length: int, other: int) -> tuple[torch.Tensor, ...]:
+        return signals(4, length)[0], signals(4, other)[0], signals(4, other)[1]
+
+    model, loss = Related().double(), functional.cross_entropy
+    dynamic: Dynamic = {0: {1: "words"}, 1: {1: "shifts"}}
+    graph = capture_model(model, batch(9, 8), loss=loss, dynamic=dynamic)
+    given = batch(15, 14)
+    assert_equal_at(model, graph, given, loss(model(*given[:2]), given[2]), 2)
+    with pytest.raises(BadInput, match=r"needs (words - 1|shifts \+ 1)"):
+        loss_in_stages(graph, batch(15, 13), cut_into(graph, 2))
+
+
+class Looping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        state = signal[:, 0]
+        for word in range(1, signal.shape[1]):
+            state = torch.tanh(self.one(state)) + signal[:, word]
+        return self.two(state)
+
+
+def test_code_that_fixes_the_length_is_refused_by_name() -> None:
+    with pytest.raises(CaptureFailed, match="cannot be captured for every 'length'"):
+        capture_model(
+            Looping().double(), signals(4, 6), loss=functional.cross_entropy, dynamic=SIGNAL
+        )
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "message"),
+    [
+        (
+            {2: {1: "length"}},
+            r"dynamic names 2, but the batch has no tensor there; its tensors are",
+        ),
+        ({0: {0: "length"}}, r"dimension 0 of batch\[0\], which is the samples"),
+        ({0: {3: "length"}}, r"dimension 3 of batch\[0\], which has shape \(4, 6, 3\)"),
+        ({0: {1: Length("length", max=5)}}, r"is 6, but 'length' is declared to be at most 5"),
+        ({0: {1: "same", 2: "same"}}, r"'same' is declared to be one length, but"),
+        ({0: {1: Length("a", max=9), 2: Length("a", max=8)}}, r"declared with two ranges"),
+    ],
+)
+def test_declarations_that_do_not_fit_the_example_are_refused(
+    dynamic: Mapping[Any, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        capture_model(
+            Branching().double(), signals(4, 6), loss=functional.cross_entropy, dynamic=dynamic
+        )
