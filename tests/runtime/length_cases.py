@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -113,6 +114,8 @@ def run_all(
     refusing: bool = False,
 ) -> tuple[list[str], list[list[str]]]:
     """What differs from plain training of the user's module, on this rank; and refusals."""
+    # Two pipelines that made a default group each would meet in one store.
+    dist.init_process_group("gloo")
     own = model()
     graph = capture_model(own, batch_of(12, 6), loss=loss_of, granularity="block", dynamic=DYNAMIC)
     start = copy.deepcopy(own.state_dict())
@@ -130,6 +133,7 @@ def run_all(
             wrong += differences(pipe, lengths, sizes)
             if refusing:
                 refused.append(refusals(pipe))
+    dist.destroy_process_group()
     return wrong, refused
 
 
