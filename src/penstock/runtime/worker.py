@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_metrics import Means, MetricSums
@@ -245,7 +246,11 @@ class Worker:
             BadInput: the ranks were given different batches.
             RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
         """
-        iterations = [self.iteration(leaves, training) for leaves in batches]
+        lengths_of = self.graph.lengths_of
+        iterations = [
+            self.iteration(leaves[0].shape[0], training, lengths_of(dict(enumerate(leaves))))
+            for leaves in batches
+        ]
         self.agree_on_lengths(iterations)
         buckets = self.buckets if training else None
         terms: list[LossTerm] = []
@@ -383,19 +388,14 @@ class Worker:
         part = iteration.parts.get(len(self.plan.stages) - 1)
         return part.rows if part is not None else ()
 
-    def iteration(self, leaves: Sequence[torch.Tensor], training: bool) -> Iteration:
-        """The prepared work for batches of the size of this one.
+    def iteration(self, rows: int, training: bool, lengths: LengthsOf = ()) -> Iteration:
+        """The prepared work for a batch of ``rows`` samples with these lengths."""
 
-        Raises:
-            BadInput: the model as captured does not take its lengths.
-        """
-        rows, lengths = leaves[0].shape[0], self.graph.lengths_of(dict(enumerate(leaves)))
-        return self._iterations.find(
-            (rows, lengths, training),
-            lambda: prepare_iteration(
-                self.plan, self.boundaries, self.world.rank, rows, training, lengths
-            ),
-        )
+        def make() -> Iteration:
+            rank = self.world.rank
+            return prepare_iteration(self.plan, self.boundaries, rank, rows, training, lengths)
+
+        return self._iterations.find((rows, lengths, training), make)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
