@@ -45,6 +45,22 @@ class LeavesTorch(_Sized):
         return self.last(self.first(torch.from_numpy(values.numpy() + 1)))
 
 
+class AlwaysFour(_Sized):
+    """A condition that holds for any number of samples, which tracing cannot prove."""
+
+    def forward(self, values, others):
+        rows = values.shape[0]
+        assert rows * torch.sym_min(4, 8 * rows) == 4 * rows
+        return self.last(self.first(values))
+
+
+class AtMostFive(_Sized):
+    def forward(self, values, others):
+        rows = values.shape[0]
+        assert rows * torch.sym_min(5, rows) == rows * rows
+        return self.last(self.first(values))
+
+
 class LooksUpInAMap(_Sized):
     """What the mask code of Hugging Face does: look-ups in a mapped function."""
 
@@ -62,7 +78,9 @@ class LooksUpInAMap(_Sized):
         return self.last(hidden) * found.to(hidden.dtype).mean(1, keepdim=True)
 
 
-@pytest.mark.parametrize("kind", [NumberOfColumns, AtMostTwo, AtLeastThree, LooksUpInAMap])
+@pytest.mark.parametrize(
+    "kind", [NumberOfColumns, AtMostTwo, AtLeastThree, AlwaysFour, LooksUpInAMap]
+)
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_a_stage_computes_sizes_for_its_own_rows(pipeline, kind, rows):
     model, loss = kind().double(), mse_loss
@@ -84,3 +102,14 @@ def test_a_model_whose_own_code_cannot_be_traced_is_traced_once(monkeypatch):
     with pytest.raises(CaptureFailed, match="numpy"):
         capture_model(LeavesTorch(), (torch.randn(4, 4), torch.randn(4, 3)), loss=mse_loss)
     assert len(traced) == 1
+
+
+def test_a_condition_that_does_not_hold_for_all_numbers_of_samples_is_named():
+    batch = tuple(torch.randn(4, columns) for columns in (4, 4, 3))
+    with pytest.raises(CaptureFailed) as caught:
+        capture_model(AtMostFive(), batch, loss=mse_loss)
+    message = str(caught.value)
+    assert "holds only for numbers of samples with" in message
+    assert "min(5, rows)" in message
+    assert "penstock.Chain" in message
+    assert "\n" not in message

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from penstock.capture.guards import guards_in
 from penstock.errors import CaptureFailed
 
 __all__ = [
@@ -54,6 +55,12 @@ def capture_failed(
             "but slices of a batch have other sizes; take the size from the input "
             "(x.shape[0], -1), "
             f"or {WAY_OUT}"
+        )
+    if guards := guards_in(error):
+        return CaptureFailed(
+            f"{model_name} cannot be captured{at}: what its code does holds only for numbers of "
+            f"samples with {guards[0]}, as far as tracing can tell, but slices of a batch have "
+            f"other sizes; take sizes from the input (x.shape[0], -1), or {WAY_OUT}"
         )
     if _data_dependent(error):
         return CaptureFailed(

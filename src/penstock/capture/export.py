@@ -6,10 +6,12 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo.exc import UserError
 from torch.export import Dim
 
 from penstock.capture.as_trained import as_trained
@@ -17,6 +19,7 @@ from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.capture_errors import capture_failed, fixes_samples
 from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
+from penstock.capture.guards import hold_for_all_rows
 from penstock.capture.hooks import check_hooks, keeping_hooks
 from penstock.capture.length_conditions import LEAVES
 from penstock.capture.loss_module import LossModule
@@ -124,8 +127,13 @@ def _exported(
 ) -> nn.Module:
     """The operators of ``module`` as it runs in a context of ``inside``."""
     module.inside = inside
+    export = partial(torch.export.export, module, example, dynamic_shapes=shapes, strict=False)
     try:
-        return torch.export.export(module, example, dynamic_shapes=shapes, strict=False).module()
+        return export().module()
+    except UserError as error:
+        if not hold_for_all_rows(error):
+            raise
+        return export(prefer_deferred_runtime_asserts_over_guards=True).module()
     finally:
         module.inside = contextlib.nullcontext
 
