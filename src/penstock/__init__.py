@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.capture.chain import Chain
+    from penstock.capture.lengths import Length
     from penstock.capture.trace import capture_model
     from penstock.cluster.cluster import Cluster, Device, Host, Link
     from penstock.cluster.presets import find_cluster
@@ -58,6 +59,7 @@ __all__ = [
     "InProcessPipeline",
     "Infeasible",
     "LayerCost",
+    "Length",
     "Link",
     "LossNotFinite",
     "LossScaling",
@@ -92,6 +94,7 @@ __all__ = [
 
 PLACES = {
     "penstock.capture.chain": ("Chain",),
+    "penstock.capture.lengths": ("Length",),
     "penstock.capture.trace": ("capture_model",),
     "penstock.cluster.cluster": ("Cluster", "Device", "Host", "Link"),
     "penstock.cluster.presets": ("find_cluster",),
