@@ -5,7 +5,8 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
 from penstock.capture.guards import hold_for_all_rows
 from penstock.capture.hooks import check_hooks, keeping_hooks
+from penstock.capture.kept_modules import OwnOperators, keeping_modules
 from penstock.capture.length_conditions import LEAVES
 from penstock.capture.loss_module import LossModule
 from penstock.capture.opaque import OpaqueTable, keep_opaque_calls, recording_opaque_calls
@@ -86,31 +88,64 @@ def export_module(
     return traced
 
 
+@dataclass(frozen=True)
+class _Aids:
+    """What tracing a model turned out to need.
+
+    ``asked`` are values that its code asks for (None: not looked for). Modules of the classes
+    ``kept`` are kept whole, those of ``written_out`` never.
+    """
+
+    asked: tuple[RecordedValue, ...] | None = None
+    kept: frozenset[type[nn.Module]] = frozenset()
+    written_out: frozenset[type[nn.Module]] = frozenset()
+
+
 def _traced(
     module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, table: OpaqueTable
 ) -> nn.Module:
-    """The operators; where the code asks for values, those of the example, under assertions."""
-    try:
-        return _exported(module, example, shapes, lambda: KeepCtc(table))
-    except PenstockError:
-        raise
-    except Exception as error:
-        asked = _asked(module, example)
-        if not asked and not fixes_samples(error):
-            raise
+    """The operators of ``module``, traced again with each aid that it turns out to need."""
+    aids = _Aids()
+    while True:
+        operators = OwnOperators(module.model, aids.kept | aids.written_out)
+        refused: list[type[nn.Module]] = []
+        module.inside = partial(_inside, table, operators, aids)
+        try:
+            with keeping_modules(module.model, aids.kept, table, refused):
+                return _exported(module, example, shapes)
+        except Exception as error:
+            if operators.found is not None:
+                aids = replace(aids, kept=aids.kept | {operators.found})
+            elif refused:
+                gone = frozenset(refused)
+                aids = replace(aids, kept=aids.kept - gone, written_out=aids.written_out | gone)
+            elif isinstance(error, PenstockError) or aids.asked is not None:
+                raise
+            else:
+                aids = replace(aids, asked=_asked(module, example))
+                if not aids.asked and not fixes_samples(error):
+                    raise
+        finally:
+            module.inside = contextlib.nullcontext
 
-    @contextlib.contextmanager
-    def inside() -> Iterator[None]:
-        with KeepCtc(table), symbolic_samples(), replaying(asked):
-            yield
 
-    return _exported(module, example, shapes, inside)
+@contextlib.contextmanager
+def _inside(table: OpaqueTable, operators: OwnOperators, aids: _Aids) -> Iterator[None]:
+    """Where the code of the model runs while it is traced."""
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(operators)
+        modes.enter_context(KeepCtc(table))
+        if aids.asked is not None:
+            modes.enter_context(symbolic_samples())
+            modes.enter_context(replaying(aids.asked))
+        yield
 
 
 def _asked(module: LossModule, example: Sequence[torch.Tensor]) -> tuple[RecordedValue, ...]:
     """What the code asks for; nothing where it cannot run, or on meta, where nothing has values."""
     if home_device(module).type == "meta":
         return ()
+    module.inside = contextlib.nullcontext
     try:
         return asked_values(module, example)
     except PenstockError:
@@ -119,14 +154,7 @@ def _asked(module: LossModule, example: Sequence[torch.Tensor]) -> tuple[Recorde
         return ()
 
 
-def _exported(
-    module: LossModule,
-    example: tuple[torch.Tensor, ...],
-    shapes: Any,
-    inside: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> nn.Module:
-    """The operators of ``module`` as it runs in a context of ``inside``."""
-    module.inside = inside
+def _exported(module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any) -> nn.Module:
     export = partial(torch.export.export, module, example, dynamic_shapes=shapes, strict=False)
     try:
         return export().module()
@@ -134,8 +162,6 @@ def _exported(
         if not hold_for_all_rows(error):
             raise
         return export(prefer_deferred_runtime_asserts_over_guards=True).module()
-    finally:
-        module.inside = contextlib.nullcontext
 
 
 def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ that is called while tracing and has no other way to it.
 What ``function`` reads must be among its arguments: parameters and buffers too (as tensors, say a
 dict for `torch.func.functional_call`), or the graph would not know who owns them. A call that reads
 another traced tensor, writes to its arguments, returns a size, or cannot run on fake tensors is
-refused with the line of the user's code. ``modules`` are those that ``function`` calls: they are
-put into evaluation mode while a stage that is evaluated calls it.
+refused with the line of the user's code. ``modules`` are those that ``function`` calls: while a
+stage calls it, they are in training mode as they were when captured, or in evaluation mode.
 
 ``facts_of(node)`` is what capture has to know about such a node: `heavy` where one of its operators
 is work worth a layer, `random` where one draws numbers, and which results have a gradient.
@@ -92,8 +92,8 @@ class OpaqueCall(nn.Module):
         self.slots = tuple(slots)
         self.spec = spec
         self.name = name
-        # In a tuple, so that their parameters are not parameters of the call.
-        self.modules_called = tuple(modules)
+        # As captured: a stage may run when the user's model is in evaluation mode.
+        self.flags = {part: part.training for module in modules for part in module.modules()}
         self.results: tuple[torch.Tensor, ...] = ()
         self.structure: tuple[tuple[Any, ...], pytree.TreeSpec] = ((), spec)
         self.facts = OpaqueFacts(False, False, ())
@@ -106,7 +106,7 @@ class OpaqueCall(nn.Module):
             CaptureFailed: it returns something else than while it was traced.
         """
         args, kwargs = self.arguments(tensors, sizes)
-        with contextlib.nullcontext() if self.training else _evaluating(self.modules_called):
+        with _flags(self.flags if self.training else dict.fromkeys(self.flags, False)):
             found, spec = pytree.tree_flatten(self.function(*args, **kwargs))
         wanted, wanted_spec = self.structure
         alike = spec == wanted_spec and all(
@@ -145,11 +145,12 @@ class OpaqueCall(nn.Module):
 
 
 @contextlib.contextmanager
-def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    before = {part: part.training for module in modules for part in module.modules()}
+def _flags(flags: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """Modules in training or evaluation mode, each as ``flags`` say."""
+    before = {part: part.training for part in flags}
     try:
-        for part in before:
-            part.training = False
+        for part, flag in flags.items():
+            part.training = flag
         yield
     finally:
         for part, flag in before.items():
