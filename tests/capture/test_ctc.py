@@ -43,7 +43,8 @@ def _targets():
 
 
 def test_speech_models_with_ctc_heads_are_right():
-    config = transformers.Wav2Vec2Config(**CONFIG, ctc_loss_reduction="mean")
+    # Their loss is the sum over the batch, unless told otherwise.
+    config = transformers.Wav2Vec2Config(**CONFIG)
     model = transformers.Wav2Vec2ForCTC(config).double()
     batch = {"input_values": torch.randn(4, 200, dtype=torch.float64), "labels": _targets()}
     # The loss computes log probabilities in float32, whatever the model's type.
@@ -71,7 +72,7 @@ def _sounds():
     return torch.randn(4, 9, 6, dtype=torch.float64), torch.tensor([9, 7, 9, 3]), _targets()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_every_reduction_is_exact(reduction):
     assert_pipeline_equals_plain(Recogniser(reduction).double(), _sounds())
 
