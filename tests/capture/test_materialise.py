@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
 
@@ -53,6 +54,46 @@ def test_values_are_drawn_as_the_model_itself_would(pipeline):
         # 256 values and more: the standard deviation of a sample is within a fifth.
         if parameter.numel() >= 256:
             assert found[name].std().item() == pytest.approx(parameter.std().item(), rel=0.2)
+
+
+_SMALL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+}
+
+
+def _mixtral():
+    config = transformers.MixtralConfig(
+        **_SMALL, num_key_value_heads=2, num_local_experts=4, vocab_size=40
+    )
+    words = torch.randint(40, (3, 6))
+    return transformers.MixtralForCausalLM(config), {"input_ids": words, "labels": words}
+
+
+def _vit():
+    config = transformers.ViTConfig(**_SMALL, image_size=16, patch_size=8)
+    pixels = torch.randn(3, 3, 16, 16, dtype=torch.bfloat16)
+    batch = {"pixel_values": pixels, "labels": torch.tensor([0, 1, 1])}
+    return transformers.ViTForImageClassification(config), batch
+
+
+@pytest.mark.parametrize("build", [_mixtral, _vit])
+def test_in_half_precision_every_tensor_is_drawn_as_the_model_would(build, pipeline):
+    with torch.device("meta"):
+        model = build()[0].to(torch.bfloat16)
+    real, batch = build()
+    real.to(torch.bfloat16)
+    graph = capture_model(model, batch)
+    _, found = _values(graph, [], pipeline, model)
+    for name, tensor in [*real.named_parameters(), *real.named_buffers()]:
+        assert found[name].dtype == tensor.dtype
+        spread = float(tensor.detach().double().std())
+        if tensor.numel() >= 256 and spread > 0:
+            assert float(found[name].double().std()) == pytest.approx(spread, rel=0.2), name
+        elif not isinstance(tensor, nn.Parameter) or spread == 0:
+            assert torch.equal(found[name], tensor), name
 
 
 def test_another_seed_gives_other_values(pipeline):
