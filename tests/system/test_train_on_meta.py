@@ -1,7 +1,9 @@
 """`penstock train` with a model that is built on the meta device: no worker has it whole."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +73,26 @@ def test_a_model_on_meta_is_verified(tmp_path: Path, weights: Path) -> None:
     found = verify_job(job, workers=2)
     assert found.equal
     assert found.compared == 6
+
+
+def test_a_job_in_half_precision_on_meta_takes_every_command(
+    tmp_path: Path, penstock: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = job_file(tmp_path, data="half_regression", model="half_build_on_meta", steps=2)
+    workers = ("--workers", "2")
+    for command in (
+        ("profile", job, "--estimate", "H100-80GB", "-o", "profile.json"),
+        ("plan", "profile.json", "--cluster", "dapple-b", "--batch", "16", "-o", "plan.json"),
+        ("simulate", "plan.json"),
+        ("verify", job, *workers),
+        ("train", job, *workers, "-o", "run", "--save-weights", "weights"),
+    ):
+        answer = penstock(*command, "--json")
+        assert answer.code == 0, answer.errors
+    assert json.loads(answer.output)["weights"] == "weights"
+    saved = [load_file(path) for path in (tmp_path / "weights").glob("*.safetensors")]
+    assert {tensor.dtype for file in saved for tensor in file.values()} == {torch.bfloat16}
 
 
 def test_weights_of_another_model_are_refused_before_anything_is_measured(

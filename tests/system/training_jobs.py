@@ -15,6 +15,8 @@ __all__ = [
     "build_on_meta",
     "closeness",
     "count_batches",
+    "half_build_on_meta",
+    "half_regression",
     "job_file",
     "log_and_stop",
     "nan_after_three",
@@ -37,6 +39,11 @@ def build_on_meta() -> nn.Module:
         return build()
 
 
+def half_build_on_meta() -> nn.Module:
+    """The same in half precision."""
+    return build_on_meta().to(torch.bfloat16)
+
+
 def regression(
     split: str, seed: int, start_step: int, batch_size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -47,6 +54,14 @@ def regression(
         x = torch.randn(batch_size, WIDTH, generator=generator)
         yield x, torch.tanh(x[:, :4] + x[:, 4:8])
         step += 1
+
+
+def half_regression(
+    split: str, seed: int, start_step: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same in half precision."""
+    for x, y in regression(split, seed, start_step, batch_size):
+        yield x.to(torch.bfloat16), y.to(torch.bfloat16)
 
 
 def count_batches(
