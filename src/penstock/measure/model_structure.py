@@ -11,7 +11,8 @@ def parameters_of(
 ) -> tuple[list[tuple[int, int]], tuple[SharedParameter, ...]]:
     """For each layer the bytes of its own parameters and of its buffers; and shared parameters.
 
-    Parameters that are not trained need no gradient and no optimizer state: they count as buffers.
+    Parameters that are not trained need no gradient and no optimizer state: they count as buffers,
+    those that several layers read for each of them, since each may be on a stage of its own.
     """
     own = [(0, 0)] * len(graph.layer_names)
     shared: list[SharedParameter] = []
@@ -20,8 +21,11 @@ def parameters_of(
             continue
         first = use.layers[0]
         parameters, buffers = own[first]
-        if use.is_buffer or not use.requires_grad:
+        if use.is_buffer:
             own[first] = (parameters, buffers + use.bytes)
+        elif not use.requires_grad:
+            for layer in use.layers:
+                own[layer] = (own[layer][0], own[layer][1] + use.bytes)
         elif len(use.layers) > 1:
             shared.append(SharedParameter(use.name, use.bytes, use.layers))
         else:

@@ -47,8 +47,10 @@ class LayerCost:
 
     ``backward_input_s`` and ``backward_weight_s`` are the two halves of a split backward; a full
     backward is their sum. ``saved_bytes`` are kept from a micro-batch's forward to its backward;
-    ``workspace_bytes`` are needed only while the layer runs. ``parameter_bytes`` leaves out
-    parameters shared with other layers (see `SharedParameter`).
+    ``workspace_bytes`` are needed only while the layer runs. ``parameter_bytes`` are those of
+    trained parameters, which take a gradient and the optimizer's state as well; it leaves out
+    parameters shared with other layers (see `SharedParameter`). ``buffer_bytes`` are what is held
+    and never trained: buffers and frozen parameters.
     """
 
     name: str

@@ -15,6 +15,7 @@ from penstock.capture.lengths import LengthsOf
 from penstock.runtime.backward_engine import edge_of, gradients_at, run_backward
 from penstock.runtime.recompute import ForwardState, forward_state, replayed
 from penstock.runtime.stage_call import ModuleCall, StageCall, stage_call
+from penstock.schedule.action import ActionKind
 
 __all__ = ["LossTerm", "ModuleRunner", "StageRunner", "StageWork", "Tensors"]
 
@@ -133,8 +134,17 @@ class ModuleRunner:
         self._around_last_backward = around_last_backward
         self._plain = autocast is None and around_forward is None
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
+        self._trains = any(p.requires_grad for p in program.module.parameters())
         self._kept: dict[int, Kept] = {}
         self._work = StageWork((), ())
+
+    def has_work(self, kind: ActionKind) -> bool:
+        """Whether actions of this kind do anything here.
+
+        A stage without trained parameters makes no gradients of any; where nothing before it is
+        trained either, it needs no backward at all.
+        """
+        return kind == "F" or self._trains or (kind != "W" and bool(self._grad_inputs))
 
     def begin(self, work: StageWork) -> None:
         """Forget the last iteration and take the rows of the next."""
@@ -175,7 +185,7 @@ class ModuleRunner:
                 return ()
             received = self._row_of_zeros(self.program.received)
         inputs = [tensor for tensor in received if tensor is not None]
-        if not work.training:
+        if not (work.training and self.has_work("B")):
             with torch.no_grad():
                 return self._run(micro_batch, inputs, Kept(inputs, []))
         if micro_batch in work.recomputed:

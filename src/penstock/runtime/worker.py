@@ -341,7 +341,8 @@ class Worker:
             channels = PipelineChannels(
                 self.world.rank, self.transport, places, self.clock, iteration.messages
             )
-            return channels, steps_of(iteration.order, self.runners, channels)
+            order = [a for a in iteration.order if self.runners[a.stage].has_work(a.kind)]
+            return channels, steps_of(order, self.runners, channels)
 
         return self._running.find((rows, iteration.lengths, iteration.training), make)
 

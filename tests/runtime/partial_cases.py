@@ -1,0 +1,177 @@
+"""Models of which only a part is trained, and what the ranks that train them run."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from pipeline_cases import join, next_token_loss, plan_of
+from torch import nn
+from torch.nn import functional
+from torch.optim import AdamW, Optimizer
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.trace import capture_model
+from penstock.measure.model_structure import parameters_of
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
+from penstock.runtime.pipeline import Pipeline
+from penstock.simulate.layer_sums import layer_sums
+from penstock.simulate.stage_memory import stage_memory
+
+VOCABULARY, WORDS, ROWS = 31, 6, 6
+
+Case = tuple[nn.Module, Callable[..., torch.Tensor], list[Any]]
+"""A model, its loss function, and batches."""
+
+
+def adam(parameters: list[nn.Parameter]) -> Optimizer:
+    return AdamW(parameters, lr=0.05, weight_decay=0.1)
+
+
+def low_rank() -> Case:
+    """A GPT-2 of three blocks, with adapters in the attention of the last two only."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=16,
+        n_embd=16,
+        n_layer=3,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    adapters = LoraConfig(
+        r=2,
+        lora_alpha=4,
+        lora_dropout=0.0,
+        target_modules=["c_attn"],
+        layers_to_transform=[1, 2],
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=True,
+        init_lora_weights=False,
+    )
+    model = get_peft_model(transformers.GPT2LMHeadModel(config), adapters).double()
+    batches: list[Any] = []
+    for step in range(4):
+        make = torch.Generator().manual_seed(step)
+        words = torch.randint(VOCABULARY, (ROWS, WORDS), generator=make)
+        labels = words.clone()
+        labels[0, 2:], labels[1] = -100, -100
+        batches.append((words, labels))
+    return model, next_token_loss, batches
+
+
+def frozen_body() -> Case:
+    """A body that is not trained, and a head that is."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)), nn.Linear(8, 3)
+    ).double()
+    model[:4].requires_grad_(False)
+    make = torch.Generator().manual_seed(1)
+    batches = [
+        (
+            torch.randn(ROWS, 8, generator=make, dtype=torch.float64),
+            torch.randint(3, (ROWS,), generator=make),
+        )
+        for _ in range(3)
+    ]
+    return model, functional.cross_entropy, batches
+
+
+def frozen_between() -> Case:
+    """Trained layers before and behind a frozen one, whose input's gradient is needed."""
+    model, loss, batches = frozen_body()
+    assert isinstance(model, nn.Sequential)
+    model[0].requires_grad_(True)
+    return model, loss, batches
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "adapters": low_rank,
+    "frozen body": frozen_body,
+    "frozen between": frozen_between,
+}
+
+
+def plainly(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of the same training in one process."""
+    model, loss, batches = copy.deepcopy(case[0]), case[1], case[2]
+    optimizer = adam([p for p in model.parameters() if p.requires_grad])
+    losses: list[float] = []
+    for batch in batches:
+        optimizer.zero_grad()
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return losses, dict(model.named_parameters(remove_duplicate=False))
+
+
+def lasting_bytes(graph: LayerGraph, layers: range) -> float:
+    """What the simulator counts for a stage between steps, with Adam's two moments."""
+    own, shared = parameters_of(graph)
+    nothing = Affine()
+    costs = [LayerCost("", nothing, nothing, nothing, *sizes) for sizes in own]
+    sums = layer_sums(ModelProfile("", tuple(costs), shared=shared))
+    return stage_memory(layers, 1, sums, optimizer_bytes_per_parameter_byte=2.0).fixed_bytes
+
+
+def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]:
+    """What differs from plain training, and what this rank did and kept."""
+    case = CASES[name]()
+    losses, weights = plainly(case)
+    model, loss, batches = case
+    graph = capture_model(model, batches[0], loss=loss)
+    plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
+    with Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60) as pipe:
+        ours = [pipe.step(batch).loss for batch in batches]
+        timeline = pipe.timeline()
+        worker = pipe._worker
+        kept = {n: t for n, t in pipe.state_dict().items() if n.startswith("optimizer.")}
+        wrong = [
+            n for n, p in pipe.named_parameters() if not torch.allclose(p, weights[n], 1e-9, 1e-11)
+        ]
+        sent = worker.iteration(ROWS, True).messages.outgoing
+        gradients = [m.receiver_stage for own in sent.values() for m in own if m.kind == "B"]
+        return {
+            "losses": (ours, losses),
+            "wrong": wrong,
+            "kinds": {
+                stage: {e.kind for e in timeline.events if e.stage == stage} & set("FBIWR")
+                for stage in range(len(plan.stages))
+            },
+            "gradients sent to": set(gradients),
+            "frozen with gradients": [
+                n for n, p in pipe.named_parameters() if not p.requires_grad and p.grad is not None
+            ],
+            "trained": sum(p.nbytes for p in pipe.parameters()),
+            "held": storage_bytes(p for _, p in pipe.named_parameters()),
+            "summed": sum(b.flat.nbytes for b in worker.buckets.buckets) if worker.buckets else 0,
+            "state": sum(t.nbytes for t in kept.values() if t.dim()),
+            "lasting": storage_bytes(lasting_tensors(worker, pipe._training))
+            - sum(t.nbytes for t in kept.values() if not t.dim()),
+            "predicted": sum(lasting_bytes(graph, plan.stages[s].layers) for s in worker.programs),
+            "verified": str(pipe.verify(batches[0])),
+        }
+
+
+def trained_in_all_ways() -> dict[str, dict[str, Any]]:
+    """Every case on three ranks, by schedule and replicas."""
+    join()
+    ways = [
+        ("adapters", "1f1b", (1, 1, 1)),
+        ("adapters", "zb-h1", (1, 1, 1)),
+        ("frozen body", "1f1b", (1, 1, 1)),
+        ("frozen body", "1f1b", (1, 2)),
+        ("frozen body", "zb-h1", (1, 1, 1)),
+        ("frozen between", "zb-h1", (1, 1, 1)),
+        ("frozen between", "gpipe", (2, 1)),
+    ]
+    return {f"{n}, {s}, {r}": trained(n, s, r) for n, s, r in ways}

@@ -1,0 +1,68 @@
+"""Adapters, frozen bodies and layers: equal to plain training, and nothing done in vain."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime.launch import launch_workers
+
+Found = tuple[dict[str, dict[str, Any]], ...]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Found]:
+    """What `trained_in_all_ways` gave on each of three ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        from partial_cases import trained_in_all_ways
+
+        yield launch_workers(trained_in_all_ways, (), workers=3, threads=1)
+
+
+def test_losses_and_weights_are_those_of_plain_training(ranks: Found) -> None:
+    for found in ranks:
+        assert len(found) == 7
+        for case, result in found.items():
+            ours, theirs = result["losses"]
+            assert ours == pytest.approx(theirs, rel=1e-10), case
+            assert result["wrong"] == [], case
+            assert result["verified"].startswith("equal to your module"), case
+
+
+def test_stages_before_the_first_trained_layer_run_no_backward(ranks: Found) -> None:
+    """Their timeline has forwards alone, and nobody sends them gradients."""
+    for found in ranks:
+        for case in ("adapters, 1f1b, (1, 1, 1)", "adapters, zb-h1, (1, 1, 1)"):
+            assert found[case]["kinds"][0] == {"F"}, case
+            assert found[case]["gradients sent to"] <= {1}, case
+        for case in ("frozen body, 1f1b, (1, 1, 1)", "frozen body, zb-h1, (1, 1, 1)"):
+            assert found[case]["kinds"][0] == found[case]["kinds"][1] == {"F"}, case
+            assert found[case]["gradients sent to"] == set(), case
+    assert ranks[0]["frozen body, 1f1b, (1, 1, 1)"]["kinds"][2] == {"F", "B"}
+
+
+def test_a_frozen_stage_behind_a_trained_one_passes_gradients_on_and_makes_none(
+    ranks: Found,
+) -> None:
+    for found in ranks:
+        kinds = found["frozen between, zb-h1, (1, 1, 1)"]["kinds"]
+        assert kinds == {0: {"F", "I", "W"}, 1: {"F", "I"}, 2: {"F", "I", "W"}}
+
+
+def test_frozen_parameters_have_no_gradient_no_sum_over_ranks_and_no_state(ranks: Found) -> None:
+    for rank, found in enumerate(ranks):
+        for case, result in found.items():
+            assert result["frozen with gradients"] == [], case
+            assert result["summed"] == result["trained"], case
+            assert result["state"] == 2 * result["trained"], (case, rank)
+    adapters = [found["adapters, 1f1b, (1, 1, 1)"] for found in ranks]
+    assert adapters[0]["trained"] == 0 < adapters[1]["trained"] < adapters[1]["held"] / 10
+
+
+def test_predicted_memory_counts_what_is_held_between_steps(ranks: Found) -> None:
+    """Values of all parameters; gradients and two moments of the trained ones; no more."""
+    for rank, found in enumerate(ranks):
+        for case, result in found.items():
+            assert result["lasting"] == result["predicted"], (case, rank)
