@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -46,7 +47,7 @@ class LossWatch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
+        self._found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def __torch_function__(
         self,
@@ -60,9 +61,8 @@ class LossWatch(TorchFunctionMode):
         if func is functional.cross_entropy or func is functional.nll_loss:
             weight = call_weight(*args, **(kwargs or {}))
             if weight is not None:
-                self._found.append(
-                    (result, weight, every_target_counts(weight, *args, **(kwargs or {})))
-                )
+                target = args[1] if len(args) > 1 else (kwargs or {})["target"]
+                self._found.append((result, weight, target))
         return result
 
     def weight(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
@@ -74,11 +74,11 @@ class LossWatch(TorchFunctionMode):
         for result, weight, _ in self._found:
             if loss is result:
                 return weight
-        if not all(counts_all for _, _, counts_all in self._found):
+        if not all(every_target_counts(divisor, target) for _, divisor, target in self._found):
             raise BadInput(
                 "the loss of the chain is computed from a cross entropy that ignores targets, or "
                 "has class weights, so its slices cannot be weighted; return that cross entropy "
-                "itself, or give the chain a loss function that torch.export can trace"
+                "itself, or write the model as a module that is traced"
             )
         return loss.detach().new_full((), float(rows), dtype=torch.float32)
 
@@ -105,8 +105,8 @@ def call_weight(
         return target_weight(target, weight, ignore_index)
 
 
-def every_target_counts(
-    divisor: torch.Tensor, input: torch.Tensor, target: torch.Tensor, *_: Any, **__: Any
-) -> bool:
-    """Whether such a call ignores no target, and all weigh the same."""
-    return target.is_floating_point() or bool(divisor == target.numel())
+def every_target_counts(divisor: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether a cross entropy ignores no target, and all weigh the same; so without values."""
+    if target.is_floating_point() or target.is_meta or isinstance(target, FakeTensor):
+        return True
+    return bool(divisor == target.numel())
