@@ -39,6 +39,10 @@ def router_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output, target) + (chances.mean(0) * used).sum()
 
 
+def balance(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.softmax(1).mean(0).square().sum()
+
+
 def in_batch_negatives(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output @ output.t(), torch.arange(output.shape[0]))
 
@@ -53,7 +57,8 @@ def mixing(
 ) -> str:
     torch.manual_seed(0)
     batch = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    return capture_model(Scores(after), batch, loss=loss).mixing
+    # Declared as one term: where its parts cannot be told apart, they count by rows.
+    return capture_model(Scores(after), batch, loss=[(1.0, loss)]).mixing
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_rows_of_one_sample_do_not_mix(after: Callable[[torch.Tensor], torch.Ten
     assert mixing(after) == ""
 
 
-@pytest.mark.parametrize("loss", [functional.cross_entropy, masked_mean, two_losses])
+@pytest.mark.parametrize("loss", [functional.cross_entropy, masked_mean, two_losses, router_loss])
 def test_means_over_samples_that_are_added_up_do_not_mix(
     loss: Callable[..., torch.Tensor],
 ) -> None:
@@ -95,7 +100,7 @@ def test_rows_made_of_other_samples_mix(
 
 
 @pytest.mark.parametrize(
-    ("loss", "operator"), [(router_loss, "mul"), (in_batch_negatives, "matmul"), (root, "sqrt")]
+    ("loss", "operator"), [(balance, "square"), (in_batch_negatives, "matmul"), (root, "sqrt")]
 )
 def test_losses_that_do_not_add_up_over_samples_mix(
     loss: Callable[..., torch.Tensor], operator: str

@@ -12,6 +12,7 @@ from penstock.runtime.pipeline import Pipeline
 
 __all__ = [
     "build",
+    "build_forked",
     "build_on_meta",
     "closeness",
     "count_batches",
@@ -42,6 +43,20 @@ def build_on_meta() -> nn.Module:
 def half_build_on_meta() -> nn.Module:
     """The same in half precision."""
     return build_on_meta().to(torch.bfloat16)
+
+
+class Forked(nn.Module):
+    """Takes another way while it is traced, so that what is captured is not what it computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, or twice that."""
+        return 2 * x if torch.compiler.is_compiling() else x
+
+
+def build_forked() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4), Forked()
+    )
 
 
 def regression(

@@ -61,6 +61,9 @@ def train(
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the weights there at the end, as safetensors.")
     ] = "",
+    no_verify: Annotated[
+        bool, Option("--no-verify", help="Do not compare the first step with the plain model.")
+    ] = False,
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -81,6 +84,7 @@ def train(
         device=device,
         shown=not quiet,
         save_weights=Path(save_weights) if save_weights else None,
+        verify=not no_verify,
     )
     result = train_job(find_job(job), request, log=terminal.note)
     values = {
@@ -109,19 +113,19 @@ def verify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare loss, gradients and buffers of JOB's pipeline with one device; -o writes the JSON."""
+    """Compare loss, gradients and buffers of JOB's pipeline with its model; -o writes the JSON."""
     from penstock.jobs.job_file import find_job
     from penstock.jobs.verify_job import verify_job
 
     terminal = Terminal(as_json, quiet)
     found, place = find_job(job), Path(plan) if plan else None
-    terminal.note(f"comparing '{job}' on {workers} workers with one device")
+    terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)
     values = {"equal": result.equal, **asdict(result)}
     terminal.save(values, out)
     terminal.show(values, str(result))
     if not result.equal:
-        raise RunFailed(f"the pipeline of '{job}' differs from one device: {result}")
+        raise RunFailed(f"the pipeline of '{job}' is not known to equal its model: {result}")
 
 
 def report(

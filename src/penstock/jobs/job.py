@@ -13,6 +13,7 @@ from penstock.errors import BadInput
 from penstock.runtime.batch_metrics import Metric
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.loss_scaling import LossScaling
+from penstock.runtime.pipeline import Verification
 from penstock.runtime.pretrained import Weights
 
 __all__ = ["RECORDED", "Data", "Job", "OptimizerSettings", "Split"]
@@ -28,6 +29,7 @@ RECORDED = (
     "skipped",
     "loss_scale",
     "gradient_noise_scale",
+    "verified",
 )
 """What a run records of each step besides metrics."""
 
@@ -100,9 +102,10 @@ class Job:
     ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
     a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
     ``weights`` are first weights, `Pipeline`'s; ``save_weights`` is a directory for the last ones.
-    ``compile``, ``metrics`` and ``callbacks`` are those of `Pipeline`; a callback that calls
-    ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics
-    and callbacks must be importable functions, because each worker process imports them anew.
+    ``compile``, ``metrics``, ``callbacks`` and ``verify`` are those of `Pipeline`; a callback that
+    calls ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``,
+    metrics and callbacks must be importable functions, because each worker process imports them
+    anew.
 
     Raises:
         BadInput: a count or rate outside its range.
@@ -130,6 +133,7 @@ class Job:
     loss_scaling: LossScaling = field(default_factory=LossScaling)
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     callbacks: tuple[Callback, ...] = ()
+    verify: Verification = "first-step"
     weights: Weights | None = None
     save_weights: Path | None = None
 

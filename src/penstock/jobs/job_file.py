@@ -106,6 +106,7 @@ class JobEntry(Entry):
     metrics: dict[str, str] | None = None
     weights: str | WeightsEntry | None = None
     save_weights: str | None = None
+    verify: Literal["first-step", "off"] | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
     loss_scaling: LossScalingEntry = LossScalingEntry()
 

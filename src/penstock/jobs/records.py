@@ -27,8 +27,8 @@ class Records:
         self._file = directory.metrics.open("a", buffering=1)
         self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
 
-    def step(self, step: int, metrics: StepMetrics) -> None:
-        """Record a step."""
+    def step(self, step: int, metrics: StepMetrics, verified: str = "") -> None:
+        """Record a step, and how it compared with the user's module where it was compared."""
         row: dict[str, Any] = {
             "step": step,
             "loss": metrics.loss,
@@ -45,6 +45,8 @@ class Records:
             row["loss_scale"] = metrics.loss_scale
         if metrics.gradient_noise is not None and metrics.gradient_noise.scale is not None:
             row["gradient_noise_scale"] = metrics.gradient_noise.scale
+        if verified:
+            row["verified"] = verified
         self._write(step, row)
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
@@ -63,5 +65,5 @@ class Records:
             return
         self._file.write(f"{json.dumps(row)}\n")
         for name, value in row.items():
-            if name != "step" and value is not None:
+            if name not in ("step", "verified") and value is not None:
                 self._board.add_scalar(name, value, step)

@@ -47,8 +47,9 @@ class TrainRequest:
 
     ``plan`` is a plan file (none: make one with ``planner`` and ``schedule``). ``out`` is the run
     directory (none: a new one under ``runs``, or with ``resume`` the newest there). ``shown`` is
-    false where nothing is to be displayed. ``save_weights`` is a directory for the weights at the
-    end (none: the job's).
+    false where nothing is to be displayed, ``verify`` where the first step is not to be compared
+    with the model left whole, whatever the job says. ``save_weights`` is a directory for the
+    weights at the end (none: the job's).
     """
 
     workers: int = 4
@@ -61,6 +62,7 @@ class TrainRequest:
     device: str = "cpu"
     shown: bool = True
     save_weights: Path | None = None
+    verify: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class TrainResult:
     samples_per_s: float
     predicted_s: float
     measured_s: float
+    verified: str
     plan: Path
     checkpoint: Path
     report: Path
@@ -96,6 +99,7 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     job = replace(job, save_weights=request.save_weights or job.save_weights)
     if job.save_weights is not None:
         check_free(job.save_weights)
+    job = job if request.verify else replace(job, verify="off")
     given = read_plan(request.plan) if request.plan else None
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
@@ -270,6 +274,7 @@ def finish(
         samples_per_s=first.samples_per_s,
         predicted_s=prediction.iteration_s,
         measured_s=first.measured_s,
+        verified=first.verified,
         plan=directory.path / "plan.json",
         checkpoint=latest_checkpoint(directory.checkpoints),
         report=write_report(directory.path),

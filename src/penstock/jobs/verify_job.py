@@ -1,4 +1,4 @@
-"""Check a job: does its pipeline compute what one device computes?"""
+"""Check a job: does its pipeline compute what its model computes, run plainly?"""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ __all__ = ["verify_job"]
 def verify_job(
     job: Job, *, workers: int, plan: Path | None = None, device: str = "cpu"
 ) -> VerifyResult:
-    """Run the first batch of ``job`` through a pipeline and on one device, and compare.
+    """Run the first batch of ``job`` through a pipeline and through the plain model, and compare.
 
     Without ``plan`` the best plan that really has several stages is made from estimated costs:
     whether a pipeline is right does not depend on how good its plan is.

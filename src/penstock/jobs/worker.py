@@ -45,7 +45,10 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker hands back; ``timeline`` is that of a step that took about the median time."""
+    """What a worker hands back; ``timeline`` is that of a step that took about the median time.
+
+    ``verified`` says how the first step compared with the user's module, where it was compared.
+    """
 
     steps: int
     loss: float
@@ -53,6 +56,7 @@ class WorkerReport:
     samples_per_s: float
     timeline: Timeline
     peak_memory_bytes: float
+    verified: str
 
 
 @dataclass
@@ -102,6 +106,7 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         compile=job.compile,
         metrics=job.metrics,
         callbacks=job.callbacks,
+        verify=job.verify,
     )
 
 
@@ -130,7 +135,10 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             loss, samples = metrics.loss, metrics.samples
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
-            records.step(step, metrics)
+            verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
+            records.step(step, metrics, verified)
+            if verified:
+                display.note(f"step 1: {verified}")
             display.step(step, metrics)
             if job.evaluate_every and step % job.evaluate_every == 0:
                 evaluation = evaluate(pipe, job)
@@ -156,6 +164,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         measured_s=typical_s,
         samples_per_s=samples / typical_s,
         timeline=timeline,
+        verified=str(pipe.verified or ""),
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
 

@@ -38,11 +38,12 @@ class Row(BaseModel):
 
 
 class StepRecord(Row):
-    """One training step."""
+    """One training step; ``verified`` says how it compared with the user's module, if it did."""
 
     step: int
     loss: float
     samples_per_s: float = 0.0
+    verified: str = ""
 
 
 class Evaluation(Row):
@@ -90,6 +91,11 @@ class RunRecord:
         Negative where the run was slower than predicted.
         """
         return self.summary.predicted_s / self.summary.measured_s - 1.0
+
+    @property
+    def verified(self) -> str:
+        """How the first step compared with the user's module; empty where it did not."""
+        return next((step.verified for step in self.steps if step.verified), "")
 
     @property
     def measured_peaks(self) -> dict[int, float]:

@@ -44,6 +44,8 @@ def facts(record: RunRecord) -> str:
         f"<b>{plan.micro_batches}</b> micro-batches of <b>{plan.micro_batch_size}</b> samples",
         f"<b>{record.summary.steps}</b> steps",
     ]
+    if record.verified:
+        parts.append(f"the first step: {escape(record.verified)}")
     return " · ".join(parts)
 
 

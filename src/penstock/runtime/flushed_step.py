@@ -1,11 +1,11 @@
 """A training step whose update waits until the pipeline has run empty."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.training import Training
 from penstock.runtime.worker import Worker
 
@@ -13,13 +13,23 @@ __all__ = ["flushed_step"]
 
 
 def flushed_step(
-    worker: Worker, training: Training, batches: Sequence[Sequence[torch.Tensor]]
+    worker: Worker,
+    training: Training,
+    batches: Sequence[Sequence[torch.Tensor]],
+    *,
+    before_update: Callable[[Totals, float], None] | None = None,
 ) -> StepMetrics:
-    """One step on batches, given as their leaves; see `Pipeline.step`."""
+    """One step on batches, given as their leaves; see `Pipeline.step`.
+
+    ``before_update`` is called when gradients are summed but neither divided nor used, with the
+    totals and what the loss was multiplied by.
+    """
     samples = sum(leaves[0].shape[0] for leaves in batches)
     worker.check_noise(len(batches))
     seed = training.seed(samples)
     totals = worker.run(*batches, training=True, seed=seed)
+    if before_update is not None:
+        before_update(totals, seed)
     reduced, start = time.perf_counter(), worker.clock.now()
     update = training.update(totals, seed, samples, worker.buckets)
     if not update.skipped:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_ca
 from penstock.runtime.channels import TransportChoice
 from penstock.runtime.clock import gather_timeline
 from penstock.runtime.compiled_call import StageCompiler
+from penstock.runtime.first_step import FirstStep
 from penstock.runtime.flushed_step import flushed_step
 from penstock.runtime.gradient_noise import NoiseMeter
 from penstock.runtime.inference import Inference, PredictionView
@@ -37,7 +39,11 @@ from penstock.runtime.worker import Worker
 from penstock.runtime.world import join_world
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics"]
+__all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics", "Verification"]
+
+
+Verification: TypeAlias = Literal["first-step", "off"]
+"""When a training compares itself with the model left whole."""
 
 
 class Pipeline:
@@ -65,7 +71,8 @@ class Pipeline:
     torchrun describes them; without torchrun the pipeline runs in this one.
 
     ``compile``: stages are compiled by ``torch.compile`` for the rows of a full micro-batch; that
-    takes time once.
+    takes time once. ``verify`` is ``"first-step"`` where the first step is to be compared with the
+    model left whole, as `verify` does, before it changes anything; `verified` tells how it was.
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -97,11 +104,11 @@ class Pipeline:
         callbacks: Sequence[Callback] = (),
         prediction_error_every: int = 0,
         dynamic: Dynamic | None = None,
+        verify: Verification = "off",
     ) -> None:
-        check_settings(clip_norm, timeout_s)
+        check_settings(clip_norm, timeout_s, verify)
+        check_given(metrics or {}, callbacks)
         scaling = loss_scaling_for(autocast, loss_scaling)
-        check_metrics(metrics or {})
-        check_callbacks(callbacks)
         self._graph = graph_of(model, batch, loss, granularity, dynamic)
         if metrics:
             self._graph = self._graph.with_outputs()
@@ -141,6 +148,7 @@ class Pipeline:
             clip_norm=clip_norm,
             loss_scaling=scaling,
         )
+        self._first = FirstStep(self._worker) if verify == "first-step" else None
         self._endless = self._world.agreed(
             partial(
                 endless_training,
@@ -156,6 +164,16 @@ class Pipeline:
     def plan(self) -> Plan:
         """What this pipeline follows."""
         return self._worker.plan
+
+    @property
+    def verified(self) -> VerifyResult | None:
+        """What the verification of the first step found; nothing before it, or where it is off."""
+        return self._first.result if self._first is not None else None
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether no step was taken, by this pipeline or before a checkpoint that it loaded."""
+        return self._training.steps == 0 and self.verified is None
 
     @property
     def rank(self) -> int:
@@ -190,14 +208,20 @@ class Pipeline:
                 changed.
             LossNotFinite: loss or gradients are NaN or infinite; no optimizer step was taken.
             RunFailed: a rank failed; the message names it; the pipeline cannot be used any more.
+                Or the first step was to be verified and is not that of the model left whole.
         """
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
         leaves = [self._graph.batch_leaves(batch) for batch in batches]
         if len(leaves) > 1:
             leaves = self._graph.as_one_step(leaves)
+        first = self._first if self._is_first else None
         if self._endless is not None:
+            if first is not None:
+                first.beforehand(leaves)
             metrics = self._endless.step(leaves)
+        elif first is not None:
+            metrics = first.flushed(self._training, leaves)
         else:
             metrics = flushed_step(self._worker, self._training, leaves)
         self._tell(metrics)
@@ -220,7 +244,13 @@ class Pipeline:
             for batch in batches:
                 yield self.step(batch)
             return
-        for metrics in self._endless.stream(self._graph.batch_leaves(b) for b in batches):
+        every = (self._graph.batch_leaves(batch) for batch in batches)
+        if self._first is not None and self._is_first:
+            for leaves in every:
+                self._first.beforehand([leaves])
+                every = chain([leaves], every)
+                break
+        for metrics in self._endless.stream(every):
             self._tell(metrics)
             yield metrics
 
@@ -394,8 +424,17 @@ class Pipeline:
         self.close()
 
 
-def check_settings(clip_norm: float | None, timeout_s: float) -> None:
+def check_given(metrics: Mapping[str, Metric], callbacks: Sequence[Callback]) -> None:
+    """Raise `BadInput` for functions that cannot be called."""
+    check_metrics(metrics)
+    check_callbacks(callbacks)
+
+
+def check_settings(clip_norm: float | None, timeout_s: float, verify: str) -> None:
     """Raise `BadInput` for a setting that cannot be right."""
+    if verify not in get_args(Verification):
+        allowed = " or ".join(f'"{choice}"' for choice in get_args(Verification))
+        raise BadInput(f'verify is "{verify}"; it must be {allowed}')
     if clip_norm is not None and not clip_norm > 0:
         raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
     if not timeout_s > 0:

@@ -11,6 +11,7 @@ there is none, a step of training can be compared itself, before its optimizer c
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 
@@ -28,7 +29,15 @@ from penstock.runtime.verify_result import (
 from penstock.runtime.without_dropout import WithoutDropout
 from penstock.runtime.worker import Worker
 
-__all__ = ["Difference", "Reference", "VerifyResult", "reference_of", "verify"]
+__all__ = [
+    "Difference",
+    "Reference",
+    "VerifyResult",
+    "compared",
+    "reference_of",
+    "verify",
+    "verify_with",
+]
 
 WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"
@@ -57,11 +66,17 @@ def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
         BadInput: the batch is not the same on all ranks.
         RunFailed: a rank failed.
     """
-    reference = reference_of(worker, [leaves])
+    return verify_with(worker, reference_of(worker, [leaves]), [leaves])
+
+
+def verify_with(
+    worker: Worker, reference: Reference, batches: Sequence[Sequence[torch.Tensor]]
+) -> VerifyResult:
+    """Run batches through the pipeline, without dropout, and compare with the reference."""
     if reference.skipped:
         return not_compared(reference.skipped)
     with untouched(worker):
-        totals = worker.run(leaves, training=True, within=WithoutDropout())
+        totals = worker.run(*batches, training=True, within=WithoutDropout())
         return compared(worker, reference, totals)
 
 
@@ -95,9 +110,9 @@ def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> R
     name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
     found: Reference | None = None
     if world.rank == 0:
-        leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
-        rows = micro_batch_rows(worker, batches) if reason else [range(leaves[0].shape[0])]
         try:
+            leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+            rows = micro_batch_rows(worker, batches) if reason else [range(leaves[0].shape[0])]
             run = run_own_module(
                 graph,
                 {**gathered, **worker.named_tensors()},
@@ -134,6 +149,8 @@ def compared(
 
     Gradients are still sums over ``totals.weight`` terms, times ``seed``; buffers are new.
     """
+    if not isfinite(totals.loss):
+        return not_compared(f"the loss is {totals.loss}")
     world = worker.world
     divisor = totals.weight * seed
     gradients = {

@@ -1,0 +1,148 @@
+"""The first step compares itself with the user's module, and changes nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from penstock.capture.trace import capture_model
+from penstock.capture.traced_graph import TracedGraph
+from penstock.errors import BadInput, RunFailed
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.worker import Worker
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def descend(parameters: list[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=0.1)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each iteration that a pipeline runs."""
+    found: list[int] = []
+    original = Worker.run
+
+    def run(self: Worker, *batches: Any, **options: Any) -> Any:
+        found.append(len(batches))
+        return original(self, *batches, **options)
+
+    monkeypatch.setattr(Worker, "run", run)
+    return found
+
+
+def trained(model: nn.Module, verify: str, steps: int = 2, batches: int = 1) -> Any:
+    """Losses and weights after some steps, and the verification."""
+    from verify_cases import batch, one_rank
+
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    options: dict[str, Any] = {"optimizer": descend, "clip_norm": 0.1, "verify": verify}
+    with Pipeline(graph, one_rank(graph), batch(), **options) as pipe:
+        losses = [pipe.step(*[batch()] * batches).loss for _ in range(steps)]
+        return losses, [p.detach().clone() for p in model.parameters()], pipe.verified
+
+
+@pytest.mark.parametrize(
+    ("between", "batches", "more"),
+    [
+        (nn.Tanh, 1, 0),
+        (nn.Tanh, 2, 0),
+        (lambda: nn.BatchNorm1d(8), 2, 0),
+        (nn.Dropout, 1, 1),
+    ],
+    ids=["plain", "two batches", "batch norm, two batches", "dropout"],
+)
+def test_the_first_step_is_compared_itself_unless_there_is_dropout(
+    between: Callable[[], nn.Module], batches: int, more: int, runs: list[int]
+) -> None:
+    from verify_cases import net
+
+    losses, weights, verified = trained(net(between()), "first-step", batches=batches)
+    assert verified is not None and verified.equal, str(verified)
+    assert verified.compared >= 4
+    assert runs == [batches] * (2 + more)
+    plain_losses, plain_weights, none = trained(net(between()), "off", batches=batches)
+    assert none is None
+    assert losses == plain_losses
+    assert all(torch.equal(a, b) for a, b in zip(weights, plain_weights, strict=True))
+
+
+def test_a_wrong_first_step_ends_before_anything_is_trained() -> None:
+    from verify_cases import batch, net, one_rank, with_flipped_sign
+
+    model = net()
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    with_flipped_sign(cast(TracedGraph, graph))
+    before = [p.detach().clone() for p in model.parameters()]
+    with Pipeline(graph, one_rank(graph), batch(), optimizer=descend, verify="first-step") as pipe:
+        with pytest.raises(RunFailed) as failure:
+            pipe.step(batch())
+        assert pipe.steps == 0
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    text = str(failure.value)
+    assert text.startswith(
+        "the first step is not that of your module, and nothing was trained: gradient of "
+        "'first.weight' on stage 0 is "
+    )
+    assert ", of your module on the whole batch " in text
+    assert text.endswith('train all the same with verify = "off" (--no-verify)')
+    assert "\n" not in text
+
+
+def test_what_cannot_be_compared_is_trained_and_says_so() -> None:
+    from verify_cases import net
+
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """``x`` and noise."""
+            return x + torch.rand_like(x)
+
+    losses, _, verified = trained(net(Noise()), "first-step")
+    assert len(losses) == 2
+    assert str(verified).startswith("not compared: random operators, which are not dropout: ")
+
+
+def test_a_loaded_training_is_not_compared_again(tmp_path: Path, runs: list[int]) -> None:
+    from verify_cases import batch, net, one_rank
+
+    graph = capture_model(net(), batch(), loss=functional.cross_entropy)
+    for resumed in (False, True):
+        with Pipeline(
+            graph, one_rank(graph), batch(), optimizer=descend, verify="first-step"
+        ) as pipe:
+            if resumed:
+                pipe.load(tmp_path)
+            pipe.step(batch())
+            assert (pipe.verified is None) == resumed
+            pipe.save(tmp_path)
+
+
+def test_a_schedule_without_a_flush_is_compared_beforehand(runs: list[int]) -> None:
+    from verify_cases import batch, net
+
+    model = net()
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    layers = len(graph.layer_names)
+    plan = Plan((Stage(range(layers), (0,), (4,)),), 2, 4, "pipedream")
+    with Pipeline(graph, plan, batch(), optimizer=descend, verify="first-step") as pipe:
+        losses = [metrics.loss for metrics in pipe.stream([batch()] * 3)]
+        assert pipe.verified is not None and pipe.verified.equal, str(pipe.verified)
+    assert len(losses) == 3
+    assert runs == [1]
+
+
+def test_another_value_is_refused() -> None:
+    from verify_cases import net
+
+    with pytest.raises(BadInput, match='verify is "always"; it must be "first-step" or "off"'):
+        trained(net(), "always")

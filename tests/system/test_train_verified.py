@@ -1,0 +1,63 @@
+"""The first step of a job is compared with its model; records tell, and a wrong run ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_jobs import job_file
+
+from penstock.plan.json_file import write_plan
+from penstock.plan.plan import Plan, Stage
+
+pytestmark = pytest.mark.timeout(280)
+
+TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
+EQUAL = "equal to your module on the whole batch: loss "
+
+
+def train(job: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What ``penstock train --json`` says."""
+    plan = job.parent / "plan.json"
+    write_plan(TWO_STAGES, plan)
+    command = ["train", str(job), "--workers", "2", "--plan", str(plan), "--out", str(out)]
+    call = [sys.executable, "-c", "from penstock.cli import main; main()", *command, "--json"]
+    return subprocess.run([*call, *options], capture_output=True, text=True, check=False)
+
+
+def test_a_new_run_says_in_every_record_that_its_first_step_is_right(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    new = train(job_file(tmp_path, steps=2), run)
+    verified = json.loads(new.stdout)["verified"]
+    assert verified.startswith(EQUAL)
+    assert f"step 1: {verified}" in new.stderr
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["verified"] for row in rows if "verified" in row] == [verified]
+    assert f"the first step: {EQUAL}" in (run / "report.html").read_text()
+
+
+def test_a_wrong_run_ends_before_it_trains(tmp_path: Path) -> None:
+    job = wrong_job(tmp_path)
+    refused = train(job, tmp_path / "refused")
+    assert refused.returncode == 4
+    last = refused.stderr.splitlines()[-1]
+    assert "the first step is not that of your module, and nothing was trained: loss is " in last
+    assert 'with verify = "off" (--no-verify)' in last
+    assert not list((tmp_path / "refused" / "checkpoints").glob("*"))
+
+
+@pytest.mark.slow
+def test_no_step_is_compared_without_being_the_first_or_where_it_is_off(tmp_path: Path) -> None:
+    job, run = wrong_job(tmp_path), tmp_path / "run"
+    for options in (["--no-verify"], ["--steps", "4", "--resume"]):
+        result = train(job, run, *options)
+        assert json.loads(result.stdout)["verified"] == ""
+        assert "step 1: " not in result.stderr
+
+
+def wrong_job(folder: Path) -> Path:
+    """A job whose model computes something else while it is traced."""
+    job = job_file(folder, steps=2)
+    job.write_text(job.read_text().replace(':build"', ':build_forked"'))
+    return job
