@@ -38,6 +38,12 @@ class FixedRows(_Linear):
         return self.linear(values.view(3, 2, 2).flatten(1))
 
 
+class ClampsItsWeights(_Linear):
+    def forward(self, values):
+        self.linear.weight.data.clamp_(-1, 1)
+        return self.linear(values)
+
+
 def _message(model, **options):
     with pytest.raises(CaptureFailed) as caught:
         capture_model(model, BATCH, loss=functional.cross_entropy, **options)
@@ -98,3 +104,9 @@ def test_a_stage_outside_of_the_layers_is_refused():
     graph = capture_model(_Linear(), BATCH, loss=functional.cross_entropy)
     with pytest.raises(BadInput, match=r"range\(0, 2\)"):
         graph.stage(range(1, 3))
+
+
+def test_a_write_through_data_names_the_module():
+    message = _message(ClampsItsWeights())
+    assert "'ClampsItsWeights' changes a tensor through .data" in message
+    assert "penstock.Chain" in message

@@ -56,6 +56,13 @@ def capture_failed(
             "(x.shape[0], -1), "
             f"or {WAY_OUT}"
         )
+    kept = re.search(r"following model attribute: model\.(.*?)\.?lifted_tensor", str(error))
+    if kept is not None:
+        return CaptureFailed(
+            f"{model_name} cannot be captured: '{kept.group(1) or model_name}' changes a tensor "
+            "through .data, or keeps one that forward made, which tracing cannot follow; make such "
+            f"a tensor a buffer, change weights outside of forward, or {WAY_OUT}"
+        )
     if guards := guards_in(error):
         return CaptureFailed(
             f"{model_name} cannot be captured{at}: what its code does holds only for numbers of "
