@@ -281,6 +281,29 @@ def test_there_must_be_a_directory(graph: LayerGraph, tmp_path: Path) -> None:
         sources_of(Weights(tmp_path / "nowhere"), graph)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_are_new_and_begin_as_peft_has_them(saved: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def adapted() -> nn.Module:
+        settings = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        return peft.get_peft_model(llama(tie_word_embeddings=True), settings)
+
+    plain = transformers.LlamaForCausalLM.from_pretrained(saved)
+    with one_stage(on_meta(adapted), words(), weights=saved) as pipe:
+        held = pipe.model_state_dict()
+        trained = [name for name, p in pipe.named_parameters() if p.requires_grad]
+    assert len(trained) == 8 and all(".lora_" in name for name in trained)
+    for name, tensor in held.items():
+        if ".lora_B." in name:
+            assert not tensor.any(), name
+        elif ".lora_A." in name:
+            assert 0 < tensor.abs().max() < 0.3, name
+    found = {n.replace(".base_layer.", "."): t for n, t in held.items()}
+    for name, tensor in plain.named_parameters():
+        assert torch.equal(found[f"base_model.model.{name}"], tensor), name
+
+
 def test_experts_that_transformers_merges_are_refused_with_the_way_out(tmp_path: Path) -> None:
     config = transformers.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4)
     real = transformers.MixtralForCausalLM(config)

@@ -9,6 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -159,7 +160,10 @@ def _in_place_of(
 
 
 def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]:
-    """What initialises a tensor, in order: the owner's methods, then those of modules around it."""
+    """What initialises a tensor, in order: the owner's methods, then those of modules around it.
+
+    Then the model's ``_init_weights``, and in the end what peft's LoRA layers do.
+    """
     parts = name.split(".")[:-1]
     around = [model.get_submodule(".".join(parts[:k])) for k in range(len(parts), -1, -1)]
     for module in around:
@@ -171,6 +175,11 @@ def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]
         model_around = next((m for m in around[index:] if _has_init_weights(m)), None)
         if model_around is not None:
             yield _bound(model_around, module)
+    # The layers of adapters know best: one of theirs begins at zero, whatever a matrix begins at.
+    for module in around:
+        if callable(reset := getattr(module, "reset_lora_parameters", None)):
+            for adapter, settings in getattr(model, "peft_config", {}).items():
+                yield partial(reset, adapter, settings.init_lora_weights)
 
 
 def _has_init_weights(module: nn.Module) -> bool:

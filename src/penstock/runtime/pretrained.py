@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,7 +62,11 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
     sources = {first[name]: tensor for name, tensor in found.items() if name in held}
     # Where several names of a tied tensor are there, the first one counts.
     sources |= {name: tensor for name, tensor in found.items() if first.get(name) == name}
-    new = [*weights.new, *expressions(model, "_keys_to_ignore_on_load_missing")]
+    new = [
+        *weights.new,
+        *adapter_patterns(model),
+        *expressions(model, "_keys_to_ignore_on_load_missing"),
+    ]
     unused = [*weights.unused, *expressions(model, "_keys_to_ignore_on_load_unexpected")]
     optional = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     missing = [n for n in dict.fromkeys(first.values()) if n not in sources and not fits(n, new)]
@@ -82,12 +87,15 @@ def own_names(
 ) -> dict[str, str | None]:
     """For each name in the files that of the model; ``None`` where transformers merges tensors."""
     prefix = getattr(model, "base_model_prefix", "")
+    plain = {without_adapter(name): name for name in held} if is_adapted(model) else {}
     # No import: where the model is one of transformers', both are loaded.
     loading = sys.modules.get("transformers.core_model_loading")
     mapping = sys.modules.get("transformers.conversion_mapping")
     transforms = []
     if loading is not None and mapping is not None and hasattr(model, "base_model_prefix"):
-        transforms = mapping.get_model_conversion_mapping(model)
+        whole: Any = model
+        base = whole.get_base_model() if is_adapted(model) else model
+        transforms = mapping.get_model_conversion_mapping(base)
     renamings = [t for t in transforms if isinstance(t, loading.WeightRenaming)]  # pyright: ignore
     converters = [t for t in transforms if isinstance(t, loading.WeightConverter)]  # pyright: ignore
 
@@ -99,9 +107,33 @@ def own_names(
             if merged is not None:
                 return None
         choices = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
-        return next((choice for choice in choices if choice in held), name)
+        found = (plain.get(choice, choice) for choice in choices)
+        return next((choice for choice in found if choice in held), name)
 
     return {name: own_name(name) for name in names}
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether peft has put adapters into a model."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def without_adapter(name: str) -> str:
+    """What a tensor of an adapted model is called in the model itself.
+
+    >>> without_adapter("base_model.model.model.norm.weight")
+    'model.norm.weight'
+    >>> without_adapter("base_model.model.layers.0.q_proj.base_layer.weight")
+    'layers.0.q_proj.weight'
+    """
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def adapter_patterns(model: nn.Module) -> list[str]:
+    """Names of an adapter's own tensors, which the files of a model have not."""
+    if not is_adapted(model):
+        return []
+    return [f"*.{getattr(model.base_model, 'prefix', 'lora_')}*"]
 
 
 def check_merged(directory: Path, names: Sequence[str]) -> None:
