@@ -10,6 +10,7 @@ differs between the two runs may only be compared: what must stay is the outcome
 
 import contextlib
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -66,18 +67,22 @@ def asked_values(module: nn.Module, leaves: Sequence[torch.Tensor]) -> tuple[Rec
     rows = leaves[0].shape[0]
     half = _asked(module, [leaf[: leaf.shape[0] * (rows // 2) // rows] for leaf in leaves])
     for one, other in zip(whole, half, strict=False):
-        if one.line != other.line or (isinstance(one.value, bool) and one.value != other.value):
+        if one.line != other.line:
+            break
+        if isinstance(one.value, bool) and one.value != other.value:
             raise CaptureFailed(
                 f"the model branches at {one.line} otherwise on half of the example batch than on "
                 "all of it, and stages hold one branch only; write the line with tensor operations "
                 f"such as torch.where, or {WAY_OUT}"
             )
-    if len(whole) != len(half):
-        line = max(whole, half, key=len)[min(len(whole), len(half))].line
-        raise CaptureFailed(
-            f"the model asks for values sample by sample at {line}, but slices of a batch have "
-            f"other numbers of samples; write the line with tensor operations, or {WAY_OUT}"
-        )
+    more = Counter(asked.line for asked in whole)
+    more.subtract(asked.line for asked in half)
+    for line, count in more.items():
+        if count:
+            raise CaptureFailed(
+                f"the model asks for values sample by sample at {line}, but slices of a batch have "
+                f"other numbers of samples; write the line with tensor operations, or {WAY_OUT}"
+            )
     return tuple(
         RecordedValue(one.line, one.value, not _same(one.value, other.value))
         for one, other in zip(whole, half, strict=True)
