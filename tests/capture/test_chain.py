@@ -124,3 +124,26 @@ def test_rows_per_sample_are_found_by_running_at_two_sizes():
 def test_what_a_chain_cannot_be_is_said(make, words):
     with pytest.raises(BadInput, match=words):
         make()
+
+
+def test_a_sum_of_losses_is_refused_where_its_slices_have_unequal_numbers_of_targets():
+    def both(scores, targets):
+        return functional.cross_entropy(scores, targets, ignore_index=0) + scores.square().mean()
+
+    torch.manual_seed(0)
+    x, all_count, one_does_not = torch.randn(4, 3), torch.tensor([1, 2, 1, 2]), torch.tensor([0, 2])
+    graph = capture_model(Chain([nn.Linear(3, 3)], loss=both), (x, all_count))
+    program = graph.stage(range(2))
+    assert program.module(x, all_count)[1] == 4
+    with pytest.raises(BadInput, match="ignores targets, or has class weights"):
+        program.module(x[:2], one_does_not)
+
+
+def test_a_chain_takes_a_list_of_weighted_losses():
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    terms = [(1.0, nn.functional.mse_loss), (0.5, nn.functional.l1_loss)]
+    model = nn.Linear(3, 2)
+    loss, weight = capture_model(Chain([model]), (x, y), loss=terms).stage(range(2)).module(x, y)
+    expected = nn.functional.mse_loss(model(x), y) + 0.5 * nn.functional.l1_loss(model(x), y)
+    torch.testing.assert_close(loss, expected)
+    assert weight == 4

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job
@@ -26,6 +27,8 @@ def build():
 def batches(split, seed, start_step, batch_size):
     while True:
         yield torch.zeros(batch_size, 4), torch.zeros(batch_size, dtype=torch.long)
+
+losses = [(1.0, nn.functional.cross_entropy), (0.5, nn.functional.multi_margin_loss)]
 
 def nothing(split, seed, start_step, batch_size):
     return iter(())
@@ -68,6 +71,14 @@ def test_a_job_of_ones_own_names_its_functions(folder: Path) -> None:
     assert isinstance(job.build_model(), torch.nn.Linear)
     assert job.example_batch()[0].shape == (6, 4)
     assert job.loss is torch.nn.functional.cross_entropy
+
+
+def test_a_loss_may_be_a_list_of_weighted_functions(folder: Path) -> None:
+    text = OWN.replace("torch.nn.functional:cross_entropy", "job_under_test:losses")
+    job = read_job(written(folder, text))
+    assert isinstance(job.loss, list)
+    graph = capture_model(job.build_model(), job.example_batch(), loss=job.loss)
+    assert len(graph.batch_leaves(job.example_batch())) == 3
 
 
 def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.lengths import Length
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
@@ -166,3 +167,46 @@ def test_a_loss_that_is_no_function_and_no_list_of_pairs_is_refused(loss, messag
     batch = (torch.randn(6, 3), torch.randn(6, 2))
     with pytest.raises(BadInput, match=message):
         capture_model(nn.Linear(3, 2), batch, loss=loss)
+
+
+def test_a_step_on_batches_of_different_lengths_counts_the_targets_of_all() -> None:
+    """Counts of targets add up; a divisor that does not is refused."""
+
+    class Words(nn.Module):
+        def __init__(self, clamped: bool) -> None:
+            super().__init__()
+            self.embed, self.head, self.clamped = nn.Embedding(9, 4), nn.Linear(4, 9), clamped
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            scores = self.head(self.embed(x))
+            first = functional.cross_entropy(scores.transpose(1, 2), y)
+            valid = (y >= 0).sum()
+            return first + scores.square().sum() / (valid.clamp(min=2) if self.clamped else valid)
+
+    torch.manual_seed(0)
+    batches = []
+    for length in (5, 3):
+        x, y = torch.randint(9, (2, length)), torch.randint(9, (2, length))
+        y[0, 1:] = -100
+        batches.append((x, y))
+    for clamped in (False, True):
+        model = Words(clamped).double()
+        dynamic = {0: {1: Length("length", max=8)}, 1: {1: "length"}}
+        graph = capture_model(model, batches[0], dynamic=dynamic)
+        leaves = [graph.batch_leaves(batch) for batch in batches]
+        if clamped:
+            with pytest.raises(BadInput, match="different lengths"):
+                graph.as_one_step(leaves)
+            continue
+        module = graph.stage(range(len(graph.layer_names))).module
+        parts = [module(*own) for own in graph.as_one_step(leaves)]
+        found = sum(value * weight for value, weight in parts) / 4
+        padded = [
+            torch.cat([functional.pad(b[i], (0, 5 - b[i].shape[1]), value=v) for b in batches])
+            for i, v in ((0, 0), (1, -100))
+        ]
+        scores = model.head(model.embed(padded[0]))
+        valid = padded[1] >= 0
+        squares = sum(model.head(model.embed(x)).square().sum() for x, _ in batches)
+        first = functional.cross_entropy(scores.transpose(1, 2), padded[1])
+        torch.testing.assert_close(found, first + squares / valid.sum(), rtol=1e-12, atol=0)

@@ -13,6 +13,7 @@ import torch
 
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.loss_weight import target_weight
+from penstock.capture.operators import packet_name
 from penstock.capture.stage_module import StagePart, build_module, leaves_of_lengths, needed
 from penstock.errors import BadInput
 
@@ -22,19 +23,39 @@ __all__ = ["WholeValues", "whole_values"]
 class WholeValues:
     """Computes the values of a step from the leaves of its batches, given by ``indices``.
 
-    ``counts[i]`` says that value ``i`` is a number of valid targets.
+    ``counts[i]`` says that value ``i`` is a number of valid targets, ``adds[i]`` that those of two
+    batches add up to that of both.
     """
 
     def __init__(
-        self, module: torch.nn.Module, indices: Sequence[int], counts: Sequence[bool]
+        self,
+        module: torch.nn.Module,
+        indices: Sequence[int],
+        counts: Sequence[bool],
+        adds: Sequence[bool],
     ) -> None:
         self._module = module
-        self._indices, self._counts = tuple(indices), tuple(counts)
+        self._indices, self._counts, self._adds = tuple(indices), tuple(counts), tuple(adds)
 
     def beside(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of every batch with the last one behind them; all batches are one step."""
+        """The leaves of every batch with the last one behind them; all batches are one step.
+
+        Raises:
+            BadInput: batches of different lengths, and a value that needs them in one piece.
+        """
         read = [self._read(batch) for batch in batches]
-        row = self._row([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*read)])  # noqa: B905
+        alike = all([x.shape[1:] for x in own] == [x.shape[1:] for x in read[0]] for own in read)
+        if alike:
+            joined = [torch.cat(parts) if len(batches) > 1 else parts[0] for parts in zip(*read)]  # noqa: B905
+            row = self._row(joined)
+        elif all(self._adds):
+            row = torch.stack([self._row(own) for own in read]).sum(0)
+        else:
+            raise BadInput(
+                f"a step was given {len(batches)} batches of different lengths, but a term of the "
+                f"loss is divided by a number that such batches have only together; pad them to "
+                f"one length, or give each a step of its own"
+            )
         return [[*batch, row.expand(batch[0].shape[0], -1)] for batch in batches]
 
     def of_each_part(
@@ -87,4 +108,8 @@ def whole_values(flow: Dataflow, attributes: Mapping[str, Any]) -> WholeValues |
                 f"device; build it with its values"
             )
     counts = [node.target is target_weight for node in clean.wholes]
-    return WholeValues(module, [clean.leaves.index(leaf) for leaf in leaves], counts)
+    adds = [
+        is_count or node is clean.rows or packet_name(node) == "sum"
+        for is_count, node in zip(counts, clean.wholes, strict=True)
+    ]
+    return WholeValues(module, [clean.leaves.index(leaf) for leaf in leaves], counts, adds)

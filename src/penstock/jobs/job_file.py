@@ -27,7 +27,6 @@ Modules are looked for beside the file, in the working directory, and among inst
 
 import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -204,8 +203,8 @@ def optimizer_changes(entry: OptimizerEntry) -> dict[str, Any]:
     return given
 
 
-def function_at(place: str, key: str) -> Callable[..., Any]:
-    """The function at ``module:function``.
+def function_at(place: str, key: str) -> Any:
+    """The function at ``module:function``; a loss may be a list of weighted functions.
 
     Raises:
         BadInput: the place is malformed, the module cannot be imported, or has no such function.
@@ -223,7 +222,7 @@ def function_at(place: str, key: str) -> Callable[..., Any]:
             f"beside the job file or install it"
         ) from error
     function = getattr(module, name, None)
-    if not callable(function):
+    if not callable(function) and not (key == "loss" and isinstance(function, list)):
         near = get_close_matches(name, dir(module), n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"define it in {module.__file__}"
         raise BadInput(f"{key} is '{place}', but '{module_name}' has no function '{name}'; {hint}")
