@@ -64,11 +64,13 @@ def limit_data(more_bytes: float) -> None:
 class Trained:
     """What a rank found; on rank 0 also what the model returns.
 
-    ``own_bytes`` are those of its weights, ``more_bytes`` what it has at the end beyond the start.
+    ``own_bytes`` are those of its weights, ``more_bytes`` what it has at the end beyond the start;
+    ``skipped`` says why the first step was not compared with the whole model.
     """
 
     own_bytes: int
     more_bytes: int
+    skipped: str
     losses: list[float]
     logits: torch.Tensor | None
 
@@ -86,13 +88,21 @@ def train_within(directory: Path, blocks: int, more_bytes: float) -> Trained:
     plan = Plan(tuple(stages), 2, 2, "1f1b")
     limit_data(more_bytes)
     before = data_bytes()
-    with Pipeline(graph, plan, batch(), weights=directory / "first", optimizer=optimizer) as pipe:
+    with Pipeline(
+        graph,
+        plan,
+        batch(),
+        weights=directory / "first",
+        optimizer=optimizer,
+        verify="first-step",
+    ) as pipe:
         own = sum(p.numel() * p.element_size() for p in pipe.parameters())
         losses = [pipe.step(batch()).loss for _ in range(STEPS)]
+        skipped = pipe.verified.skipped if pipe.verified is not None else ""
         result = pipe.predict(batch())
         pipe.save_pretrained(directory / "last", max_shard_bytes=SHARD_BYTES)
         more = data_bytes() - before
-    return Trained(own, more, losses, result["logits"] if result is not None else None)
+    return Trained(own, more, skipped, losses, result["logits"] if result is not None else None)
 
 
 def load_within(directory: Path, blocks: int, more_bytes: float) -> str:

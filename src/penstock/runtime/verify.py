@@ -15,6 +15,7 @@ from math import isfinite
 
 import torch
 
+from penstock.runtime.host_memory import free_bytes
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.own_module import OwnRun, run_own_module
@@ -98,12 +99,27 @@ def untouched(worker: Worker) -> Iterator[None]:
         worker.random.state = random
 
 
+def no_room(worker: Worker) -> str:
+    """Why the model is not gathered on this rank; empty where it fits with its gradients."""
+    needed = 2 * sum(use.bytes for use in worker.graph.parameter_uses)
+    free = free_bytes(worker.world.device)
+    if needed <= free:
+        return ""
+    return (
+        f"{worker.graph.name} and its gradients take {needed / 1e9:.2f} GB, and rank 0 has "
+        f"{free / 1e9:.2f} GB left"
+    )
+
+
 def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> Reference:
     """The user's module on the rows of all batches, run on rank 0; every rank calls.
 
     On the whole batch, unless samples of it act on one another: then micro-batch by micro-batch.
     """
     world, graph = worker.world, worker.graph
+    too_large = world.from_first(no_room(worker) if world.rank == 0 else None)
+    if too_large:
+        return Reference(WHOLE, False, too_large, None)
     others = {} if world.rank == 0 else on_cpu(worker.owned_tensors())
     gathered = merged(world.gather_to_first(others))
     reason = graph.mixing
