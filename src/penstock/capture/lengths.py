@@ -14,6 +14,7 @@ import sympy
 from penstock.errors import BadInput
 
 __all__ = [
+    "Dimensions",
     "Dynamic",
     "Length",
     "LengthPlaces",
@@ -44,7 +45,10 @@ class Length:
             )
 
 
-Dynamic: TypeAlias = Mapping[str | int | tuple[str | int, ...], Mapping[int, str | Length]]
+Dimensions: TypeAlias = Mapping[int, str | Length]
+"""The dimensions of a tensor that vary, by number, each with its length."""
+
+Dynamic: TypeAlias = Mapping[str | int | tuple[str | int, ...], Dimensions]
 """By the key of a tensor in the batch (a tuple of keys where it is nested): its dimensions that
 vary, by number, each with the name of its length. Equal names are equal sizes."""
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import Batch, Loss
+from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.errors import BadInput
 from penstock.runtime.batch_metrics import Metric
 from penstock.runtime.callbacks import Callback
@@ -102,10 +103,10 @@ class Job:
     ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
     a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
     ``weights`` are first weights, `Pipeline`'s; ``save_weights`` is a directory for the last ones.
-    ``compile``, ``metrics``, ``callbacks`` and ``verify`` are those of `Pipeline`; a callback that
-    calls ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``,
-    metrics and callbacks must be importable functions, because each worker process imports them
-    anew.
+    ``compile``, ``metrics``, ``callbacks``, ``verify`` and ``dynamic`` are those of `Pipeline`; a
+    callback that calls ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``,
+    ``loss``, metrics and callbacks must be importable functions, because each worker process
+    imports them anew.
 
     Raises:
         BadInput: a count or rate outside its range.
@@ -136,6 +137,7 @@ class Job:
     verify: Verification = "first-step"
     weights: Weights | None = None
     save_weights: Path | None = None
+    dynamic: Dynamic = field(default_factory=dict[str | int | tuple[str | int, ...], Dimensions])
 
     def __post_init__(self) -> None:
         check_job(self)

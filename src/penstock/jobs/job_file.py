@@ -14,6 +14,9 @@ A job of one's own names the functions that make it:
     [optimizer]
     learning_rate = 1e-3
 
+    [dynamic]                                  # dimensions of the batch that vary
+    input_ids = { 1 = "length" }               # or { 1 = { name = "length", max = 512 } }
+
     [metrics]
     accuracy = "my_package.model:accuracy"     # accuracy(output, target)
 
@@ -27,6 +30,7 @@ Modules are looked for beside the file, in the working directory, and among inst
 
 import importlib
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -34,6 +38,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from penstock.capture.lengths import Dynamic, Length
 from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings
@@ -43,7 +48,7 @@ from penstock.runtime.pretrained import Weights
 
 __all__ = ["find_job", "read_job"]
 
-TABLES = {"base", "optimizer", "loss_scaling", "weights", "save_weights"}
+TABLES = {"base", "optimizer", "loss_scaling", "weights", "save_weights", "dynamic"}
 """Keys of a file that are not those of a job as they are."""
 
 
@@ -79,6 +84,14 @@ class WeightsEntry(Entry):
     unused: list[str] = Field(default_factory=list[str])
 
 
+class LengthEntry(Entry):
+    """A length with limits in the ``[dynamic]`` table."""
+
+    name: str
+    min: int = 1
+    max: int | None = None
+
+
 class JobEntry(Entry):
     """A whole job file; what is left out stays as it is in ``base``, or at its default."""
 
@@ -108,6 +121,7 @@ class JobEntry(Entry):
     verify: Literal["first-step", "off"] | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
     loss_scaling: LossScalingEntry = LossScalingEntry()
+    dynamic: dict[str, dict[str, str | LengthEntry]] | None = None
 
 
 def find_job(name_or_path: str | Path) -> Job:
@@ -179,6 +193,8 @@ def job_of(entry: JobEntry, path: Path) -> Job:
     if "metrics" in changes:
         metrics = changes["metrics"].items()
         changes["metrics"] = {name: function_at(p, f"metrics.{name}") for name, p in metrics}
+    if entry.dynamic is not None:
+        changes["dynamic"] = dynamic_of(entry.dynamic)
     if "micro_batch_sizes" in changes:
         changes["micro_batch_sizes"] = tuple(changes["micro_batch_sizes"])
     elif "batch_size" in changes:
@@ -191,6 +207,26 @@ def job_of(entry: JobEntry, path: Path) -> Job:
     changes["loss_scaling"] = replace(scaling, **given)
     changes.setdefault("name", path.stem)
     return replace(base, **changes) if base else Job(**changes)
+
+
+def dynamic_of(table: Mapping[str, Mapping[str, str | LengthEntry]]) -> Dynamic:
+    """The dimensions that vary; TOML's keys are text, also those that are numbers.
+
+    Raises:
+        BadInput: a dimension is no number.
+    """
+    found: dict[str | int | tuple[str | int, ...], dict[int, str | Length]] = {}
+    for key, dimensions in table.items():
+        own = found[int(key) if key.isdigit() else key] = {}
+        for dim, named in dimensions.items():
+            if not dim.isdigit():
+                raise BadInput(
+                    f"dynamic.{key} has the key '{dim}', but dimensions are numbers; write "
+                    f'{key} = {{ 1 = "length" }}'
+                )
+            limited = isinstance(named, LengthEntry)
+            own[int(dim)] = Length(named.name, named.min, named.max) if limited else named
+    return found
 
 
 def optimizer_changes(entry: OptimizerEntry) -> dict[str, Any]:

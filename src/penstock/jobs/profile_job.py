@@ -1,15 +1,17 @@
 """Cost a job: its model layer by layer, and the links between its workers."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import distributed
 
-from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.presets import local_cluster
+from penstock.jobs.data_lengths import data_lengths, profile_of_lengths
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.measure.layer_times import measure_profile
@@ -53,7 +55,10 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
     model = job.build_model()
     if not is_on_meta(model):
         model.to(device)
-    graph = capture_model(model, job.example_batch(), loss=job.loss, granularity=job.granularity)
+    batch = data_lengths(job).typical if job.dynamic else job.example_batch()
+    graph = capture_model(
+        model, batch, loss=job.loss, granularity=job.granularity, dynamic=job.dynamic
+    )
     if job.weights is not None:
         sources_of(job.weights, graph)
     return graph
@@ -67,30 +72,46 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
     """
     if estimate_for:
         graph = build_and_capture(job)
-        return estimate_profile(
-            graph,
-            job.example_batch(),
-            estimate_for,
-            batch_sizes=sizes_to_measure(job),
-            autocast=job.autocast_dtype(),
-            compiled=job.compile,
-        )
+
+        def estimated(batch: Batch) -> ModelProfile:
+            return estimate_profile(
+                graph,
+                batch,
+                estimate_for,
+                batch_sizes=sizes_to_measure(job),
+                autocast=job.autocast_dtype(),
+                compiled=job.compile,
+            )
+
+        return profile_by(job, estimated)
     return measure_job(job, device)
 
 
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
     """The profile measured by this process, alone or beside others."""
     graph = build_and_capture(job, device)
-    return measure_profile(
-        graph,
-        job.example_batch(),
-        batch_sizes=sizes_to_measure(job),
-        repeats=REPEATS,
-        device=device,
-        autocast=job.autocast_dtype(),
-        step_s_per_byte=step_s_per_byte(job, graph, torch.device(device), shares_cores),
-        shares_cores=shares_cores,
-    )
+    step_s = step_s_per_byte(job, graph, torch.device(device), shares_cores)
+
+    def measured(batch: Batch) -> ModelProfile:
+        return measure_profile(
+            graph,
+            batch,
+            batch_sizes=sizes_to_measure(job),
+            repeats=REPEATS,
+            device=device,
+            autocast=job.autocast_dtype(),
+            step_s_per_byte=step_s,
+            shares_cores=shares_cores,
+        )
+
+    return profile_by(job, measured)
+
+
+def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelProfile:
+    """The profile of the example batch, or of the lengths that the job's data has."""
+    if not job.dynamic:
+        return profile_of(job.example_batch())
+    return profile_of_lengths(data_lengths(job), profile_of)
 
 
 def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_cores: bool) -> float:

@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
+from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import places_of
@@ -100,16 +101,17 @@ class CompiledCall:
         device: torch.device,
         rows: int,
         within: AbstractContextManager[object],
+        lengths: LengthsOf = (),
     ) -> None:
         """Compile forward and backward for ``rows`` rows by running both once.
 
-        ``leaves`` are the batch's that the stage reads. Gradients, buffers and random numbers stay
-        as they are.
+        ``leaves`` are the batch's that the stage reads, ``lengths`` those of the batch. Gradients,
+        buffers and random numbers stay as they are.
         """
         module = self.program.module
         own = [leaf[:1].expand(rows, *leaf.shape[1:]).contiguous() for leaf in leaves]
         inputs = [
-            torch.zeros(spec.shape_for(rows), dtype=spec.dtype, device=device)
+            torch.zeros(spec.at(lengths).shape_for(rows), dtype=spec.dtype, device=device)
             for spec in self.program.received
         ]
         for i in self._grad_inputs:
@@ -149,6 +151,7 @@ class StageCompiler:
         world: World,
         leaves: Sequence[torch.Tensor],
         precision: Callable[[], AbstractContextManager[object]],
+        lengths: LengthsOf = (),
     ) -> None:
         """Compile for the rows that this rank computes of each micro-batch; wait for all ranks."""
         rows = {
@@ -158,9 +161,8 @@ class StageCompiler:
         for call in self._calls:
             program = call.program
             own = [leaves[i].to(world.device) for i in program.batch_inputs]
-            call.prepare(
-                own, world.device, rows[plan.stage_of_layer(program.layers.start)], precision()
-            )
+            computed = rows[plan.stage_of_layer(program.layers.start)]
+            call.prepare(own, world.device, computed, precision(), lengths)
         world.barrier()
 
 

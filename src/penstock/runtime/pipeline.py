@@ -137,7 +137,8 @@ class Pipeline:
         self._worker.share_first_values()
         if compiler is not None:
             leaves = self._graph.batch_leaves(batch)
-            compiler.prepare(plan, self._world, leaves, self._worker.autocast)
+            lengths = self._graph.lengths_of(dict(enumerate(leaves)))
+            compiler.prepare(plan, self._world, leaves, self._worker.autocast, lengths)
         self._inference = Inference(self._worker, view, metrics or {})
         self._callbacks = tuple(callbacks)
         self._training = Training(
