@@ -136,9 +136,7 @@ class Pipeline:
         )
         self._worker.share_first_values()
         if compiler is not None:
-            leaves = self._graph.batch_leaves(batch)
-            lengths = self._graph.lengths_of(dict(enumerate(leaves)))
-            compiler.prepare(plan, self._world, leaves, self._worker.autocast, lengths)
+            prepare_compiled(compiler, self._worker, batch)
         self._inference = Inference(self._worker, view, metrics or {})
         self._callbacks = tuple(callbacks)
         self._training = Training(
@@ -429,6 +427,13 @@ def check_given(metrics: Mapping[str, Metric], callbacks: Sequence[Callback]) ->
     """Raise `BadInput` for functions that cannot be called."""
     check_metrics(metrics)
     check_callbacks(callbacks)
+
+
+def prepare_compiled(compiler: StageCompiler, worker: Worker, batch: Batch) -> None:
+    """Compile the stages of ``worker`` for batches of the size of ``batch``."""
+    leaves = worker.graph.batch_leaves(batch)
+    lengths = worker.graph.lengths_of(dict(enumerate(leaves)))
+    compiler.prepare(worker.plan, worker.world, leaves, worker.autocast, lengths)
 
 
 def check_settings(clip_norm: float | None, timeout_s: float, verify: str) -> None:
