@@ -1,6 +1,7 @@
 """An exported graph made ready for cutting: no checks, no needless writes, no fixed devices."""
 
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -115,20 +116,36 @@ def clean(
     output = next(node for node in graph.nodes if node.op == "output")
     loss, *outputs = output.args[0]  # pyright: ignore[reportGeneralTypeIssues]
     _drop_unused(graph, keep={*leaves, rows, device, *lengths})
+    new = _renumbered(graph)
     return CleanGraph(
-        graph,
-        leaves,
-        rows,
-        device,
-        loss,
+        new[loss].graph,
+        tuple(new[leaf] for leaf in leaves),
+        new[rows],
+        new[device],
+        new[loss],
         constants,
         bodies,
-        tuple(outputs[terms:]),
-        tuple(outputs[:terms]),
-        lengths=lengths,
+        tuple(new[node] for node in outputs[terms:]),
+        tuple(new[node] for node in outputs[:terms]),
+        lengths=tuple(new[length] for length in lengths),
         length_places=length_places,
         symbols=symbols,
     )
+
+
+def _renumbered(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """A copy of ``graph`` by old nodes; operators of one name are numbered from 0 on, in order.
+
+    Their names, and so those of the tensors between layers, then tell nothing of the way in which
+    the graph was made.
+    """
+    numbered, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        name = re.sub(r"_\d+$", "", node.name) if node.op == "call_function" else node.name
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), new.__getitem__)  # pyright: ignore
+        new[node] = numbered.create_node(node.op, node.target, args, kwargs, name, node.type)
+        new[node].meta = dict(node.meta)
+    return new
 
 
 def size_of(graph: fx.Graph, leaf: fx.Node, dim: int) -> fx.Node:

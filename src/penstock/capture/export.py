@@ -17,6 +17,8 @@ from torch.export import Dim
 
 from penstock.capture.as_trained import as_trained
 from penstock.capture.batch_layout import BatchLayout
+from penstock.capture.block_calls import BlockCalls
+from penstock.capture.block_copies import copy_blocks
 from penstock.capture.capture_errors import capture_failed, fixes_samples
 from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
@@ -45,13 +47,18 @@ def home_device(module: nn.Module) -> torch.device:
 
 
 def export_module(
-    module: LossModule, leaves: Sequence[torch.Tensor], layout: BatchLayout
+    module: LossModule,
+    leaves: Sequence[torch.Tensor],
+    layout: BatchLayout,
+    *,
+    reuse_blocks: bool = True,
 ) -> fx.GraphModule:
     """The operators of ``module`` on ``leaves``, in training mode, for any number of rows.
 
     The dimensions that ``layout`` declares to vary are symbolic, too; what the code takes for
     granted of them is in the guards of the result. Module flags, buffers and random state are as
-    before afterwards.
+    before afterwards. With ``reuse_blocks``, blocks that do the same are traced twice and then
+    copied (`block_calls`), which gives the same graph.
 
     Raises:
         CaptureFailed: the code cannot be traced, or only for one number of rows, or one length.
@@ -73,8 +80,7 @@ def export_module(
             keeping_custom_functions(table),
             keeping_hooks(table),
         ):
-            traced = _traced(module, example, shapes, table)
-            assert isinstance(traced, fx.GraphModule)
+            traced = _traced(module, example, shapes, table, reuse_blocks)
             keep_opaque_calls(traced, table)
     except PenstockError:
         raise
@@ -102,8 +108,12 @@ class _Aids:
 
 
 def _traced(
-    module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, table: OpaqueTable
-) -> nn.Module:
+    module: LossModule,
+    example: tuple[torch.Tensor, ...],
+    shapes: Any,
+    table: OpaqueTable,
+    reuse_blocks: bool,
+) -> fx.GraphModule:
     """The operators of ``module``, traced again with each aid that it turns out to need."""
     aids = _Aids()
     while True:
@@ -112,6 +122,9 @@ def _traced(
         module.inside = partial(_inside, table, operators, aids)
         try:
             with keeping_modules(module.model, aids.kept, table, refused):
+                # Code that asks for values must ask in the order in which they were recorded.
+                if reuse_blocks and aids.asked is None:
+                    return _with_copied_blocks(module, example, shapes, table)
                 return _exported(module, example, shapes)
         except Exception as error:
             if operators.found is not None:
@@ -154,14 +167,34 @@ def _asked(module: LossModule, example: Sequence[torch.Tensor]) -> tuple[Recorde
         return ()
 
 
-def _exported(module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any) -> nn.Module:
+def _exported(module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any) -> fx.GraphModule:
     export = partial(torch.export.export, module, example, dynamic_shapes=shapes, strict=False)
     try:
-        return export().module()
+        traced = export().module()
     except UserError as error:
         if not hold_for_all_rows(error):
             raise
-        return export(prefer_deferred_runtime_asserts_over_guards=True).module()
+        traced = export(prefer_deferred_runtime_asserts_over_guards=True).module()
+    assert isinstance(traced, fx.GraphModule)
+    return traced
+
+
+def _with_copied_blocks(
+    module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, table: OpaqueTable
+) -> fx.GraphModule:
+    """What `_exported` gives, though only two blocks are run of those that do the same.
+
+    Classes of blocks that only seemed to do the same are run, all of them, in another trace.
+    """
+    apart: frozenset[type] = frozenset()
+    while True:
+        calls = BlockCalls(module, apart)
+        with calls.noted():
+            traced = _exported(module, example, shapes)
+        unlike = copy_blocks(traced, module, calls, table)
+        if not unlike:
+            return traced
+        apart |= unlike
 
 
 def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:

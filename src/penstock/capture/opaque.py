@@ -48,6 +48,7 @@ __all__ = [
     "active_table",
     "call_opaquely",
     "keep_opaque_calls",
+    "recorded_call",
     "recording_opaque_calls",
     "refused",
     "run_opaque",
@@ -68,6 +69,7 @@ class _Size:
     position: int
 
 
+@dataclass(frozen=True)
 class _Device:
     """Stands for a device: that of the stage."""
 
@@ -138,6 +140,15 @@ class OpaqueCall(nn.Module):
 
         args, kwargs = pytree.tree_unflatten([fill(slot) for slot in self.slots], self.spec)
         return args, kwargs
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """Equal for calls of one function whose arguments differ in tensors and sizes only."""
+        owner = getattr(self.function, "__self__", None)
+        function = id(self.function) if owner is None else (id(owner), self.name)
+        known = (_Tensor, _Size, _Device, bool, int, float, str, type(None), torch.dtype)
+        slots = [(type(slot), slot if isinstance(slot, known) else id(slot)) for slot in self.slots]
+        return function, slots, self.spec, self.structure[1], self.facts
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OpaqueCall":
         """Itself: it has no tensors, and what the user's code holds need not be copyable."""
@@ -371,6 +382,15 @@ def _check_in_region(node: fx.Node, table: OpaqueTable) -> None:
     if call.facts.beside_arguments and given:
         why = "is called in another region (torch.autocast, no_grad) than its tensor is made in"
         raise _refused_at(call.line, call.name, why)
+
+
+def recorded_call(node: fx.Node, table: OpaqueTable) -> OpaqueCall | None:
+    """The call that a node of a graph records, before `keep_opaque_calls`."""
+    if node.target is not _OPERATOR:
+        return None
+    index = node.args[0]
+    assert isinstance(index, int)
+    return table.calls[index]
 
 
 def _keep(owner: fx.GraphModule, node: fx.Node, table: OpaqueTable) -> None:

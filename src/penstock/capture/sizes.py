@@ -12,7 +12,7 @@ from torch import fx
 from penstock.capture.lengths import LengthsOf, SizeFormula, length_symbol
 from penstock.errors import CaptureFailed
 
-__all__ = ["ROWS", "BatchSymbols", "batch_symbols", "size_nodes"]
+__all__ = ["ROWS", "BatchSymbols", "batch_symbols", "size_nodes", "size_of_batch"]
 
 ROWS = sympy.Symbol("rows", positive=True, integer=True)
 """The number of samples in formulas."""
@@ -67,6 +67,13 @@ class BatchSymbols:
     def varying(self, formula: sympy.Expr) -> SizeFormula | None:
         """The formula where it has a length in it; else None."""
         return SizeFormula(formula) if formula.free_symbols else None
+
+
+def size_of_batch(value: Any) -> bool:
+    """Whether a value is a number, or a condition, that follows from the samples of the batch."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    return all(symbol.name.startswith("s") for symbol in value.node.expr.free_symbols)
 
 
 def batch_symbols(

@@ -39,6 +39,7 @@ def capture_model(
     loss: Loss | None = None,
     granularity: Granularity = "module",
     dynamic: Dynamic | None = None,
+    reuse_blocks: bool = True,
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
@@ -47,6 +48,9 @@ def capture_model(
 
     Nothing of the model changes. A model in evaluation mode is captured in training mode; modules
     in evaluation mode inside a model in training mode stay so (frozen batch norms).
+
+    Of blocks that do the same two are traced, and the others are copies of the second, unless
+    ``reuse_blocks`` is false; the layers are the same either way.
 
     Raises:
         BadInput: the batch does not fit the model, no scalar loss comes out or none that slices of
@@ -68,7 +72,9 @@ def capture_model(
     call = BatchCall.of(layout, model.forward, has_loss=loss is not None)
     tensors = _tensors(model, loss)
     leaves = layout.flatten(batch)
-    cleaned, outputs, conditions = _traced(model, call, loss, leaves, _attribute_names(tensors))
+    cleaned, outputs, conditions = _traced(
+        model, call, loss, leaves, _attribute_names(tensors), reuse_blocks
+    )
     conditions.check(type(model).__name__)
     _mark_parameters(cleaned, tensors)
     cleaned = add_weight(cleaned)
@@ -89,6 +95,7 @@ def _traced(
     loss: LossFunction | None,
     leaves: Sequence[torch.Tensor],
     names: Mapping[str, str],
+    reuse_blocks: bool,
 ) -> tuple[CleanGraph, Flattened, LengthConditions]:
     """The graph of model and loss, the structure of the model's outputs, and what lengths must be.
 
@@ -98,7 +105,7 @@ def _traced(
     layout, outputs = call.layout, Outputs()
 
     def cleaned(module: LossModule) -> tuple[CleanGraph, LengthConditions]:
-        exported = export_module(module, leaves, layout)
+        exported = export_module(module, leaves, layout, reuse_blocks=reuse_blocks)
         conditions = guards_of(exported, layout)
         places, example = layout.length_places, layout.lengths_of(dict(enumerate(leaves)))
         graph = clean(exported, names, module.terms, places, example)

@@ -1,0 +1,205 @@
+"""What makes two blocks of a model equal: their tensors, their classes, and what their code reads.
+
+A block is an entry of a ``ModuleList`` or ``Sequential`` that has parts of its own. Attributes such
+as ``layer_idx`` differ from block to block. They make blocks unequal only if the code reads them:
+two runs of the same code that read equal values, and no other, do the same.
+"""
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+__all__ = [
+    "Attribute",
+    "Block",
+    "State",
+    "find_blocks",
+    "read_attributes",
+    "structure_of",
+    "values_of",
+]
+
+Attribute: TypeAlias = tuple[str, str]
+"""A module of a block, by its path in the block, and the name of one of its attributes."""
+
+EVERY_ATTRIBUTE = "*"
+_OWN = frozenset(nn.Module().__dict__)
+_PLAIN = (int, float, complex, str, bytes, bool, types.NoneType, torch.dtype, torch.device, Enum)
+_FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_BY_IDENTITY = (torch.Tensor, nn.Module, *_FUNCTIONS)
+_TORCH = nn.Module.__init__.__code__.co_filename
+_DEEPEST = 6
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block; ``tensors`` are its parameters and buffers by the names that they have in it."""
+
+    path: str
+    module: nn.Module
+    parts: Mapping[str, nn.Module]
+    tensors: Mapping[str, torch.Tensor]
+    description: Hashable
+
+
+def find_blocks(root: nn.Module) -> dict[int, Block]:
+    """The blocks inside ``root``, by `identity`."""
+    found: dict[int, Block] = {}
+    for path, container in root.named_modules():
+        if isinstance(container, nn.ModuleList | nn.Sequential):
+            for name, module in container.named_children():
+                if identity(module) not in found and next(module.children(), None) is not None:
+                    found[identity(module)] = _block(f"{path}.{name}" if path else name, module)
+    return found
+
+
+def identity(module: nn.Module) -> int:
+    """What stays the same where torch puts a proxy, which has the same attributes, in its place."""
+    return id(_attributes(module))
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The module's own attributes, looked up without anybody noticing."""
+    return object.__getattribute__(module, "__dict__")
+
+
+def _block(path: str, module: nn.Module) -> Block:
+    parts = dict(module.named_modules(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    described = tuple(
+        (name, first.setdefault(id(tensor), name), _tensor(tensor))
+        for name, tensor in tensors.items()
+    )
+    classes = tuple((name, type(part)) for name, part in parts.items())
+    return Block(path, module, parts, tensors, (classes, described))
+
+
+def _tensor(tensor: torch.Tensor) -> Hashable:
+    plain = (tensor.dtype, tensor.device, tensor.requires_grad, type(tensor))
+    return (tuple(tensor.shape), tensor.stride(), *plain)
+
+
+def structure_of(block: Block) -> Hashable | None:
+    """What blocks with the same code must share; None where hooks may do what no trace shows."""
+    flags: list[bool] = []
+    for part in block.parts.values():
+        hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks)
+        if any(hooks) or part._backward_pre_hooks:
+            return None
+        flags.append(part.training)
+    return block.description, tuple(flags)
+
+
+@contextmanager
+def read_attributes(block: Block) -> Iterator[set[Attribute]]:
+    """Collects the attributes of the block's modules that code reads inside of the context."""
+    paths: dict[int, list[str]] = {}
+    for path, part in block.parts.items():
+        paths.setdefault(identity(part), []).append(path)
+    found: set[Attribute] = set()
+
+    def note(module: nn.Module, name: str) -> None:
+        found.update((path, name) for path in paths.get(identity(module), ()))
+
+    with _watched(note):
+        yield found
+
+
+_watchers: list[Callable[[nn.Module, str], None]] = []
+
+
+@contextmanager
+def _watched(note: Callable[[nn.Module, str], None]) -> Iterator[None]:
+    """Calls ``note`` for every attribute of a module that code outside of torch reads."""
+    _watchers.append(note)
+    if len(_watchers) == 1:
+        nn.Module.__getattribute__ = _noted_attribute  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        _watchers.pop()
+        if not _watchers:
+            del nn.Module.__getattribute__
+
+
+def _noted_attribute(module: nn.Module, name: str) -> Any:
+    if name == "__dict__":
+        # torch looks for parameters and parts in there; other code may read anything.
+        if sys._getframe(1).f_code.co_filename != _TORCH:
+            for note in _watchers:
+                note(module, EVERY_ATTRIBUTE)
+    elif name not in _OWN and not name.startswith("__"):
+        # Also what a class has: another block may have it itself.
+        for note in _watchers:
+            note(module, name)
+    return object.__getattribute__(module, name)
+
+
+class State:
+    """What the modules of a block hold, to see whether a call changes it."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._attributes = [(path, EVERY_ATTRIBUTE) for path in block.parts]
+        # Held, so that no new object can get the identity of an old one.
+        self._held = [dict(_attributes(part)) for part in block.parts.values()]
+        self._values = values_of(block, self._attributes)
+
+    def has_changed(self) -> bool:
+        """Whether an attribute has another value now."""
+        return values_of(self._block, self._attributes) != self._values
+
+
+def values_of(block: Block, attributes: Collection[Attribute]) -> Hashable:
+    """The values of ``attributes`` in ``block``, equal where code cannot tell them apart."""
+    described: list[Hashable] = []
+    known: dict[int, Hashable] = {}
+    for path, name in sorted(attributes):
+        own = _attributes(block.parts[path])
+        for key in sorted(own.keys() - _OWN) if name == EVERY_ATTRIBUTE else [name]:
+            if key in own and id(own[key]) not in known:
+                known[id(own[key])] = _value(own[key], block)
+            described.append((path, key, known[id(own[key])] if key in own else "absent"))
+    return tuple(described)
+
+
+def _value(value: Any, block: Block, depth: int = 0) -> Hashable:
+    """A description of ``value``: by content where that is known, else by identity."""
+    kind = type(value)
+    if isinstance(value, _PLAIN):
+        return kind, value
+    if depth > _DEEPEST or isinstance(value, _BY_IDENTITY):
+        return _identity(value, block)
+    inner = functools.partial(_value, block=block, depth=depth + 1)
+    if isinstance(value, types.MethodType):
+        return kind, id(value.__func__), inner(value.__self__)
+    if isinstance(value, functools.partial):
+        return kind, inner(value.func), inner(value.args), inner(value.keywords)
+    if isinstance(value, list | tuple):
+        return kind, tuple(map(inner, value))
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(map(inner, value))
+    if isinstance(value, Mapping):
+        return kind, tuple((inner(key), inner(entry)) for key, entry in value.items())
+    if hasattr(value, "__dict__") and not hasattr(kind, "__slots__"):
+        return kind, inner(vars(value))
+    return _identity(value, block)
+
+
+def _identity(value: Any, block: Block) -> Hashable:
+    """The object itself; a module of the block by its path."""
+    if isinstance(value, nn.Module):
+        for path, part in block.parts.items():
+            if part is value:
+                return nn.Module, path
+    return id, id(value)
