@@ -9,8 +9,11 @@ from torch.nn import functional
 
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
+from penstock.capture.trace import Granularity, capture_model
 from penstock.errors import BadInput
+from penstock.measure.equal_layers import EqualLayers
 from penstock.measure.hardware import HARDWARE
+from penstock.measure.layer_runs import LayerRun
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.profile.model_profile import LayerCost
@@ -213,3 +216,46 @@ def test_a_result_that_a_product_reads_is_written_once(
     pass_s = ROWS * WIDTH * 4 / HARDWARE["cpu"].bytes_per_s
     # x read, y written; y read by the product; y read, the result and the saved exp(y) written.
     assert profile.layers[1].forward_s.at(ROWS) == pytest.approx(6 * pass_s, rel=0.01)
+
+
+class Residual(nn.Module):
+    """Adds to what it gets, so that neighbours save a tensor in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(functional.gelu(self.inner(functional.layer_norm(x, (16,)))))
+
+
+class Deep(nn.Module):
+    def __init__(self, blocks: list[Residual]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = skipped = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x * skipped)
+
+
+@pytest.mark.parametrize("granularity", ["block", "module", "operator"])
+def test_an_estimate_is_the_same_whether_equal_layers_are_run_or_not(
+    granularity: Granularity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Deep([Residual() for _ in range(6)])
+    model.blocks[3].requires_grad_(False)
+    batch = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    graph = capture_model(model, batch, loss=functional.cross_entropy, granularity=granularity)
+    runs: list[int] = []
+    forward = LayerRun.forward
+    monkeypatch.setattr(LayerRun, "forward", lambda run: (runs.append(1), forward(run))[1])
+    quick = estimate_profile(graph, batch, "H100-80GB")
+    few = len(runs)
+    monkeypatch.setattr(EqualLayers, "_key", lambda self, run: None)
+    runs.clear()
+    assert quick == estimate_profile(graph, batch, "H100-80GB")
+    assert few < len(runs)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -35,7 +36,7 @@ _OWN = frozenset(nn.Module().__dict__)
 _PLAIN = (int, float, complex, str, bytes, bool, types.NoneType, torch.dtype, torch.device, Enum)
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _BY_IDENTITY = (torch.Tensor, nn.Module, *_FUNCTIONS)
-_TORCH = nn.Module.__init__.__code__.co_filename
+_NOT_THE_MODEL = (nn.Module.__init__.__code__.co_filename, str(Path(__file__).parent))
 _DEEPEST = 6
 
 
@@ -134,8 +135,8 @@ def _watched(note: Callable[[nn.Module, str], None]) -> Iterator[None]:
 
 def _noted_attribute(module: nn.Module, name: str) -> Any:
     if name == "__dict__":
-        # torch looks for parameters and parts in there; other code may read anything.
-        if sys._getframe(1).f_code.co_filename != _TORCH:
+        # torch looks for parameters and parts in there; code of the model may read anything.
+        if not sys._getframe(1).f_code.co_filename.startswith(_NOT_THE_MODEL):
             for note in _watchers:
                 note(module, EVERY_ATTRIBUTE)
     elif name not in _OWN and not name.startswith("__"):

@@ -1,7 +1,8 @@
 """Estimated profiles for hardware that is not here.
 
 Nothing is computed: shapes alone run through the model, and every operator takes the time that
-`penstock.measure.operator_seconds` says. The table of devices is `penstock.measure.hardware`.
+`penstock.measure.operator_seconds` says. Of layers that do the same one is run. The table of
+devices is `penstock.measure.hardware`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.backward_halves import Times
+from penstock.measure.equal_layers import EqualLayers
 from penstock.measure.fused_attention import FusedAttention
 from penstock.measure.hardware import HARDWARE, Hardware
 from penstock.measure.layer_runs import LayerRun, RunSettings, resized, walk
@@ -128,7 +130,14 @@ def estimate(
         shapes = [shape_on(home)(leaf) for leaf in leaves]
         storages = SavedStorages([*held, *shapes])
 
+        equal = EqualLayers[Estimate](storages)
+
         def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
+            outputs, found = equal.run(run, partial(estimated, run))
+            estimates.append(found)
+            return outputs
+
+        def estimated(run: LayerRun) -> tuple[tuple[torch.Tensor, ...], Estimate]:
             with target.attention(), target.counting() as forward:
                 outputs, saved = storages.saved_by(run.forward)
             forward.write([*outputs, *saved])
@@ -138,8 +147,7 @@ def estimate(
                 towards_s(run, outputs, run.inputs, target),
                 towards_s(run, outputs, run.parameters, target),
             )
-            estimates.append(Estimate(times, sum(map(storage_bytes, saved))))
-            return outputs
+            return outputs, Estimate(times, sum(map(storage_bytes, saved)))
 
         walk(programs, shapes, RunSettings(home, target.autocast), visit)
     return estimates

@@ -28,6 +28,10 @@ class SavedStorages:
         """Do not count these either, until `forget`."""
         self._known |= {storage_address(tensor): tensor for tensor in tensors}
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether the storage of ``tensor`` would not be counted."""
+        return storage_address(tensor) in self._known
+
     def forget(self, crossing: Iterable[torch.Tensor]) -> None:
         """Let go of what forwards saved, but for storages of ``crossing``.
 

@@ -1,0 +1,126 @@
+"""Layers of the same operators on the same shapes cost the same, so one of them is run."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import fx, nn
+
+from penstock.measure.layer_runs import LayerRun
+from penstock.measure.saved_tensors import SavedStorages, storage_address
+
+__all__ = ["EqualLayers"]
+
+Cost = TypeVar("Cost")
+
+
+@dataclass(frozen=True)
+class _Known(Generic[Cost]):
+    """What a layer cost, and what it did to its inputs (by number) and outputs.
+
+    ``source`` is the input that an output shares its storage with, or -1.
+    """
+
+    cost: Cost
+    outputs: Sequence[torch.Tensor]
+    source: Sequence[int]
+    saved_inputs: Sequence[int]
+    saved_outputs: Sequence[int]
+
+
+class EqualLayers(Generic[Cost]):
+    """The costs of layers on tensors without values, by what the layers do.
+
+    ``storages`` are those that the layers so far have saved.
+    """
+
+    def __init__(self, storages: SavedStorages) -> None:
+        self._storages = storages
+        self._known: dict[Hashable, _Known[Cost]] = {}
+
+    def run(
+        self, run: LayerRun, visit: Callable[[], tuple[tuple[torch.Tensor, ...], Cost]]
+    ) -> tuple[tuple[torch.Tensor, ...], Cost]:
+        """Outputs and cost of a layer: those of ``visit``, or the like of an equal layer's."""
+        key = self._key(run)
+        inputs = (*run.leaves, *run.received)
+        if key is None:
+            return visit()
+        if key not in self._known:
+            outputs, cost = visit()
+            addresses = [storage_address(tensor) for tensor in inputs]
+            self._known[key] = _Known(
+                cost,
+                outputs,
+                [_position(storage_address(tensor), addresses) for tensor in outputs],
+                self._saved(inputs),
+                self._saved(outputs),
+            )
+            return outputs, cost
+        known = self._known[key]
+        outputs = tuple(
+            inputs[source] if source >= 0 else _like(tensor)
+            for tensor, source in zip(known.outputs, known.source, strict=True)
+        )
+        self._storages.ignore(inputs[k] for k in known.saved_inputs)
+        self._storages.ignore(outputs[k] for k in known.saved_outputs)
+        return outputs, known.cost
+
+    def _saved(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        return [k for k, tensor in enumerate(tensors) if self._storages.knows(tensor)]
+
+    def _key(self, run: LayerRun) -> Hashable | None:
+        """What the costs of a layer follow from; None for layers that are not captured graphs."""
+        module = run.program.module
+        if not isinstance(module, fx.GraphModule):
+            return None
+        inputs = (*run.leaves, *run.received)
+        addresses = [storage_address(tensor) for tensor in inputs]
+        given = tuple(
+            (_shape(t), addresses.index(a), self._storages.knows(t))
+            for t, a in zip(inputs, addresses, strict=True)
+        )
+        return given, run.program.is_last, len(run.program.sent), _operators(module)
+
+
+def _position(address: int, addresses: Sequence[int]) -> int:
+    return addresses.index(address) if address in addresses else -1
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    ).requires_grad_(tensor.requires_grad)
+
+
+def _shape(tensor: torch.Tensor) -> Hashable:
+    plain = (tensor.dtype, tensor.device, tensor.requires_grad)
+    return (tuple(tensor.shape), tensor.stride(), *plain)
+
+
+def _operators(module: fx.GraphModule) -> Hashable:
+    """The operators of a stage; what it holds by shape, and modules by identity."""
+    number: dict[fx.Node, str] = {}
+    held: dict[int, int] = {}
+    lines: list[Hashable] = []
+    for node in module.graph.nodes:
+        number[node] = f"%{len(number)}"
+        target: Hashable = node.target
+        if node.op == "get_attr":
+            value = _attribute(module, str(node.target))
+            first = held.setdefault(id(value), len(held))
+            is_tensor = isinstance(value, torch.Tensor)
+            target = (first, _shape(value)) if is_tensor else id(value)
+        elif node.op == "placeholder":
+            target = ""
+        arguments = fx.map_arg((node.args, dict(node.kwargs)), number.__getitem__)  # pyright: ignore
+        lines.append((node.op, target, repr(arguments)))
+    return tuple(lines)
+
+
+def _attribute(module: nn.Module, name: str) -> object:
+    value: object = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
