@@ -159,7 +159,7 @@ def signature(span: Span, attributes: Attributes) -> list[Any]:
         inside = [str(kind) for _, kind in list(stack.values())[depth:]]
         given: Any = node.args
         if (call := recorded_call(node, attributes.opaque_calls)) is not None:
-            if call.modules_called or call.facts.group:
+            if call.flags or call.facts.group:
                 raise Unlike  # other blocks have modules and groups of their own
             given = (call.description, *given[1:])
         arguments = fx.map_arg((given, dict(node.kwargs)), word)
