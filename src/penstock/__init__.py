@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Stalled,
     )
     from penstock.measure.layer_times import measure_profile
+    from penstock.measure.roofline import estimate_profile
     from penstock.plan.json_file import read_plan, write_plan
     from penstock.plan.plan import Plan, Stage
     from penstock.plan.problem import PlanningProblem
@@ -76,6 +77,7 @@ __all__ = [
     "StepMetrics",
     "Weights",
     "capture_model",
+    "estimate_profile",
     "find_cluster",
     "find_profile",
     "launch_workers",
@@ -109,6 +111,7 @@ PLACES = {
         "Stalled",
     ),
     "penstock.measure.layer_times": ("measure_profile",),
+    "penstock.measure.roofline": ("estimate_profile",),
     "penstock.plan.json_file": ("read_plan", "write_plan"),
     "penstock.plan.plan": ("Plan", "Stage"),
     "penstock.plan.problem": ("PlanningProblem",),
