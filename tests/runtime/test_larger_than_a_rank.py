@@ -43,9 +43,10 @@ def test_ranks_train_and_save_a_model_that_none_of_them_could_hold(
     assert sum(rank.own_bytes for rank in ranks) == whole_bytes
     assert max(rank.own_bytes for rank in ranks) < 1.05 * whole_bytes / STAGES
     assert all(rank.own_bytes < rank.more_bytes < limit for rank in ranks)
-    assert {rank.skipped.partition(" take ")[0] for rank in ranks} == {
-        "LlamaForCausalLM and its gradients"
-    }
+    # The comparison would need the whole model on rank 0: it is left out, and the training goes on.
+    (skipped,) = {rank.skipped for rank in ranks}
+    assert skipped.startswith("your module left whole needs at least ")
+    assert " can be had (RLIMIT_DATA); compare a smaller model of its kind, or " in skipped
     plain, losses = train_plainly(tmp_path / "first")
     for rank in ranks:
         assert rank.losses == pytest.approx(losses, rel=1e-5)

@@ -14,6 +14,8 @@ from penstock.capture.trace import capture_model
 from penstock.capture.traced_graph import TracedGraph
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime import verify, verify_memory
+from penstock.runtime.free_memory import FreeMemory
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.worker import Worker
 
@@ -110,6 +112,40 @@ def test_what_cannot_be_compared_is_trained_and_says_so() -> None:
     losses, _, verified = trained(net(Noise()), "first-step")
     assert len(losses) == 2
     assert str(verified).startswith("not compared: random operators, which are not dropout: ")
+
+
+def test_a_module_without_room_on_rank_0_is_not_run_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, runs: list[int]
+) -> None:
+    from verify_cases import net
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the user's module was run")
+
+    monkeypatch.setattr(verify, "run_own_module", never)
+    monkeypatch.setattr(verify_memory, "free_memory", lambda _: FreeMemory(1000.0, "RLIMIT_DATA"))
+    losses, _, verified = trained(net(), "first-step")
+    assert len(losses) == len(runs) == 2
+    # Gradients of 4 x 8 + 8 + 8 x 3 + 3 numbers; what is kept are eight rows of 8 and of 3.
+    assert str(verified) == (
+        "not compared: your module left whole needs at least 1.24 kB more on rank 0 (weights of "
+        "other ranks 0 B, gradients 536 B, activations 704 B), where 1.00 kB can be had "
+        "(RLIMIT_DATA); compare a smaller model of its kind, or give rank 0 more memory"
+    )
+
+
+def test_room_counts_for_what_comes_after_the_module_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify_cases import batch, one_rank
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 3))
+    inputs = batch()[0].float(), batch()[1]
+    graph = capture_model(model, inputs, loss=functional.cross_entropy)
+    # The module takes 50.1 kB, of which 6.5 kB are activations; the comparison takes 87.2 kB.
+    monkeypatch.setattr(verify_memory, "free_memory", lambda _: FreeMemory(60e3, "RLIMIT_DATA"))
+    with Pipeline(graph, one_rank(graph), inputs, optimizer=descend, verify="first-step") as pipe:
+        pipe.step(inputs)
+        assert "(gradients 43.6 kB, gradients of the pipeline 43.6 kB)" in str(pipe.verified)
 
 
 def test_a_loaded_training_is_not_compared_again(tmp_path: Path, runs: list[int]) -> None:

@@ -7,13 +7,8 @@ the same sizes again and again, so its memory is worth keeping.
 
 import ctypes
 import os
-import re
-import resource
-from pathlib import Path
 
-import torch
-
-__all__ = ["free_bytes", "keep_freed_memory"]
+__all__ = ["keep_freed_memory"]
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Settings of ``mallopt`` in glibc's malloc.h."""
@@ -37,26 +32,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(MMAP_THRESHOLD, MAPPED_BYTES)
-
-
-def free_bytes(device: torch.device) -> float:
-    """What this process can still allocate on a device; endless where the system does not say.
-
-    On the CPU also what a limit on the process's data (``RLIMIT_DATA``) leaves.
-    """
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    left = float("inf")
-    if limit != resource.RLIM_INFINITY:
-        left = max(0.0, limit - kilobytes("/proc/self/status", "VmData"))
-    return min(left, kilobytes("/proc/meminfo", "MemAvailable"))
-
-
-def kilobytes(path: str, name: str) -> float:
-    """A figure of the kernel's in bytes; endless where there is none (not Linux)."""
-    try:
-        found = re.search(rf"{name}:\s+(\d+) kB", Path(path).read_text())
-    except OSError:
-        found = None
-    return 1024.0 * int(found[1]) if found else float("inf")

@@ -175,7 +175,7 @@ def results(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Gradients of the unscaled loss and buffers, apart from what is changed later."""
     gradients = {
-        name: tensor.grad.detach() / scale
+        name: tensor.grad.detach() / scale if scale != 1.0 else tensor.grad.detach()
         for name, tensor in held.items()
         if isinstance(tensor, nn.Parameter) and tensor.grad is not None
     }

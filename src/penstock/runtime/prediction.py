@@ -11,6 +11,7 @@ from penstock.capture.layer_graph import TensorSpec
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan
 from penstock.runtime.forward_pass import ForwardPass
+from penstock.runtime.gathering import as_bytes
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.world import World
 
@@ -152,8 +153,3 @@ def carried(spec: TensorSpec, piece: Piece, found: Outputs, world: World) -> tor
     tensor = torch.empty(spec.shape_for(len(piece.rows)), dtype=spec.dtype)
     dist.recv(as_bytes(tensor), group_src=piece.rank, group=world.control)
     return tensor
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, which every type of element travels as."""
-    return tensor.reshape(-1).view(torch.uint8)

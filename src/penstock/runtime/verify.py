@@ -8,18 +8,19 @@ The reference comes first: it shows whether there is dropout, which has to be of
 there is none, a step of training can be compared itself, before its optimizer changes the weights.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 
 import torch
 
-from penstock.runtime.host_memory import free_bytes
+from penstock.runtime.gathering import gathered
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.own_module import OwnRun, run_own_module
 from penstock.runtime.recompute import random_state, restore_random_state
+from penstock.runtime.verify_memory import room_for_reference
 from penstock.runtime.verify_result import (
     Difference,
     Values,
@@ -99,29 +100,17 @@ def untouched(worker: Worker) -> Iterator[None]:
         worker.random.state = random
 
 
-def no_room(worker: Worker) -> str:
-    """Why the model is not gathered on this rank; empty where it fits with its gradients."""
-    needed = 2 * sum(use.bytes for use in worker.graph.parameter_uses)
-    free = free_bytes(worker.world.device)
-    if needed <= free:
-        return ""
-    return (
-        f"{worker.graph.name} and its gradients take {needed / 1e9:.2f} GB, and rank 0 has "
-        f"{free / 1e9:.2f} GB left"
-    )
-
-
 def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> Reference:
     """The user's module on the rows of all batches, run on rank 0; every rank calls.
 
     On the whole batch, unless samples of it act on one another: then micro-batch by micro-batch.
     """
     world, graph = worker.world, worker.graph
-    too_large = world.from_first(no_room(worker) if world.rank == 0 else None)
-    if too_large:
-        return Reference(WHOLE, False, too_large, None)
-    others = {} if world.rank == 0 else on_cpu(worker.owned_tensors())
-    gathered = merged(world.gather_to_first(others))
+    no_room = room_for_reference(worker, batches)
+    if no_room:
+        return Reference("", False, no_room, None)
+    others = {n: t for n, t in worker.owned_tensors().items() if 0 not in worker.holders[n]}
+    values = {**gathered(world, others), **(worker.named_tensors() if world.rank == 0 else {})}
     reason = graph.mixing
     name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
     found: Reference | None = None
@@ -131,7 +120,7 @@ def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> R
             rows = micro_batch_rows(worker, batches) if reason else [range(leaves[0].shape[0])]
             run = run_own_module(
                 graph,
-                {**gathered, **worker.named_tensors()},
+                values,
                 leaves,
                 rows,
                 device=world.device,
@@ -169,29 +158,21 @@ def compared(
         return not_compared(f"the loss is {totals.loss}")
     world = worker.world
     divisor = totals.weight * seed
-    gradients = {
-        name: p.grad / divisor
+    sums = {
+        name: p.grad
         for name, p in worker.named_parameters()
         if p.requires_grad and p.grad is not None and worker.owns(name)
     }
     names = {name for name, _ in worker.named_buffers()}
     buffers = {name: t for name, t in worker.owned_tensors().items() if name in names}
-    parts = world.gather_to_first((on_cpu(gradients), on_cpu(buffers)))
+    gradients, buffers = gathered(world, sums), gathered(world, buffers)
     result = None
     if reference.run is not None:
         own = reference.run
-        our_gradients, our_buffers = zip(*parts, strict=True)
-        found = Values(totals.loss, merged(our_gradients), merged(our_buffers))
-        theirs = Values(own.loss, on_cpu(own.gradients), on_cpu(own.buffers))
+        for name in gradients:
+            # One at a time: a sum that was sent here goes as its quotient comes.
+            gradients[name] = gradients[name] / divisor
+        found = Values(totals.loss, gradients, buffers)
+        theirs = Values(own.loss, own.gradients, own.buffers)
         result = compare(worker, found, theirs, types=own.types, reference_name=reference.name)
     return world.from_first(result)
-
-
-def on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies that outlive what is done to the originals."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-
-
-def merged(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """All parts as one; no two have a name in common."""
-    return {name: tensor for part in parts for name, tensor in part.items()}

@@ -77,7 +77,7 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class Values:
-    """Loss, gradients and buffers after one batch, by name, on the CPU."""
+    """Loss, gradients and buffers after one batch, by name."""
 
     loss: float
     gradients: Mapping[str, torch.Tensor]
@@ -111,14 +111,8 @@ def compare(
         kind = "buffer" if use.is_buffer else "gradient"
         ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
         theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
-        if ours is None and theirs is None:
-            continue
-        shape = ours if ours is not None else theirs
-        assert shape is not None
-        zeros = torch.zeros_like(shape)
-        pairs.append(
-            (use.name, kind, zeros if ours is None else ours, zeros if theirs is None else theirs)
-        )
+        if ours is not None or theirs is not None:
+            pairs.append((use.name, kind, *both(ours, theirs)))
     scale = max(
         (float(r.abs().max()) for _, kind, _, r in pairs if kind == "gradient" and r.numel()),
         default=0.0,
@@ -135,6 +129,16 @@ def compare(
     )
 
 
+def both(
+    ours: torch.Tensor | None, theirs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors, of which one that is missing is zero."""
+    if ours is None:
+        assert theirs is not None
+        return torch.zeros_like(theirs), theirs
+    return ours, torch.zeros_like(ours) if theirs is None else theirs
+
+
 def difference_of(
     name: str,
     kind: Literal["loss", "gradient", "buffer"],
@@ -144,7 +148,7 @@ def difference_of(
     floor: float,
 ) -> Difference:
     """Where two tensors differ most, relative to the largest value or ``floor``."""
-    a, b = ours.double().reshape(-1), theirs.double().reshape(-1)
+    a, b = (tensor.detach().cpu().double().reshape(-1) for tensor in (ours, theirs))
     if not a.numel():
         return Difference(name, kind, stage, 0.0, 0.0, 0.0)
     # Equal infinities (masks held as buffers) do not differ.
