@@ -1,0 +1,190 @@
+"""Which architectures can be trained in stages, judged against the plain module.
+
+    python benchmarks/models.py [--heads causal,vision] [--only NAME ...] [--sample N] [--again]
+    python benchmarks/models.py --families    # one model of each family of torchvision and timm
+    python benchmarks/models.py --torch       # torch's own front end on the best-known models
+    python benchmarks/models.py --page        # renew the tables of docs/benchmarks/models.md
+
+Every architecture that the installed transformers registers for the heads is built as a tiny
+version with random weights, run eagerly, captured, cut into three stages and trained for one step
+of two micro-batches in `InProcessPipeline`; the loss and every gradient are compared with those of
+the user's own module on the whole batch. Each is judged in a process of its own, with limits on
+CPU seconds and memory. Rows are written to the JSON as they come; what is there is not judged
+again unless `--again` or `--only` asks for it.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter, strftime
+from typing import Any
+
+HERE = Path(__file__).parent / "models"
+sys.path.insert(0, str(HERE))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from judging import judge, judge_family, judge_torch_front_end  # noqa: E402
+from page import filled_in  # noqa: E402
+from registered import HEADS, registered  # noqa: E402
+
+__all__ = ["main"]
+
+PAGE = HERE.parent.parent / "docs" / "benchmarks" / "models.md"
+CPU_LIMIT_S = 120
+WALL_LIMIT_S = 480
+MEMORY_LIMIT_BYTES = 10 << 30
+
+
+def commit() -> str:
+    """The commit of the checkout, with a plus where files of the product differ from it."""
+    root = Path(__file__).parent.parent
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
+    ).stdout.strip()
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "src"], cwd=root).returncode
+    return found + ("+" if changed else "")
+
+
+def judge_apart(name: str, head: str) -> dict[str, Any]:
+    """The row of an architecture, from a process of its own that is ended at the limits."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_judge_here, args=(name, head, sender))
+    start_s = perf_counter()
+    child.start()
+    sender.close()
+    row: dict[str, Any] = {"name": name, "head": head}
+    try:
+        if receiver.poll(WALL_LIMIT_S):
+            row |= receiver.recv()
+        else:
+            child.kill()
+            row["outcome"] = "timeout"
+    except EOFError:
+        child.join()
+        killed = child.exitcode in (-24, -9)
+        row["outcome"] = "timeout" if killed else "crash"
+        row["reason"] = f"the process ended with {child.exitcode}"
+    child.join()
+    return row | {"wall_s": round(perf_counter() - start_s, 1)}
+
+
+def _judge_here(name: str, head: str, sender: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
+    resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_LIMIT_S, used + CPU_LIMIT_S + 5))
+    sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    start_s = perf_counter()
+    try:
+        if head in ("torchvision", "timm"):
+            row = judge_family(name, head)
+        elif head.startswith("torch: "):
+            found = head.removeprefix("torch: ")
+            row = judge_torch_front_end(
+                getattr(transformers, name), dict(registered())[name], found
+            )
+        else:
+            row = judge(getattr(transformers, name), head)
+    except MemoryError:
+        row = {"outcome": "crash", "reason": "MemoryError"}
+    except Exception as error:
+        row = {"outcome": "crash", "reason": f"{type(error).__name__}: {error}"[:400]}
+    sender.send(row | {"judged_s": round(perf_counter() - start_s, 2)})
+    sender.close()
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The results of earlier runs."""
+    return json.loads(path.read_text()) if path.exists() else {"rows": [], "torch": []}
+
+
+def save(path: Path, key: str, rows: Mapping[str, dict[str, Any]]) -> None:
+    """Rows in order of head and name, with the machine."""
+    document = load(path)
+    order = [*HEADS, "torchvision", "timm"]
+    document[key] = list(rows.values())
+    if key == "rows":
+        document[key].sort(key=lambda r: (order.index(r["head"]), r["name"]))
+    machine = {
+        "date": strftime("%Y-%m-%d %H:%M"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cores": os.cpu_count(),
+        "registered": len(registered()),
+    }
+    document = {"machine": machine, "rows": document["rows"], "torch": document.get("torch", [])}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def chosen(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Names and heads that are asked for."""
+    if arguments.torch:
+        from torch_front_end import BEST_KNOWN
+
+        found = {row["name"]: row["outcome"] for row in load(arguments.out)["rows"]}
+        pairs = [(name, f"torch: {found.get(name, '-')}") for name in BEST_KNOWN]
+    elif arguments.families:
+        from families import registered_families
+
+        pairs = registered_families()
+    else:
+        heads = arguments.heads.split(",") if arguments.heads else list(HEADS)
+        pairs = [(name, head) for name, head in registered() if head in heads]
+    if arguments.only:
+        return [(name, head) for name, head in pairs if name in arguments.only]
+    return pairs[:: max(1, len(pairs) // arguments.sample)] if arguments.sample else pairs
+
+
+def run(pairs: Sequence[tuple[str, str]], out: Path, key: str, *, most: int, again: bool) -> int:
+    """Judge what is not there yet; how many are left."""
+    rows = {row["name"]: row for row in load(out).get(key, [])}
+    code, date = commit(), strftime("%Y-%m-%d")
+    wanted = [(name, head) for name, head in pairs if again or name not in rows]
+    for name, head in wanted[:most]:
+        row = judge_apart(name, head) | {"commit": code, "date": date, "torch": torch.__version__}
+        rows[name] = row
+        save(out, key, rows)
+        said = row.get("outcome") or row.get("as_they_come")
+        reason = row.get("reason", "")[:150]
+        print(f"{name:<50} {said:<28} {row['wall_s']:6.1f} s  {reason}", flush=True)
+    return max(0, len(wanted) - most)
+
+
+def main() -> int:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--sample", type=int, default=0, metavar="N")
+    parser.add_argument("--heads", default="", help=",".join(HEADS))
+    parser.add_argument("--most", type=int, default=10**6, metavar="N", help="end after N rows")
+    parser.add_argument("--again", action="store_true", help="also what was judged before")
+    parser.add_argument("--families", action="store_true", help="torchvision and timm instead")
+    parser.add_argument("--torch", action="store_true", help="torch's own front end instead")
+    parser.add_argument("--page", action="store_true", help="write the tables of the page only")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    arguments = parser.parse_args()
+    again = arguments.again or bool(arguments.only)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    if arguments.page:
+        page = filled_in(PAGE.read_text(), load(arguments.out))
+        PAGE.write_text(page)
+        return 0
+    key = "torch" if arguments.torch else "rows"
+    left = run(chosen(arguments), arguments.out, key, most=arguments.most, again=again)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

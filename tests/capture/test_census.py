@@ -1,0 +1,66 @@
+"""Architectures of transformers as the census judges them: a sample now, all of them when slow."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+ROOT = Path(__file__).parent.parent.parent
+CENSUS = ROOT / "benchmarks" / "models"
+RECORDED = {row["name"]: row for row in json.loads((CENSUS / "results.json").read_text())["rows"]}
+SAMPLE = (
+    *("BartForCausalLM", "BioGptForCausalLM", "BloomForCausalLM", "CohereForCausalLM"),
+    *("CTRLLMHeadModel", "DeepseekV3ForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM"),
+    *("FalconForCausalLM", "Gemma2ForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"),
+    *("GPTNeoForCausalLM", "GPTNeoXForCausalLM", "LlamaForCausalLM", "MixtralForCausalLM"),
+    *("MptForCausalLM", "OlmoeForCausalLM", "OPTForCausalLM", "PhiForCausalLM"),
+    *("Qwen3ForCausalLM", "StableLmForCausalLM", "AlbertForMaskedLM", "BertForMaskedLM"),
+    *("ConvBertForMaskedLM", "DistilBertForMaskedLM", "FNetForMaskedLM", "MPNetForMaskedLM"),
+    *("NystromformerForMaskedLM", "RoFormerForMaskedLM", "SqueezeBertForMaskedLM"),
+    *("MarianMTModel", "T5ForConditionalGeneration", "CLIPForImageClassification"),
+    *("ConvNextForImageClassification", "ResNetForImageClassification"),
+    *("ViTForImageClassification", "WhisperForConditionalGeneration"),
+    *("Wav2Vec2ForCTC", "BlipForConditionalGeneration"),
+)
+"""Small and of distinct kinds: attention, mixtures of experts, convolutions, state spaces, ..."""
+
+
+@pytest.fixture(scope="module")
+def judging() -> Any:
+    sys.path.insert(0, str(CENSUS))
+    try:
+        yield importlib.import_module("judging")
+    finally:
+        sys.path.remove(str(CENSUS))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SAMPLE)
+def test_an_architecture_is_right_as_recorded(judging: Any, name: str) -> None:
+    recorded = RECORDED[name]
+    found = judging.judge(getattr(transformers, name), recorded["head"])
+    assert found["outcome"] == recorded["outcome"], found
+    assert found["outcome"].startswith("right")
+    assert found["batch"] == recorded["batch"]
+    assert found["layers"] == recorded["layers"]
+
+
+def test_nothing_is_recorded_as_wrong_or_as_a_crash_and_refusals_are_one_line() -> None:
+    assert [r["name"] for r in RECORDED.values() if r["outcome"] in ("WRONG", "crash")] == []
+    refused = [r for r in RECORDED.values() if r["outcome"] == "refused"]
+    assert all(r["reason"] and "\n" not in r["reason"] for r in refused)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_the_whole_census_is_as_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "models.py"), "--out", str(out)]
+    subprocess.run(command, check=True)
+    found = {row["name"]: row["outcome"] for row in json.loads(out.read_text())["rows"]}
+    assert found == {name: RECORDED[name]["outcome"] for name in found}

@@ -1,0 +1,37 @@
+"""The page of the census shows what the benchmark has recorded."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+CENSUS = ROOT / "benchmarks" / "models"
+
+
+@pytest.fixture(scope="module")
+def page() -> Any:
+    spec = importlib.util.spec_from_file_location("census_page", CENSUS / "page.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return json.loads((CENSUS / "results.json").read_text(encoding="utf-8"))
+
+
+def test_the_tables_are_those_of_the_results(page: Any, document: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "benchmarks" / "models.md").read_text(encoding="utf-8")
+    assert page.filled_in(text, document) == text
+    for name, lines in page.parts(document).items():
+        assert "\n".join(lines) in text, name
+
+
+def test_every_row_says_when_and_with_what_it_was_judged(document: dict[str, Any]) -> None:
+    for row in document["rows"]:
+        assert row["date"] and row["commit"], row["name"]
