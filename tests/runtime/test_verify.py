@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
 
@@ -250,3 +252,88 @@ def test_a_model_on_the_meta_device_is_compared_with_the_values_of_the_ranks() -
     assert result.equal, str(result)
     assert result.reference_loss > 0
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_a_mixture_of_experts_with_router_loss_and_ignored_targets_is_equal() -> None:
+    """Words count by targets, of which the last micro-batch has one only; routers count by rows."""
+    from verify_cases import one_rank
+
+    options: dict[str, Any] = {"experts_implementation": "batched_mm"}
+    config = transformers.MixtralConfig(
+        vocab_size=13,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=16,
+        output_router_logits=True,
+        router_aux_loss_coef=0.1,
+        **options,
+    )
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config).double()
+    ids = torch.randint(13, (8, 5))
+    labels = ids.clone()
+    labels[0, 2:], labels[4:], labels[7, 3] = -100, -100, 5
+    words = {"input_ids": ids, "labels": labels}
+    graph = capture_model(model, words)
+    with Pipeline(graph, one_rank(graph), words) as pipe:
+        result = pipe.verify(words)
+    assert result.equal, str(result)
+    assert result.reference.startswith("your module, micro-batch by micro-batch, because it mixes")
+    assert result.largest < 1e-6
+
+
+class InPlace(nn.Module):
+    """Changes its mean, and makes one, in place."""
+
+    def __init__(self, divided: bool) -> None:
+        super().__init__()
+        self.layer, self.divided = nn.Linear(4, 3), divided
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The mean over targets, and squares counted by rows."""
+        scores = self.layer(x)
+        if self.divided:
+            loss = (scores.square().sum(1) * (y >= 0)).sum()
+            loss /= (y >= 0).sum()
+        else:
+            loss = functional.cross_entropy(scores, y)
+        loss += nn.functional.batch_norm(scores, None, None, training=True).pow(4).mean()
+        return loss
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_what_is_added_to_a_mean_in_place_is_no_part_of_it(divided: bool) -> None:
+    from verify_cases import batch, one_rank
+
+    torch.manual_seed(0)
+    graph = capture_model(InPlace(divided).double(), batch())
+    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+        result = pipe.verify(batch())
+    assert "micro-batch by micro-batch" in result.reference
+    assert result.equal, str(result)
+
+
+def test_a_micro_batch_whose_mean_has_no_terms_is_not_compared() -> None:
+    from verify_cases import batch, one_rank
+
+    torch.manual_seed(0)
+    graph = capture_model(InPlace(divided=False).double(), batch())
+    inputs, targets = batch()[0], torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
+    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+        result = pipe.verify((inputs, targets))
+    assert "gives a loss of nan, as a mean over no targets does" in str(result)
+
+
+def test_a_micro_batch_without_targets_counts_for_nothing_where_the_loss_is_one_mean() -> None:
+    from verify_cases import batch, net, one_rank
+
+    graph = capture_model(net(nn.BatchNorm1d(8)), batch(), loss=functional.cross_entropy)
+    inputs, targets = batch()[0], torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
+    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+        result = pipe.verify((inputs, targets))
+    assert result.equal, str(result)

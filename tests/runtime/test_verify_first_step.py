@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.lengths import Length
 from penstock.capture.trace import capture_model
 from penstock.capture.traced_graph import TracedGraph
 from penstock.errors import BadInput, RunFailed
@@ -146,6 +147,33 @@ def test_room_counts_for_what_comes_after_the_module_too(monkeypatch: pytest.Mon
     with Pipeline(graph, one_rank(graph), inputs, optimizer=descend, verify="first-step") as pipe:
         pipe.step(inputs)
         assert "(gradients 43.6 kB, gradients of the pipeline 43.6 kB)" in str(pipe.verified)
+
+
+class Words(nn.Module):
+    """Embeds words and guesses each from itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.head(self.embed(words)).transpose(1, 2), words)
+
+
+def test_batches_of_different_lengths_in_one_step_are_trained_without_being_compared() -> None:
+    torch.manual_seed(0)
+    long, short = ((torch.randint(9, (4, length)),) for length in (5, 3))
+    dynamic: Any = {0: {1: Length("length", max=5)}}
+    graph = capture_model(Words(), long, dynamic=dynamic)
+    plan = Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "1f1b")
+    with Pipeline(graph, plan, long, optimizer=descend, verify="first-step") as pipe:
+        pipe.step(long, short)
+        assert str(pipe.verified) == (
+            "not compared: tensor 0 of the step's 2 batches has samples of shapes (5,) and (3,), "
+            "and your module takes one shape at a time; compare one of the batches with pipe.verify"
+        )
+        assert pipe.steps == 1
+        assert pipe.verify(short).equal
 
 
 def test_a_loaded_training_is_not_compared_again(tmp_path: Path, runs: list[int]) -> None:

@@ -20,23 +20,36 @@ from penstock.capture.loss_weight import call_weight
 
 __all__ = ["LossTerms", "MeasuredLoss", "accumulate"]
 
-DIVISIONS = frozenset([torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__])
+DIVISIONS = frozenset(
+    [
+        torch.div,
+        torch.true_divide,
+        torch.Tensor.div,
+        torch.Tensor.__truediv__,
+        torch.Tensor.div_,  # also of ``loss /= count``
+    ]
+)
 
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """The loss of ``rows`` samples: its means, how many terms each has, the factor of each."""
+    """The loss of ``rows`` samples: its means, how many terms each has, the factor of each.
+
+    ``alone`` says that it is a single mean, of which nothing is left.
+    """
 
     loss: torch.Tensor
     rows: int
     means: tuple[torch.Tensor, ...]
     counts: tuple[float, ...]
     factors: tuple[float, ...]
+    alone: bool
 
     @property
     def rest(self) -> float:
         """The value of what is no mean."""
-        if self.means and self.means[0] is self.loss:
+        # Not the difference: a mean of no terms is NaN.
+        if self.alone:
             return 0.0
         parts = zip(self.factors, self.means, strict=True)
         return float(self.loss.detach()) - sum(f * float(mean.detach()) for f, mean in parts)
@@ -48,6 +61,7 @@ class LossTerms(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._last: torch.Tensor | None = None
 
     def __torch_function__(
         self,
@@ -64,7 +78,10 @@ class LossTerms(TorchFunctionMode):
         elif func in DIVISIONS and isinstance(args[0], torch.Tensor):
             count = args[1] if len(args) > 1 else None
         if is_number(result, trained=True) and is_number(count, trained=False):
-            self._seen.append((result, count))
+            self._seen.append((result, count.clone()))
+            # What is done to it in place (``loss += ...``) is no part of the mean.
+            self._last = result.clone()
+            return self._last
         return result
 
     def measured(self, loss: torch.Tensor, rows: int) -> MeasuredLoss:
@@ -78,7 +95,8 @@ class LossTerms(TorchFunctionMode):
                 means.append(mean)
                 counts.append(float(count))
                 factors.append(factor)
-        return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors))
+        alone = loss is self._last and loss._version == 0
+        return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors), alone)
 
 
 def is_number(value: object, *, trained: bool) -> TypeGuard[torch.Tensor]:

@@ -106,9 +106,9 @@ def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> R
     On the whole batch, unless samples of it act on one another: then micro-batch by micro-batch.
     """
     world, graph = worker.world, worker.graph
-    no_room = room_for_reference(worker, batches)
-    if no_room:
-        return Reference("", False, no_room, None)
+    skipped = different_lengths(batches) or room_for_reference(worker, batches)
+    if skipped:
+        return Reference("", False, skipped, None)
     others = {n: t for n, t in worker.owned_tensors().items() if 0 not in worker.holders[n]}
     values = {**gathered(world, others), **(worker.named_tensors() if world.rank == 0 else {})}
     reason = graph.mixing
@@ -126,14 +126,32 @@ def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> R
                 device=world.device,
                 autocast=worker.autocast_dtype,
             )
-            random = f"random operators, which are not dropout: {run.random}" if run.random else ""
-            found = Reference(name, run.dropped, random, run)
+            why = f"random operators, which are not dropout: {run.random}" if run.random else ""
+            if reason and not isfinite(run.loss):
+                why = (
+                    f"{name}, gives a loss of {run.loss}, as a mean over no targets does; give "
+                    f"each micro-batch some"
+                )
+            found = Reference(name, run.dropped, why, run)
         except Exception as error:
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
             found = Reference(name, False, why, None)
     told = world.from_first(None if found is None else replace(found, run=None))
     return told if found is None else found
+
+
+def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
+    """Why batches of one step cannot be put together; empty where they can, on all ranks alike."""
+    for number, parts in enumerate(zip(*batches, strict=True)):
+        shapes = list(dict.fromkeys(tuple(leaf.shape[1:]) for leaf in parts))
+        if len(shapes) > 1:
+            return (
+                f"tensor {number} of the step's {len(batches)} batches has samples of shapes "
+                f"{shapes[0]} and {shapes[1]}, and your module takes one shape at a time; compare "
+                f"one of the batches with pipe.verify"
+            )
+    return ""
 
 
 def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> list[range]:
