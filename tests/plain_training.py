@@ -1,6 +1,5 @@
 """A pipeline in one process against the user's own module, run plainly on the whole batch."""
 
-import copy
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -37,17 +36,45 @@ class Recorder(torch.optim.SGD):
 
 
 def plain(
-    model: nn.Module, batch: Any, loss: Callable[..., torch.Tensor] | None
-) -> tuple[torch.Tensor, Gradients, nn.Module]:
-    """Loss, gradients and the module itself after one backward of a copy of ``model``."""
-    whole = copy.deepcopy(model).train()
-    if loss is None:
-        found = whole(**batch).loss if isinstance(batch, dict) else whole(*batch)
-    else:
-        found = loss(whole(*batch[:-1]), batch[-1])
-    found.backward()
-    named = whole.named_parameters()
-    return found.detach(), {n: p.grad.to_dense() for n, p in named if p.grad is not None}, whole
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[..., torch.Tensor] | None,
+    micro_batches: int = 1,
+) -> tuple[torch.Tensor, Gradients]:
+    """Loss and gradients of ``model`` run plainly, the mean over micro-batches; it is as before.
+
+    Buffers stay as the micro-batches leave them until the last is done.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes = {part: (dict(vars(part)), dict(part._buffers)) for part in model.modules()}
+    losses: list[torch.Tensor] = []
+    for part in pieces(batch, micro_batches):
+        if loss is None:
+            found = model(**part).loss if isinstance(part, dict) else model(*part)
+        else:
+            found = loss(model(*part[:-1]), part[-1])
+        (found / micro_batches).backward()
+        losses.append(found.detach())
+    named = model.named_parameters()
+    gradients = {n: p.grad.to_dense() for n, p in named if p.grad is not None}
+    model.zero_grad()
+    for part, (before, held) in attributes.items():
+        vars(part).clear()
+        vars(part).update(before)
+        part._buffers.update(held)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    return torch.stack(losses).mean(), gradients
+
+
+def pieces(batch: Any, count: int) -> list[Any]:
+    """Copies of the rows of a batch, in equal parts."""
+    if isinstance(batch, dict):
+        parts = zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True)
+        return [dict(zip(batch, (t.clone() for t in part), strict=True)) for part in parts]
+    parts = zip(*(tensor.chunk(count) for tensor in batch), strict=True)
+    return [tuple(t.clone() for t in part) for part in parts]
 
 
 def in_pipeline(
@@ -86,12 +113,17 @@ def assert_pipeline_equals_plain(
     loss: Callable[..., torch.Tensor] | None = None,
     tolerance: float = RELATIVE_TOLERANCE,
     granularity: Any = "module",
+    micro_batches: int = 2,
+    per_micro_batch: bool = False,
     **options: Any,
 ) -> LayerGraph:
-    """Loss and every gradient of ``model``, captured, against the plain module; gives the graph."""
-    expected, theirs, _ = plain(model, batch, loss)
+    """Loss and every gradient of ``model``, captured, against the plain module; gives the graph.
+
+    The module is run on the whole batch; ``per_micro_batch``, as under gradient accumulation.
+    """
+    expected, theirs = plain(model, batch, loss, micro_batches if per_micro_batch else 1)
     graph = capture_model(model, batch, loss=loss, granularity=granularity)
-    found, ours = in_pipeline(model, graph, batch, **options)
+    found, ours = in_pipeline(model, graph, batch, micro_batches=micro_batches, **options)
     assert abs(found - float(expected)) <= tolerance * abs(float(expected))
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert set(ours) == trained

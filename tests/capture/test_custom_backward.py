@@ -239,6 +239,17 @@ def test_what_cannot_keep_its_backward_is_refused_with_the_line(name: str) -> No
     assert "penstock.Chain" in message
 
 
+def test_gradients_within_forward_do_not_go_through_a_custom_function() -> None:
+    def penalty(net: Any, h: Any) -> Any:
+        (gradient,) = torch.autograd.grad(reverse_gradient(h, 2.0).sum(), h, create_graph=True)
+        return h + gradient
+
+    with pytest.raises(CaptureFailed) as caught:
+        capture_model(Net(penalty).double(), BATCH, loss=functional.cross_entropy)
+    assert str(caught.value).startswith(f"torch.autograd.grad at {__file__}:")
+    assert "kept whole" in str(caught.value)
+
+
 def test_the_backward_of_a_registered_operator_stays_its_own() -> None:
     model = Net(lambda net, h: torch.ops.penstock_tests.triple(h)).double()
     graph = assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)

@@ -19,11 +19,13 @@ from penstock.capture.operators import (
     is_assertion,
     is_grouped,
     is_mutation,
+    is_view,
     packet_name,
     shares_storage,
     tensor_value,
     written_inputs,
 )
+from penstock.capture.regions import note_writes
 from penstock.capture.sizes import ROWS, BatchSymbols, batch_symbols, size_nodes
 
 __all__ = ["CleanGraph", "clean", "device_of", "in_autocast"]
@@ -105,6 +107,8 @@ def clean(
     symbols = batch_symbols(leaves, length_places, example)
     _drop_assertions(graph)
     constants, bodies = _rename_attributes(exported, names)
+    note_writes(graph, bodies)
+    _write_early(graph)
     size_nodes(graph, symbols, {ROWS: rows} | dict(zip(symbols.lengths, lengths, strict=True)))
     bodies |= keep_mapped_regions(graph)
     _own_copies_of_written_leaves(graph, leaves, {rows, device, *lengths})
@@ -214,6 +218,29 @@ def _own_copies_of_written_leaves(
         copy.meta.update(leaf.meta)
         kept = {copy, *shape_only}
         leaf.replace_all_uses_with(copy, delete_user_cb=lambda user, kept=kept: user not in kept)
+
+
+def _write_early(graph: fx.Graph) -> None:
+    """Move what is assigned to buffers, which is written at the end, to behind their last use.
+
+    No cut can be made between a buffer's uses and its update.
+    """
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.copy_.default or node.users:
+            continue
+        buffer, value = node.all_input_nodes[0], node.all_input_nodes[-1]
+        held = [n for n in order if n.op == "get_attr" and n.target == buffer.target]
+        uses = [user for one in held for user in one.users if user is not node and user in order]
+        if not held or any(is_view(user) for user in uses):
+            continue
+        moved = [node]
+        if packet_name(value) == "detach" and len(value.users) == 1:
+            moved.append(value)
+            value = value.all_input_nodes[0]
+        last = max((*held, *uses, value), key=order.__getitem__)
+        for one in moved:
+            last.append(one)
 
 
 def _write_to_new_tensors(graph: fx.Graph) -> None:

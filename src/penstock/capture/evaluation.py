@@ -10,7 +10,13 @@ import torch
 from torch import fx, nn
 
 from penstock.capture.opaque import OpaqueCall
-from penstock.capture.operators import argument_value, functional_twin, written_inputs
+from penstock.capture.operators import (
+    argument_value,
+    functional_twin,
+    shares_storage,
+    written_inputs,
+)
+from penstock.capture.regions import IS_BUFFER
 
 __all__ = ["set_training"]
 
@@ -84,10 +90,17 @@ def _has_no_statistics(node: fx.Node, name: str) -> bool:
 def _stop_writing(node: fx.Node) -> bool:
     """Replace an operator that writes to a buffer by the one that returns the result instead."""
     twin = functional_twin(node)
-    if twin is None or not any(source.op == "get_attr" for source in written_inputs(node)):
+    if twin is None or not any(_is_buffer(source) for source in written_inputs(node)):
         return False
     node.target = twin
     return True
+
+
+def _is_buffer(node: fx.Node) -> bool:
+    """Whether a tensor of the model is written to, also through a view."""
+    while node.op == "call_function" and shares_storage(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr" or bool(node.meta.get(IS_BUFFER))
 
 
 def _set_flags(module: nn.Module, training: bool) -> None:

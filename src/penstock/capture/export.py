@@ -20,6 +20,7 @@ from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.block_calls import BlockCalls
 from penstock.capture.block_copies import copy_blocks
 from penstock.capture.capture_errors import capture_failed, fixes_samples
+from penstock.capture.chance import refusing_chance
 from penstock.capture.ctc import KeepCtc
 from penstock.capture.custom_functions import keeping_custom_functions
 from penstock.capture.guards import hold_for_all_rows
@@ -27,7 +28,13 @@ from penstock.capture.hooks import check_hooks, keeping_hooks
 from penstock.capture.kept_modules import OwnOperators, keeping_modules
 from penstock.capture.length_conditions import LEAVES
 from penstock.capture.loss_module import LossModule
-from penstock.capture.opaque import OpaqueTable, keep_opaque_calls, recording_opaque_calls
+from penstock.capture.opaque import (
+    OpaqueTable,
+    keep_opaque_calls,
+    recording_opaque_calls,
+    refused_at,
+)
+from penstock.capture.python_state import Change, check_changes, kept_python_state
 from penstock.capture.recorded_values import RecordedValue, asked_values, replaying
 from penstock.capture.sample_lists import symbolic_samples
 from penstock.errors import PenstockError
@@ -71,20 +78,25 @@ def export_module(
     shapes = (
         tuple({0: rows} | {dim: Dim.DYNAMIC for dim, _ in leaf.varying} for leaf in layout.leaves),
     )
+    table = OpaqueTable()
     try:
         with (
             as_trained(module, module.model),
             _without_logs(),
             torch.random.fork_rng(devices=[]),
-            recording_opaque_calls() as table,
+            recording_opaque_calls(table),
             keeping_custom_functions(table),
             keeping_hooks(table),
+            refusing_chance(module.model),
         ):
             traced = _traced(module, example, shapes, table, reuse_blocks)
             keep_opaque_calls(traced, table)
     except PenstockError:
         raise
     except Exception as error:
+        if table.differentiated_at and "fake tensor" in str(error):
+            why = "takes gradients of operators that torch splits where tracing does not see them"
+            raise refused_at(table.differentiated_at, "torch.autograd.grad", why) from error
         names = {
             f"['{LEAVES}'][{number}].size()[{dim}]": layout.lengths[length].name
             for number, leaf in enumerate(layout.leaves)
@@ -119,13 +131,18 @@ def _traced(
     while True:
         operators = OwnOperators(module.model, aids.kept | aids.written_out)
         refused: list[type[nn.Module]] = []
+        changes: list[Change] = []
         module.inside = partial(_inside, table, operators, aids)
         try:
             with keeping_modules(module.model, aids.kept, table, refused):
                 # Code that asks for values must ask in the order in which they were recorded.
                 if reuse_blocks and aids.asked is None:
-                    return _with_copied_blocks(module, example, shapes, table)
-                return _exported(module, example, shapes)
+                    traced = _with_copied_blocks(module, example, shapes, table, changes)
+                else:
+                    traced = _exported(module, example, shapes, changes)
+            module.inside = contextlib.nullcontext
+            check_changes(changes, module, example)
+            return traced
         except Exception as error:
             if operators.found is not None:
                 aids = replace(aids, kept=aids.kept | {operators.found})
@@ -167,20 +184,41 @@ def _asked(module: LossModule, example: Sequence[torch.Tensor]) -> tuple[Recorde
         return ()
 
 
-def _exported(module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any) -> fx.GraphModule:
+def _exported(
+    module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, changes: list[Change]
+) -> fx.GraphModule:
+    """The operators of ``module``; ``changes`` gets what its code has changed in Python."""
     export = partial(torch.export.export, module, example, dynamic_shapes=shapes, strict=False)
-    try:
-        traced = export().module()
-    except UserError as error:
-        if not hold_for_all_rows(error):
-            raise
-        traced = export(prefer_deferred_runtime_asserts_over_guards=True).module()
+    inside = module.inside
+    with kept_python_state(module.model) as state:
+
+        @contextlib.contextmanager
+        def watched() -> Iterator[None]:
+            with inside(), state.watching():
+                yield
+
+        module.inside = watched
+        try:
+            exported = export()
+        except UserError as error:
+            if not hold_for_all_rows(error):
+                raise
+            state.restore()
+            exported = export(prefer_deferred_runtime_asserts_over_guards=True)
+        finally:
+            module.inside = inside
+    changes[:] = state.changes
+    traced = exported.module()
     assert isinstance(traced, fx.GraphModule)
     return traced
 
 
 def _with_copied_blocks(
-    module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, table: OpaqueTable
+    module: LossModule,
+    example: tuple[torch.Tensor, ...],
+    shapes: Any,
+    table: OpaqueTable,
+    changes: list[Change],
 ) -> fx.GraphModule:
     """What `_exported` gives, though only two blocks are run of those that do the same.
 
@@ -190,7 +228,7 @@ def _with_copied_blocks(
     while True:
         calls = BlockCalls(module, apart)
         with calls.noted():
-            traced = _exported(module, example, shapes)
+            traced = _exported(module, example, shapes, changes)
         unlike = copy_blocks(traced, module, calls, table)
         if not unlike:
             return traced
@@ -210,8 +248,10 @@ def _without_logs() -> Iterator[None]:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), warnings.catch_warnings():
-            # Recurrent modules keep a list of their own parameters; torch calls it an attribute.
-            warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights")
+            # Told by `check_changes`, where it matters.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? ")
+            # Tensors of the trace, which torch looks through where it failed.
+            warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
             yield
         sys.stderr.write(printed.getvalue())
     finally:

@@ -23,6 +23,7 @@ from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import BackwardHook
 
+from penstock.capture.capture_errors import current_line
 from penstock.capture.opaque import OpaqueTable, call_opaquely, refused
 from penstock.capture.replaced import replaced
 from penstock.errors import CaptureFailed
@@ -72,6 +73,7 @@ def keeping_hooks(table: OpaqueTable) -> Iterator[None]:
 
         replace(torch.Tensor, "register_hook", functools.partial(_registering, table))
         replace(modules, "BackwardHook", functools.partial(_around_modules, table))
+        replace(torch.autograd, "grad", functools.partial(_noting_line, table))
         for owner, name, why in _REFUSED:
             replace(owner, name, functools.partial(_refusing, name, why))
         yield
@@ -96,6 +98,15 @@ def _refusing(name: str, why: str, original: Callable[..., Any]) -> Callable[...
         raise refused(name, why)
 
     return refuse
+
+
+def _noting_line(table: OpaqueTable, original: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if get_proxy_mode() is not None:
+            table.differentiated_at = current_line()
+        return original(*args, **kwargs)
+
+    return grad
 
 
 class _Handle:

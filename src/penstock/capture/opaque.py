@@ -1,6 +1,6 @@
 """Calls that a captured graph keeps whole, as one operator instead of those inside.
 
-    with recording_opaque_calls() as table:          # around torch.export (capture/export.py)
+    with recording_opaque_calls(table):              # around torch.export (capture/export.py)
         ...
         result = call_opaquely(table, function, args, kwargs, name="CTC")
     keep_opaque_calls(exported_module, table)        # nodes that call the original
@@ -51,6 +51,7 @@ __all__ = [
     "recorded_call",
     "recording_opaque_calls",
     "refused",
+    "refused_at",
     "run_opaque",
 ]
 
@@ -170,9 +171,13 @@ def _flags(flags: Mapping[nn.Module, bool]) -> Iterator[None]:
 
 @dataclass
 class OpaqueTable:
-    """The calls of one trace; the operator's first argument is an index of ``calls``."""
+    """The calls of one trace; the operator's first argument is an index of ``calls``.
+
+    ``differentiated_at`` is the last line that took gradients within forward.
+    """
 
     calls: list[OpaqueCall] = field(default_factory=list[OpaqueCall])
+    differentiated_at: str = ""
 
 
 _TABLE: ContextVar[OpaqueTable | None] = ContextVar("opaque calls", default=None)
@@ -192,13 +197,19 @@ def _fake(call: int, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> l
     ]
 
 
+def _differentiated(ctx: Any, *gradients: Any) -> Any:
+    raise refused("torch.autograd.grad", "goes through a call that is kept whole")
+
+
+torch.library.register_autograd("penstock::opaque", _differentiated, lib=_LIBRARY)
+
+
 @contextlib.contextmanager
-def recording_opaque_calls() -> Iterator[OpaqueTable]:
-    """A table of calls for one trace."""
-    table = OpaqueTable()
+def recording_opaque_calls(table: OpaqueTable) -> Iterator[None]:
+    """Let ``table`` be that of the trace for a while."""
     token = _TABLE.set(table)
     try:
-        yield table
+        yield
     finally:
         _TABLE.reset(token)
 
@@ -258,10 +269,11 @@ def call_opaquely(
 
 def refused(name: str, why: str) -> CaptureFailed:
     """The error to raise where the user's code calls ``name``, which cannot be captured."""
-    return _refused_at(current_line(), name, why)
+    return refused_at(current_line(), name, why)
 
 
-def _refused_at(at: str, name: str, why: str) -> CaptureFailed:
+def refused_at(at: str, name: str, why: str) -> CaptureFailed:
+    """The same for a line that is known."""
     return CaptureFailed(
         f"{name}{f' at {at}' if at else ''} cannot be kept in a captured model: it {why}; {WAY_OUT}"
     )
@@ -381,7 +393,7 @@ def _check_in_region(node: fx.Node, table: OpaqueTable) -> None:
     given = any(source.op == "placeholder" for source in node.all_input_nodes)
     if call.facts.beside_arguments and given:
         why = "is called in another region (torch.autocast, no_grad) than its tensor is made in"
-        raise _refused_at(call.line, call.name, why)
+        raise refused_at(call.line, call.name, why)
 
 
 def recorded_call(node: fx.Node, table: OpaqueTable) -> OpaqueCall | None:

@@ -11,6 +11,7 @@ from penstock.capture.assertions import is_check
 
 __all__ = [
     "OPAQUE",
+    "WRITES",
     "OpaqueFacts",
     "facts_of",
     "functional_twin",
@@ -50,6 +51,9 @@ _UPDATES_STATISTICS = frozenset(["batch_norm", "instance_norm"])
 
 OPAQUE = "opaque"
 """The entry of a node's ``meta`` that holds the facts about a call kept whole."""
+
+WRITES = "writes"
+"""The entry of the ``meta`` of a region (`torch.no_grad`): the arguments that it writes to."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,9 @@ def shares_storage(node: fx.Node) -> bool:
 def written_inputs(node: fx.Node) -> Iterator[fx.Node]:
     """The inputs that the node writes to."""
     target = node.target
+    for position in node.meta.get(WRITES, ()):
+        if isinstance(value := node.args[position], fx.Node):
+            yield value
     if not isinstance(target, torch._ops.OpOverload):
         return
     schema = target._schema.arguments

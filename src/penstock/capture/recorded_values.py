@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.capture.assertions import assert_unchanged
 from penstock.capture.capture_errors import WAY_OUT, current_line
+from penstock.capture.python_state import kept_python_state
 from penstock.errors import CaptureFailed
 
 __all__ = ["RecordedValue", "asked_values", "replaying"]
@@ -99,7 +100,7 @@ def _asked(module: nn.Module, leaves: Sequence[torch.Tensor]) -> tuple[RecordedV
     mode = _Recording()
     try:
         # What the code asks of itself must be as it will be while it is traced.
-        with torch.random.fork_rng(), _as_in_export(), mode:
+        with torch.random.fork_rng(), kept_python_state(module), _as_in_export(), mode:
             module(*leaves)
     finally:
         with torch.no_grad():

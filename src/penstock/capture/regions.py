@@ -1,0 +1,58 @@
+"""Regions of a graph (``torch.no_grad``, ``torch.autocast``), whose operators are in a body.
+
+with torch.no_grad():                      wrap_with_set_grad_enabled(False, body, average, h)
+    self.average.mul_(0.9).add_(h)         body writes to its first input: so does the node
+"""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from penstock.capture.operators import WRITES, shares_storage, written_inputs
+
+__all__ = ["IS_BUFFER", "note_writes"]
+
+IS_BUFFER = "is_buffer"
+"""The entry of the ``meta`` of a body's input that is a tensor of the model."""
+
+
+def note_writes(graph: fx.Graph, bodies: Mapping[str, nn.Module]) -> None:
+    """Note in each region's node to which of its arguments its body writes."""
+    for node in graph.nodes:
+        place = next((i for i, arg in enumerate(node.args) if _body(arg, bodies) is not None), None)
+        if node.op != "call_function" or place is None:
+            continue
+        body = _body(node.args[place], bodies)
+        assert body is not None
+        note_writes(body.graph, dict(body.named_children()))
+        inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+        for placeholder, given in zip(inputs, node.args[place + 1 :], strict=True):
+            if isinstance(given, fx.Node) and (given.op == "get_attr" or given.meta.get(IS_BUFFER)):
+                placeholder.meta[IS_BUFFER] = True
+        written = _written(body.graph)
+        node.meta[WRITES] = tuple(
+            place + 1 + i for i, placeholder in enumerate(inputs) if placeholder in written
+        )
+
+
+def _body(arg: Any, bodies: Mapping[str, nn.Module]) -> fx.GraphModule | None:
+    if not isinstance(arg, fx.Node) or arg.op != "get_attr":
+        return None
+    found = bodies.get(str(arg.target))
+    return found if isinstance(found, fx.GraphModule) else None
+
+
+def _written(body: fx.Graph) -> set[fx.Node]:
+    """The inputs of a body whose storage it writes to, also through views and inner regions."""
+    root: dict[fx.Node, fx.Node] = {}
+    written: set[fx.Node] = set()
+    for node in body.nodes:
+        sources = node.all_input_nodes
+        shares = node.op == "call_function" and shares_storage(node)
+        # What a region returns may be what it was given.
+        shares = shares or node.target is operator.getitem
+        root[node] = root[sources[0]] if shares and sources else node
+        written |= {root[source] for source in written_inputs(node)}
+    return written
