@@ -48,6 +48,8 @@ def plain(
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     attributes = {part: (dict(vars(part)), dict(part._buffers)) for part in model.modules()}
     losses: list[torch.Tensor] = []
+    if not model.training:
+        model.train()
     for part in pieces(batch, micro_batches):
         if loss is None:
             found = model(**part).loss if isinstance(part, dict) else model(*part)
