@@ -33,6 +33,8 @@ from penstock.errors import CaptureFailed
 __all__ = ["Change", "check_changes", "kept_python_state"]
 
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+_HARMLESS = frozenset(["_output_capturing_hooks_installed"])
+"""What transformers notes of its own hooks, which stay."""
 # Exactly these: containers of other classes may do more than hold things.
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -146,6 +148,8 @@ class _State:
             if before == after and (key in now) == (key in self._before):
                 continue
             owner, name = key
+            if name in _HARMLESS:
+                continue
             is_number = all(isinstance(v, bool | int | float) for v in (before, after))
             tensor = key in self._before and isinstance(self._attributes[owner][name], torch.Tensor)
             found.append(
@@ -167,7 +171,7 @@ class _State:
         for owner, _, held in self._holders:
             before = self._attributes[owner]
             watched = {name for at, name in self._before if at == owner}
-            for name in [n for n in held if n not in before and "__name__" not in held]:
+            for name in [n for n in held if n not in {*before, *_HARMLESS} and "__name__" not in held]:
                 del held[name]
             for name in watched:
                 if held.get(name) is not before[name]:
