@@ -46,7 +46,10 @@ def plain(
     Buffers stay as the micro-batches leave them until the last is done.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    attributes = {part: (dict(vars(part)), dict(part._buffers)) for part in model.modules()}
+    attributes = {
+        part: (dict(vars(part)), dict(part._buffers), dict(part._forward_hooks))
+        for part in model.modules()
+    }
     losses: list[torch.Tensor] = []
     if not model.training:
         model.train()
@@ -60,10 +63,13 @@ def plain(
     named = model.named_parameters()
     gradients = {n: p.grad.to_dense() for n, p in named if p.grad is not None}
     model.zero_grad()
-    for part, (before, held) in attributes.items():
+    for part, (before, held, hooks) in attributes.items():
         vars(part).clear()
         vars(part).update(before)
         part._buffers.update(held)
+        # transformers' hooks, of which an attribute says that they are there.
+        part._forward_hooks.clear()
+        part._forward_hooks.update(hooks)
     with torch.no_grad():
         for buffer, before in buffers:
             buffer.copy_(before)
