@@ -171,7 +171,9 @@ class _State:
         for owner, _, held in self._holders:
             before = self._attributes[owner]
             watched = {name for at, name in self._before if at == owner}
-            for name in [n for n in held if n not in {*before, *_HARMLESS} and "__name__" not in held]:
+            for name in [
+                n for n in held if n not in {*before, *_HARMLESS} and "__name__" not in held
+            ]:
                 del held[name]
             for name in watched:
                 if held.get(name) is not before[name]:
