@@ -231,7 +231,15 @@ def test_a_model_is_captured_as_if_every_block_had_been_traced(make, part, run, 
     model, given = make()
     kind = next(type(module) for module in model.modules() if type(module).__name__ == part)
     forward, calls = kind.forward, []
-    monkeypatch.setattr(kind, "forward", lambda *a, **k: (calls.append(1), forward(*a, **k))[1])
+
+    def counted(*arguments, **options):
+        # Image models note the kind of problem in their configuration, so that capture runs them
+        # plainly, too, to see whether that matters.
+        if torch.compiler.is_exporting():
+            calls.append(1)
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(kind, "forward", counted)
     graph = captured(model, given)
     assert len(calls) == run
     assert_same(graph, captured(model, given, reuse_blocks=False))

@@ -93,9 +93,9 @@ def test_a_stage_computes_sizes_for_its_own_rows(pipeline, kind, rows):
 def test_a_model_whose_own_code_cannot_be_traced_is_traced_once(monkeypatch):
     traced = []
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         traced.append(arguments)
-        return trace_once(*arguments)
+        return trace_once(*arguments, **options)
 
     trace_once = trace.export_module
     monkeypatch.setattr(trace, "export_module", counted)
