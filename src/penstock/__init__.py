@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.profile.json_file import read_profile, write_profile
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
+    from penstock.report.timeline_files import write_timeline
     from penstock.runtime.batch_metrics import Evaluation
     from penstock.runtime.callbacks import Closing, Saved
     from penstock.runtime.checkpoint import read_state
@@ -92,6 +93,7 @@ __all__ = [
     "write_plan",
     "write_profile",
     "write_report",
+    "write_timeline",
 ]
 
 PLACES = {
@@ -120,6 +122,7 @@ PLACES = {
     "penstock.profile.json_file": ("read_profile", "write_profile"),
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
     "penstock.report.page": ("write_report",),
+    "penstock.report.timeline_files": ("write_timeline",),
     "penstock.runtime.batch_metrics": ("Evaluation",),
     "penstock.runtime.callbacks": ("Closing", "Saved"),
     "penstock.runtime.checkpoint": ("read_state",),
