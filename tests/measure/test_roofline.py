@@ -1,6 +1,8 @@
 """Estimates for absent hardware follow from operations and bytes, without computing anything."""
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +12,18 @@ from torch.nn import functional
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
 from penstock.capture.trace import Granularity, capture_model
+from penstock.cluster.presets import find_cluster
 from penstock.errors import BadInput
 from penstock.measure.equal_layers import EqualLayers
 from penstock.measure.hardware import HARDWARE
 from penstock.measure.layer_runs import LayerRun
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
+from penstock.plan.plan import Plan, Stage
+from penstock.planning.questions import planning_problem
+from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import LayerCost
+from penstock.simulate.simulation import simulate_plan
 
 ROWS, WIDTH = 64, 2048
 
@@ -259,3 +266,25 @@ def test_an_estimate_is_the_same_whether_equal_layers_are_run_or_not(
     runs.clear()
     assert quick == estimate_profile(graph, batch, "H100-80GB")
     assert few < len(runs)
+
+
+def test_a_cluster_whose_speeds_are_relative_to_another_device_is_refused(
+    batch: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    profile = estimate_profile(chain_graph(wide("meta"), batch), batch, "H100-80GB")
+    cluster = find_cluster("h100-pod-16")
+    plan = Plan((Stage(range(4), (0,), (ROWS,)),), 1, ROWS, "gpipe")
+    with pytest.raises(BadInput, match=r"gives that device the speed 4\.26"):
+        simulate_plan(plan, profile, cluster)
+    with pytest.raises(BadInput, match="write the cluster with speed = 1 for H100-80GB"):
+        planning_problem(profile, cluster, ROWS)
+    assert simulate_plan(plan, replace(profile, device=""), cluster).iteration_s > 0
+
+
+def test_the_device_of_an_estimate_is_kept_in_its_file(
+    batch: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    profile = estimate_profile(chain_graph(wide("meta"), batch), batch, "A100-80GB")
+    write_profile(profile, tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == profile
+    assert profile.device == "A100-80GB"

@@ -86,6 +86,7 @@ def estimate_profile(
         step_s_per_byte=ADAM_STEP_PASSES / (hardware.memory_share * hardware.bytes_per_s),
         source=f"estimated for {hardware_name} ({hardware.source})"
         + (", compiled" if compiled else ""),
+        device=hardware_name,
     )
 
 

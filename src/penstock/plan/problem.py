@@ -9,7 +9,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["Planner", "PlanningProblem", "RecomputeChoice", "Score"]
+__all__ = ["Planner", "PlanningProblem", "RecomputeChoice", "Score", "check_speeds"]
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
@@ -24,8 +24,9 @@ class PlanningProblem:
     ``max_stages`` bounds the depth (0: no bound).
 
     Raises:
-        BadInput: a batch below 1, a micro-batch size that does not divide it, more stages than
-            layers, no schedule, or a negative figure.
+        BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
+            micro-batch size that does not divide it, more stages than layers, no schedule, or a
+            negative figure.
     """
 
     profile: ModelProfile
@@ -50,6 +51,7 @@ class PlanningProblem:
                     f"micro-batch size {size} does not divide the global batch "
                     f"{self.global_batch}; use one of {divisors[:12]}"
                 )
+        check_speeds(self.profile, self.cluster)
         check_costs_at(self.profile, max(self.micro_batch_sizes))
         layers = len(self.profile.layers)
         if not 0 <= self.max_stages <= layers:
@@ -63,6 +65,21 @@ class PlanningProblem:
             raise BadInput(
                 f"optimizer_bytes_per_parameter_byte is "
                 f"{self.optimizer_bytes_per_parameter_byte}; it must be finite and >= 0"
+            )
+
+
+def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
+    """Raise `BadInput` where speeds are relative to another device than the profile's.
+
+    A profile that was estimated for an H100, on a preset whose H100 has its speed relative to a
+    V100, would come out four times too fast.
+    """
+    for device in cluster.devices:
+        if device.kind == profile.device and device.speed != 1.0:
+            raise BadInput(
+                f"profile '{profile.name}' is of a {device.kind}, but cluster '{cluster.name}' "
+                f"gives that device the speed {device.speed:g}, relative to another one; write the "
+                f"cluster with speed = 1 for {device.kind}, and other kinds relative to it"
             )
 
 

@@ -85,6 +85,7 @@ class ProfileEntry(Entry):
     schema_version: Literal[1]
     name: str
     source: str = "unknown"
+    device: str = ""
     batch_size: int = 1
     step_s_per_byte: float = 0.0
     layers: list[LayerEntry]
@@ -117,6 +118,7 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
             batch_size=entry.batch_size,
             step_s_per_byte=entry.step_s_per_byte,
             source=entry.source,
+            device=entry.device,
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -133,6 +135,7 @@ def write_profile(profile: ModelProfile, path: str | Path) -> None:
         "schema_version": 1,
         "name": profile.name,
         "source": profile.source,
+        **({"device": profile.device} if profile.device else {}),
         "batch_size": profile.batch_size,
         "step_s_per_byte": profile.step_s_per_byte,
         "layers": [asdict(layer) for layer in profile.layers],

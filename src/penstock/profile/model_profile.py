@@ -98,7 +98,8 @@ class ModelProfile:
     """A chain of layers with measured or estimated costs.
 
     ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
-    optimizer's seconds per byte of parameters. ``source`` says where the figures are from.
+    optimizer's seconds per byte of parameters. ``source`` says where the figures are from, and
+    ``device`` is the kind of device that they are of, where that is a kind with a name.
 
     Raises:
         BadInput: no layers, a negative or non-finite figure, an edge that does not point forward.
@@ -111,6 +112,7 @@ class ModelProfile:
     batch_size: int = 1
     step_s_per_byte: float = 0.0
     source: str = "unknown"
+    device: str = ""
 
     def __post_init__(self) -> None:
         check_profile(self)

@@ -8,6 +8,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
+from penstock.plan.problem import check_speeds
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate import compiled, plain
 from penstock.simulate.catalogue import workload_of
@@ -77,6 +78,7 @@ def simulate_plan(
     if iterations < 1:
         raise BadInput(f"{iterations} iterations to simulate; ask for at least 1")
     check_plan_fits_inputs(plan, profile, cluster)
+    check_speeds(profile, cluster)
     workload = workload_of_iterations(
         plan, profile, cluster, optimizer_bytes_per_parameter_byte, shard_optimizer, iterations
     )
