@@ -46,7 +46,7 @@ def test_a_sharded_optimizer_steps_as_an_unsharded_one_and_as_one_process(sharde
             assert result["from one process"] < limit, case
             ours, theirs = result["norms"]
             assert ours == pytest.approx(theirs, rel=limit), case
-            assert result["verified"].startswith("equal to one device"), case
+            assert result["verified"].startswith("equal to your module on the whole batch"), case
 
 
 def test_two_replicas_that_share_the_state_change_no_bit(sharded: Found) -> None:

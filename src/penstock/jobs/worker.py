@@ -206,8 +206,10 @@ def measured_first(
 ) -> Iterator[StepMetrics]:
     """``steps`` of a stream, the memory of the first of them measured.
 
-    So many that the pipeline is full, and every stage has as many versions as it ever has.
+    So many that the pipeline is full, and every stage has as many versions as it ever has. The very
+    first is left out: it may be compared with the user's module, which takes memory of its own.
     """
+    yield from islice(steps, 1)
     with pipe.measuring_memory() as measured:
         yield from islice(steps, max(WARM_UP_STEPS, len(pipe.plan.stages)))
     memory.append(measured)
