@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -283,8 +284,6 @@ def test_there_must_be_a_directory(graph: LayerGraph, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_are_new_and_begin_as_peft_has_them(saved: Path) -> None:
-    peft = pytest.importorskip("peft")
-
     def adapted() -> nn.Module:
         settings = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
         return peft.get_peft_model(llama(tie_word_embeddings=True), settings)
