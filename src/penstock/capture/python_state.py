@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from penstock.capture.capture_errors import WAY_OUT
 from penstock.capture.chance import python_modules
+from penstock.capture.kept_buffers import kept_buffers
 from penstock.capture.replaced import replaced
 from penstock.errors import CaptureFailed
 
@@ -260,17 +261,11 @@ def _refused(change: Change, what: str) -> CaptureFailed:
 
 def _same_twice(module: nn.Module, leaves: Sequence[torch.Tensor]) -> bool:
     """Whether two calls in a row, on the same buffers and random numbers, give one loss."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     losses: list[float] = []
     with kept_python_state(module):
         for _ in range(2):
-            try:
-                with torch.random.fork_rng(), torch.no_grad():
-                    torch.manual_seed(0)
-                    losses.append(float(module(*(leaf.clone() for leaf in leaves))[0]))
-            finally:
-                with torch.no_grad():
-                    for buffer, before in buffers:
-                        buffer.copy_(before)
+            with kept_buffers(module.buffers()), torch.random.fork_rng(), torch.no_grad():
+                torch.manual_seed(0)
+                losses.append(float(module(*(leaf.clone() for leaf in leaves))[0]))
     one, other = losses
     return abs(one - other) <= TOLERANCE * abs(one) or (one != one and other != other)

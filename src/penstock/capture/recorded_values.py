@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.capture.assertions import assert_unchanged
 from penstock.capture.capture_errors import WAY_OUT, current_line
+from penstock.capture.kept_buffers import kept_buffers
 from penstock.capture.python_state import kept_python_state
 from penstock.errors import CaptureFailed
 
@@ -96,16 +97,16 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _asked(module: nn.Module, leaves: Sequence[torch.Tensor]) -> tuple[RecordedValue, ...]:
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     mode = _Recording()
-    try:
+    with (
+        kept_buffers(module.buffers()),
+        torch.random.fork_rng(),
+        kept_python_state(module),
         # What the code asks of itself must be as it will be while it is traced.
-        with torch.random.fork_rng(), kept_python_state(module), _as_in_export(), mode:
-            module(*leaves)
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        _as_in_export(),
+        mode,
+    ):
+        module(*leaves)
     return tuple(mode.values)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from penstock.capture.kept_buffers import kept_buffers
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.measure.clock import Stopwatch, work_s
 from penstock.measure.stand_ins import is_on_meta, with_values
@@ -122,14 +123,11 @@ def undisturbed(programs: Sequence[StageProgram], device: torch.device) -> Itera
     """Leave the model as it was: gradients, buffers and random state are put back."""
     parameters = [p for program in programs for p in program.module.parameters()]
     buffers = [b for program in programs for b in program.module.buffers()]
-    gradients, values = [p.grad for p in parameters], [b.clone() for b in buffers]
+    gradients = [p.grad for p in parameters]
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with torch.random.fork_rng(devices=cuda), kept_buffers(buffers):
         try:
             yield
         finally:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
-            with torch.no_grad():
-                for buffer, value in zip(buffers, values, strict=True):
-                    buffer.copy_(value)

@@ -127,17 +127,16 @@ class OperatorSeconds(TorchDispatchMode):
         half = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
         hardware = self._hardware
         peak = hardware.half_flops_per_s if half else hardware.flops_per_s
-        computing_s = operations / (peak * self._share(func))
+        computing_s = operations / (peak * hardware.sustained_share * self._share(func))
         return max(computing_s, self._kernel_s(sum(map(bytes_of, tensors))))
 
     def _share(self, func: Any) -> float:
-        """The share of the peak rate that the kernel of an operator reaches."""
-        hardware = self._hardware
+        """The share of the peak rate that the best kernel of an operator reaches."""
         if func.overloadpacket is ATTENTION:
-            return hardware.sustained_share * hardware.attention_share
+            return self._hardware.attention_share
         if func.overloadpacket is ATTENTION_BACKWARD:
-            return hardware.sustained_share * hardware.attention_backward_share
-        return hardware.sustained_share * hardware.product_share
+            return self._hardware.attention_backward_share
+        return self._hardware.product_share
 
 
 class Chain:
