@@ -11,17 +11,17 @@ from planning_strategies import problems
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import find_cluster
 from penstock.errors import Infeasible
-from penstock.plan.chain_table import fill
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.infeasible import infeasible
 from penstock.plan.leanest import lean_costs, leanest
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.registry import PLANNERS
 from penstock.plan.run_tables import run_tables
 from penstock.plan.window_costs import CostSource
+from penstock.planners.chain_table import fill
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.search.registry import PLANNERS
 from penstock.simulate.score import make_score
 
 

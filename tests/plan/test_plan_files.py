@@ -14,7 +14,7 @@ from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, wri
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 
 PLAN = Plan(
     stages=(Stage(range(0, 3), (0, 1), (2, 2)), Stage(range(3, 4), (2,), (4,), recompute=True)),
@@ -94,6 +94,6 @@ def test_the_order_of_a_plan_is_its_schedules():
 
 
 def test_an_unknown_schedule_is_answered_with_those_there_are():
-    known = ", ".join(sorted(SCHEDULES))
+    known = ", ".join(sorted(FAMILIES))
     with pytest.raises(BadInput, match=rf"'zigzag' is unknown; use one of {known}"):
         order_of(Plan(PLAN.stages, 3, 4, "zigzag"))

@@ -4,10 +4,10 @@ from math import inf
 
 import pytest
 
+from penstock.bounds.lower_bound import lower_bound
 from penstock.cluster.cluster import Cluster
-from penstock.plan.bounds import lower_bound
 from penstock.plan.plan import Plan
-from penstock.plan.spp_bound import spp_bound_s
+from penstock.planners.spp.bound import spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import Baselines, assess_plan, baselines_of
 from penstock.planning.questions import planning_problem, problem_of_plan

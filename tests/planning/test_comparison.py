@@ -5,12 +5,11 @@ from math import inf
 
 import pytest
 
+from penstock.ask_planner import plan_pipeline
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput, Infeasible
-from penstock.plan import registry
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.search_step import SearchStep
 from penstock.planning.answers import TimeLimit
 from penstock.planning.comparison import (
     Comparison,
@@ -22,6 +21,8 @@ from penstock.planning.comparison import (
 from penstock.planning.questions import planning_problem
 from penstock.planning.time_limit import TimeIsUp, plan_within
 from penstock.profile.model_profile import ModelProfile
+from penstock.search import registry
+from penstock.search.step import SearchStep
 from penstock.simulate.score import make_score
 
 
@@ -98,6 +99,21 @@ def test_a_search_that_is_stopped_answers_with_its_best_so_far(
     monkeypatch.setattr("penstock.planning.time_limit.find_plan", tells_then_sleeps)
     score = make_score(problem)
     assert plan_within(problem, "search", score, limit=TimeLimit(0.1, time.monotonic)) == small_plan
+
+
+def test_a_limit_stops_planning_from_python_too(
+    small_profile: ModelProfile,
+    small_cluster: Cluster,
+    small_plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tells_then_sleeps(*_: object, tell: Callable[[SearchStep], None], **__: object) -> Plan:
+        tell(SearchStep("first", small_plan, 1.0))
+        time.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr("penstock.planning.time_limit.find_plan", tells_then_sleeps)
+    assert plan_pipeline(small_profile, small_cluster, 12, time_limit_s=0.1) == small_plan
 
 
 def test_without_a_plan_told_only_one_that_may_fail_is_stopped(

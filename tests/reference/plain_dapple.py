@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from penstock.plan.cost import rows_by_speed
-from penstock.plan.dapple_latency import plan_latency_s
-from penstock.plan.dapple_placement import POLICIES, Counts, servers_of
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.problem import PlanningProblem
+from penstock.planners.dapple.latency import plan_latency_s
+from penstock.planners.dapple.placement import POLICIES, Counts, servers_of
 
 __all__ = ["every_latency_s"]
 

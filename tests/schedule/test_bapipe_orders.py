@@ -5,14 +5,14 @@ from reproduction.balanced_stages import play_balanced
 from schedule_shapes import every_small_shape, placed
 
 from penstock.errors import BadInput
-from penstock.schedule.bapipe_orders import (
+from penstock.schedule.clock import makespan_s, memory_peaks_bytes
+from penstock.schedule.families.bapipe_orders import (
     fbp_as,
     one_f_one_b_as,
     one_f_one_b_sno,
     one_f_one_b_so,
 )
-from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.early_backward import deep_early_backward, one_f_one_b
+from penstock.schedule.families.early_backward import deep_early_backward, one_f_one_b
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks, validate
 

@@ -11,9 +11,9 @@ from schedule_strategies import small_shapes
 from penstock.errors import BadInput
 from penstock.schedule.bound import makespan_bound_s, preemptive_end_s
 from penstock.schedule.clock import makespan_s
-from penstock.schedule.early_backward import one_f_one_b
-from penstock.schedule.exact import find_exact
+from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.placement import folded
+from penstock.schedule.searched.exact import find_exact
 from penstock.schedule.shape import PipelineShape, StageCost
 
 

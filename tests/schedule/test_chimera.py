@@ -4,8 +4,8 @@ import pytest
 from schedule_shapes import bubble_s, every_small_shape, placed
 
 from penstock.errors import BadInput
-from penstock.schedule.chimera import chimera, in_units
 from penstock.schedule.clock import memory_peaks_bytes
+from penstock.schedule.families.chimera import chimera, in_units
 from penstock.schedule.schedule import ScheduleFunction
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate

@@ -9,8 +9,8 @@ from penstock.errors import BadInput
 from penstock.schedule.action import Action
 from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.dependencies import predecessors
-from penstock.schedule.dualpipe import dualpipe
-from penstock.schedule.dualpipe_v import dualpipe_v
+from penstock.schedule.families.dualpipe import dualpipe
+from penstock.schedule.families.dualpipe_v import dualpipe_v
 from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.schedule import Schedule, ScheduleFunction
 from penstock.schedule.shape import PipelineShape, StageCost

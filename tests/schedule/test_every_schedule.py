@@ -7,24 +7,24 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BadInput
-from penstock.plan.rescheduled import ANY_PLACEMENT, TWO_ROUNDS
 from penstock.schedule.placement import PlacementStyle, placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import in_flight_peaks, validate
+from penstock.schedule.weight_rule import SYNCHRONOUS
 
 MOST_GROUPS = {"exact": 3}
 """Small pipelines for a schedule that is searched for long (`tests/schedule/test_exact.py`)."""
 
 
 def style_of(name: str) -> PlacementStyle:
-    return PLACEMENT_STYLES.get(name, "straight")
+    return FAMILIES[name].placement
 
 
 def rounds_of(name: str) -> tuple[int, ...]:
     """How many stages a device group of a family may hold."""
-    if name in TWO_ROUNDS:
+    if FAMILIES[name].rounds == 2:
         return (2,)
     return (1, 2, 3, 4) if style_of(name) in ("looped", "folded") else (1,)
 
@@ -52,13 +52,13 @@ def shapes(draw: st.DrawFn, name: str) -> PipelineShape:
     )
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_it_can_be_played_within_its_limits_or_is_refused(name: str, data: st.DataObject) -> None:
     shape = data.draw(shapes(name))
     try:
-        schedule = SCHEDULES[name](shape)
+        schedule = FAMILIES[name].make(shape)
     except BadInput:
         # Only a schedule that must hold more than a limit allows may refuse.
         assert min(shape.limit(stage) for stage in range(shape.stages)) < shape.micro_batches
@@ -68,7 +68,7 @@ def test_it_can_be_played_within_its_limits_or_is_refused(name: str, data: st.Da
         assert 1 <= peak <= shape.limit(stage)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_it_accepts_every_pipeline_without_limits(name: str) -> None:
     for groups in range(1, MOST_GROUPS.get(name, 6) + 1):
         for rounds in rounds_of(name):
@@ -80,10 +80,10 @@ def test_it_accepts_every_pipeline_without_limits(name: str) -> None:
                     placement=placement,
                     mirrored=style_of(name) == "mirrored",
                 )
-                validate(SCHEDULES[name](shape), shape)
+                validate(FAMILIES[name].make(shape), shape)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_it_does_the_work_of_every_micro_batch_once_and_reads_back_from_text(
@@ -91,8 +91,11 @@ def test_it_does_the_work_of_every_micro_batch_once_and_reads_back_from_text(
 ) -> None:
     shape = data.draw(shapes(name))
     assume(not shape.in_flight_limit)
-    schedule = SCHEDULES[name](shape)
+    schedule = FAMILIES[name].make(shape)
     kinds = Counter((a.stage, a.kind) for order in schedule.orders for a in order)
+    family = FAMILIES[name]
+    assert family.splits or not any(kind == "I" for _, kind in kinds)
+    assert family.flushes == (schedule.weights == SYNCHRONOUS)
     for stage in range(shape.stages):
         assert kinds[stage, "F"] == shape.micro_batches
         assert kinds[stage, "B"] + kinds[stage, "I"] == shape.micro_batches
@@ -100,11 +103,11 @@ def test_it_does_the_work_of_every_micro_batch_once_and_reads_back_from_text(
     assert parse_schedule(str(schedule)).orders == schedule.orders
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_it_refuses_a_placement_that_is_not_its_own(name: str) -> None:
     # Neither to and fro nor round and round, nor one stage a group.
     placement = (0, 0, 1, 0)
-    if name in ANY_PLACEMENT:
+    if FAMILIES[name].is_searched:
         pytest.skip("takes any placement")
     with pytest.raises(BadInput, match=r"plac"):
-        SCHEDULES[name](PipelineShape(len(placement), 4, placement=placement))
+        FAMILIES[name].make(PipelineShape(len(placement), 4, placement=placement))

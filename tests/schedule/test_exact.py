@@ -12,9 +12,9 @@ from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s
-from penstock.schedule.exact import ExactAnswer, exact, find_exact
 from penstock.schedule.placement import PlacementStyle, folded
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
+from penstock.schedule.searched.exact import ExactAnswer, exact, find_exact
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -77,11 +77,11 @@ def test_it_is_valid_and_between_its_bounds(shape: PipelineShape, split: bool) -
 def families_are_no_quicker(shape: PipelineShape, work_limit: float) -> None:
     """Compare every family that takes the shape with what is proven to be the least makespan."""
     answers: dict[bool, ExactAnswer] = {}
-    for name, make in SCHEDULES.items():
-        if make is exact:
+    for name, family in FAMILIES.items():
+        if family.proves:
             continue
         try:
-            schedule = make(shape)
+            schedule = family.make(shape)
             validate(schedule, shape)
         except BadInput:
             continue
@@ -132,7 +132,7 @@ def test_it_is_proven_optimal_on_straight_pipelines(
 def test_the_start_does_not_change_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = PipelineShape(3, 4, costs=(StageCost(2, 1, 3), StageCost(1, 2, 1), StageCost(1, 3, 2)))
     informed = find_exact(shape)
-    monkeypatch.setattr("penstock.schedule.registry.SCHEDULES", {})
+    monkeypatch.setattr("penstock.schedule.registry.FAMILIES", {})
     from_scratch = find_exact(shape)
     assert informed.optimal and from_scratch.optimal
     assert informed.makespan_s == from_scratch.makespan_s
@@ -149,7 +149,7 @@ def test_recomputing_families_in_order_are_no_quicker(data: st.DataObject, split
     answer = find_exact(shape, split=split, work_limit=0.2)
     validate(answer.schedule, shape)
     for name in ("1f1b", "gpipe", "early-backward"):
-        assert answer.bound_s <= makespan_s(SCHEDULES[name](shape), shape) * (1 + 1e-9)
+        assert answer.bound_s <= makespan_s(FAMILIES[name].make(shape), shape) * (1 + 1e-9)
 
 
 def test_a_search_that_is_cut_short_gives_the_best_so_far_with_its_bound() -> None:

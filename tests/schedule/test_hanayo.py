@@ -5,8 +5,8 @@ from schedule_shapes import bubble_s, every_small_shape, most_held, placed
 
 from penstock.errors import BadInput
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.early_backward import one_f_one_b
-from penstock.schedule.hanayo import hanayo
+from penstock.schedule.families.early_backward import one_f_one_b
+from penstock.schedule.families.hanayo import hanayo
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 

@@ -6,8 +6,8 @@ from schedule_shapes import bubble_s, every_small_shape, most_held, placed
 from penstock.errors import BadInput
 from penstock.schedule.action import parse_action
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.early_backward import one_f_one_b
-from penstock.schedule.interleaved import interleaved
+from penstock.schedule.families.early_backward import one_f_one_b
+from penstock.schedule.families.interleaved import interleaved
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate

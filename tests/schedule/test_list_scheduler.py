@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from list_shapes import least_memory_bytes, list_shapes
 
 from penstock.errors import BadInput
-from penstock.schedule.automatic_zero_bubble import fitting_schedules
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s
-from penstock.schedule.early_backward import deep_early_backward, one_f_one_b
-from penstock.schedule.list_arrays import arrays_of, quick_bound_s
-from penstock.schedule.list_loop import list_order
-from penstock.schedule.list_policy import CHOICES, Draws, drawn, wishes_of
-from penstock.schedule.list_scheduler import HANDCRAFTED, list_schedule
-from penstock.schedule.list_search import schedule_of
+from penstock.schedule.families.early_backward import deep_early_backward, one_f_one_b
+from penstock.schedule.searched.automatic_zero_bubble import fitting_schedules
+from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
+from penstock.schedule.searched.list_loop import list_order
+from penstock.schedule.searched.list_policy import CHOICES, Draws, drawn, wishes_of
+from penstock.schedule.searched.list_scheduler import HANDCRAFTED, list_schedule
+from penstock.schedule.searched.list_search import schedule_of
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 

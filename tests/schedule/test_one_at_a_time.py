@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schedule.bapipe_orders import fbp_as
 from penstock.schedule.clock import makespan_s, times_of
-from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.families.bapipe_orders import fbp_as
+from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.one_at_a_time import one_at_a_time
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks, validate

@@ -3,21 +3,23 @@
 import pytest
 from schedule_shapes import placed
 
-from penstock.schedule.early_backward import gpipe, one_f_one_b
-from penstock.schedule.registry import ASYNCHRONOUS, PLACEMENT_STYLES, PROVEN_BY_SEARCH, SCHEDULES
+from penstock.schedule.families.early_backward import gpipe, one_f_one_b
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.shortened import shortened
 from penstock.schedule.validate import in_flight_peaks, validate
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - ASYNCHRONOUS - PROVEN_BY_SEARCH))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, made in FAMILIES.items() if made.flushes and not made.proves)
+)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_it_can_be_played_and_holds_no_more(name: str, recompute: bool) -> None:
-    style = PLACEMENT_STYLES.get(name, "straight")
+    style = FAMILIES[name].placement
     rounds = 2 if style in ("looped", "folded") else 1
     for groups in (1, 2, 3, 4):
         whole = with_recompute(placed(style, groups, 9, rounds), recompute)
-        schedule = SCHEDULES[name](whole)
+        schedule = FAMILIES[name].make(whole)
         peaks = in_flight_peaks(schedule, whole)
         for micro_batches in range(1, 10):
             shape = with_recompute(placed(style, groups, micro_batches, rounds), recompute, peaks)

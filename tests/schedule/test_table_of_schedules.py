@@ -13,7 +13,7 @@ import pytest
 
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes, times_of
 from penstock.schedule.placement import PlacementStyle, folded, looped
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks
@@ -69,7 +69,7 @@ def played(
         costs=(StageCost(forward, inputs, weights, saved_bytes=1 / rounds),) * len(placement),
         mirrored=style == "mirrored",
     )
-    return Played(SCHEDULES[name](shape), shape, work)
+    return Played(FAMILIES[name].make(shape), shape, work)
 
 
 def micro_batches_up_to_four_times(groups: int) -> range:
@@ -101,10 +101,10 @@ def test_early_backward_with_a_deeper_warm_up_hides_transfers_of_a_stage_dapple_
     for groups in GROUPS:
         costs = (StageCost(1.0, 0.5, 0.5, transfer_s=1.0),) * groups
         shape = PipelineShape(groups, 4 * groups, costs=costs)
-        deep_s = makespan_s(SCHEDULES["early-backward"](shape), shape)
+        deep_s = makespan_s(FAMILIES["early-backward"].make(shape), shape)
         # The steady state has no gap: only the fill and the drain have the transfers.
         assert deep_s == pytest.approx((4 * groups + groups - 1) * 2 + 2 * (groups - 1))
-        assert makespan_s(SCHEDULES["1f1b"](shape), shape) > deep_s
+        assert makespan_s(FAMILIES["1f1b"].make(shape), shape) > deep_s
 
 
 @pytest.mark.parametrize("work", WORKS)
@@ -168,7 +168,7 @@ def test_automatic_zero_bubble_iclr_2024(groups: int, work: Work) -> None:
     for name, room in (("zb-h1", groups), ("zb-h2", 2 * groups - 1)):
         by_hand = played(name, groups, count, work)
         shape = replace(by_hand.shape, memory_bytes=(float(room),) * groups)
-        row = Played(SCHEDULES["zero-bubble"](shape), shape, work)
+        row = Played(FAMILIES["zero-bubble"].make(shape), shape, work)
         # The search is at least as good as what is made by hand for the same memory.
         assert row.bubble_s <= by_hand.bubble_s + 1e-9
         assert row.peak <= room

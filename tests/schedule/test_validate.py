@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import BadInput
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
-from penstock.schedule.early_backward import order_of_stage
+from penstock.schedule.families.early_backward import order_of_stage
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.text import parse_schedule

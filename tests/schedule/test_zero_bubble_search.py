@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given, settings
 from list_shapes import list_shapes
 
-from penstock.schedule import list_search
-from penstock.schedule.automatic_zero_bubble import (
+from penstock.schedule.bound import makespan_bound_s
+from penstock.schedule.clock import makespan_s, memory_peaks_bytes
+from penstock.schedule.placement import folded
+from penstock.schedule.searched import list_search
+from penstock.schedule.searched.automatic_zero_bubble import (
     HANDCRAFTED,
     fitting_schedules,
     within_micro_batches,
     zero_bubble,
 )
-from penstock.schedule.bound import makespan_bound_s
-from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.list_seeds import SEEDS
-from penstock.schedule.placement import folded
+from penstock.schedule.searched.list_seeds import SEEDS
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 

@@ -5,7 +5,6 @@ All times are of one micro-batch, all sizes of one device.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s, split_concat_s
@@ -14,12 +13,12 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
-from penstock.schedule.early_backward import warm_up_depths
+from penstock.schedule.family import DepthFunction
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.wavefront import wavefront_depth
+from penstock.schedule.warm_up import warm_up_depths
 
 __all__ = [
-    "DEPTHS",
     "Transfer",
     "backward_s",
     "crossing_bytes",
@@ -36,20 +35,6 @@ __all__ = [
     "tail_s",
     "transfer",
 ]
-
-DepthFunction: TypeAlias = Callable[[int, int], int]
-"""Micro-batches in flight, from the stages from here to the end and the micro-batches."""
-
-DEPTHS: dict[str, DepthFunction] = {
-    "gpipe": lambda stages_from_here, micro_batches: micro_batches,
-    "1f1b": min,
-    "early-backward": lambda stages_from_here, micro_batches: min(
-        2 * stages_from_here - 1, micro_batches
-    ),
-    "wavefront": lambda stages_from_here, micro_batches: min(
-        wavefront_depth(stages_from_here), micro_batches
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +64,14 @@ def depth_function(schedule: str) -> DepthFunction:
     Raises:
         BadInput: planners do not know the schedule.
     """
-    if schedule not in DEPTHS:
+    family = FAMILIES.get(schedule)
+    if family is None or family.depth is None:
+        planned = [name for name, family in FAMILIES.items() if family.is_planned]
         raise BadInput(
             f"schedule '{schedule}' is not one that plans are made for; use one of "
-            f"{', '.join(DEPTHS)}"
+            f"{', '.join(planned)}"
         )
-    return DEPTHS[schedule]
+    return family.depth
 
 
 def leanest_schedule(problem: PlanningProblem) -> str:
@@ -207,7 +194,7 @@ def depths_of(plan: Plan) -> tuple[int, ...]:
 
 
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
-    """Seconds of an iteration by the recurrence of `penstock.plan.chain_table`.
+    """Seconds of an iteration by the recurrence of `penstock.planners.chain_table`.
 
     An estimate, not a bound: it lets no all-reduce overlap the drain of the stages before it, and
     knows no waiting of uneven stages for one another.

@@ -6,9 +6,8 @@ from math import ceil, floor, log10
 
 from penstock.cluster.cluster import Device
 from penstock.errors import Infeasible
-from penstock.plan.chain_table import device_orders
 from penstock.plan.cost import device_memory_bytes, peak_memory_bytes
-from penstock.plan.leanest import LeanCosts, lean_costs, leanest
+from penstock.plan.leanest import LeanCosts, device_orders, lean_costs, leanest
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 

@@ -13,7 +13,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
 from penstock.plan.run_tables import AffineTable, Floats, RunTables, run_tables, workspace_table
 
-__all__ = ["LeanCosts", "lean_costs", "leanest"]
+__all__ = ["LeanCosts", "device_orders", "lean_costs", "leanest"]
 
 ALL_WIDTHS = 32
 """Stages of up to so many replicas are tried for every number of them, wider ones by doubling."""
@@ -204,3 +204,12 @@ def fitting(
 def at_ends(table: AffineTable, rows: int, ends: Boundaries) -> Floats:
     """The costs of the runs to ``ends``."""
     return table.fixed[:, ends] + rows * table.per_sample[:, ends]
+
+
+def device_orders(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:
+    """The cluster's own order; and, where speeds differ, that order without the slowest devices."""
+    devices = problem.cluster.devices
+    speeds = sorted({device.speed for device in devices})
+    return tuple(
+        tuple(i for i, device in enumerate(devices) if device.speed >= least) for least in speeds
+    )

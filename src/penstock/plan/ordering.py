@@ -2,7 +2,7 @@
 
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.validate import validate
 
@@ -15,13 +15,13 @@ def order_of(plan: Plan) -> Schedule:
     Raises:
         BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
     """
-    make = SCHEDULES.get(plan.schedule)
-    if make is None:
+    family = FAMILIES.get(plan.schedule)
+    if family is None:
         raise BadInput(
             f"the plan's schedule '{plan.schedule}' is unknown; use one of "
-            f"{', '.join(sorted(SCHEDULES))}"
+            f"{', '.join(sorted(FAMILIES))}"
         )
     shape = plan.shape()
-    schedule = make(shape)
+    schedule = family.make(shape)
     validate(schedule, shape)
     return schedule

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.errors import BadInput
-from penstock.schedule.registry import PLACEMENT_STYLES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 
 __all__ = ["Plan", "Stage"]
@@ -87,7 +87,8 @@ class Plan:
     @property
     def mirrored(self) -> bool:
         """Whether the schedule holds every stage twice, on its own devices and the opposite's."""
-        return PLACEMENT_STYLES.get(self.schedule) == "mirrored"
+        family = FAMILIES.get(self.schedule)
+        return family is not None and family.placement == "mirrored"
 
     def stage_of_layer(self, layer: int) -> int:
         """The stage that holds ``layer``."""

@@ -60,10 +60,15 @@ def room_of_group(
     than all micro-batches of the plan need is not counted.
     """
     stages = stages_on(plan, devices)
-    rooms: list[tuple[float, float, int]] = []
+    state = sum(state_bytes(problem, stage.layers) for stage in stages)
+    # Replicas with as much memory and as many rows have as much room.
+    kinds: dict[tuple[float, tuple[int, ...]], int] = {}
     for replica, device in enumerate(devices):
-        left = problem.cluster.devices[device].memory_bytes
-        left -= sum(state_bytes(problem, stage.layers) for stage in stages)
+        memory_bytes = problem.cluster.devices[device].memory_bytes
+        kinds.setdefault((memory_bytes, tuple(s.slices[replica] for s in stages)), replica)
+    rooms: list[tuple[float, float, int]] = []
+    for (memory_bytes, _), replica in kinds.items():
+        left = memory_bytes - state
         left -= max(working_bytes(problem, stage, replica) for stage in stages)
         kept = sum(kept_bytes(problem, stage, replica) for stage in stages)
         needed = plan.micro_batches * kept

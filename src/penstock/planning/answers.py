@@ -4,20 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from penstock.cluster.cluster import Cluster
 from penstock.errors import Infeasible
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
-from penstock.plan.registry import PLANNERS, STARTING_PLANNERS
-from penstock.plan.rescheduled import rescheduled, searched_by_planners
-from penstock.plan.search import search_steps
-from penstock.plan.search_step import SearchStep
-from penstock.planning.questions import named, planning_problem
-from penstock.profile.model_profile import ModelProfile
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.planning.questions import named
+from penstock.search.registry import PLANNERS, STARTING_PLANNERS
+from penstock.search.rescheduled import rescheduled, searched_by_planners
+from penstock.search.search import search_steps
+from penstock.search.step import SearchStep
 from penstock.simulate.score import make_score
 
-__all__ = ["TimeLimit", "find_plan", "plan_pipeline", "score_until"]
+__all__ = ["TimeLimit", "find_plan", "score_until"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,42 +24,6 @@ class TimeLimit:
 
     seconds: float
     clock: Callable[[], float]
-
-
-def plan_pipeline(
-    profile: ModelProfile,
-    cluster: Cluster,
-    batch: int,
-    *,
-    planner: str = "search",
-    micro_batch_size: int = 0,
-    schedule: str = "auto",
-    recompute: RecomputeChoice = "auto",
-    optimizer_bytes_per_parameter_byte: float = 2.0,
-    max_stages: int = 0,
-) -> Plan:
-    """The best plan that a planner finds for training ``profile`` on ``cluster``.
-
-    ``batch`` is the number of samples of an iteration, ``micro_batch_size`` 0 tries every divisor
-    of it, ``schedule`` is explained in
-    `penstock.planning.questions.planning_problem`, ``max_stages`` 0 any number of stages.
-    ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
-
-    Raises:
-        BadInput: an unknown planner or schedule, or sizes that do not go together.
-        Infeasible: nothing fits; the message says what would.
-    """
-    problem = planning_problem(
-        profile,
-        cluster,
-        batch,
-        micro_batch_size=micro_batch_size,
-        schedule=schedule,
-        recompute=recompute,
-        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
-        max_stages=max_stages,
-    )
-    return find_plan(problem, planner, make_score(problem))
 
 
 def find_plan(
@@ -77,8 +39,8 @@ def find_plan(
     After the time limit the best plan so far is the answer; at least one plan that fits is found,
     however long that takes. ``tell`` hears what is going on.
 
-    Schedules that planners do not search over take over the devices of the plan that the planner
-    makes for the others (`penstock.plan.rescheduled`).
+    Schedules that a published planner does not know take over the devices of the plan that it
+    makes for those that it knows (`penstock.search.rescheduled`).
 
     Raises:
         BadInput: no planner has the name.
@@ -86,7 +48,7 @@ def find_plan(
     """
     named(PLANNERS, planner, "planner")
     others = [name for name in problem.schedules if not searched_by_planners(name)]
-    if not others:
+    if planner == "search" or not others:
         return searched_plan(problem, planner, score, limit, tell)
     known = tuple(name for name in problem.schedules if searched_by_planners(name))
     base = replace(problem, schedules=known or PlanningProblem.schedules)
@@ -101,6 +63,8 @@ def find_plan(
     except Infeasible:
         wide = roomy(base)
         tell_first = without_plans(tell) if tell else None
+        if limit:
+            limit = replace(limit, seconds=max(0.0, deadline_s - limit.clock()))
         first = searched_plan(wide, planner, make_score(wide), limit, tell_first)
     for name in others:
         best = min(found, key=score, default=None)

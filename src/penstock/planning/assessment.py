@@ -1,16 +1,18 @@
 """What a plan promises: the simulator's prediction beside a proven bound and simpler ways."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
+from penstock.bounds.lower_bound import LowerBound, gap, lower_bound
 from penstock.document import Json
 from penstock.errors import Infeasible
-from penstock.plan.bounds import LowerBound, gap, lower_bound
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.spp_bound import spp_bound_s
+from penstock.planners.spp.bound import spp_bound_s
 from penstock.planning.answers import find_plan
+from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
@@ -34,7 +36,9 @@ class Baselines:
 class PlannedPipeline:
     """A plan with what the simulator promises of it.
 
-    ``spp_bound_s`` is the time in which the plan's stages are done in SPP's order of work.
+    ``spp_bound_s`` is the time in which the plan's stages are done in SPP's order of work. Where
+    batches have different lengths, ``prediction`` is that of the mean costs, which the bound is of,
+    and ``by_length`` has what each length takes.
     """
 
     plan: Plan
@@ -42,6 +46,7 @@ class PlannedPipeline:
     bound: LowerBound
     baselines: Baselines
     spp_bound_s: float
+    by_length: tuple[LengthPrediction, ...] = ()
 
     @property
     def lower_bound_s(self) -> float:
@@ -71,6 +76,8 @@ class PlannedPipeline:
     def to_json(self, planning_s: float) -> dict[str, Json]:
         """The keys that the command line promises; what is infinite becomes null."""
         stages = plan_to_json(self.plan)["stages"]
+        by_length: list[Json] = [found.to_json() for found in self.by_length]
+        lengths = {"expected_s": expected_s(self.by_length), "by_length": by_length}
         return {
             "planner": self.plan.planner,
             "schedule": self.plan.schedule,
@@ -80,6 +87,7 @@ class PlannedPipeline:
             "iteration_s": self.prediction.iteration_s,
             "lower_bound_s": finite(self.lower_bound_s),
             "bound_argument": self.bound.argument,
+            "bound_covers": self.bound.covers,
             "gap": finite(self.gap),
             "spp_bound_s": finite(self.spp_bound_s),
             "bubble": self.prediction.bubble,
@@ -87,6 +95,7 @@ class PlannedPipeline:
             "planning_s": planning_s,
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
+            **(lengths if by_length else {}),
         }
 
 
@@ -134,16 +143,17 @@ def assess_plan(
     plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: LowerBound | None = None
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
-    prediction = simulate_plan(
+    simulate = partial(
+        simulate_plan,
         plan,
-        problem.profile,
-        problem.cluster,
+        cluster=problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
     return PlannedPipeline(
         plan,
-        prediction,
+        simulate(problem.profile),
         bound or lower_bound(problem),
         baselines,
         spp_bound_s(problem, plan),
+        predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
     )

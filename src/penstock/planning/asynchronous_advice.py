@@ -10,9 +10,11 @@ from math import inf, isfinite
 
 from penstock.document import Json
 from penstock.errors import BadInput
+from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.assessment import PlannedPipeline
-from penstock.schedule.registry import ASYNCHRONOUS
+from penstock.schedule.registry import FAMILIES
+from penstock.search.rescheduled import recut
 from penstock.simulate.simulation import simulate_plan
 from penstock.words import percent_text
 
@@ -65,17 +67,20 @@ def without_flush(
 ) -> tuple[WithoutFlush, ...]:
     """The plan's stages in steady state without a flush, for every optimizer that was measured.
 
-    Nothing for a plan of one stage, one that holds several stages on a device, or one that does not
-    flush anyway. An update then comes after as few micro-batches as the schedule's source has it.
+    Nothing for a plan of one stage, or one that does not flush anyway. Where a device holds several
+    stages, the layers are cut anew, one stage on each set of devices. An update then comes after as
+    few micro-batches as the schedule's source has it.
 
     With ``only_paying`` what does not pay is left out; where the plan idles too little for that it
     is not even simulated, which takes many times as long as an iteration of the plan.
     """
     plan = planned.plan
-    if len(plan.stages) < 2 or plan.schedule in ASYNCHRONOUS:
+    if len(plan.stages) < 2 or not FAMILIES[plan.schedule].flushes:
         return ()
-    if len(plan.device_groups) != len(plan.stages) or plan.mirrored:
+    if len(plan.device_groups) == 1:
         return ()
+    if plan.placement or plan.mirrored:
+        plan = recut(problem, bare(plan), "straight", 1)
     # The devices are busy for this part of an iteration, and have as much to do without a flush.
     busy = 1.0 - planned.prediction.bubble
     found: list[WithoutFlush] = []
@@ -84,7 +89,7 @@ def without_flush(
             continue
         try:
             prediction = simulate_plan(
-                replace(plan, schedule=schedule),
+                replace(bare(plan), schedule=schedule),
                 problem.profile,
                 problem.cluster,
                 optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
@@ -96,6 +101,11 @@ def without_flush(
         gain = planned.prediction.iteration_s / prediction.steady_s
         found.append(WithoutFlush(optimizer, schedule, gain, prediction.fits, samples))
     return tuple(option for option in found if option.pays or not only_paying)
+
+
+def bare(plan: Plan) -> Plan:
+    """The plan under a schedule that is told nothing of its costs."""
+    return replace(plan, schedule="1f1b", costs=(), memory_bytes=())
 
 
 def advice_words(options: Sequence[WithoutFlush]) -> str:

@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from penstock.bounds.lower_bound import lower_bound
 from penstock.document import Json
 from penstock.errors import Infeasible
-from penstock.plan.bounds import lower_bound
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.registry import PLANNERS
-from penstock.plan.search_step import SearchStep
 from penstock.planning.answers import TimeLimit
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
-from penstock.planning.questions import named
+from penstock.planning.questions import AUTO, SETS, named, schedules_named
 from penstock.planning.time_limit import TimeIsUp, plan_within
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
+from penstock.search.registry import PLANNERS
+from penstock.search.step import SearchStep
 from penstock.simulate.score import make_score
 
 __all__ = [
@@ -27,9 +27,6 @@ __all__ = [
     "compare_plans",
     "require_a_plan",
 ]
-
-AUTO = "auto"
-"""Instead of a schedule: the planner chooses among those that the problem allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +93,19 @@ def compare_plans(
         BadInput: an unknown planner or schedule.
     """
     check_names(planners, schedules)
-    allowed = {name: problem.schedules if name == AUTO else (name,) for name in schedules}
+    allowed = {
+        (planner, name): schedules_named(name, planner)
+        for planner in planners
+        for name in schedules
+    }
     every = tuple(dict.fromkeys(name for names in allowed.values() for name in names))
     # One bound, which holds for every row.
     bound = lower_bound(replace(problem, schedules=every))
     baselines = baselines_of(problem, make_score(problem))
     for schedule in schedules:
-        narrowed = replace(problem, schedules=allowed[schedule])
-        score = make_score(narrowed)
+        score = make_score(problem)
         for planner in sorted(planners, key=lambda name: name == "search"):
+            narrowed = replace(problem, schedules=allowed[planner, schedule])
             start_s = clock()
             listen = None if tell is None else teller(tell, planner)
             limit = TimeLimit(limit_s, clock) if limit_s < inf else None
@@ -122,7 +123,7 @@ def check_names(planners: Sequence[str], schedules: Sequence[str]) -> None:
     for planner in planners:
         named(PLANNERS, planner, "planner")
     for schedule in schedules:
-        named({AUTO: AUTO, **SCHEDULES}, schedule, "schedule")
+        named(dict.fromkeys((*SETS, *FAMILIES)), schedule, "schedule")
 
 
 def answer_of(

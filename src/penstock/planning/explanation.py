@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from penstock.document import Json
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.rescheduled import searched_by_planners
 from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.memory_limits import Change, Fullness, best_forbidden, fullest_of
 from penstock.planning.path_shares import (
@@ -16,9 +15,11 @@ from penstock.planning.path_shares import (
     ShareKind,
     Utilisation,
     all_reduces,
+    busiest_stage,
     path_shares,
     utilisations,
 )
+from penstock.search.rescheduled import searched_by_planners
 from penstock.timeline.critical_path import critical_path, seconds_on_path
 from penstock.words import percent_text, seconds_text, size_text
 
@@ -79,11 +80,11 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
     """
     timeline, plan = planned.prediction.timeline, planned.plan
     shares = path_shares(timeline, problem.cluster)
-    by_kind = seconds_on_path(critical_path(timeline))
+    path = critical_path(timeline)
+    by_kind = seconds_on_path(path)
     used = utilisations(timeline, problem.cluster)
-    links = [u for u in used if not u.resource.startswith("computing")]
-    centre = next((s.where for s in shares if s.kind == "compute"), "stage 0")
-    stage, is_searched = int(centre.removeprefix("stage ")), searched_by_planners(plan.schedule)
+    links = [u for u in used if u.carries]
+    stage, is_searched = max(0, busiest_stage(path)), searched_by_planners(plan.schedule)
     peaks = {device: planned.prediction.peak_memory_bytes[device] for device in plan.devices}
     return Explanation(
         planner=plan.planner,

@@ -17,6 +17,7 @@ __all__ = [
     "ShareKind",
     "Utilisation",
     "all_reduces",
+    "busiest_stage",
     "path_shares",
     "utilisations",
 ]
@@ -36,6 +37,9 @@ ShareKind: TypeAlias = Literal[
 SHARE_KINDS: tuple[ShareKind, ...] = get_args(ShareKind)
 """All kinds, in the order in which they are drawn."""
 
+
+NETWORK = ("SEND", "RECV", "REDUCE")
+"""Events that engines, links and ports carry."""
 
 NOTHING = 1e-9
 """A share below this part of the iteration is rounding."""
@@ -72,10 +76,14 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """A resource and the share of the iteration in which it is occupied."""
+    """A resource and the share of the iteration in which it is occupied.
+
+    ``carries`` tells engines, links and ports from devices that compute.
+    """
 
     resource: str
     share: float
+    carries: bool = False
 
 
 def path_shares(timeline: Timeline, cluster: Cluster) -> tuple[PathShare, ...]:
@@ -181,7 +189,10 @@ def utilisations(timeline: Timeline, cluster: Cluster) -> tuple[Utilisation, ...
     for event in timeline.events:
         for resource in resources_of(event, cluster, hosts_of):
             users[resource].append(event)
-    shares = [Utilisation(name, covered_s(events) / end_s) for name, events in users.items()]
+    shares = [
+        Utilisation(name, covered_s(events) / end_s, events[0].kind in NETWORK)
+        for name, events in users.items()
+    ]
     return tuple(sorted(shares, key=lambda u: -u.share))
 
 

@@ -10,10 +10,12 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice
 from penstock.profile.model_profile import ModelProfile
-from penstock.schedule.registry import ASYNCHRONOUS, PROVEN_BY_SEARCH, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import check_plan_fits_inputs
 
 __all__ = [
+    "AUTO",
+    "SETS",
     "named",
     "planning_problem",
     "problem_of_plan",
@@ -23,8 +25,15 @@ __all__ = [
 
 Value = TypeVar("Value")
 
-ANY = "any"
-"""Instead of a schedule: whichever is the fastest of the synchronous ones."""
+AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"
+"""Instead of schedules: those that a planner chooses among by itself, all synchronous ones, and of
+those that the runtime carries out the ones that never split a backward."""
+
+SETS = (AUTO, ANY, WHOLE)
+"""Names that stand for several schedules."""
+
+NOT_RUN = frozenset({"fbp-as"})
+"""Synchronous schedules that the runtime does not carry out: forwards beside backwards."""
 
 
 def named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
@@ -49,6 +58,7 @@ def planning_problem(
     batch: int,
     *,
     micro_batch_size: int = 0,
+    planner: str = "",
     schedule: str = "auto",
     recompute: RecomputeChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
@@ -56,13 +66,13 @@ def planning_problem(
 ) -> PlanningProblem:
     """The question for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
-    ``schedule`` "auto" leaves the choice among those that planners choose stages for, "any" among
-    all that give the gradients of one device. ``max_stages`` 0 allows any number of stages.
+    ``schedule`` is explained in `schedules_named`. ``planner`` is for schedule "auto": `search`
+    chooses among more than the others. ``max_stages`` 0 allows any number of stages.
 
     Raises:
         BadInput: an unknown schedule, or sizes that do not go together.
     """
-    schedules = schedules_named(schedule)
+    schedules = schedules_named(schedule, planner)
     sizes = (micro_batch_size,) if micro_batch_size else divisors(batch)
     return PlanningProblem(
         profile=profile,
@@ -76,33 +86,44 @@ def planning_problem(
     )
 
 
-def schedules_named(schedule: str) -> tuple[str, ...]:
-    """The schedules that a plan may use where it is asked for ``schedule``.
+def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
+    """The schedules that a plan of ``planner`` may use where it is asked for ``schedule``.
+
+    One name or several with commas between them. "auto" are those that the planner chooses among
+    by itself: `search` all that the runtime carries out and that give the gradients of one device,
+    any other planner those that it finds stages for. "whole-backwards" are those of the former that
+    never split a backward. "any" are all that give the gradients of one device.
 
     Raises:
         BadInput: an unknown schedule.
     """
-    if schedule == "auto":
-        return PlanningProblem.schedules
-    if schedule == ANY:
-        return tuple(dict.fromkeys((*PlanningProblem.schedules, *synchronous_schedules())))
-    named({"auto": None, ANY: None, **SCHEDULES}, schedule, "schedule")
-    return (schedule,)
+    found: list[str] = []
+    for name in (part.strip() for part in schedule.split(",")):
+        if name == AUTO and planner != "search":
+            found += PlanningProblem.schedules
+        elif name in SETS:
+            every = (*PlanningProblem.schedules, *synchronous_schedules())
+            run = [one for one in every if name == ANY or one not in NOT_RUN]
+            found += [one for one in run if name != WHOLE or not FAMILIES[one].splits]
+        else:
+            named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
+            found.append(name)
+    return tuple(dict.fromkeys(found))
 
 
 def synchronous_schedules() -> tuple[str, ...]:
     """Every schedule that flushes before it updates weights, but for what searches for a proof."""
-    return tuple(name for name in SCHEDULES if name not in ASYNCHRONOUS | PROVEN_BY_SEARCH)
+    return tuple(n for n, family in FAMILIES.items() if family.flushes and not family.proves)
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
-    """The question that ``plan`` answers: any micro-batch size, planners' schedules and its own.
+    """The question that ``plan`` answers: any micro-batch size, the schedules of its planner.
 
     Raises:
         BadInput: the plan does not fit to the profile or the cluster.
     """
     check_plan_fits_inputs(plan, profile, cluster)
-    problem = planning_problem(profile, cluster, plan.global_batch)
+    problem = planning_problem(profile, cluster, plan.global_batch, planner=plan.planner)
     # The bound of the question must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))
 

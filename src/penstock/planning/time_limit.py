@@ -9,8 +9,8 @@ from types import FrameType
 
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.search_step import SearchStep
 from penstock.planning.answers import TimeLimit, find_plan
+from penstock.search.step import SearchStep
 
 __all__ = ["TimeIsUp", "plan_within"]
 

@@ -19,13 +19,13 @@ from penstock.document import Json
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.rescheduled import ANY_PLACEMENT, priced, recut
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
 from penstock.planning.questions import named, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
-from penstock.schedule.placement import PlacementStyle, placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES, TWO_ROUNDS
+from penstock.schedule.placement import placement_of_style
+from penstock.schedule.registry import FAMILIES
+from penstock.search.rescheduled import priced, recut
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.timeline.timeline import Timeline
@@ -69,7 +69,7 @@ def read_what_if(
         BadInput: a change that cannot be read, or an unknown schedule.
     """
     if schedule:
-        named(SCHEDULES, schedule, "schedule")
+        named(FAMILIES, schedule, "schedule")
     words = [
         *([f"link bandwidth {link_bandwidth}"] if link_bandwidth else []),
         *([f"link latency {link_latency}"] if link_latency else []),
@@ -126,13 +126,13 @@ def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
 
 def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
     """The plan with as many stages a device as ``schedule`` holds, cut anew where it had others."""
-    style: PlacementStyle = PLACEMENT_STYLES.get(schedule, "straight")
+    family = FAMILIES[schedule]
+    style = family.placement
     groups, stages = len(plan.device_groups), len(plan.stages)
-    if schedule in ANY_PLACEMENT:
+    if family.is_searched:
         return plan
     rounds = 1 if style in ("straight", "mirrored") else max(2, stages // groups)
-    if schedule in TWO_ROUNDS:
-        rounds = 2
+    rounds = family.rounds or rounds
     needed, layers = rounds * groups, len(problem.profile.layers)
     if needed > layers:
         raise BadInput(

@@ -1,6 +1,6 @@
 """How fast any order can be: a lower bound on the makespan, proven for every valid schedule.
 
-The proofs rest on one lemma, which also lets `penstock.schedule.exact` look at few orders.
+The proofs rest on one lemma, which also lets `penstock.schedule.searched.exact` look at few orders.
 
 *Lemma (micro-batches in order).* Take a valid schedule without recomputes. On every stage and for
 every kind of action, give the ``k``-th of its places in time to the ``k``-th micro-batch (where the

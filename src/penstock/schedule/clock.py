@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import BadInput
+from penstock.kernels import compiled
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
-from penstock.schedule.clock_loop import FORWARD, GRADIENT, RECOMPUTE, ROWS, compiled_play, play
+from penstock.schedule.clock_loop import FORWARD, GRADIENT, RECOMPUTE, ROWS, play
 from penstock.schedule.concurrent_clock import spans_side_by_side
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
@@ -43,7 +44,7 @@ class Times:
 def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
     """Seconds of one iteration, without the optimizer's step.
 
-    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=3, micro_batches=4)
     >>> makespan_s(one_f_one_b(shape), shape)
     18.0
@@ -117,7 +118,7 @@ def play_as_far_as_possible(
     start = np.full(len(kind), inf)
     flat = (first, kind, stage, micro, seconds, transfers_s(shape), ends, home)
     if len(kind) > FEW_ACTIONS:
-        return streams, start, compiled_play()(stages, micro_batches, *flat, start)
+        return streams, start, compiled(play)(stages, micro_batches, *flat, start)
     listed = start.tolist()
     reached = play(stages, micro_batches, *(values.tolist() for values in flat), listed)
     return streams, np.array(listed), reached
@@ -145,7 +146,7 @@ def memory_peaks_bytes(schedule: Schedule, shape: PipelineShape) -> tuple[float,
     A forward saves when it starts; I frees what W does not need, and B or W the rest, at its end.
     A stage that recomputes is counted as if it saved all from its forward on.
 
-    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=3, micro_batches=8)
     >>> memory_peaks_bytes(one_f_one_b(shape), shape)
     (3.0, 2.0, 1.0)

@@ -1,12 +1,11 @@
 """Plays orders as soon as possible: one loop, run as it is for few actions, compiled for many."""
 
-# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
 from collections.abc import Callable
-from functools import cache
 
-__all__ = ["FORWARD", "GRADIENT", "RECOMPUTE", "ROWS", "compiled_play", "play"]
+__all__ = ["FORWARD", "GRADIENT", "RECOMPUTE", "ROWS", "play"]
 
 FORWARD, GRADIENT, RECOMPUTE = range(3)
 ROWS = 3
@@ -75,11 +74,3 @@ def play_streams(
 
 play: Callable[..., list[int]] = play_streams
 """`play_streams`, with a type."""
-
-
-@cache
-def compiled_play() -> Callable[..., list[int]]:
-    """`play`, compiled when first asked for: loading numba takes longer than playing a little."""
-    import numba
-
-    return numba.njit(cache=True)(play_streams)

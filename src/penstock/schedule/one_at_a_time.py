@@ -17,7 +17,7 @@ def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
 
     A schedule that is not concurrent stays as it is.
 
-    >>> from penstock.schedule.bapipe_orders import fbp_as
+    >>> from penstock.schedule.families.bapipe_orders import fbp_as
     >>> from penstock.schedule.shape import StageCost
     >>> slow, quick = StageCost(2.0, 2.0, 2.0), StageCost(1.0, 1.0, 1.0)
     >>> shape = PipelineShape(stages=2, micro_batches=4, costs=(slow, quick))

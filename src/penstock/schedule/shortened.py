@@ -19,7 +19,7 @@ def shortened(schedule: Schedule, shape: PipelineShape) -> Schedule:
     What is left keeps its order, so it cannot deadlock, messages keep theirs, and nothing holds
     more than before. No search is repeated, and no family can refuse.
 
-    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> whole = one_f_one_b(PipelineShape(stages=3, micro_batches=8))
     >>> print(shortened(whole, PipelineShape(stages=3, micro_batches=4)))
     stage 0   F0 F1 F2 B0 F3 B1 B2 B3

@@ -155,7 +155,7 @@ def check_limits(schedule: Schedule, shape: PipelineShape) -> None:
 def excess(schedule: Schedule, shape: PipelineShape) -> str:
     """The first limit of the shape that a schedule does not keep, in words; empty if none.
 
-    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> deep = one_f_one_b(PipelineShape(stages=2, micro_batches=4))
     >>> excess(deep, PipelineShape(stages=2, micro_batches=4, in_flight_limit=(1, 1)))
     'holds 2 on stage 0, whose in-flight limit is 1'
@@ -179,7 +179,7 @@ def excess(schedule: Schedule, shape: PipelineShape) -> str:
 def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]:
     """For each stage the most micro-batches between forward and the end of backward (B or W).
 
-    >>> from penstock.schedule.early_backward import one_f_one_b
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=3, micro_batches=8)
     >>> in_flight_peaks(one_f_one_b(shape), shape)
     (3, 2, 1)

@@ -1,0 +1,57 @@
+"""Planning as one call from Python; unlike `penstock.planning` it reads the clock."""
+
+from time import perf_counter
+
+from penstock.cluster.cluster import Cluster
+from penstock.plan.plan import Plan
+from penstock.plan.problem import RecomputeChoice
+from penstock.planning.answers import TimeLimit
+from penstock.planning.questions import planning_problem
+from penstock.planning.time_limit import plan_within
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.score import make_score
+
+__all__ = ["plan_pipeline"]
+
+
+def plan_pipeline(
+    profile: ModelProfile,
+    cluster: Cluster,
+    batch: int,
+    *,
+    planner: str = "search",
+    micro_batch_size: int = 0,
+    schedule: str = "auto",
+    recompute: RecomputeChoice = "auto",
+    optimizer_bytes_per_parameter_byte: float = 2.0,
+    max_stages: int = 0,
+    time_limit_s: float = 0.0,
+) -> Plan:
+    """The best plan that a planner finds for training ``profile`` on ``cluster``.
+
+    ``batch`` is the number of samples of an iteration, ``micro_batch_size`` 0 tries every divisor
+    of it, ``schedule`` is explained in
+    `penstock.planning.questions.schedules_named`, ``max_stages`` 0 any number of stages.
+    ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
+
+    After ``time_limit_s`` (0: no limit) the best plan so far is the answer; one that fits is found
+    first, however long that takes. The limit holds to within a quarter in the main thread, where an
+    alarm (``SIGALRM``) stops what does not look at the clock; elsewhere it waits for that.
+
+    Raises:
+        BadInput: an unknown planner or schedule, or sizes that do not go together.
+        Infeasible: nothing fits; the message says what would.
+    """
+    problem = planning_problem(
+        profile,
+        cluster,
+        batch,
+        micro_batch_size=micro_batch_size,
+        planner=planner,
+        schedule=schedule,
+        recompute=recompute,
+        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        max_stages=max_stages,
+    )
+    limit = TimeLimit(time_limit_s, perf_counter) if time_limit_s else None
+    return plan_within(problem, planner, make_score(problem), limit=limit)

@@ -1,0 +1,1 @@
+"""Lower bounds of iteration time, apart from all planners."""

@@ -1,0 +1,249 @@
+"""Seconds that no order of work of one plan beats: fast enough to ask for every plan."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
+from weakref import ref
+
+from penstock.bounds.links import links_to_others
+from penstock.bounds.tables import floor_of, has_rows
+from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_ways
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.profile.model_profile import Edge, ModelProfile
+
+__all__ = ["plan_bound_s"]
+
+MOST_ANSWERS = 100_000
+"""So many answers are kept of each sort."""
+
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the bounds of all plans of a problem share.
+
+    ``sums``: of forward fixed, per sample, backward fixed, per sample, parameter bytes, over the
+    first layers. ``near``: for each cut the tensors made right before it, each with its nearest
+    reader. ``receive_rates``: each device's best link. ``bucket_s``, ``stages``
+    and ``messages``: answers that are known.
+    """
+
+    sums: tuple[tuple[float, ...], ...]
+    near: tuple[tuple[Edge, ...], ...]
+    receive_rates: tuple[float, ...]
+    bucket_s: dict[tuple[int, ...], float]
+    stages: dict[tuple[object, ...], tuple[float, ...]]
+    messages: dict[tuple[object, ...], tuple[float, ...]]
+
+
+prepared: dict[int, tuple[ref[PlanningProblem], Prepared]] = {}
+
+
+def prepare(problem: PlanningProblem) -> Prepared:
+    """The figures of ``problem``, kept while it is."""
+    kept = prepared.get(id(problem))
+    if kept and kept[0]() is problem:
+        return kept[1]
+    key, layers = id(problem), problem.profile.layers
+    figures = (
+        [layer.forward_s.fixed for layer in layers],
+        [layer.forward_s.per_sample for layer in layers],
+        [layer.backward_s.fixed for layer in layers],
+        [layer.backward_s.per_sample for layer in layers],
+        [float(layer.parameter_bytes) for layer in layers],
+    )
+    rates, _ = links_to_others(problem.cluster)
+    made = Prepared(
+        sums=tuple(tuple(accumulate(figure, initial=0.0)) for figure in figures),
+        near=near_edges(problem.profile),
+        receive_rates=tuple(rates.max(axis=0).tolist()),
+        bucket_s={},
+        stages={},
+        messages={},
+    )
+    prepared[key] = (ref(problem, lambda _: prepared.pop(key, None)), made)
+    return made
+
+
+def near_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
+    """For each cut the tensors of the layer right before it, with their nearest readers."""
+    nearest: list[dict[str, Edge]] = [{} for _ in range(len(profile.layers) + 1)]
+    for edge in sorted(profile.edges, key=lambda edge: edge.consumer):
+        nearest[edge.producer + 1].setdefault(edge.tensor, edge)
+    return tuple(tuple(edges.values()) for edges in nearest)
+
+
+def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
+    """Seconds that no order of whole forwards and backwards can beat for ``plan``.
+
+    The largest over the stages, with ``A`` the forwards of the fastest replica of every earlier
+    stage, ``P = F + B`` of the slowest of this one, ``D`` the seconds its links receive of each
+    micro-batch:
+
+        A + M * P + W              busy between fill and what follows the last backward
+        A + M * P - B + T          its gradients: T from the start of the last backward on
+        A + M * D + B + W          its links
+
+    ``T = max(B, B until the first bucket is full + all-reduce) + step``, and ``W`` becomes
+    ``max(T, B + W)`` from stage to stage: the drain, or the all-reduce of an earlier stage that
+    only starts in it. Between single devices ``A`` and ``W`` count the messages too; ``D`` is of
+    the tensors made right before the cut.
+    """
+    known = prepare(problem)
+    batches = plan.micro_batches
+    bound_s = first_s = after_s = 0.0
+    before: Stage | None = None
+    for stage in plan.stages:
+        fast_s, back_s, fast_tail_s, slow_whole_s, slow_tail_s = stage_times(known, problem, stage)
+        if before is not None:
+            down_s, up_s, received_s = messages(known, problem, before, stage)
+            bound_s = max(bound_s, first_s + batches * received_s + back_s + up_s + after_s)
+            first_s += down_s
+            after_s += up_s
+        busy_s = batches * slow_whole_s
+        bound_s = max(bound_s, first_s + busy_s + max(after_s, slow_tail_s))
+        first_s += fast_s
+        after_s = max(fast_tail_s, back_s + after_s)
+        before = stage
+    return bound_s
+
+
+def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tuple[float, ...]:
+    """What `plan_bound_s` needs of a stage.
+
+    Least forward, backward, and time from the start of the last backward to the end, of any
+    replica; forward and backward of the slowest, and how much longer than its last backward its
+    gradients and step take.
+    """
+    key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
+    found = known.stages.get(key)
+    if found is None:
+        replicas = replica_times(known, problem, stage)
+        slow = max(replicas, key=lambda times: times.whole_s)
+        found = (
+            min(times.forward_s for times in replicas),
+            min(times.backward_s for times in replicas),
+            min(gradient_tail_s(known, problem, stage, times) for times in replicas),
+            slow.whole_s,
+            gradient_tail_s(known, problem, stage, slow) - slow.backward_s,
+        )
+        remember(known.stages, key, found)
+    return found
+
+
+def remember(answers: dict[Key, Answer], key: Key, answer: Answer) -> None:
+    """Keep an answer; start afresh where there are too many."""
+    if len(answers) >= MOST_ANSWERS:
+        answers.clear()
+    answers[key] = answer
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTimes:
+    """One micro-batch on one replica, and what its device and rows are."""
+
+    forward_s: float
+    backward_s: float
+    rows: int
+    speed: float
+
+    @property
+    def whole_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+def replica_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> list[ReplicaTimes]:
+    """The times of the replicas that differ."""
+    devices = problem.cluster.devices
+    lo, hi = stage.layers.start, stage.layers.stop
+    fixed_f, row_f, fixed_b, row_b = (sums[hi] - sums[lo] for sums in known.sums[:4])
+    kinds = {
+        (rows, devices[device].speed)
+        for device, rows in zip(stage.devices, stage.slices, strict=True)
+    }
+    return [
+        ReplicaTimes(
+            max(0.0, fixed_f + row_f * rows) / speed,
+            max(0.0, fixed_b + row_b * rows) / speed,
+            rows,
+            speed,
+        )
+        for rows, speed in kinds
+    ]
+
+
+def messages(
+    known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage
+) -> tuple[float, ...]:
+    """Least seconds of the messages between two stages: down, up, and received by some replica.
+
+    Only tensors of the layer right before the cut count, which are surely for this stage.
+    """
+    rows = sum(stage.slices)
+    key = (stage.layers.start, stage.layers.stop, before.devices, stage.devices, rows)
+    found = known.messages.get(key)
+    if found is None:
+        found = messages_of_cut(known, problem, before, stage, rows)
+        remember(known.messages, key, found)
+    return found
+
+
+def messages_of_cut(
+    known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage, rows: int
+) -> tuple[float, ...]:
+    """`messages`, worked out."""
+    edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
+    transfer_s = problem.cluster.transfer_s
+    if before.replicas == stage.replicas == 1:
+        one, other = before.devices[0], stage.devices[0]
+        back_rows = [rows if has_rows(edge) else 1 for edge in edges]
+        down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
+        up_s = sum(
+            transfer_s(other, one, edge.gradient_bytes.at(n))
+            for edge, n in zip(edges, back_rows, strict=True)
+        )
+        return down_s, up_s, down_s
+    rate = sum(known.receive_rates[device] for device in stage.devices)
+    if any(host.separate_links for host in problem.cluster.hosts):
+        # A device there receives from every sender at once.
+        rate *= before.replicas
+    floors = [floor_of(edge.bytes, rows) for edge in edges]
+    return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
+
+
+def gradient_tail_s(
+    known: Prepared, problem: PlanningProblem, stage: Stage, slow: ReplicaTimes
+) -> float:
+    """Least seconds from the start of the last backward to the end of the optimizer's step.
+
+    Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there.
+    """
+    lo, hi = stage.layers.start, stage.layers.stop
+    _, _, fixed, per_row, parameters = known.sums
+    size_bytes = parameters[hi] - parameters[lo]
+    fastest = max(problem.cluster.devices[device].speed for device in stage.devices)
+    step_s = size_bytes * problem.profile.step_s_per_byte / fastest
+    if stage.replicas == 1 or size_bytes <= 0:
+        return slow.backward_s + step_s
+    # The first bucket ends with the last layer from which on enough bytes are there.
+    full = bisect_right(parameters, parameters[hi] - BUCKET_BYTES) - 1
+    full = max(full, lo)
+    while full < hi - 1 and parameters[full + 1] == parameters[full]:
+        full += 1
+    ready_s = max(0.0, fixed[hi] - fixed[full] + (per_row[hi] - per_row[full]) * slow.rows)
+    reduce_s = size_bytes / BUCKET_BYTES * bucket_s(known, problem, stage)
+    return max(slow.backward_s, ready_s / slow.speed + reduce_s) + step_s
+
+
+def bucket_s(known: Prepared, problem: PlanningProblem, stage: Stage) -> float:
+    """Seconds to reduce one full bucket; smaller ones take more for each byte."""
+    if stage.devices not in known.bucket_s:
+        ways = all_reduce_ways(problem.cluster, stage.devices)
+        seconds = min(way.latency_s + way.s_per_byte * BUCKET_BYTES for way in ways)
+        known.bucket_s[stage.devices] = seconds
+    return known.bucket_s[stage.devices]

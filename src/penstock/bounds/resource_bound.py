@@ -1,0 +1,246 @@
+"""A bound that holds for every plan and every order: stages share devices, backwards are split.
+
+*The relaxation.* A plan is a chain of visits (`visits`) through the layers. Different
+sets of devices have none in common; each is counted at its first visit, its later ones are free of
+that. Every visit must fit within the asked time by itself (`own_terms`), and what all of them use
+must fit on the devices that were counted.
+
+*Prices.* On a set of ``r`` devices each of these is at most ``r T``: seconds of compute, with those
+in which they wait for their first work and for their last all-reduce; seconds of their links, the
+mean of both directions; seconds of all-reduce, times ``T / (T - F)``, since no gradient is complete
+before all forwards are done, at ``F`` at the earliest. So is every mean of the three. Which mean is
+a choice, one for each number of replicas; the cheapest chain then costs no more than any plan, and
+``T`` is too short if that is more than its devices have. No choice is wrong, only weak: the
+choices follow the answers of the chain (fictitious play, Brown 1951), a few steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.bounds.links import link_limits
+from penstock.bounds.resource_kernel import Reached, Steps, cheapest
+from penstock.bounds.shortened_chain import ShortenedChain, shortened
+from penstock.bounds.visit_terms import ROUNDING, Visits, reduced_layers, visits_of, worth
+from penstock.bounds.visits import Setting, full_speeds, traffic_of
+from penstock.kernels import compiled
+from penstock.plan.problem import PlanningProblem
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["Answer", "resource_bound"]
+
+Floats = npt.NDArray[np.float64]
+
+PRECISION = 2e-3
+MOST_STEPS, FEWEST_STEPS = 20, 2
+MOST_CELLS = 5e7
+"""Prices are learnt in so many steps; fewer where together they pass so many states and visits."""
+HOPELESS_STEPS, HOPELESS = 7, 0.4
+"""Prices are not learnt on where after so many steps so much of the devices' time is left."""
+
+SHARES = (0.0, 0.003, 0.02, 0.05, 0.1, 0.2)
+"""Shares of all work whose least layers are left out: each gives a bound, the largest counts."""
+
+CHAINS = 2
+MOST_LAYERS = 96
+"""So many chains are tried, the longest ones of at most so many layers."""
+
+MOST_DEVICES = 256
+"""On more devices the states are too many: there only what is known of each size counts."""
+
+MOST_GROWTH, ANY_TIME_S = 1e9, 1e100
+"""Where a time so many times the floor is not kept, it is asked whether any time is."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Seconds; the micro-batch size of the relaxed plan nearest to them, and what that uses."""
+
+    seconds: float
+    micro_batch_size: int
+    argument: str = ""
+
+
+def alone_at(visits: Visits, time_s: float) -> Floats:
+    """`Steps.alone_s`, infinite where nothing else fits beside a run on devices that must share."""
+    alone_s = visits.steps.alone_s.copy()
+    run = np.triu(np.ones(alone_s.shape[1:], dtype=bool), 1)
+    for way, shared in enumerate(visits.shared):
+        possible = run & (alone_s[way] <= time_s)
+        if shared is not None and possible.any():
+            least_s = shared.beside_s[:, possible].min(axis=1)
+            together_s = (shared.own_s + least_s[:, None, None]).max(axis=0)
+            alone_s[way] = np.where(together_s <= time_s, alone_s[way], inf)
+    return alone_s
+
+
+class Prices:
+    """The weights of the three resources for every number of replicas, and how they are learnt."""
+
+    def __init__(self, visits: Visits) -> None:
+        self.visits = visits
+        self.group = np.array([kind.replicas.fewest for kind in visits.kinds])
+        self.weights = np.zeros((len(visits.kinds), 3))
+        self.weights[:, 0] = 1.0
+        self.seen = np.zeros(len(visits.kinds))
+        self.kept_s, self.argument = inf, ""
+        # Sets of devices that are charged as fewer than they are may be all devices together.
+        grouped = any(kind.replicas.most > kind.replicas.fewest for kind in visits.kinds)
+        all_sums = visits.setting.speed_sums
+        self.speeds = np.full_like(all_sums, all_sums[-1]) if grouped else all_sums
+        tails_s = [reduced_layers(visits.setting, kind).min() for kind in visits.kinds]
+        self.tails_s = np.array(tails_s)
+        cells = visits.uses.compute.size * visits.setting.devices / 2
+        self.steps = int(min(MOST_STEPS, max(FEWEST_STEPS, MOST_CELLS / cells)))
+
+    def keep_within(self, time_s: float) -> bool:
+        """Whether some chain keeps ``time_s``, as far as the prices that are tried tell."""
+        visits, setting = self.visits, self.visits.setting
+        steps = visits.steps._replace(alone_s=alone_at(visits, time_s))
+        bar_s = time_s * (1 + ROUNDING)
+        for step in range(self.steps):
+            priced = self.priced(steps, time_s)
+            reached = compiled(cheapest)(priced, setting.devices, bar_s)
+            over = reached.price[-1].min(axis=1) - self.speeds * bar_s
+            taken = int(over.argmin())
+            if over[taken] > 0:
+                return False
+            self.learn(reached, taken, time_s)
+            if step >= HOPELESS_STEPS and over[taken] < -HOPELESS * self.capacity(time_s):
+                break
+        return True
+
+    def after_forwards(self, time_s: float) -> float:
+        """What a second of all-reduce counts: all of them come after the last forward."""
+        left_s = time_s - self.visits.setting.all_forwards_s
+        return min(time_s / left_s, 1e6) if left_s > 0 else 1e6
+
+    def priced(self, steps: Steps, time_s: float) -> Steps:
+        """``steps`` with the prices of the present weights."""
+        compute, links, reduced = (column[:, None, None] for column in self.weights.T)
+        uses, setting = self.visits.uses, self.visits.setting
+        price = compute * uses.compute + links * uses.links
+        price += reduced * self.after_forwards(time_s) * uses.reduce
+        first = np.array([not kind.again for kind in self.visits.kinds])
+        second = worth(setting) * self.group * self.weights[:, 0] * first
+        waiting = 0.0 * second if mirrored(self.visits) else second
+        return steps._replace(price=price, wait=waiting, idle=second * self.tails_s)
+
+    def learn(self, reached: Reached, taken: int, time_s: float) -> None:
+        """Raise, for each number of replicas in the chain, the price of what it uses most."""
+        layers, used = reached.price.shape[0] - 1, int(reached.price[-1, taken].argmin())
+        loads: dict[int, Floats] = {}
+        visits = 0
+        while layers:
+            way, first, before, then = reached.came[layers, taken, used].tolist()
+            load = np.array([table[way, first, layers] for table in self.visits.uses])
+            load[2] *= self.after_forwards(time_s)
+            number = int(self.group[way])
+            loads[number] = loads.get(number, np.zeros(3)) + load
+            layers, taken, used, visits = first, before, then, visits + 1
+        for number, load in loads.items():
+            mine = self.group == number
+            self.seen[mine] += 1
+            share = 1 / (1 + self.seen[mine][0])
+            most = np.eye(3)[int(load.argmax())]
+            self.weights[mine] = (1 - share) * self.weights[mine] + share * most
+        if time_s < self.kept_s:
+            self.kept_s, counts = time_s, sorted(loads)
+            self.argument = chain_words(
+                visits, counts, np.sum(list(loads.values()), axis=0), self.capacity(time_s)
+            )
+
+    def capacity(self, time_s: float) -> float:
+        """Seconds of a device of speed 1 that all devices have within a time."""
+        return float(self.visits.setting.speed_sums[-1]) * time_s
+
+
+def chain_words(visits: int, counts: Sequence[int], load: Floats, capacity: float) -> str:
+    """What the cheapest chain of visits uses of all devices.
+
+    >>> chain_words(3, [1, 2], np.array([3.0, 2.0, 0.0]), 4.0)
+    '3 visits of 1 to 2 devices take 75 % of the devices for compute, 50 % for links'
+    """
+    part = 100 / capacity if capacity > 0 else 0.0
+    compute, links, _ = (round(part * seconds) for seconds in load.tolist())
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    many = "visits" if visits > 1 else "visit"
+    device = "device" if counts[-1] == 1 else "devices"
+    return (
+        f"{visits} {many} of {number} {device} take {compute} % of the devices for compute, "
+        f"{links} % for links"
+    )
+
+
+def mirrored(visits: Visits) -> bool:
+    """Whether the ways are those of a mirrored pipeline."""
+    return any(kind.copies > 1 for kind in visits.kinds)
+
+
+def resource_bound(
+    problem: PlanningProblem, floors_s: dict[int, float], *, mirrored: bool = True
+) -> Answer:
+    """Seconds that no plan of ``problem`` beats in any order; ``floors_s`` are known by size.
+
+    Infinite where no plan fits in memory. Sizes whose floor is above the least found are left out.
+    """
+    limits, best = link_limits(problem.cluster), Answer(inf, 0)
+    speeds = tuple(full_speeds(problem.cluster))
+    for size in sorted(floors_s, key=floors_s.__getitem__):
+        if floors_s[size] >= best.seconds:
+            break
+        chains = (
+            chains_of(problem.profile, size) if len(problem.cluster.devices) <= MOST_DEVICES else []
+        )
+        relaxed: list[Prices] = []
+        for directions in (False, True) if mirrored else (False,):
+            for chain in chains:
+                setting = Setting(problem, chain, traffic_of(chain), limits, speeds, size)
+                relaxed.append(Prices(visits_of(setting, mirrored=directions)))
+        found_s = floors_s[size]
+        if chains:
+            found_s = least_kept(relaxed, len(chains), found_s, best.seconds)
+        if found_s < best.seconds:
+            nearest = min(relaxed, key=lambda prices: prices.kept_s, default=None)
+            best = Answer(found_s, size, nearest.argument if nearest else "")
+    return best
+
+
+def chains_of(profile: ModelProfile, rows: int) -> list[ShortenedChain]:
+    """The chains that are tried: a few of the longest that are not too long."""
+    every = {len(c.layers): c for c in (shortened(profile, share, rows) for share in SHARES)}
+    short = [length for length in sorted(every, reverse=True) if length <= MOST_LAYERS]
+    return [every[length] for length in short[:CHAINS]]
+
+
+def least_kept(relaxed: list[Prices], chains: int, floor_s: float, most_s: float) -> float:
+    """The least time that all chains of some direction keep, rounded down; at most ``most_s``."""
+
+    def kept(time_s: float) -> bool:
+        return any(
+            all(prices.keep_within(time_s) for prices in relaxed[first : first + chains])
+            for first in range(0, len(relaxed), chains)
+        )
+
+    least_s, enough_s, step = floor_s, most_s, 1 + 4 * PRECISION
+    if most_s < inf and not kept(most_s):
+        return most_s
+    if kept(least_s):
+        return least_s
+    while enough_s == inf:
+        if kept(least_s * step):
+            enough_s = least_s * step
+            break
+        least_s, step = least_s * step, step * step
+        if step > MOST_GROWTH:
+            return least_s if kept(ANY_TIME_S) else inf
+    while enough_s > least_s * (1 + PRECISION):
+        middle_s = (least_s * enough_s) ** 0.5
+        if kept(middle_s):
+            enough_s = middle_s
+        else:
+            least_s = middle_s
+    return least_s

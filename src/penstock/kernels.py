@@ -1,0 +1,248 @@
+"""Machine code of inner loops: the one way in which this package compiles.
+
+A kernel is a plain function on numbers, arrays and named tuples of arrays. What it calls is found
+by name among its module's own names, so a helper is a plain function too, and nothing but
+
+    from penstock.kernels import compiled
+
+    seconds = compiled(play_to_the_end)(whole, real)
+
+says that it is to be compiled: when first called, by numba, without Python's lock. The plain
+function stays as it is, so a test may run either.
+
+Machine code is kept on disk under a key made of the byte code of the kernel, of all that it calls
+and of the constants that they read: what is loaded is always what stands in the sources. It lies in
+``kernels`` of ``PENSTOCK_CACHE_DIR``, or of the user's cache directory; where nothing can be
+written, every process compiles for itself. Of each kernel the few keys used last are kept.
+"""
+
+# numba has no types: what it makes is unknown to a strict checker.
+# pyright: basic
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+from tempfile import NamedTemporaryFile
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, ParamSpec, TypeVar, cast
+
+__all__ = ["KeptCode", "cache_directory", "compiled", "copy_into", "fingerprint", "when_compiling"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+KEYS_KEPT = 4
+"""Of each kernel so many versions stay on disk: several checkouts may take turns."""
+
+kernels: dict[FunctionType, Any] = {}
+helpers: dict[FunctionType, Any] = {}
+listeners: list[Callable[[str], None]] = []
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` as machine code, compiled or read from disk when it is first called."""
+    kernel = kernels.get(cast("FunctionType", function))
+    return kernel or kernels.setdefault(function, made(cast("FunctionType", function)))
+
+
+def when_compiling(listener: Callable[[str], None]) -> None:
+    """Call ``listener`` with a kernel's name whenever one is compiled, which takes seconds."""
+    listeners.append(listener)
+
+
+def cache_directory() -> Path:
+    """Where machine code is kept between processes."""
+    chosen = os.environ.get("PENSTOCK_CACHE_DIR")
+    if chosen:
+        return Path(chosen) / "kernels"
+    place = os.environ.get("XDG_CACHE_HOME")
+    return (Path(place) if place else Path.home() / ".cache") / "penstock" / "kernels"
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """``target[:] = source`` for compiled code.
+
+    The assignment itself may refuse, with the shapes in words: compiling that takes a second.
+    """
+    for i in range(len(source)):
+        target[i] = source[i]
+
+
+def made(function: FunctionType) -> Any:
+    """A kernel that numba compiles when it is called."""
+    import numba
+
+    kernel: Any = numba.njit(nogil=True)(with_helpers(function))
+    kernel._cache = KeptCode(function)
+    return kernel
+
+
+def helper(function: FunctionType) -> Any:
+    """What a kernel calls, only ever called by compiled code: it needs no way in from Python."""
+    import numba
+
+    if function not in helpers:
+        plain = with_helpers(function)
+        options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        helpers[function] = numba.njit(**options)(plain)
+    return helpers[function]
+
+
+def with_helpers(function: FunctionType) -> FunctionType:
+    """A copy of ``function`` that calls compiled functions instead of plain ones."""
+    names = dict(function.__globals__)
+    for name, value in names_read(function):
+        if isinstance(value, FunctionType) and are_together(value, function):
+            names[name] = helper(value)
+    copy = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    return copy
+
+
+def are_together(one: Any, other: Any) -> bool:
+    """Whether both stand in one package, whose sources decide together what the code is."""
+    return one.__module__.partition(".")[0] == other.__module__.partition(".")[0]
+
+
+def names_read(function: FunctionType) -> list[tuple[str, Any]]:
+    """The module's names that a function may read, with their values."""
+    known = function.__globals__
+    return [(name, known[name]) for name in sorted(names_in(function.__code__)) if name in known]
+
+
+def names_in(code: CodeType) -> set[str]:
+    """All names in the code of a function and of functions inside it."""
+    inner = [names_in(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def fingerprint(function: Callable[..., Any]) -> str:
+    """A hash that changes with a function's code, and with that of all it calls and reads."""
+    import llvmlite
+    import numba
+    import numpy
+
+    parts: dict[Any, str] = {}
+    describe_function(cast("FunctionType", function), parts)
+    versions = (sys.version_info[:2], numba.__version__, llvmlite.__version__, numpy.__version__)
+    return sha256(repr((versions, *parts.values())).encode()).hexdigest()[:24]
+
+
+def describe_function(function: FunctionType, parts: dict[Any, str]) -> None:
+    """Add a function and what it reads to ``parts``, each once."""
+    if function in parts:
+        return
+    parts[function] = ""  # stands for itself while what it calls is described
+    defaults = (function.__defaults__, function.__kwdefaults__)
+    read = [(name, describe(value, function, parts)) for name, value in names_read(function)]
+    cells = [describe(c.cell_contents, function, parts) for c in function.__closure__ or ()]
+    parts[function] = repr((function.__qualname__, code_text(function.__code__), defaults, read))
+    parts[function] += repr(cells)
+
+
+def code_text(code: CodeType) -> str:
+    """What a function does, without where it stands."""
+    constants = [
+        code_text(part)
+        if isinstance(part, CodeType)
+        else repr(sorted(map(repr, part)) if isinstance(part, frozenset) else part)
+        for part in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants))
+
+
+def describe(value: Any, reader: FunctionType, parts: dict[Any, str]) -> str:
+    """What a name stands for, in words that are the same in every process."""
+    if isinstance(value, FunctionType) and are_together(value, reader):
+        describe_function(value, parts)
+        return value.__qualname__
+    if isinstance(value, ModuleType) and value.__name__.startswith(module_root(reader)):
+        known = {n: v for n, v in vars(value).items() if n in names_in(reader.__code__)}
+        return repr([(n, describe(v, reader, parts)) for n, v in sorted(known.items())])
+    if isinstance(value, bool | int | float | str | bytes | tuple | None):
+        return repr(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__} {getattr(value, '_fields', ())}"
+    definition = getattr(value, "_defn", None)  # of an intrinsic, which writes its own code
+    if isinstance(definition, FunctionType):
+        return describe(definition, reader, parts)
+    return getattr(value, "__name__", type(value).__qualname__)
+
+
+def module_root(function: FunctionType) -> str:
+    """The package that a function stands in."""
+    return function.__module__.partition(".")[0]
+
+
+class KeptCode:
+    """Machine code of one kernel on disk, in the way that numba asks for it.
+
+    One file for each key, types of arguments and processor, written beside and then renamed:
+    whichever process writes last wrote the same.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        function = cast("FunctionType", function)
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        self.directory = cache_directory() / self.name / fingerprint(function)
+
+    @property
+    def cache_path(self) -> str:
+        """Where the files are."""
+        return str(self.directory)
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """What was compiled for these arguments; None, and listeners hear it, where nothing was."""
+        from numba.core.compiler import CompileResult
+
+        target.refresh()
+        try:
+            parts = pickle.loads(self.file_of(signature, target.codegen()).read_bytes())
+            os.utime(self.directory)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            for listener in listeners:
+                listener(self.name)
+            return None
+        return CompileResult._rebuild(target, *parts)
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep what was compiled, and forget what was not used for long."""
+        from numba.core.serialize import dumps
+
+        path = self.file_of(signature, result.codegen)
+        content = dumps(result._reduce())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(content)
+            os.replace(file.name, path)
+            self.forget_old_keys()
+        except OSError:
+            return  # read-only, full, or tidied by another process: the next one compiles again
+
+    def file_of(self, signature: Any, codegen: Any) -> Path:
+        """The file for some types of arguments on this processor."""
+        types = tuple(type_text(one) for one in signature)
+        text = repr((types, codegen.magic_tuple()))
+        return self.directory / f"{sha256(text.encode()).hexdigest()[:24]}.code"
+
+    def forget_old_keys(self) -> None:
+        """Remove the directories of this kernel that were used longest ago."""
+        keys = sorted(self.directory.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in keys[:-KEYS_KEPT]:
+            rmtree(old, ignore_errors=True)
+
+
+def type_text(kind: Any) -> str:
+    """A type of numba in words; of a named tuple the names too, since code reads by place."""
+    inner = getattr(kind, "types", None)
+    if inner is None:
+        return str(kind)
+    return f"{kind} {getattr(kind, 'fields', ())} {[type_text(one) for one in inner]}"

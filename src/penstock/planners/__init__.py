@@ -1,0 +1,1 @@
+"""The published planners, one file or one small folder each."""

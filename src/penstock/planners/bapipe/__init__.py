@@ -1,0 +1,1 @@
+"""The planner of BaPipe (2020)."""

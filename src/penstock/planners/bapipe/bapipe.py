@@ -1,0 +1,79 @@
+"""BaPipe's planner: explores schedules, micro-batch sizes and balanced straight pipelines."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from penstock.errors import Infeasible
+from penstock.plan.candidate import Candidate
+from penstock.plan.infeasible import infeasible
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.planners.bapipe.pipeline import StraightPipeline
+from penstock.planners.data_parallel import one_stage_candidates
+from penstock.planners.spp.arrays import ProfileArrays, few_sizes
+from penstock.planners.spp.choice import best_of_few
+
+__all__ = ["bapipe"]
+
+TRIES = 1
+
+
+def bapipe(problem: PlanningProblem, score: Score) -> Plan:
+    """BaPipe's plan: a straight pipeline over all accelerators, or data parallelism.
+
+    For every schedule that the accelerators and the problem allow and every micro-batch size:
+    inter-layer partition in proportion to speed, coarse-grained where a boundary's transfer takes
+    longer than a stage computes, memory fine tuning, then the closed form of the schedule. Data
+    parallelism has ``M * P`` and one all-reduce that overlaps nothing. BaPipe's formulas choose
+    between the two kinds of plan, and the schedule of every micro-batch size; ``score`` chooses
+    among the sizes.
+
+    GPUs: 'early-backward' is 1F1B-SO and '1f1b' is 1F1B-SNO. FPGAs (`is_asynchronous` in
+    `penstock.planners.bapipe.pipeline`): '1f1b' is 1F1B-AS. FBP-AS runs a forward and a backward on
+    one device at the same time, as schedule 'fbp-as' does in the simulator; plans name
+    'early-backward' for it, the same order without that overlap. The split inside layers, for
+    FPGAs, counts in the estimate; the plan holds whole layers. BaPipe does not recompute: that is
+    tried only where nothing fits without, or where the problem demands it.
+
+    Source: Zhao et al., arXiv 2012.12544.
+
+    Raises:
+        Infeasible: no plan fits; the message says what would.
+    """
+    modes = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
+    every_size = tuple(sorted(problem.micro_batch_sizes))
+    for sizes in dict.fromkeys((few_sizes(problem), every_size)):
+        for recompute in modes:
+            few = replace(problem, micro_batch_sizes=sizes, recompute="on" if recompute else "off")
+            pipelines = list(pipeline_candidates(few, recompute=recompute))
+            whole = list(data_parallel_candidates(few))
+            kinds = sorted(
+                (found for found in (pipelines, whole) if found), key=lambda found: least_s(found)
+            )
+            for found in kinds:
+                try:
+                    return best_of_few(problem, found, score, planner="bapipe", tries=TRIES)
+                except Infeasible:
+                    continue
+    raise infeasible(problem, "bapipe")
+
+
+def least_s(found: list[Candidate]) -> float:
+    """The least estimate."""
+    return min(candidate.estimate_s for candidate in found)
+
+
+def data_parallel_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
+    """The whole model on every device; `one_stage_candidates` estimates just that."""
+    count = min(len(problem.cluster.devices), max(problem.micro_batch_sizes))
+    return one_stage_candidates(problem, count)
+
+
+def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterator[Candidate]:
+    """A balanced straight pipeline for every micro-batch size and schedule, where one fits."""
+    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
+    for size in problem.micro_batch_sizes:
+        for schedule in problem.schedules:
+            pipeline = StraightPipeline(arrays, size, schedule, recompute)
+            if cuts := pipeline.cuts():
+                yield Candidate(pipeline.plan(cuts), pipeline.estimate_s(cuts))

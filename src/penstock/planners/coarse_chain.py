@@ -1,0 +1,100 @@
+"""Long chains made short for planners whose time grows with the layers squared."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from penstock.plan.candidate import Candidate
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import crossing_table
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    ModelProfile,
+    SharedParameter,
+)
+
+__all__ = ["coarse_problem", "expanded", "likely_cuts"]
+
+
+def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
+    """Where to cut: anywhere in a short chain; in a long one where the fewest bytes cross.
+
+    Of a chain with more than ``most`` layers each of ``most`` equal parts of the work has one cut.
+    """
+    profile = problem.profile
+    layers = len(profile.layers)
+    if layers <= most:
+        return tuple(range(layers + 1))
+    size = max(problem.micro_batch_sizes)
+    costs = ((layer.forward_s + layer.backward_s).at(size) for layer in profile.layers)
+    work = list(accumulate(costs, initial=0.0))
+    crossing = crossing_table(profile, lambda edge: edge.bytes).at(size)
+    crossing = crossing + crossing_table(profile, lambda edge: edge.gradient_bytes).at(size)
+    best: dict[int, int] = {}
+    for cut in range(1, layers):
+        part = min(most - 1, int(work[cut] / max(work[-1], 1e-300) * most))
+        known = best.setdefault(part, cut)
+        if crossing[cut] < crossing[known]:
+            best[part] = cut
+    return (0, *sorted(best.values()), layers)
+
+
+def coarse_problem(problem: PlanningProblem, most: int) -> tuple[PlanningProblem, tuple[int, ...]]:
+    """The problem with the layers between `likely_cuts` joined, and those cuts."""
+    cuts = likely_cuts(problem, most)
+    if len(cuts) == len(problem.profile.layers) + 1:
+        return problem, cuts
+    stages = min(problem.max_stages, len(cuts) - 1)
+    return replace(problem, profile=joined(problem.profile, cuts), max_stages=stages), cuts
+
+
+def joined(profile: ModelProfile, cuts: Sequence[int]) -> ModelProfile:
+    """The profile with one layer for each run between cuts."""
+    place = [i for i, (lo, hi) in enumerate(pairwise(cuts)) for _ in range(lo, hi)]
+    edges: dict[tuple[str, int], Edge] = {}
+    for edge in profile.edges:
+        producer, consumer = place[edge.producer], place[edge.consumer]
+        if producer != consumer:
+            moved = replace(edge, producer=producer, consumer=consumer)
+            edges.setdefault((edge.tensor, consumer), moved)
+    shared = tuple(
+        SharedParameter(tied.name, tied.bytes, tuple(sorted({place[i] for i in tied.layers})))
+        for tied in profile.shared
+    )
+    runs = (profile.layers[lo:hi] for lo, hi in pairwise(cuts))
+    return replace(
+        profile,
+        layers=tuple(map(joined_layer, runs)),
+        edges=tuple(edges.values()),
+        shared=shared,
+        by_length=(),
+    )
+
+
+def joined_layer(run: Sequence[LayerCost]) -> LayerCost:
+    """Consecutive layers as one."""
+    workspaces = [layer.workspace_bytes for layer in run]
+    return LayerCost(
+        name=f"{run[0].name} ... {run[-1].name}",
+        forward_s=sum((layer.forward_s for layer in run), Affine()),
+        backward_input_s=sum((layer.backward_input_s for layer in run), Affine()),
+        backward_weight_s=sum((layer.backward_weight_s for layer in run), Affine()),
+        parameter_bytes=sum(layer.parameter_bytes for layer in run),
+        buffer_bytes=sum(layer.buffer_bytes for layer in run),
+        saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
+        workspace_bytes=Affine(
+            max(size.fixed for size in workspaces), max(size.per_sample for size in workspaces)
+        ),
+    )
+
+
+def expanded(candidates: Iterator[Candidate], cuts: Sequence[int]) -> Iterator[Candidate]:
+    """Candidates of a coarse problem as those of the problem itself."""
+    for candidate in candidates:
+        stages = tuple(
+            replace(stage, layers=range(cuts[stage.layers.start], cuts[stage.layers.stop]))
+            for stage in candidate.plan.stages
+        )
+        yield replace(candidate, plan=replace(candidate.plan, stages=stages))

@@ -1,0 +1,1 @@
+"""The planner of DAPPLE (PPoPP 2021)."""

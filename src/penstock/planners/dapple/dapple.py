@@ -1,0 +1,224 @@
+"""DAPPLE's planner: a search over layers planned and devices occupied, by a closed form."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, repeat
+from math import inf
+
+from penstock.kernels import compiled
+from penstock.plan.candidate import Candidate
+from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.run_tables import run_tables
+from penstock.planners.choice import best_candidate
+from penstock.planners.coarse_chain import coarse_problem, expanded
+from penstock.planners.dapple.arrays import (
+    GroupArrays,
+    LayerArrays,
+    LinkArrays,
+    StepArrays,
+    group_arrays,
+    layer_arrays,
+    link_arrays,
+    step_arrays,
+)
+from penstock.planners.dapple.groups import Groups
+from penstock.planners.dapple.kernel import explore, one_stage_s
+from penstock.planners.dapple.placement import occupancies
+
+__all__ = ["dapple", "dapple_candidates"]
+
+SLACK = 1.05
+"""Of a micro-batch size no plan is wanted whose closed form is so many times the best so far."""
+
+MOST_STAGES = 64
+"""Deeper pipelines are not tried, nor than 24 stages on more than 64 devices."""
+
+THREADS = 2
+"""Micro-batch sizes that are searched side by side."""
+
+MOST_LAYERS = 400
+"""Longer chains are made coarser."""
+
+
+def dapple(problem: PlanningProblem, score: Score) -> Plan:
+    """The best plan of DAPPLE's search (PPoPP 2021).
+
+    The state is how many layers are planned, and which devices their stages occupy; the rest of
+    the layers is provisionally one last stage on all devices left. From every state, the next
+    stage takes any number of layers and devices, the latter by three policies only (Fresh First,
+    Append First, Scatter First). Each plan is judged by `dapple_latency.latency_s`; of the plans
+    that lead to one state the best stays. It starts from pure data parallelism, and leaves out
+    what cannot be below the best so far, or does not fit in memory with the schedule's depth.
+
+        T(j, g)  = least L of   stages of layers 0..j on devices g  |  layers j..N on the others
+        T(j', g + g') = min over (j, g) and g' of L(best prefix of (j, g), j..j' on g', the rest)
+
+    Equal servers are interchangeable, so ``g`` counts devices of each server. The search is made
+    once for every micro-batch size, with depths of the first schedule allowed ('1f1b' is the
+    paper's P_A, 'early-backward' its P_B; another one only where neither is allowed). For every
+    size the best plan, and the best of two stages, are judged by ``score`` if they are within a
+    twentieth of the least closed form of all sizes, and so is data parallelism; the least score
+    wins. So the closed form decides the search, the score between a few plans, P_A and P_B.
+
+    Departures: where a micro-batch has fewer rows than devices are left, the last stage takes so
+    many only; where speeds differ, the search is also made without the slowest devices; on more
+    than 16 devices not all numbers of replicas are tried (see `dapple_placement.occupancies`), and
+    chains of more than `MOST_LAYERS` layers are cut at likely places only.
+
+    Raises:
+        Infeasible: nothing fits; the message says what would.
+    """
+    coarse, cuts = coarse_problem(problem, MOST_LAYERS)
+    candidates = expanded(dapple_candidates(coarse), cuts)
+    return best_candidate(problem, candidates, score, planner="dapple")
+
+
+def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
+    """The best plans of all micro-batch sizes, each with every schedule in which it fits."""
+    allowed = allowed_schedules(problem)
+    layers, links = layer_arrays(problem, run_tables(problem)), link_arrays(problem.cluster)
+    found: list[Found] = []
+    for speed in sorted({device.speed for device in problem.cluster.devices}):
+        groups = Groups(problem.cluster, occupancies(problem.cluster, speed))
+        searches = [
+            search_of(problem, layers, links, groups, size, allowed[0])
+            for size in problem.micro_batch_sizes
+        ]
+        found += searched(searches, min((each.seconds for each in found), default=inf))
+    least_s = min((each.seconds for each in found), default=inf)
+    for each in dict.fromkeys(found):
+        if each.seconds <= SLACK * least_s or len(each.stages) == 1:
+            for schedule in allowed:
+                plan = fitted_plan(problem, each.stages, schedule)
+                if plan is not None:
+                    yield Candidate(plan, each.seconds)
+
+
+def allowed_schedules(problem: PlanningProblem) -> list[str]:
+    """P_A and P_B as far as they are allowed, else what is allowed first."""
+    allowed = [schedule for schedule in ("1f1b", "early-backward") if schedule in problem.schedules]
+    return allowed or [problem.schedules[0]]
+
+
+def searched(searches: Sequence["Search"], least_s: float) -> list["Found"]:
+    """What the searches for all micro-batch sizes find.
+
+    First with no more than two stages, which takes little and says which sizes are promising;
+    then in full, the promising sizes first, so that the others are soon known to be worse.
+    """
+    found = [each for search in searches for each in search.one_stage()]
+    with ThreadPoolExecutor(THREADS) as threads:
+        shallow = list(threads.map(Search.pipeline, searches, repeat(inf), repeat(2)))
+        found += chain.from_iterable(shallow)
+        least_s = min([least_s, *(each.seconds for each in found)])
+        quick = [min((each.seconds for each in plans), default=inf) for plans in shallow]
+        order = sorted(range(len(searches)), key=quick.__getitem__)
+        for first in range(0, len(order), THREADS):
+            some = [searches[number] for number in order[first : first + THREADS]]
+            for deep in threads.map(Search.pipeline, some, repeat(SLACK * least_s)):
+                least_s = min([least_s, *(each.seconds for each in deep)])
+                found += deep
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """Stages with the layers and devices that a search chose, and their closed form."""
+
+    stages: tuple[Assignment, ...]
+    micro_batch_size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search: a micro-batch size, a set of devices, the depths of a schedule."""
+
+    groups: Groups
+    layers: LayerArrays
+    links: LinkArrays
+    costs: GroupArrays
+    steps: StepArrays
+    micro_batch_size: int
+    run: tuple[int, int, int, int, int]
+
+    def one_stage(self) -> list[Found]:
+        """Data parallelism."""
+        group = int(self.steps.rest_group[0])
+        seconds = compiled(one_stage_s)(self.layers, self.costs, group, self.run)
+        return [Found(self.rest_of(0, 0, {}), self.micro_batch_size, seconds)] * (seconds < inf)
+
+    def pipeline(self, limit_s: float, most_stages: int = MOST_STAGES) -> list[Found]:
+        """The best plan of several stages, if one has a closed form below ``limit_s``."""
+        run = (*self.run[:4], min(most_stages, self.run[4]))
+        if run[4] < 2:
+            return []
+        best, *parents = compiled(explore)(
+            self.layers, self.links, self.costs, self.steps, run, limit_s
+        )
+        if best[1] < 0:
+            return []
+        cut, place, step, end = (int(figure) for figure in best[1:])
+        taken = [(cut, end, step)]
+        while cut > 0:
+            cut, place, step = (int(parent[cut, place]) for parent in parents)
+            taken.append((cut, taken[-1][0], step))
+        return [Found(self.stages(taken[::-1]), self.micro_batch_size, float(best[0]))]
+
+    def stages(self, taken: list[tuple[int, int, int]]) -> tuple[Assignment, ...]:
+        """Stages of (first layer, end, step) on real devices, and the last stage."""
+        stages: list[Assignment] = []
+        places = self.groups.places
+        # As the states number equal servers, so they are numbered here; which they really are:
+        real = {d: d for server in places.servers for d in server}
+        for lo, hi, step in taken:
+            devices = self.groups.receivers[step]
+            slices = self.groups.slices(devices, self.micro_batch_size)
+            stages.append((range(lo, hi), tuple(real[d] for d in devices), slices))
+            real = renumbered(real, places.servers, places.steps[step].servers)
+        behind = places.steps[taken[-1][2]].target
+        return (*stages, *self.rest_of(taken[-1][1], behind, real))
+
+    def rest_of(self, lo: int, occupancy: int, real: dict[int, int]) -> tuple[Assignment, ...]:
+        """The last stage."""
+        devices = self.groups.rest(occupancy, self.micro_batch_size)
+        slices = self.groups.slices(devices, self.micro_batch_size)
+        last = len(self.layers.forward_each) - 1
+        return ((range(lo, last), tuple(real.get(d, d) for d in devices), slices),)
+
+
+def renumbered(
+    real: dict[int, int], servers: tuple[tuple[int, ...], ...], order: tuple[int, ...]
+) -> dict[int, int]:
+    """The real devices after server ``i`` stands for what server ``order[i]`` stood for."""
+    return {
+        new: real[old]
+        for place, server in enumerate(order)
+        for new, old in zip(servers[place], servers[server], strict=True)
+    }
+
+
+def search_of(
+    problem: PlanningProblem,
+    layers: LayerArrays,
+    links: LinkArrays,
+    groups: Groups,
+    size: int,
+    schedule: str,
+) -> Search:
+    """The search for one micro-batch size."""
+    steps = step_arrays(groups, size)
+    devices = sum(len(server) for server in groups.places.servers)
+    most = min(devices, len(problem.profile.layers), MOST_STAGES if devices <= 64 else 24)
+    run = (
+        problem.global_batch // size,
+        size,
+        {"gpipe": 0, "1f1b": 1}.get(schedule, 2),
+        {"off": -1, "auto": 0, "on": 1}[problem.recompute],
+        min(most, problem.max_stages or most),
+    )
+    costs = group_arrays(problem, groups, size)
+    return Search(groups, layers, links, costs, steps, size, run)

@@ -1,0 +1,123 @@
+"""The groups of devices that the stages of DAPPLE's search may take."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import Way, all_reduce_ways
+from penstock.plan.cost import crowding, rows_by_speed
+from penstock.planners.dapple.placement import POLICIES, Counts, Occupancies
+
+__all__ = ["Groups"]
+
+
+@dataclass
+class Groups:
+    """Device groups by number, whatever the size of a micro-batch; groups of equal cost are one.
+
+    ``receivers`` and ``senders`` are the devices of every step, as its source and its target
+    number the servers; ``numbers`` are their groups.
+    """
+
+    cluster: Cluster
+    places: Occupancies
+    devices: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    ways: list[tuple[Way, ...]] = field(default_factory=list[tuple[Way, ...]])
+    crowds: list[float] = field(default_factory=list[float])
+    known: dict[object, int] = field(default_factory=dict[object, int])
+    known_slices: dict[object, tuple[int, ...]] = field(
+        default_factory=dict[object, tuple[int, ...]]
+    )
+
+    def __post_init__(self) -> None:
+        used, steps = self.places.used, self.places.steps
+        self.receivers = [self.behind(used[step.source], step.taken) for step in steps]
+        self.senders = [
+            self.behind(used[step.source], step.taken, renumbered(step.servers)) for step in steps
+        ]
+        self.numbers = [self.number(devices) for devices in self.receivers]
+
+    def behind(
+        self, used: Counts, taken: Counts, places: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        """The devices ``taken`` behind ``used`` ones; server ``s`` stands at ``places[s]``."""
+        servers = self.places.servers
+        return tuple(
+            device
+            for s in range(len(servers))
+            if taken[s]
+            for device in servers[places[s] if places else s][used[s] : used[s] + taken[s]]
+        )
+
+    def free(self, occupancy: int) -> tuple[int, ...]:
+        """The devices that an occupancy leaves."""
+        used = self.places.used[occupancy]
+        return self.behind(used, tuple(map(len, self.places.servers)))
+
+    def rest(self, occupancy: int, rows: int) -> tuple[int, ...]:
+        """The devices of a last stage: all that are left, or as many as a micro-batch has rows.
+
+        Where rows are too few, by the first policy that can place them.
+        """
+        used = self.places.used[occupancy]
+        free = tuple(len(s) - u for s, u in zip(self.places.servers, used, strict=True))
+        if sum(free) <= rows:
+            return self.behind(used, free)
+        placed = (policy(free, used, rows) for policy in POLICIES)
+        return self.behind(used, next(taken for taken in placed if taken is not None))
+
+    def slices(self, devices: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """Rows of each device of a group, in proportion to its speed."""
+        key = (len(devices) if self.same_speeds else devices, rows)
+        if key not in self.known_slices:
+            self.known_slices[key] = rows_by_speed(self.cluster, devices, rows)
+        return self.known_slices[key]
+
+    def number(self, devices: tuple[int, ...]) -> int:
+        """The number of a group; between equal hosts only the counts matter."""
+        key: object = devices
+        if self.same_hosts:
+            host = self.cluster.host_index
+            counts: dict[int, int] = {}
+            for device in devices:
+                counts[host[device]] = counts.get(host[device], 0) + 1
+            key = tuple(sorted(counts.values()))
+        if key not in self.known:
+            self.known[key] = len(self.devices)
+            self.devices.append(devices)
+            self.ways.append(all_reduce_ways(self.cluster, devices))
+            self.crowds.append(crowding(self.cluster, devices) if self.crowded else 1.0)
+        return self.known[key]
+
+    @cached_property
+    def same_speeds(self) -> bool:
+        """Whether all devices are equally fast."""
+        return len({device.speed for device in self.cluster.devices}) == 1
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether devices of any host slow one another down."""
+        return any(host.full_speed_devices for host in self.cluster.hosts)
+
+    @cached_property
+    def same_hosts(self) -> bool:
+        """Whether all devices are equal, and the rates of all hosts."""
+        rates = {
+            (
+                h.link_bytes_per_s,
+                h.link_latency_s,
+                h.port_bytes_per_s,
+                h.port_latency_s,
+                h.full_speed_devices,
+            )
+            for h in self.cluster.hosts
+        }
+        return len(rates) == len(set(self.cluster.devices)) == 1 and not self.cluster.links
+
+
+def renumbered(servers: tuple[int, ...]) -> tuple[int, ...]:
+    """Where each server stands in another numbering: the inverse of a permutation."""
+    places = [0] * len(servers)
+    for place, server in enumerate(servers):
+        places[server] = place
+    return tuple(places)

@@ -1,0 +1,64 @@
+"""The whole model on every device, each computing its share of the rows."""
+
+from collections.abc import Iterator
+
+from penstock.plan.candidate import Candidate
+from penstock.plan.cost import estimate_s, leanest_schedule, rows_by_speed
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.planners.choice import best_candidate
+
+__all__ = ["data_parallel", "one_stage_candidates"]
+
+
+def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
+    """One stage on the best number of devices, rows in proportion to their speeds.
+
+    Micro-batches accumulate their gradients, which are reduced once, at the end. The devices are
+    the fastest, in the cluster's order; fewer than all where the all-reduce costs more than the
+    last devices bring, or where a micro-batch has fewer rows than there are devices.
+
+    Raises:
+        Infeasible: no device count fits; the message says what would.
+    """
+    counts = device_counts(len(problem.cluster.devices))
+    candidates = [
+        candidate for count in counts for candidate in one_stage_candidates(problem, count)
+    ]
+    return best_candidate(problem, candidates, score, planner="data-parallel")
+
+
+def device_counts(most: int) -> tuple[int, ...]:
+    """Numbers of devices to try: all of few; of many, ever wider steps down from all of them.
+
+    >>> device_counts(4), len(device_counts(1024))
+    ((1, 2, 3, 4), 89)
+    """
+    counts = [most]
+    while counts[-1] > 1:
+        counts.append(counts[-1] - max(1, counts[-1] // 16))
+    return tuple(reversed(counts))
+
+
+def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candidate]:
+    """One stage on the ``count`` fastest devices, by micro-batch size and recompute.
+
+    The schedule is the leanest allowed: nothing overlaps that more micro-batches in flight help.
+    """
+    speeds = [device.speed for device in problem.cluster.devices]
+    fastest = sorted(range(len(speeds)), key=lambda device: (-speeds[device], device))
+    devices = tuple(sorted(fastest[:count]))
+    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
+    for micro_batch_size in problem.micro_batch_sizes:
+        if micro_batch_size < count:
+            continue
+        slices = rows_by_speed(problem.cluster, devices, micro_batch_size)
+        for recompute in choices:
+            layers = range(len(problem.profile.layers))
+            plan = Plan(
+                stages=(Stage(layers, devices, slices, recompute),),
+                micro_batches=problem.global_batch // micro_batch_size,
+                micro_batch_size=micro_batch_size,
+                schedule=leanest_schedule(problem),
+            )
+            yield Candidate(plan, estimate_s(problem, plan))

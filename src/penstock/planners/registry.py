@@ -1,0 +1,28 @@
+"""The published planners by the names that the command line uses."""
+
+from penstock.plan.problem import Planner
+from penstock.planners.bapipe.bapipe import bapipe
+from penstock.planners.dapple.dapple import dapple
+from penstock.planners.data_parallel import data_parallel
+from penstock.planners.dynamic_program import dynamic_program
+from penstock.planners.gpipe import gpipe
+from penstock.planners.pipedream import pipedream
+from penstock.planners.piper import piper
+from penstock.planners.single_device import single_device
+from penstock.planners.spp.spp import spp
+
+__all__ = ["STARTING_PLANNERS"]
+
+STARTING_PLANNERS: dict[str, Planner] = {
+    "single-device": single_device,
+    "data-parallel": data_parallel,
+    "pipedream": pipedream,
+    "dapple": dapple,
+    "dynamic-program": dynamic_program,
+    "bapipe": bapipe,
+    "gpipe": gpipe,
+    "piper": piper,
+    "spp": spp,
+}
+"""All but the default (`registry`), which improves on their plans; quick ones first.
+"""

@@ -1,0 +1,1 @@
+"""The planner of SPP (INFOCOM 2022)."""

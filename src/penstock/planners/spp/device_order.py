@@ -1,0 +1,156 @@
+"""SPP's recursive device ordering (RDO): slow links are crossed as few times as possible."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.cluster.cluster import Cluster
+from penstock.kernels import compiled
+from penstock.plan.run_tables import Floats
+from penstock.planners.spp.graph import device_weights
+from penstock.planners.spp.minimum_cut import minimum_cut
+
+__all__ = ["ordered_by_minimum_cuts", "recursive_device_order"]
+
+MOST_VERTICES = 128
+"""Of more blocks, those with the strongest ties are taken together first."""
+
+TWIN_ROUNDS = 4
+"""How often blocks of equal ties are joined: hosts, racks and two levels to spare."""
+
+Block = tuple[int, ...]
+
+
+def recursive_device_order(cluster: Cluster) -> tuple[int, ...]:
+    """All devices of a cluster, well connected ones side by side (SPP, INFOCOM 2022, RDO)."""
+    weights = device_weights(cluster)
+    linked = {end for link in cluster.links for end in (link.source, link.target)}
+    by_host: dict[int, list[int]] = {}
+    for device, host in enumerate(cluster.host_index):
+        by_host.setdefault(host, []).append(device)
+    blocks: list[Block] = []
+    for members in by_host.values():
+        if linked.isdisjoint(members):
+            blocks.append(tuple(members))
+        else:
+            blocks += [(device,) for device in members]
+    return ordered_by_minimum_cuts(weights, blocks)
+
+
+def ordered_by_minimum_cuts(weights: Floats, blocks: Sequence[Block]) -> tuple[int, ...]:
+    """The devices of all blocks in the order of recursive minimum cuts.
+
+        RDO(U) = [u]                     if U is a single block
+        RDO(U) = RDO(U1) + RDO(U2)       for (U1, U2) the minimum cut of U
+
+    ``weights`` are bytes per second between devices. A half may be turned round: of the four ways
+    to join two halves that with the strongest tie at the joint is taken, the first of equal ones.
+    Where all ties between blocks are equal, any order is as good and they keep their own.
+
+    A block is a host with its equal links, never cut. Beyond the paper: blocks with equal ties to
+    all others are ordered as one, and of more than `MOST_VERTICES` blocks those with the strongest
+    ties are joined first; a cut takes time cubic in the blocks.
+    """
+    ties = between(weights, blocks)
+    for _ in range(TWIN_ROUNDS):
+        if all_equal(ties):
+            break
+        merged = merge_twins(ties, blocks)
+        if len(merged) == len(blocks):
+            break
+        blocks, ties = merged, between(weights, merged)
+    while len(blocks) > MOST_VERTICES:
+        blocks = merge_strongest(ties, blocks)
+        ties = between(weights, blocks)
+    return recurse(weights, ties, list(blocks), list(range(len(blocks))))
+
+
+def between(weights: Floats, blocks: Sequence[Block]) -> Floats:
+    """The mean weight of a pair of devices, between every two blocks; 0 to itself."""
+    member = np.zeros((len(blocks), len(weights)))
+    for row, block in zip(member, blocks, strict=True):
+        row[list(block)] = 1.0
+    sizes = member.sum(axis=1)
+    ties = (member @ weights @ member.T) / np.outer(sizes, sizes)
+    np.fill_diagonal(ties, 0.0)
+    return ties
+
+
+def all_equal(ties: Floats) -> bool:
+    """Whether every two blocks are tied alike."""
+    pairs = ties[~np.eye(len(ties), dtype=bool)]
+    return len(pairs) == 0 or bool(np.allclose(pairs, pairs[0], rtol=1e-9, atol=0.0))
+
+
+def merge_twins(ties: Floats, blocks: Sequence[Block]) -> list[Block]:
+    """Blocks tied alike to all others, and at least as strongly to each other, joined into one.
+
+    No minimum cut need part them: together they are one block of equal links.
+    """
+    alike: dict[bytes, list[int]] = {}
+    for block, row in enumerate(np.sort(ties, axis=1)):
+        alike.setdefault(np.float32(row).tobytes(), []).append(block)
+    merged: list[tuple[int, ...]] = []
+    for free in alike.values():
+        while free:
+            twins = [free[0], *(other for other in free[1:] if is_twin(ties, free[0], other))]
+            pairs = ties[np.ix_(twins, twins)]
+            if not all_equal(pairs):
+                twins = twins[:1]
+            merged.append(tuple(twins))
+            free = [block for block in free if block not in twins]
+    return [tuple(device for twin in twins for device in blocks[twin]) for twins in sorted(merged)]
+
+
+def is_twin(ties: Floats, first: int, other: int) -> bool:
+    """Whether two blocks have the same ties to the rest, none of them stronger than their own."""
+    rest = np.ones(len(ties), dtype=bool)
+    rest[[first, other]] = False
+    here, there = ties[first, rest], ties[other, rest]
+    alike = bool((np.abs(here - there) <= 1e-9 * np.abs(there)).all())
+    return alike and bool(ties[first, other] >= here.max(initial=0.0) * (1 - 1e-9))
+
+
+def merge_strongest(ties: Floats, blocks: Sequence[Block]) -> list[Block]:
+    """The pairs of blocks with the strongest ties joined, none twice, until few are left."""
+    count = len(blocks)
+    rows, columns = np.triu_indices(count, 1)
+    partner: dict[int, int] = {}
+    for pair in np.argsort(-ties[rows, columns], kind="stable"):
+        i, j = int(rows[pair]), int(columns[pair])
+        if i not in partner and j not in partner:
+            partner[i], partner[j] = j, i
+            if count - len(partner) // 2 <= MOST_VERTICES:
+                break
+    return [
+        blocks[i] + (blocks[partner[i]] if i in partner else ())
+        for i in range(count)
+        if partner.get(i, count) > i
+    ]
+
+
+def recurse(weights: Floats, ties: Floats, blocks: list[Block], among: list[int]) -> Block:
+    """The devices of the blocks ``among``, ordered."""
+    inside = ties[np.ix_(among, among)]
+    if len(among) == 1 or all_equal(inside):
+        return tuple(device for block in among for device in blocks[block])
+    first, second = halves(inside, [len(blocks[block]) for block in among])
+    left = recurse(weights, ties, blocks, [among[i] for i in first])
+    right = recurse(weights, ties, blocks, [among[i] for i in second])
+    return joined(weights, left, right)
+
+
+def halves(ties: Floats, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The two sides of the minimum cut, that with the first block first."""
+    counts = np.array(sizes, dtype=np.int64)
+    side = compiled(minimum_cut)(ties * np.outer(counts, counts), counts)
+    if not side[0]:
+        side = ~side
+    return [int(i) for i in np.flatnonzero(side)], [int(i) for i in np.flatnonzero(~side)]
+
+
+def joined(weights: Floats, left: Block, right: Block) -> Block:
+    """Two ordered halves, turned so that the devices which meet are tied most strongly."""
+    ways = [(first, second) for first in (left, left[::-1]) for second in (right, right[::-1])]
+    first, second = max(ways, key=lambda way: weights[way[0][-1], way[1][0]])
+    return first + second

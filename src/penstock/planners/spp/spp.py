@@ -1,0 +1,108 @@
+"""SPP's planner: device order by minimum cuts, exact partition, list schedule."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+
+from penstock.plan.candidate import Candidate
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.planners.spp.arrays import ProfileArrays, device_line, few_cuts, few_sizes_for_tables
+from penstock.planners.spp.choice import best_of_few
+from penstock.planners.spp.device_order import recursive_device_order
+from penstock.planners.spp.graph import link_arrays
+from penstock.planners.spp.partition import partition
+
+__all__ = ["spp", "spp_on_order"]
+
+PREFERRED = ("wavefront", "early-backward", "1f1b", "gpipe")
+"""SPP's own list order first, then those that resemble it most."""
+
+THREADS = 2
+"""Micro-batch sizes that are partitioned side by side."""
+
+TRIES = 4
+
+
+def spp(problem: PlanningProblem, score: Score) -> Plan:
+    """SPP's plan for synchronous training on any graph of links (Luo et al., INFOCOM 2022).
+
+        order = RDO(devices)
+        for every micro-batch size and number of stages:   plan = PRM(order, stages)
+        the plan whose execution ends first
+
+    The paper has one micro-batch size and plays every number of stages; here a formula (fill, drain
+    and workload) sorts the plans of all sizes, and ``score`` judges the first `TRIES` of each. Its
+    list order is the schedule 'wavefront'; where a problem does not allow it, 'early-backward'
+    stands in, which needs half the memory for the same time on balanced stages. The winner is
+    tried with every other schedule that is allowed, too; where memory counts, those plan as well.
+
+    Long chains, many sizes and many devices are thinned out by `few_cuts`, `few_sizes` and
+    `device_line`.
+
+    Raises:
+        Infeasible: no plan fits; the message says what would.
+    """
+    return spp_on_order(problem, score, recursive_device_order(problem.cluster))
+
+
+def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...]) -> Plan:
+    """`spp` on any order of devices, to see what the order is worth.
+
+    Raises:
+        Infeasible: no plan fits; the message says what would.
+    """
+    first, *others = sorted(problem.schedules, key=preference)
+    found: list[Candidate] = []
+    for arrays, sizes in attempts(problem):
+        found = list(candidates(arrays, order, sizes, first))
+        if memory_counts(problem, found):
+            for schedule in others:
+                found += candidates(arrays, order, sizes, schedule)
+        if found:
+            break
+    best = best_of_few(problem, found, score, planner="spp", tries=TRIES)
+    return min([best, *(replace(best, schedule=name) for name in others)], key=score)
+
+
+def attempts(problem: PlanningProblem) -> Iterator[tuple[ProfileArrays, tuple[int, ...]]]:
+    """Cuts and micro-batch sizes: the few, then all of them for problems where none of those fit.
+
+    A problem without any thinning is attempted once.
+    """
+    every_cut = tuple(range(len(problem.profile.layers) + 1))
+    few = (few_cuts(problem.profile), few_sizes_for_tables(problem))
+    for cuts, sizes in dict.fromkeys((few, (every_cut, tuple(sorted(problem.micro_batch_sizes))))):
+        yield ProfileArrays(problem, cuts), sizes
+
+
+def memory_counts(problem: PlanningProblem, found: list[Candidate]) -> bool:
+    """Whether memory keeps the first schedule's promising plans from being what they could be."""
+    sizes = {candidate.plan.micro_batch_size for candidate in found}
+    nearest = sorted(found, key=lambda candidate: candidate.estimate_s)[: TRIES * len(sizes)]
+    return (
+        not found
+        or problem.recompute == "off"
+        or any(stage.recompute for candidate in nearest for stage in candidate.plan.stages)
+    )
+
+
+def candidates(
+    arrays: ProfileArrays, order: tuple[int, ...], sizes: tuple[int, ...], schedule: str
+) -> Iterator[Candidate]:
+    """PRM's plan for every micro-batch size and number of stages."""
+
+    def of_size(size: int) -> list[Candidate]:
+        line = device_line(order, size)
+        links = link_arrays(arrays.problem.cluster, line.order)
+        return list(partition(arrays, line, links, size, schedule).candidates())
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        yield from chain.from_iterable(threads.map(of_size, sizes))
+
+
+def preference(schedule: str) -> tuple[int, str]:
+    """How near a schedule is to SPP's."""
+    known = schedule in PREFERRED
+    return (PREFERRED.index(schedule) if known else len(PREFERRED), schedule)

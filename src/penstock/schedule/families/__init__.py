@@ -1,0 +1,1 @@
+"""Published orders of work, one file each."""

@@ -1,0 +1,101 @@
+"""The four schedules of BaPipe by their names there."""
+
+from dataclasses import replace
+
+from penstock.schedule.families.early_backward import early_backward, one_f_one_b
+from penstock.schedule.family import Family
+from penstock.schedule.fitting import checked_fit
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+
+__all__ = [
+    "FBP_AS",
+    "ONE_F_ONE_B_AS",
+    "ONE_F_ONE_B_SNO",
+    "ONE_F_ONE_B_SO",
+    "fbp_as",
+    "one_f_one_b_as",
+    "one_f_one_b_sno",
+    "one_f_one_b_so",
+]
+
+
+def one_f_one_b_as(shape: PipelineShape) -> Schedule:
+    """1F1B on accelerators that send while they compute (BaPipe, arXiv 2012.12544, 1F1B-AS).
+
+    >>> print(one_f_one_b_as(PipelineShape(stages=2, micro_batches=3)))
+    stage 0   F0 F1 B0 F2 B1 B2
+    stage 1   F0 B0 F1 B1 F2 B2
+
+    BaPipe: ``(M + N - 1) (F + B)`` for ``M`` micro-batches and ``N`` stages, and ``N - i + 1``
+    micro-batches on stage ``i``, counted from 1. That transfers take no time beside the work of a
+    stage is a matter of the cluster, not of the order.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    return checked_fit(one_f_one_b(shape), shape, "1f1b-as")
+
+
+def one_f_one_b_sno(shape: PipelineShape) -> Schedule:
+    """1F1B on GPUs whose transfers do not overlap with work (BaPipe, 1F1B-SNO).
+
+    >>> shape = PipelineShape(stages=2, micro_batches=3)
+    >>> one_f_one_b_sno(shape) == one_f_one_b_as(shape)
+    True
+
+    The order is that of `one_f_one_b_as`; the two differ by the cluster they are for. BaPipe:
+    ``(M + N - 1) (F + B) + 2 (N + M - 2) SR`` with transfers of ``SR`` that hold up both ends.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    return checked_fit(one_f_one_b(shape), shape, "1f1b-sno")
+
+
+def one_f_one_b_so(shape: PipelineShape) -> Schedule:
+    """1F1B with twice the warm-up, so that transfers overlap with work (BaPipe, 1F1B-SO).
+
+    >>> print(one_f_one_b_so(PipelineShape(stages=2, micro_batches=4)))
+    stage 0   F0 F1 F2 B0 F3 B1 B2 B3
+    stage 1   F0 B0 F1 B1 F2 B2 F3 B3
+
+    Stage ``i``, counted from 1, warms up with ``min(2 (N - i) + 1, M)`` forwards, as in DAPPLE's
+    policy P_B. BaPipe: ``(M + N - 1) (F + B) + 2 (N - 1) SR``. Limits make the warm-up shorter.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    schedule = early_backward(shape, lambda shape, stage: 2 * (shape.stages - stage) - 1)
+    return checked_fit(schedule, shape, "1f1b-so")
+
+
+def fbp_as(shape: PipelineShape) -> Schedule:
+    """Forwards and backwards side by side on one accelerator (BaPipe, FBP-AS).
+
+    >>> print(fbp_as(PipelineShape(stages=2, micro_batches=5)))
+    stage 0   F0 F1 F2 F3 B0 F4 B1 B2 B3 B4
+    stage 1   F0 F1 B0 F2 B1 F3 B2 F4 B3 B4
+
+    While both run they share the compute units of a stage in proportion to their work, so that each
+    takes ``F + B``; one that is alone has the whole stage. The bandwidth wanted is steady,
+    ``2 a / (F + B)`` for ``a`` bytes of activations, and lower than the ``a / F`` of 1F1B-AS.
+    BaPipe: ``(M + N - 1) (F + B)`` for an iteration, and ``2 (N - i + 1)`` micro-batches on stage
+    ``i``, counted from 1.
+
+    Forwards keep the order of 1F1B-SO, and so do backwards; the picture shows one backward later
+    than there: a forward waits for what stands before it, and runs beside the backward after it.
+
+    Raises:
+        BadInput: a device group holds several stages, or a limit cannot be kept.
+    """
+    schedule = early_backward(
+        replace(shape, in_flight_limit=()), lambda shape, stage: 2 * (shape.stages - stage)
+    )
+    return replace(checked_fit(schedule, shape, "fbp-as"), concurrent=True)
+
+
+ONE_F_ONE_B_AS = Family(one_f_one_b_as)
+ONE_F_ONE_B_SNO = Family(one_f_one_b_sno)
+ONE_F_ONE_B_SO = Family(one_f_one_b_so)
+FBP_AS = Family(fbp_as)

@@ -1,0 +1,115 @@
+"""DualPipe: two directions whose forwards and backwards meet in pairs."""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.schedule.action import KIND_CODES
+from penstock.schedule.family import Family
+from penstock.schedule.fitting import checked_fit, rounds_of
+from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["DUALPIPE", "dualpipe", "order_of_steps"]
+
+F, B, I, W = (KIND_CODES[kind] for kind in ("F", "B", "I", "W"))  # noqa: E741
+
+
+def dualpipe(shape: PipelineShape) -> Schedule:
+    """Eight steps on every group, near direction and far direction (DeepSeek-V3, section 3.2.1).
+
+    >>> print(dualpipe(PipelineShape(stages=2, micro_batches=4, mirrored=True)))
+    stage 0,1 0F0 1F1 0F2 1B1 1F3 0B0 1B3 0I2 0W2
+    stage 0,1 0F1 1F0 0F3 1B0 1F2 0B1 1B2 0I3 0W3
+
+    The steps are those of the authors' released code; see `order_of_steps`. Its blocks of a
+    forward and a backward at once, ``F&B``, are a forward, then a backward here: what they win is
+    that the messages of one hide behind the work of the other, and here messages never hold up a
+    group's work.
+
+    The published bubble is ``(p / 2 - 1) (F&B + B - 3 W)`` for ``p`` groups, even, and an even
+    number of at least ``2 p`` micro-batches. That is for blocks whose results are ready when both
+    halves are. With ``F&B = F + B`` and results passed on as soon as their half is done the same
+    order idles for ``(p / 2 - 1) (F + B - 2 W)``, as long as ``W <= F``. A group holds ``p + 1``
+    micro-batches of one stage each.
+
+    Fewer or an odd number of micro-batches go as in the schedule of the next number that is
+    published, those left out that do not exist. For odd ``p`` the group in the middle plays the
+    innermost rank of both directions.
+
+    Raises:
+        BadInput: the pipeline is not mirrored with one stage a group, or a limit cannot be kept.
+    """
+    rounds_of(shape, "mirrored", "dualpipe")
+    groups, half = shape.groups, (shape.groups + 1) // 2
+    orders: list[Order] = []
+    for group in range(groups):
+        rank = min(group, groups - 1 - group)
+        steps = order_of_steps(rank, half, (shape.micro_batches + 1) // 2)
+        kinds, far, numbers = steps
+        # Odd micro-batches start at the last group.
+        ways = far ^ int(group >= half)
+        stages = np.where(far, groups - 1 - rank, rank)
+        orders.append(order_of_existing(shape, kinds, stages, 2 * numbers + ways))
+    return checked_fit(Schedule(tuple(orders)), shape, "dualpipe")
+
+
+def order_of_existing(
+    shape: PipelineShape,
+    kinds: npt.NDArray[np.int64],
+    stages: npt.NDArray[np.int64],
+    micro_batches: npt.NDArray[np.int64],
+) -> Order:
+    """The order of these actions, without those of micro-batches that the shape does not have."""
+    exists = micro_batches < shape.micro_batches
+    order = order_from_arrays(kinds[exists], stages[exists], micro_batches[exists])
+    return with_recomputes(order, shape)
+
+
+def order_of_steps(
+    rank: int, ranks: int, micro_batches: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Kinds, near (0) or far (1) chunk, and numbers of the work of a rank, for each chunk its own.
+
+    ``ranks`` share ``micro_batches`` per chunk; fewer than two a rank are topped up to that. With
+    0 the chunk that a rank reaches first and 1 the one that it reaches last, the steps are
+
+        1   F0                  2 (ranks - rank - 1) times
+        2   F0 F1               rank + 1
+        3   I1 W F1             ranks - rank - 1
+        4   F0 B1 F1 B0         micro_batches - 2 ranks + rank + 1
+        5   B1 F1 B0            ranks - rank - 1
+        6   B1 B0               rank + 1; the later half of them I1 and I0
+        7   W I0                ranks - rank - 1
+        8   W                   rank + 1
+
+    (DeepSeek's DualPipe code; W is the oldest weight backward that is left.)
+    """
+    before, after = rank + 1, ranks - rank - 1
+    steady = max(micro_batches, 2 * ranks) - 2 * ranks + before
+    kinds_of = [
+        ([F], [0], 2 * after),
+        ([F, F], [0, 1], before),
+        ([I, W, F], [1, 0, 1], after),
+        ([F, B, F, B], [0, 1, 1, 0], steady),
+        ([B, F, B], [1, 1, 0], after),
+        ([B, B], [1, 0], before),
+        ([W, I], [0, 0], after),
+        ([W], [0], before),
+    ]
+    kinds = np.concatenate([np.tile(np.array(words), times) for words, _, times in kinds_of])
+    chunks = np.concatenate([np.tile(np.array(which), times) for _, which, times in kinds_of])
+    ends = np.cumsum([len(words) * times for words, _, times in kinds_of]).tolist()
+    kinds[ends[5] - before : ends[5]] = I
+    numbers = np.zeros_like(kinds)
+    for chunk in (0, 1):
+        for mine in (kinds == F, (kinds == B) | (kinds == I)):
+            mine &= chunks == chunk
+            numbers[mine] = np.arange(np.count_nonzero(mine))
+    for values in (chunks, numbers):
+        values[kinds == W] = values[kinds == I]
+    return kinds, chunks, numbers
+
+
+DUALPIPE = Family(dualpipe, "mirrored", splits=True)

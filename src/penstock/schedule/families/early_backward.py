@@ -1,0 +1,149 @@
+"""Orders that start a micro-batch's backward early: one family, told apart by one expression."""
+
+import numpy as np
+
+from penstock.errors import BadInput
+from penstock.schedule.action import KIND_CODES
+from penstock.schedule.family import Family
+from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+from penstock.schedule.warm_up import InFlight, most_in_flight, warm_up_depths
+
+__all__ = [
+    "EARLY_BACKWARD",
+    "GPIPE",
+    "ONE_F_ONE_B",
+    "deep_early_backward",
+    "early_backward",
+    "fewest_in_flight",
+    "gpipe",
+    "one_f_one_b",
+]
+
+FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
+
+
+def gpipe(shape: PipelineShape) -> Schedule:
+    """All forwards, then all backwards (GPipe, NeurIPS 2019).
+
+    >>> print(gpipe(PipelineShape(stages=2, micro_batches=3)))
+    stage 0   F0 F1 F2 B0 B1 B2
+    stage 1   F0 F1 F2 B0 B1 B2
+
+    GPipe drains in reverse; here the backwards run in the order of the forwards, as in the rest
+    of the family, which costs the same time and memory.
+
+    Raises:
+        BadInput: a stage may hold fewer micro-batches than there are.
+    """
+    for stage in range(shape.stages):
+        limit = most_in_flight(shape, stage)
+        if limit < shape.micro_batches:
+            raise BadInput(
+                f"schedule 'gpipe' holds all {shape.micro_batches} micro-batches on stage {stage}, "
+                f"whose in-flight limit is {limit}; use schedule '1f1b', recompute or at most "
+                f"{limit} micro-batches"
+            )
+    return early_backward(shape, in_flight=all_in_flight)
+
+
+def one_f_one_b(shape: PipelineShape) -> Schedule:
+    """As few micro-batches in flight as keep the pipeline full (DAPPLE, PPoPP 2021, policy P_A).
+
+    >>> print(one_f_one_b(PipelineShape(stages=3, micro_batches=4)))
+    stage 0   F0 F1 F2 B0 F3 B1 B2 B3
+    stage 1   F0 F1 B0 F2 B1 F3 B2 B3
+    stage 2   F0 B0 F1 B1 F2 B2 F3 B3
+
+    A stage that recomputes runs its forward again (R) before the backward, except where the
+    first forward has only just ended:
+
+    >>> print(one_f_one_b(PipelineShape(stages=2, micro_batches=2, recompute=(True, True))))
+    stage 0   F0 F1 R0 B0 R1 B1
+    stage 1   F0 B0 F1 B1
+    """
+    return early_backward(shape, in_flight=fewest_in_flight)
+
+
+def deep_early_backward(shape: PipelineShape) -> Schedule:
+    """Warmed up deeper than 1F1B, so that messages on their way do not keep a stage waiting.
+
+    Without limits policy P_B of DAPPLE (PPoPP 2021), which counts every transfer as a stage of its
+    own: ``K = 2 (S - i) - 1``. With limits each stage is exactly as deep as its limit says.
+
+    >>> print(deep_early_backward(PipelineShape(stages=2, micro_batches=4)))
+    stage 0   F0 F1 F2 B0 F3 B1 B2 B3
+    stage 1   F0 B0 F1 B1 F2 B2 F3 B3
+    >>> limited = PipelineShape(stages=2, micro_batches=4, in_flight_limit=(4, 2))
+    >>> print(deep_early_backward(limited))
+    stage 0   F0 F1 F2 F3 B0 B1 B2 B3
+    stage 1   F0 F1 B0 F2 B1 F3 B2 B3
+    """
+    return early_backward(shape, in_flight=deep_in_flight)
+
+
+def all_in_flight(shape: PipelineShape, stage: int) -> int:
+    """The depth of every stage of `gpipe`."""
+    return shape.micro_batches
+
+
+def fewest_in_flight(shape: PipelineShape, stage: int) -> int:
+    """The depth of one stage of `one_f_one_b`."""
+    return shape.stages - stage
+
+
+def deep_in_flight(shape: PipelineShape, stage: int) -> int:
+    """The depth of one stage of `deep_early_backward`."""
+    return shape.limit(stage) if shape.in_flight_limit else 2 * (shape.stages - stage) - 1
+
+
+def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
+    """Warm up with K forwards, then one backward, one forward, then drain (DAPPLE, section 1c).
+
+        F(0) .. F(K-1)   B(0) F(K)  B(1) F(K+1) ..  B(M-1)
+
+    ``in_flight(shape, stage)`` is the whole difference between the members of the family. The
+    limits of the shape cap K, and a tighter cap is carried downstream: a stage that waits for
+    more forwards than the stage before it will ever send deadlocks.
+
+    >>> limited = PipelineShape(stages=2, micro_batches=3, in_flight_limit=(1, 2))
+    >>> print(early_backward(limited, in_flight=lambda shape, stage: 2))
+    stage 0   F0 B0 F1 B1 F2 B2
+    stage 1   F0 B0 F1 B1 F2 B2
+
+    Raises:
+        BadInput: a device group holds several stages.
+    """
+    stage_of_group = {shape.group_of(stage): stage for stage in range(shape.stages)}
+    if len(stage_of_group) != shape.stages or shape.groups != shape.stages or shape.mirrored:
+        raise BadInput(
+            f"{shape.stages} stages on device groups {list(shape.placement)}: an early-backward "
+            f"schedule gives each group one stage; place every stage on its own group"
+        )
+    depths = warm_up_depths(shape, in_flight)
+    return Schedule(
+        tuple(
+            order_of_stage(shape, stage, depths[stage])
+            for _, stage in sorted(stage_of_group.items())
+        )
+    )
+
+
+def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:
+    """The work of one stage that keeps ``depth`` micro-batches in flight."""
+    steady = np.arange(2 * shape.micro_batches)
+    micro = np.concatenate([np.arange(depth), steady // 2 + depth * (steady % 2)])
+    kinds = np.concatenate([np.full(depth, FORWARD), np.where(steady % 2, FORWARD, BACKWARD)])
+    kept = micro < shape.micro_batches
+    return with_recomputes(order_from_arrays(kinds[kept], stage, micro[kept]), shape)
+
+
+GPIPE = Family(gpipe, depth=lambda from_here, micro_batches: micro_batches, in_flight=all_in_flight)
+ONE_F_ONE_B = Family(one_f_one_b, depth=min, in_flight=fewest_in_flight)
+EARLY_BACKWARD = Family(
+    deep_early_backward,
+    depth=lambda from_here, micro_batches: min(2 * from_here - 1, micro_batches),
+    in_flight=deep_in_flight,
+)

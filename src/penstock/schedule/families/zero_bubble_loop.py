@@ -1,0 +1,261 @@
+"""Loops that put W into the gaps of an order, and that change a V-shaped order to leave fewer.
+
+Both play the pipeline as `penstock.schedule.clock` does, and choose as they go. An action is one
+number: its row (0 for F, 1 for I, 2 for W) times ``stages * micro_batches``, plus stage times
+``micro_batches``, plus micro-batch. Each loop runs as it is for few actions, compiled for many.
+"""
+
+# Helpers of compiled functions have no types of their own: numba finds them.
+# pyright: basic
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Any
+
+from penstock import kernels
+
+__all__ = ["loop"]
+
+
+def filled(
+    micro_batches, first, actions, home, seconds, way, slack, most, limit, room, saved, kept, out
+):
+    """Play fixed orders of F and I, with each W where it delays nothing; the makespan.
+
+    ``actions[first[g]:first[g + 1]]`` is the order of group ``g``; with its W it is written to
+    ``out`` from one and a half times ``first[g]`` on. A group runs the oldest W that is left while
+    it waits, if that ends before the wait does (give or take ``slack`` seconds), or if a forward
+    would hold more than ``most[g]`` micro-batches of all stages of the group until their W, more
+    than ``limit[s]`` of stage ``s``, or more than ``room[g]`` bytes. Infinite if an order asks for
+    more than that even with every W at once, or deadlocks.
+
+    ``home[s]`` is the group of stage ``s``, ``seconds[row * stages + s]`` what an action takes,
+    ``way[s]`` the way to the next stage and back, ``saved[s]`` and ``kept[s]`` the bytes of a
+    micro-batch from F on, and between I and W.
+    """
+    groups, stages = len(first) - 1, len(home)
+    cells = stages * micro_batches
+    ends = [inf for _ in range(2 * cells)]
+    reached = [first[g] for g in range(groups)]
+    free = [0.0 for _ in range(groups)]
+    load = empty_load(groups, stages)
+    rules = (most, limit, room, saved)
+    waiting = [0 for _ in range(cells)]
+    head = [first[g] // 2 for g in range(groups)]
+    tail = [first[g] // 2 for g in range(groups)]
+    put = [3 * first[g] // 2 for g in range(groups)]
+    todo = [g for g in range(groups)]
+    while len(todo) > 0:
+        g = todo.pop()
+        while reached[g] < first[g + 1]:
+            action = actions[reached[g]]
+            cell = action % cells
+            s = cell // micro_batches
+            forward = action < cells
+            ready = ready_at(forward, s, cell, micro_batches, ends, way)
+            if ready == inf:
+                break
+            while head[g] < tail[g]:
+                of = waiting[head[g]] // micro_batches
+                waits = forward and full(g, s, load, rules)
+                if not waits and free[g] + seconds[2 * stages + of] > ready + slack:
+                    break
+                out[put[g]] = 2 * cells + waiting[head[g]]
+                put[g] += 1
+                free[g] += seconds[2 * stages + of]
+                head[g] += 1
+                let_go(g, of, load, kept)
+            if forward and full(g, s, load, rules):
+                return inf
+            out[put[g]] = action
+            put[g] += 1
+            reached[g] += 1
+            free[g] = max(free[g], ready) + seconds[action // cells * stages + s]
+            ends[action] = free[g]
+            take_in(g, s, forward, load, saved, kept)
+            if forward:
+                if s + 1 < stages:
+                    todo.append(home[s + 1])
+            else:
+                waiting[tail[g]] = cell
+                tail[g] += 1
+                if s > 0:
+                    todo.append(home[s - 1])
+    last = 0.0
+    for g in range(groups):
+        if reached[g] < first[g + 1]:
+            return inf
+        for i in range(head[g], tail[g]):
+            out[put[g]] = 2 * cells + waiting[i]
+            put[g] += 1
+            free[g] += seconds[2 * stages + waiting[i] // micro_batches]
+        last = max(last, free[g])
+    return last
+
+
+def ready_at(forward, s, cell, micro_batches, ends, way):
+    """When F or I of a cell, on stage ``s``, can start: infinite as long as that is not known."""
+    if forward:
+        return ends[cell - micro_batches] + way[s - 1] if s > 0 else 0.0
+    after = cell + micro_batches
+    if len(ends) // 2 <= after:
+        return ends[cell]
+    return max(ends[cell], ends[len(ends) // 2 + after] + way[s])
+
+
+def empty_load(groups, stages):
+    """What groups hold: micro-batches, the same by stage, bytes, and bytes of the way down."""
+    return (
+        [0 for _ in range(groups)],
+        [0 for _ in range(stages)],
+        [0.0 for _ in range(groups)],
+        [0.0 for _ in range(groups)],
+    )
+
+
+def full(g, s, load, rules):
+    """Whether a forward on stage ``s`` of group ``g`` has no room."""
+    held, in_flight, level, _ = load
+    most, limit, room, saved = rules
+    return held[g] + 1 > most[g] or in_flight[s] + 1 > limit[s] or level[g] + saved[s] > room[g]
+
+
+def take_in(g, s, forward, load, saved, kept):
+    """Count F, or I, on stage ``s`` of group ``g`` as done."""
+    held, in_flight, level, level_down = load
+    more = saved[s] if forward else kept[s] - saved[s]
+    level[g] += more
+    if 2 * s < len(kept):
+        level_down[g] += more
+    if forward:
+        held[g] += 1
+        in_flight[s] += 1
+
+
+def let_go(g, s, load, kept):
+    """Count a W on stage ``s`` of group ``g`` as done."""
+    held, in_flight, level, level_down = load
+    held[g] -= 1
+    in_flight[s] -= 1
+    level[g] -= kept[s]
+    if 2 * s < len(kept):
+        level_down[g] -= kept[s]
+
+
+def rearranged(
+    micro_batches, rank, deepest, patient, seconds, way, slack, most, limit, room, saved, kept, out
+):
+    """Orders of F and I in which a group does not wait for the action that ranks next.
+
+    Group ``g`` of a V holds stage ``g`` and stage ``2 p - 1 - g``. Whenever it is free it takes,
+    of the next F and I of both stages that can start, the one with the least ``rank[action]``;
+    where that is a forward without room (as in `filled`), or where there is none, a W. If
+    ``patient`` it rather waits where W would end after something that is seen to come.
+
+    On its way down the V a stage has at most ``deepest[g]`` micro-batches between F and I; as this
+    is less than ``most[g]``, and bytes are kept free likewise, there is always room for the way up,
+    and the oldest micro-batch can always go on. Writes the order of each group to ``out``.
+    """
+    stages = len(saved)
+    groups = stages // 2
+    cells = stages * micro_batches
+    ends = [inf for _ in range(2 * cells)]
+    done = [0 for _ in range(2 * stages)]
+    load = empty_load(groups, stages)
+    rules = (most, limit, room, saved)
+    waiting = [0 for _ in range(cells)]
+    head = [2 * micro_batches * g for g in range(groups)]
+    tail = [2 * micro_batches * g for g in range(groups)]
+    put = [4 * micro_batches * g for g in range(groups)]
+    # When a group next looks for work, and whether it idles until then; older entries are stale.
+    look = [0.0 for _ in range(groups)]
+    idle = [False for _ in range(groups)]
+    coming = [(0.0, g) for g in range(groups)]
+    heapify(coming)
+    while len(coming) > 0:
+        now, g = heappop(coming)
+        if now != look[g]:
+            continue
+        weights = head[g] < tail[g]
+        best, wake = choice(
+            now + slack, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules
+        )
+        if best < 0 and weights:
+            w = seconds[2 * stages + waiting[head[g]] // micro_batches]
+            if not patient or now + w <= wake + slack:
+                best = 2 * cells
+        idle[g] = best < 0
+        if best < 0:
+            look[g] = wake
+            if wake < inf:
+                heappush(coming, (wake, g))
+            continue
+        if best == 2 * cells:
+            s = waiting[head[g]] // micro_batches
+            head[g] += 1
+            let_go(g, s, load, kept)
+            look[g] = now + seconds[2 * stages + s]
+            heappush(coming, (look[g], g))
+            continue
+        row, cell = best // cells, best % cells
+        s = cell // micro_batches
+        done[row * stages + s] += 1
+        out[put[g]] = best
+        put[g] += 1
+        look[g] = ends[best] = now + seconds[row * stages + s]
+        heappush(coming, (look[g], g))
+        take_in(g, s, row == 0, load, saved, kept)
+        neighbour = s + 1 if row == 0 else s - 1
+        if row == 1:
+            waiting[tail[g]] = cell
+            tail[g] += 1
+        if 0 <= neighbour < stages:
+            at = min(neighbour, stages - 1 - neighbour)
+            arrives = look[g] + way[min(s, neighbour)]
+            if at != g and idle[at] and arrives < look[at]:
+                look[at] = arrives
+                heappush(coming, (arrives, at))
+
+
+def choice(now, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules):
+    """The F or I that group ``g`` takes now, and when the first of the others can start.
+
+    Negative if there is none, and the number after the last I if a W must go first, which
+    ``weights`` says there is.
+    """
+    _, _, room, saved = rules
+    level_down = load[3]
+    stages = len(saved)
+    cells = stages * micro_batches
+    best, best_rank, wake = -1, inf, inf
+    for lane in range(4):
+        row = lane // 2
+        s = g if lane % 2 == 0 else stages - 1 - g
+        down = 2 * s < stages
+        if done[row * stages + s] == micro_batches:
+            continue
+        if row == 0 and down and done[s] - done[stages + s] >= deepest[g]:
+            continue
+        cell = s * micro_batches + done[row * stages + s]
+        ready = ready_at(row == 0, s, cell, micro_batches, ends, way)
+        if ready > now:
+            wake = min(wake, ready)
+        elif rank[row * cells + cell] < best_rank:
+            waits = row == 0 and (
+                full(g, s, load, rules)
+                or (down and level_down[g] + saved[s] + saved[stages - 1 - s] > room[g])
+            )
+            if not waits:
+                best, best_rank = row * cells + cell, rank[row * cells + cell]
+            elif weights:
+                best, best_rank = 2 * cells, rank[row * cells + cell]
+    return best, wake
+
+
+LOOPS: dict[str, Callable[..., Any]] = {"filled": filled, "rearranged": rearranged}
+
+
+def loop(name: str, *, compiled: bool) -> Callable[..., Any]:
+    """A loop of this file by its name, as it is or compiled."""
+    return kernels.compiled(LOOPS[name]) if compiled else LOOPS[name]

@@ -1,0 +1,227 @@
+"""Orders of split backwards from a drawn pattern: what runs when, within which memory."""
+
+import sys
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import BadInput
+from penstock.schedule.action import KIND_CODES
+from penstock.schedule.clock import seconds_by_kind, transfers_s
+from penstock.schedule.families.zero_bubble_loop import loop
+from penstock.schedule.order import order_from_arrays
+from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import ROUNDING, PipelineShape
+
+__all__ = ["Pattern", "Slots", "Way", "schedule_of_pattern"]
+
+Slots: TypeAlias = npt.NDArray[np.int64]
+"""Whole numbers in an array: slots of a pattern, or actions as `zero_bubble_loop` codes them."""
+
+ROWS = [KIND_CODES["F"], KIND_CODES["I"], KIND_CODES["W"]]
+
+FEW_STEPS = 200_000
+"""Up to here loops run as they are, which then takes less time than to load numba."""
+
+LATENESS = (0.25, 0.5, 0.75)
+"""How late a W may make what follows, in times of the shortest W."""
+
+
+class Way(NamedTuple):
+    """One way to rearrange the pattern of a V.
+
+    F on the way up the V rank ``up`` slots later than they are drawn, and I on the way back from
+    down ``down`` slots later; earlier if negative. A group may take in ``deeper`` micro-batches on
+    the way down beyond those of the pattern. A ``patient`` group starts no W that would end after
+    something it can see coming.
+    """
+
+    up: int = 0
+    down: int = 0
+    deeper: int = 0
+    patient: bool = False
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A schedule as it is drawn on squared paper, without its W.
+
+    ``slots[0, stage, m]`` and ``slots[1, stage, m]`` are when F and I of micro-batch ``m`` stand on
+    a stage; only their order on a device group counts. ``most`` is how many micro-batches of all
+    its stages together a group holds until their W has run. ``ways`` are the ways to rearrange it
+    that are worth a try.
+    """
+
+    slots: Slots
+    most: int
+    ways: tuple[Way, ...] = ()
+
+
+def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
+    """The pattern with every W where it delays nothing, in the fastest order that was found.
+
+    The order of the pattern itself is tried first. If it is not as fast as any order can be, its
+    ways to be rearranged are tried too, which fill the gaps that differing costs, the start and the
+    end tear; the fastest order wins, the pattern where none is faster. Last, W may be put into gaps
+    that are a little too short. Nothing holds more than the pattern, or than the shape has room
+    for. Takes time in proportion to the number of actions, but for sorting them, and for finding
+    the group that is next (a heap).
+
+    Raises:
+        BadInput: there is no room for even one micro-batch.
+    """
+    check_room(shape)
+    drawn = drawing_of(shape, pattern)
+    orders = [drawn.order]
+    best, best_s = with_weights(drawn, drawn.order, lateness=0.0)
+    for way in pattern.ways:
+        if best_s <= drawn.bound_s:
+            break
+        other = rearrangement(drawn, way)
+        found, found_s = with_weights(drawn, other, lateness=0.0)
+        if found_s + drawn.slack_s < best_s:
+            orders[1:], best, best_s = [other], found, found_s
+    # Between actions that all take the same there are no gaps that are a little too short.
+    for order, lateness in product(orders, LATENESS if np.ptp(drawn.seconds) > 0 else ()):
+        if best_s <= drawn.bound_s:
+            break
+        found, found_s = with_weights(drawn, order, lateness)
+        if found_s + drawn.slack_s < best_s:
+            best, best_s = found, found_s
+    return decoded(drawn, best)
+
+
+def check_room(shape: PipelineShape) -> None:
+    """Raise `BadInput` unless one micro-batch fits on every group by itself."""
+    for stage in range(shape.stages):
+        if shape.limit(stage) < 1:
+            raise BadInput(
+                f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
+                f"micro-batch"
+            )
+    for group, room_bytes in enumerate(shape.memory_bytes):
+        each_bytes = sum(shape.cost(stage).saved_bytes for stage in shape.stages_of(group))
+        if each_bytes > room_bytes * ROUNDING:
+            raise BadInput(
+                f"one micro-batch saves {each_bytes:.6g} bytes on the stages of device group "
+                f"{group}, which has room for {room_bytes:.6g}; use smaller micro-batches, "
+                f"recompute or more stages"
+            )
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A pattern on a pipeline, flat, as the loops want it.
+
+    ``order`` are the actions of one group after the other, from ``first[group]`` on, in the order
+    of the pattern. No order takes less than ``bound_s``. Times that differ by less than
+    ``slack_s`` are the same but for rounding. ``limits`` are the last arguments of both loops.
+    """
+
+    shape: PipelineShape
+    pattern: Pattern
+    home: Slots
+    first: Slots
+    order: Slots
+    seconds: npt.NDArray[np.float64]
+    way_s: npt.NDArray[np.float64]
+    slack_s: float
+    bound_s: float
+    limits: tuple[npt.NDArray[Any], ...]
+
+
+def drawing_of(shape: PipelineShape, pattern: Pattern) -> Drawing:
+    """The costs, limits and drawn order of a pipeline whose groups hold equally many stages."""
+    home = np.array([shape.group_of(s) for s in range(shape.stages)])
+    table = seconds_by_kind(shape)[ROWS]
+    again = np.array([shape.recomputes(s) for s in range(shape.stages)])
+    way_s = np.append(transfers_s(shape), 0.0)
+    # A group works on all its stages, and not before the first one has its first input.
+    work_s = np.bincount(home, weights=table.sum(axis=0) + again * table[0]) * shape.micro_batches
+    arrives_s = np.concatenate([[0.0], np.cumsum(table[0] + way_s)])
+    table[1] += again * table[0]
+    slots = pattern.slots.ravel() - pattern.slots.min()
+    # One number sorts by group, then slot.
+    group_of_action = np.tile(np.repeat(home, shape.micro_batches), 2)
+    order = np.argsort(group_of_action * (slots.max() + 1) + slots, kind="stable")
+    costs = [shape.cost(stage) for stage in range(shape.stages)]
+    room = np.array(shape.memory_bytes or (inf,) * shape.groups) * ROUNDING
+    slack_s = 1e-9 * float(table.max())
+    return Drawing(
+        shape,
+        pattern,
+        home,
+        first=np.arange(shape.groups + 1) * (len(order) // shape.groups),
+        order=order,
+        seconds=table.ravel(),
+        way_s=way_s,
+        slack_s=slack_s,
+        bound_s=float(np.max(arrives_s[: shape.groups] + work_s)) + slack_s,
+        limits=(
+            np.full(shape.groups, pattern.most),
+            np.array([shape.limit(stage) for stage in range(shape.stages)]),
+            room,
+            np.array([float(cost.saved_bytes) for cost in costs]),
+            np.array([float(cost.bytes_until_weight_backward) for cost in costs]),
+        ),
+    )
+
+
+def with_weights(drawn: Drawing, actions: Slots, lateness: float) -> tuple[Slots, float]:
+    """These orders with W in their gaps, and how long they take: for ever if they have no room."""
+    out = np.zeros(3 * len(actions) // 2, dtype=np.int64)
+    shortest_s = float(drawn.seconds[2 * drawn.shape.stages :].min())
+    slack_s = drawn.slack_s + lateness * shortest_s
+    flat = (drawn.first, actions, drawn.home, drawn.seconds, drawn.way_s, slack_s)
+    return looped(drawn, "filled", *flat, *drawn.limits, out=out)
+
+
+def rearrangement(drawn: Drawing, way: Way) -> Slots:
+    """Orders of F and I made from the pattern by `rearranged`."""
+    slots = drawn.pattern.slots.copy()
+    slots[0, drawn.shape.groups :] += way.up
+    slots[1, : drawn.shape.groups] += way.down
+    deepest = np.minimum(depths(drawn) + way.deeper, drawn.pattern.most - 1)
+    flat = (slots.ravel(), deepest, way.patient, drawn.seconds, drawn.way_s, drawn.slack_s)
+    out = np.zeros(len(drawn.order), dtype=np.int64)
+    return looped(drawn, "rearranged", *flat, *drawn.limits, out=out)[0]
+
+
+def depths(drawn: Drawing) -> Slots:
+    """For each group the most micro-batches that the pattern has between F and I going down."""
+    stages, micro_batches = drawn.shape.stages, drawn.shape.micro_batches
+    down = drawn.order // micro_batches % stages < drawn.shape.groups
+    changes = np.where(drawn.order < stages * micro_batches, 1, -1) * down
+    return np.cumsum(changes.reshape(drawn.shape.groups, -1), axis=1).max(axis=1)
+
+
+def looped(drawn: Drawing, name: str, *flat: Any, out: Slots) -> tuple[Slots, Any]:
+    """What a loop writes to ``out``, and what it returns."""
+    micro_batches = drawn.shape.micro_batches
+    steps = 3 * len(out) * (1 + len(drawn.pattern.ways))
+    if steps > FEW_STEPS or "numba" in sys.modules:
+        return out, loop(name, compiled=True)(micro_batches, *flat, out)
+    listed = [values.tolist() if isinstance(values, np.ndarray) else values for values in flat]
+    written: list[int] = out.tolist()
+    result = loop(name, compiled=False)(micro_batches, *listed, written)
+    return np.array(written, dtype=np.int64), result
+
+
+def decoded(drawn: Drawing, actions: Slots) -> Schedule:
+    """The schedule with these orders, and recomputes where they are needed."""
+    shape = drawn.shape
+    rows, cells = np.divmod(actions, shape.stages * shape.micro_batches)
+    kinds = np.array(ROWS)[rows]
+    stages, micro_batches = np.divmod(cells, shape.micro_batches)
+    ends: list[int] = (3 * drawn.first // 2).tolist()
+    return Schedule(
+        tuple(
+            with_recomputes(order_from_arrays(kinds[a:b], stages[a:b], micro_batches[a:b]), shape)
+            for a, b in pairwise(ends)
+        )
+    )

@@ -1,0 +1,1 @@
+"""Orders of work that are searched for."""

@@ -1,0 +1,92 @@
+"""The automatic zero-bubble search: split backwards for measured times within the memory left."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from penstock.errors import BadInput
+from penstock.schedule.family import Family
+from penstock.schedule.fitting import fits
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.searched.list_search import quickest_order
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["ZERO_BUBBLE", "fitting_schedules", "within_micro_batches", "zero_bubble"]
+
+HANDCRAFTED = (
+    "1f1b",
+    "zb-h1",
+    "zb-h2",
+    "interleaved",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe-v",
+    "dualpipe",
+)
+"""Families that are tried besides; those that need another placement refuse."""
+
+MOST_ATTEMPTS = 1_300
+
+
+def zero_bubble(shape: PipelineShape) -> Schedule:
+    """Backwards in halves, ordered for the pipeline's times and memory (Zero Bubble, ICLR 2024).
+
+    As the authors' automatic scheduler (section 3.1) this is a list scheduler that fills gaps with
+    W within a memory limit; unlike it, it takes any placement of stages, each stage's own times,
+    and tries many policies (`penstock.schedule.searched.list_search`). It is never slower than the
+    handcrafted families of the registry that fit the placement and the memory.
+
+    >>> print(zero_bubble(PipelineShape(stages=2, micro_batches=3)))
+    stage 0   F0 F1 I0 W0 F2 I1 W1 I2 W2
+    stage 1   F0 I0 F1 I1 W0 F2 I2 W1 W2
+
+    Where the shape limits neither memory nor micro-batches in flight, every group has room for
+    what 1F1B needs on the first: as many micro-batches as there are groups.
+
+    Raises:
+        BadInput: not even one micro-batch fits into a group's memory, or a stage's limit.
+    """
+    if not shape.memory_bytes and not shape.in_flight_limit:
+        shape = within_micro_batches(shape, shape.groups)
+    return quickest_order(
+        shape,
+        split=True,
+        others=fitting_schedules(HANDCRAFTED, shape),
+        most_attempts=MOST_ATTEMPTS,
+    )
+
+
+def within_micro_batches(shape: PipelineShape, micro_batches: int) -> PipelineShape:
+    """``shape`` with room on each group for so many micro-batches."""
+    ways = (0, 1) if shape.mirrored else (0,)
+    memory_bytes = tuple(
+        micro_batches
+        * max(
+            sum(
+                max(shape.cost(s).saved_bytes, shape.cost(s).bytes_until_weight_backward)
+                for s in range(shape.stages)
+                if shape.group_of(s, way) == group
+            )
+            for way in ways
+        )
+        for group in range(shape.groups)
+    )
+    return replace(shape, memory_bytes=memory_bytes)
+
+
+def fitting_schedules(names: tuple[str, ...], shape: PipelineShape) -> Iterator[Schedule]:
+    """The schedules of these families for ``shape``, where they are possible and fit its limits."""
+    # The registry knows the families of this module too.
+    from penstock.schedule.registry import FAMILIES
+
+    for name in names:
+        if name in FAMILIES:
+            try:
+                schedule = FAMILIES[name].make(shape)
+            except BadInput:
+                continue
+            if fits(schedule, shape):
+                yield schedule
+
+
+ZERO_BUBBLE = Family(zero_bubble, splits=True, stand_ins={"straight": "zb-h1", "folded": "zb-v"})

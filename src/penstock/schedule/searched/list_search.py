@@ -1,0 +1,233 @@
+"""Searches for the policy whose order is quickest: known good ones, changes of them, moved keys."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.schedule.action import ACTION_KINDS, KIND_CODES
+from penstock.schedule.bound import makespan_bound_s
+from penstock.schedule.clock import makespan_s, times_of
+from penstock.schedule.order import order_from_arrays
+from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
+from penstock.schedule.searched.list_loop import Arrays, Tables, Wishes, list_order, tables_of
+from penstock.schedule.searched.list_policy import CHOICES, Draws, Policy, changed, drawn, wishes_of
+from penstock.schedule.searched.list_seeds import SEEDS
+from penstock.schedule.shape import PipelineShape
+
+__all__ = ["quickest_order"]
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+F, B, I, W, _ = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
+
+CLOSE = 1e-9
+"""Makespans that differ by less than this part of them are the same."""
+
+CHEAP_PLACINGS, MOST_PLACINGS = 400_000, 10_000_000
+"""How many actions are placed at least and at most, in all attempts together."""
+
+ATTEMPTS_PER_PERCENT = 80
+"""A per cent between the best order and the bound is worth so many attempts."""
+
+
+MOST_PROVEN = 1024
+"""Up to so many micro-batches of all stages the bound for the memory takes less than a search."""
+
+
+@dataclass
+class Search:
+    """The best order so far, what led to it, and how much has been tried.
+
+    ``bound_s`` says how much effort an order is worth. No order is shorter than ``proven_s``.
+    """
+
+    arrays: Arrays
+    bound_s: float
+    most_attempts: int
+    proven_s: float = 0.0
+    best_s: float = np.inf
+    policy: Policy = SEEDS[0]
+    wishes: Wishes | None = None
+    order: Numbers | None = None
+    attempts: int = 0
+    tables: Tables | None = None
+
+    def attempt(self, wishes: Wishes, policy: Policy | None = None) -> None:
+        """Make the order of ``wishes``, and keep it if it is no slower than the best."""
+        self.attempts += 1
+        self.tables = self.tables or tables_of(self.arrays)
+        limit_s = self.best_s * (1 + CLOSE)
+        order, end_s = list_order(self.arrays, wishes, limit_s, self.tables)
+        if end_s < np.inf:
+            self.best_s, self.wishes, self.order = min(end_s, self.best_s), wishes, order
+            self.policy = policy or self.policy
+
+    def goes_on(self, share: float = 1.0) -> bool:
+        """Whether there is something to win, and less than ``share`` of the effort is spent."""
+        gap = self.best_s / self.bound_s - 1 if self.bound_s > 0 else 0.0
+        actions = int(self.arrays.micro_batches.sum()) * (3 if self.arrays.split else 2)
+        worth = max(100 * gap * ATTEMPTS_PER_PERCENT, CHEAP_PLACINGS / actions)
+        worth = min(worth, self.most_attempts, MOST_PLACINGS / actions)
+        return gap > CLOSE and self.attempts < share * worth and not self.is_proven(self.best_s)
+
+    def is_proven(self, makespan_s: float) -> bool:
+        """Whether no order is shorter than this."""
+        return makespan_s <= self.proven_s * (1 + CLOSE)
+
+
+def quickest_order(
+    shape: PipelineShape, *, split: bool, others: Iterable[Schedule], most_attempts: int
+) -> Schedule:
+    """The quickest order found for ``shape``, never slower than ``others``, which must fit.
+
+    Policies known to be good come first, then ``others``. Then the best policy is changed here and
+    there, and last the keys themselves, for parts of the stages and micro-batches; what is no
+    slower is kept. The effort is in proportion to what may be won: the search ends after some
+    attempts for each per cent above a bound (`list_arrays.quick_bound_s`), and
+    where it meets that, or on small pipelines the one that knows the memory
+    (`penstock.schedule.bound.makespan_bound_s`). Nothing is left to chance: the same shape gives
+    the same order.
+
+    Raises:
+        BadInput: not even one micro-batch fits into a group's memory, or a stage's limit.
+    """
+    arrays = arrays_of(shape, split=split)
+    search = Search(arrays, quick_bound_s(arrays, shape), most_attempts)
+    for policy in SEEDS:
+        if search.best_s > search.bound_s * (1 + CLOSE):
+            search.attempt(wishes_of(policy, arrays), policy)
+    other: Schedule | None = None
+    other_s = np.inf
+    if search.goes_on(np.inf):
+        for schedule in others:
+            took_s = makespan_s(schedule, shape)
+            if took_s < other_s:
+                other, other_s = schedule, took_s
+        if arrays.micro_batches.sum() <= MOST_PROVEN:
+            search.proven_s = makespan_bound_s(shape)
+        if other is not None and search.is_proven(other_s) and other_s < search.best_s:
+            return other
+    draws = Draws(seed=1)
+    while search.goes_on(share=0.5):
+        climb(search, draws)
+    if other is not None and other_s < search.best_s * (1 - CLOSE):
+        for wishes in wishes_like(other, shape, search):
+            search.attempt(wishes)
+    while search.goes_on():
+        shake(search, draws)
+    if other is not None and other_s < search.best_s * (1 - CLOSE):
+        return other
+    assert search.order is not None
+    return schedule_of(search.order, arrays, shape)
+
+
+def climb(search: Search, draws: Draws) -> None:
+    """Try the best policy with some numbers changed; now and then one that is all new."""
+    new = draws.chance(0.15)
+    policy = drawn(draws) if new else changed(search.policy, draws)
+    search.attempt(wishes_of(policy, search.arrays), policy)
+
+
+def shake(search: Search, draws: Draws) -> None:
+    """Try the best wishes with one to three things changed: keys, depths or numbers."""
+    assert search.wishes is not None
+    wishes = search.wishes
+    arrays = search.arrays
+    places, numbers = wishes.keys.shape[1:]
+    step_s = (
+        float(arrays.work_s.max())
+        / max(1, int(arrays.micro_batches.sum()))
+        * len(arrays.room_bytes)
+        / 3
+    )
+    for _ in range(1 + draws.below(3)):
+        kind = draws.below(100)
+        start, stop = (0, places) if draws.chance(0.3) else draws.span(places)
+        if kind < 70:
+            wishes = wishes._replace(
+                keys=moved(wishes.keys, (start, stop), part_of(numbers, draws), step_s, draws)
+            )
+        elif kind < 80:
+            name = draws.one_of(("idle_price", "overlap", "most_pending", "weight_overlap"))
+            wishes = wishes._replace(**{name: draws.one_of(CHOICES[name])})
+        elif kind < 97:
+            depth = wishes.depth.copy()
+            depth[start:stop] = np.maximum(1, depth[start:stop] + draws.one_of((-2, -1, 1, 2)))
+            wishes = wishes._replace(depth=depth)
+        else:
+            lead = draws.one_of(CHOICES["lead"])
+            wishes = wishes._replace(lead_s=3 * step_s * lead)
+    search.attempt(wishes)
+
+
+def part_of(numbers: int, draws: Draws) -> tuple[int, int]:
+    """All micro-batches, the first, the last or some of them."""
+    start, stop = draws.span(numbers)
+    return draws.one_of(((0, numbers), (0, numbers), (0, stop), (start, numbers), (start, stop)))
+
+
+def moved(
+    keys: Floats, places: tuple[int, int], numbers: tuple[int, int], step_s: float, draws: Draws
+) -> Floats:
+    """Keys of one kind of action, on some places for some micro-batches, sooner or later."""
+    row = draws.one_of((0, 0, 1, 1, 2))
+    by_s = step_s * draws.one_of((-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0))
+    count = places[1] - places[0]
+    ramp = np.arange(1, count + 1) / count if draws.chance(0.3) else np.ones(count)
+    keys = keys.copy()
+    keys[row, slice(*places), slice(*numbers)] += by_s * ramp[:, None]
+    return keys
+
+
+def wishes_like(schedule: Schedule, shape: PipelineShape, search: Search) -> Iterator[Wishes]:
+    """Wishes whose keys are the times of a schedule."""
+    assert search.wishes is not None
+    keys = np.zeros_like(search.wishes.keys)
+    ways = search.arrays.ways
+    for order, start_s in zip(schedule.orders, times_of(schedule, shape).start_s, strict=True):
+        for row, codes in enumerate(((F,), (B, I), (W,))):
+            mine = np.isin(order.kinds, codes)
+            numbers, way = np.divmod(order.micro_batches[mine], ways)
+            keys[row, way * shape.stages + order.stages[mine], numbers] = start_s[mine]
+    whole = keys[2] == 0.0
+    keys[2][whole] = (keys[1] + search.arrays.seconds[1][:, None])[whole]
+    for idle_price in (0.0, 1.0, 1000.0):
+        for overlap in (0.0, 0.3, 1.0):
+            yield search.wishes._replace(
+                keys=keys,
+                depth=np.full_like(search.wishes.depth, shape.micro_batches),
+                idle_price=idle_price,
+                overlap=overlap,
+                most_pending=1e9,
+                weight_overlap=overlap,
+                forward_delay_s=0.0,
+                lead_s=np.inf,
+            )
+
+
+def schedule_of(order: Numbers, arrays: Arrays, shape: PipelineShape) -> Schedule:
+    """The schedule whose rows, places and numbers these are, group after group."""
+    rows, places, numbers = order
+    codes = np.array((F, I, W) if arrays.split else (F, B))
+    ways, stages = np.divmod(places, shape.stages)
+    per_group = np.bincount(arrays.group[places], minlength=shape.groups)
+    ends = np.cumsum(per_group).tolist()
+    micro_batches = numbers * arrays.ways + ways
+    return Schedule(
+        tuple(
+            with_recomputes(
+                order_from_arrays(
+                    codes[rows[begin:end]], stages[begin:end], micro_batches[begin:end]
+                ),
+                shape,
+            )
+            for begin, end in pairwise([0, *ends])
+        )
+    )

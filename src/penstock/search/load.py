@@ -1,0 +1,163 @@
+"""Seconds of a plan if no work ever waited for a busy resource, compiled by numba.
+
+What binds a plan whose messages take as long as its computing is the load of some device, engine or
+port between the first micro-batch's way down and the last one's way up. That takes no time to work
+out, whatever the number of micro-batches; how much longer a plan takes is for the simulator to say.
+"""
+
+# Helpers of compiled functions have no types of their own: numba finds them.
+# pyright: basic
+
+import numpy as np
+
+from penstock.cluster.collectives import BUCKET_BYTES
+from penstock.search.stage_costs import cost_of_stage, depths_that_fit, reduce_s, rows_of
+
+__all__ = ["load_s"]
+
+SENT, RECEIVED = 0, 1
+"""Rows of the tables of what engines and ports carry of one micro-batch."""
+
+DOWN, UP = 0, 1
+"""Rows of the table of messages to the next stage, and back."""
+
+
+def carry(a, fixed, each, order, at, rows_from, to, rows_to, engines, ports):
+    """Add one tensor between two stages to the engines and ports; the longest of its messages."""
+    longest = 0.0
+    if fixed == 0 and each == 0:
+        return longest
+    i = j = 0
+    left_i, left_j = rows_from[0], rows_to[0]
+    while at[0] + i < at[1] and to[0] + j < to[1]:
+        n = min(left_i, left_j)
+        source, target = order[at[0] + i], order[to[0] + j]
+        seconds = a.latency[source, target] + (fixed + each * n) / a.bandwidth[source, target]
+        engines[SENT, at[0] + i] += seconds
+        engines[RECEIVED, to[0] + j] += seconds
+        if a.port[source, target]:
+            ports[SENT, a.host[source]] += seconds
+            ports[RECEIVED, a.host[target]] += seconds
+        longest = max(longest, seconds)
+        left_i -= n
+        left_j -= n
+        if left_i == 0:
+            i += 1
+            left_i = rows_from[i] if at[0] + i < at[1] else 0
+        if left_j == 0:
+            j += 1
+            left_j = rows_to[j] if to[0] + j < to[1] else 0
+    return longest
+
+
+def messages(a, order, cuts, starts, stages, rows, engines, ports, near):
+    """Fill in what engines and ports carry of a micro-batch, and the messages of neighbours."""
+    stage_of = np.empty(cuts[stages], dtype=np.int64)
+    for s in range(stages):
+        stage_of[cuts[s] : cuts[s + 1]] = s
+    last_tensor = last_stage = -1
+    for e in range(a.edges.shape[1]):
+        s, t = stage_of[a.edges[0, e]], stage_of[a.edges[1, e]]
+        if s == t or (a.edges[2, e] == last_tensor and t == last_stage):
+            continue
+        last_tensor, last_stage = a.edges[2, e], t
+        here, there = (starts[s], starts[s + 1]), (starts[t], starts[t + 1])
+        size = a.edge_bytes[:, e]
+        down_s = carry(a, size[0], size[1], order, here, rows[s], there, rows[t], engines, ports)
+        up_s = carry(a, size[2], size[3], order, there, rows[t], here, rows[s], engines, ports)
+        if t == s + 1:
+            near[DOWN, s] += down_s
+            near[UP, s] += up_s
+
+
+def reduced_s(a, ways, lo, hi):
+    """Seconds in which the all-reduce of layers ``lo`` to ``hi - 1`` holds engines."""
+    size_bytes = a.parameters[lo, hi]
+    count = np.ceil(size_bytes / BUCKET_BYTES)
+    return count * reduce_s(ways, size_bytes / count) if count > 0 else 0.0
+
+
+def busy_s(micro_batches, whole_s, forward_s, below_s, kept, leaner, recompute):
+    """Seconds from the first forward to the last backward that memory leaves (Little's law).
+
+    ``recompute``: 0 never, 1 where it is faster, 2 always. Infinite where nothing fits.
+    """
+    least_s = np.inf
+    if recompute < 2 and kept > 0:
+        least_s = micro_batches * max(whole_s, (whole_s + below_s) / kept)
+    if recompute > 0 and leaner > 0:
+        again_s = whole_s + min(forward_s, below_s)
+        least_s = min(least_s, micro_batches * max(again_s, (whole_s + below_s) / leaner))
+    return least_s
+
+
+def load_s(a, order, cuts, starts, stages, batch, micro_batches, recompute, power):
+    """Seconds of the most loaded resource, with those of others: their ``power`` mean.
+
+    As a plan whose resources are all full is rarely as fast as the fullest alone. ``recompute`` as
+    in `busy_s`. Infinite where a stage does not fit or has more replicas than rows.
+    """
+    widest = 0
+    for s in range(stages):
+        widest = max(widest, starts[s + 1] - starts[s])
+    if widest > batch:
+        return np.inf
+    rows = np.zeros((stages, widest), dtype=np.int64)
+    forward_s, backward_s = np.zeros(stages), np.zeros(stages)
+    tail_s, sum_s = np.zeros(stages), np.zeros(stages)
+    ways = np.zeros((2, 2))
+    for s in range(stages):
+        rows_of(a, order, starts[s], starts[s + 1], batch, rows[s])
+        forward_s[s], backward_s[s], tail_s[s] = cost_of_stage(
+            a, order, starts[s], starts[s + 1], cuts[s], cuts[s + 1], rows[s], ways
+        )
+        if starts[s + 1] - starts[s] > 1:
+            sum_s[s] = reduced_s(a, ways, cuts[s], cuts[s + 1])
+    engines = np.zeros((2, len(order)))
+    ports = np.zeros((2, len(a.host_slots)))
+    near = np.zeros((2, stages))
+    messages(a, order, cuts, starts, stages, rows, engines, ports, near)
+    below_s = np.zeros(stages)
+    for s in range(stages - 2, -1, -1):
+        trip_s = forward_s[s + 1] + backward_s[s + 1] + near[DOWN, s] + near[UP, s]
+        below_s[s] = below_s[s + 1] + trip_s
+    first_s = after_s = most_s = 0.0
+    loads = np.zeros(3 * stages + 2 * len(a.host_slots))
+    for s in range(stages):
+        kept, leaner = depths_that_fit(
+            a, order, starts[s], starts[s + 1], rows[s], cuts[s], cuts[s + 1], micro_batches
+        )
+        whole_s = forward_s[s] + backward_s[s]
+        computing_s = busy_s(
+            micro_batches, whole_s, forward_s[s], below_s[s], kept, leaner, recompute
+        )
+        arrival_s = first_s - near[DOWN, s - 1] if s > 0 else below_s[0] + forward_s[0]
+        left_s = max(tail_s[s], after_s)
+        sent = received = 0.0
+        for k in range(starts[s], starts[s + 1]):
+            sent = max(sent, micro_batches * engines[SENT, k])
+            received = max(received, micro_batches * engines[RECEIVED, k])
+        loads[3 * s] = first_s + computing_s + left_s
+        loads[3 * s + 1] = arrival_s + received + max(backward_s[s] + left_s, sum_s[s])
+        loads[3 * s + 2] = first_s + forward_s[s] + sent
+        loads[3 * s + 2] += max(sum_s[s], after_s - near[UP, s - 1] if s > 0 else 0.0)
+        if sum_s[s] > 0:
+            for k in range(starts[s], starts[s + 1]):
+                host = a.host[order[k]]
+                if k == starts[s] or host != a.host[order[k - 1]]:
+                    add_s = sum_s[s] if len(a.host_slots) > 1 else 0.0
+                    if a.port[order[starts[s]], order[starts[s + 1] - 1]]:
+                        ports[SENT, host] += add_s / micro_batches
+                        ports[RECEIVED, host] += add_s / micro_batches
+        first_s += forward_s[s] + near[DOWN, s]
+        after_s = max(backward_s[s] + tail_s[s], backward_s[s] + after_s) + near[UP, s]
+    for h in range(len(a.host_slots)):
+        loads[3 * stages + 2 * h] = micro_batches * ports[SENT, h]
+        loads[3 * stages + 2 * h + 1] = micro_batches * ports[RECEIVED, h]
+    most_s = loads.max()
+    if not 0 < most_s < np.inf or power <= 0:
+        return most_s
+    total = 0.0
+    for value in loads:
+        total += (value / most_s) ** power
+    return most_s * (total / 3) ** (1 / power)

@@ -1,0 +1,156 @@
+"""A plan's layers and devices under a schedule that planners do not search over.
+
+Planners choose stages for orders of whole backwards with one stage a device. Other families take
+over the sets of devices and the micro-batches of such a plan; where they hold several stages a
+device, the layers are cut anew, and the cuts are then moved while the simulator finds that better.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import inf
+
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.schedule_costs import with_costs
+from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.registry import FAMILIES
+from penstock.search.moves import moved_cuts, other_micro_batches
+
+__all__ = ["recut", "rescheduled", "searched_by_planners"]
+
+ROUNDS = (2, 3, 4)
+"""Stages that a set of devices holds, as far as there are layers for them."""
+
+MOST_SCORES = 300
+"""Plans that are scored for one start."""
+
+
+def searched_by_planners(schedule: str) -> bool:
+    """Whether planners know how deep a schedule fills its stages, and choose stages by that."""
+    return FAMILIES[schedule].is_planned
+
+
+def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
+    """The best plan found on the devices of ``plan`` under ``schedule``; None where none fits."""
+    best, best_s = None, inf
+    for start in starts(problem, plan, schedule):
+        found, found_s = climbed(problem, start, schedule, score)
+        if found_s < best_s:
+            best, best_s = found, found_s
+    return best
+
+
+def starts(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan]:
+    """Plans to begin at: every placement that the schedule has, without and with recompute."""
+    plain = replace(plan, in_flight_limit=())
+    for placed in placements(problem, plain, schedule):
+        recomputing = (
+            replace(placed, stages=tuple(replace(s, recompute=r) for s in placed.stages))
+            for r in {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
+        )
+        yield from dict.fromkeys([placed, *recomputing])
+
+
+def placements(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan]:
+    """The plan's layers on its sets of devices, placed in each way that the schedule allows."""
+    family = FAMILIES[schedule]
+    rounds = (family.rounds,) if family.rounds else (2,) if family.is_searched else ROUNDS
+    own: dict[PlacementStyle, str] = {family.placement: schedule}
+    for way, name in (family.stand_ins or own).items():
+        named = replace(plan, schedule=name)
+        if way in ("straight", "mirrored"):
+            yield named
+            continue
+        for count in rounds:
+            if count * len(plan.stages) <= len(problem.profile.layers):
+                yield recut(problem, named, way, count)
+
+
+def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: int) -> Plan:
+    """The same sets of devices, each with ``rounds`` stages of about equal time."""
+    groups = plan.device_groups
+    placement = placement_of_style(style, len(groups), rounds)
+    slices = {stage.devices: stage.slices for stage in plan.stages}
+    speeds = [
+        plan.micro_batch_size
+        * min(
+            problem.cluster.devices[device].speed / rows
+            for device, rows in zip(devices, slices[devices], strict=True)
+        )
+        for devices in groups
+    ]
+    seconds = [
+        layer.forward_s.at(plan.micro_batch_size) + layer.backward_s.at(plan.micro_batch_size)
+        for layer in problem.profile.layers
+    ]
+    cuts = even_cuts(seconds, [speeds[group] for group in placement])
+    stages = tuple(
+        Stage(range(lo, hi), groups[group], slices[groups[group]])
+        for (lo, hi), group in zip(pairwise(cuts), placement, strict=True)
+    )
+    return replace(plan, stages=stages, in_flight_limit=(), costs=(), memory_bytes=())
+
+
+def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
+    """Ends of runs of layers whose shares of the work are nearest to the shares of the speeds.
+
+    >>> even_cuts([1, 1, 1, 1, 1, 1], speeds=[1, 2])
+    [0, 2, 6]
+    """
+    sums = list(accumulate(seconds, initial=0.0))
+    shares = list(accumulate(speeds))
+    cuts = [0]
+    for index, share in enumerate(shares[:-1], start=1):
+        wanted = sums[-1] * share / shares[-1]
+        above = bisect_right(sums, wanted)
+        cut = min((above - 1, above), key=lambda i: abs(sums[min(i, len(sums) - 1)] - wanted))
+        cuts.append(min(max(cut, cuts[-1] + 1), len(seconds) - (len(speeds) - index)))
+    return [*cuts, len(seconds)]
+
+
+def climbed(
+    problem: PlanningProblem, start: Plan, schedule: str, score: Score
+) -> tuple[Plan, float]:
+    """Move cuts and the size of micro-batches while that is better; then the schedule itself.
+
+    While cuts move, the schedule is told the costs of the first plan of each size of micro-batches,
+    so that plans which differ by a cut share one order; the last plan's order is made for its own.
+    """
+    told: dict[int, Plan] = {}
+
+    def seconds_of(plan: Plan) -> float:
+        first = told.setdefault(plan.micro_batch_size, priced(problem, plan))
+        known = replace(plan, costs=first.costs, memory_bytes=first.memory_bytes)
+        return score_of(known, score)
+
+    best, best_s = start, seconds_of(start)
+    scores, moved = 1, True
+    while moved and scores < MOST_SCORES:
+        moved = False
+        cuts = moved_cuts(best) if best_s < inf else ()
+        for other in (*cuts, *other_micro_batches(problem, best)):
+            scores += 1
+            other_s = seconds_of(other)
+            if other_s < best_s:
+                best, best_s, moved = other, other_s, True
+                break
+            if scores >= MOST_SCORES:
+                break
+    last = priced(problem, replace(best, schedule=schedule))
+    return last, score_of(last, score)
+
+
+def score_of(plan: Plan, score: Score) -> float:
+    """The score of a plan; infinite where its schedule refuses to fit into the memory left."""
+    try:
+        return score(plan)
+    except BadInput:
+        return inf
+
+
+def priced(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the costs that its schedule asks for; planners' own schedules ask for none."""
+    return plan if searched_by_planners(plan.schedule) else with_costs(problem, plan)

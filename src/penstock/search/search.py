@@ -1,0 +1,406 @@
+"""The default planner: starts from what the others make, and is judged by the simulator."""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, islice
+from math import inf
+
+from numpy.random import default_rng
+
+from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s, proof_of
+from penstock.bounds.plans import relaxed_plans
+from penstock.errors import Infeasible
+from penstock.plan.cost import depths_of, peak_memory_bytes
+from penstock.plan.infeasible import infeasible
+from penstock.plan.plan import Plan
+from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.schedule.registry import FAMILIES
+from penstock.search.anneal import annealed, deeper_variants
+from penstock.search.climbs import climbed_plans, restarted_plans
+from penstock.search.every_plan import every_placement, every_variant
+from penstock.search.families import FamilySearch, family_steps, plain_families
+from penstock.search.layout import moved_in_flight
+from penstock.search.loads import evenly_loaded_plans
+from penstock.search.moves import neighbours
+from penstock.search.seeds import Climber
+from penstock.search.skeletons import Skeleton, skeletons, skeletons_of_plans
+from penstock.search.step import SearchStep
+
+__all__ = ["search_from", "search_steps"]
+
+ACTIONS_FOR_CANDIDATES = 4_000_000
+"""Simulated actions spent on the plans that the estimate ranks first; about a second."""
+
+ACTIONS_FOR_MOVES = 4_000_000
+"""Simulated actions spent on moves from the best plan."""
+
+CANDIDATES = 60
+"""The most plans of the estimate that are simulated."""
+
+MOVES = 600
+"""The most moves that are simulated."""
+
+PROVEN = 5e-4
+"""A gap up to which a plan counts as good enough: the bound itself is no more precise."""
+
+WORTH_A_RESTART = (0.02, 0.15)
+"""Gaps from which random starts are tried, and tried again."""
+
+WALKS = (
+    (0.05, 8e6, 0.03),
+    (0.1, 8e6, 0.02),
+    (0.1, 8e6, 0.03),
+    (0.1, 8e6, 0.02),
+    (0.12, 8e6, 0.03),
+    (0.12, 8e6, 0.03),
+)
+"""Of each random walk the gap from which it is tried, its simulated actions and its heat; ten
+million actions take about ten seconds. The first starts at the bound's relaxed plan, the third and
+the fifth at evenly loaded ones, the others at the best."""
+
+DEPTHS_WALKED, DEPTHS_HEAT = 3e6, 0.004
+"""Simulated actions of a walk over depths and recompute alone, and its heat."""
+
+LOADED = 6
+"""Of the evenly loaded plans so many get depths of their own before the best is a start."""
+
+WALKED = 16 * 40
+"""Devices times layers for which walks are so long; for less they are shorter."""
+
+WORTH_LOADING = 0.02
+"""The gap from which evenly loaded plans are tried under other schedules."""
+
+LEADING = 6
+"""So many of the best plans with whole backwards are tried under other schedules."""
+
+MOST_WALKED = 64
+"""No walks on more devices."""
+
+SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
+"""Devices and placements up to which a problem counts as small: then all plans are looked at."""
+
+
+def search_from(starts: Mapping[str, Planner]) -> Planner:
+    """The planner that runs `search_steps` to the end."""
+
+    def search(problem: PlanningProblem, score: Score) -> Plan:
+        best: Plan | None = None
+        for step in search_steps(problem, score, starts):
+            best = step.plan
+        if best is None:
+            raise infeasible(problem, "search")
+        return best
+
+    return search
+
+
+def search_steps(
+    problem: PlanningProblem, score: Score, starts: Mapping[str, Planner]
+) -> Iterator[SearchStep]:
+    """Ever better plans, each with what is being tried; the last step has the best of all.
+
+    1. Plans under the schedules that planners do not know (`family_steps`), on equal groups of
+       devices.
+    2. Plans with whole backwards and one stage a device (`whole_backward_steps`). They are left
+       out where no such plan can win: where their proven bound is not below the best time.
+    3. The devices and the layers of the best of 2, and plans that load devices and links evenly,
+       under the schedules of 1.
+    4. Random starts and walks over plans with whole backwards, where their bound is well below
+       their own best (`restart`, `anneal`), and not above the best time.
+
+    The last step has no plan where nothing fits.
+    """
+    known = tuple(name for name in problem.schedules if name in PlanningProblem.schedules)
+    known = known or tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
+    others = tuple(name for name in problem.schedules if name not in known)
+    whole = replace(problem, schedules=known or PlanningProblem.schedules) if others else problem
+    best = Incumbent(whole, score)
+    families = FamilySearch(replace(problem, schedules=others or problem.schedules), score)
+    answer = SearchStep("", None, inf)
+
+    def may_win() -> bool:
+        """Whether a plan with whole backwards can win, or serve as a start for others."""
+        return not known or best.bound_s * (1 + PROVEN) < answer.seconds
+
+    def phases() -> Iterator[Iterator[SearchStep]]:
+        if others:
+            yield family_steps(
+                families, skeletons(families.problem, plain_families(families.problem))
+            )
+        yield bound_step(best)
+        if may_win():
+            yield whole_backward_steps(best, starts)
+            if others:
+                yield family_steps(families, starts_of(best, families.problem))
+        if known and may_win() and not best.all_tried:
+            yield chain(restart(best), anneal(best))
+
+    for phase in phases():
+        for step in phase:
+            allowed = step.plan is not None and step.plan.schedule in problem.schedules
+            better = allowed and step.seconds < answer.seconds
+            answer = step if better else replace(answer, doing=step.doing)
+            yield answer
+    yield replace(answer, doing="done")
+
+
+def bound_step(best: "Incumbent") -> Iterator[SearchStep]:
+    """Prove the bound of plans with whole backwards."""
+    yield best.step("lower bound")
+    best.bound_s = lower_bound_s(best.problem)
+
+
+def starts_of(best: "Incumbent", problem: PlanningProblem) -> Iterator[Skeleton]:
+    """Good plans with whole backwards as starts for other schedules."""
+    plans = best.leading()
+    few = len(problem.cluster.devices) <= MOST_WALKED
+    if few and best.plan is not None and best.gap > WORTH_LOADING:
+        plans += evenly_loaded_plans(best.climber, best.plan)
+    return skeletons_of_plans(problem, plain_families(problem), plans)
+
+
+def whole_backward_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
+    """Ever better plans with whole backwards and one stage a device.
+
+    1. The plans of ``starts``, the other planners; so the answer is never worse than theirs under
+       the same score. Beside them the relaxed plan of the lower bound, on real devices.
+    2. The plans that hill climbing by a fast estimate ends in (`climbs`), simulated in the
+       order of their estimates.
+    3. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
+    4. On small problems every plan there is (`every_plan`), but those whose proven bound shows
+       that they cannot win; there the answer is optimal.
+
+    2 and 3 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
+    wins.
+    """
+    problem, score = best.problem, best.score
+    for name, planner in starts.items():
+        yield best.step(f"planner {name}")
+        try:
+            best.offer(planner(problem, score))
+        except Infeasible:
+            continue
+    for plan in relaxed_plans(problem):
+        best.offer(plan)
+    for phase in (climb_hills, improve):
+        if best.gap > PROVEN:
+            yield from phase(best)
+    best.all_tried = yield from look_at_all(best)
+    yield best.step("done")
+
+
+@dataclass
+class Incumbent:
+    """The best plan so far, and which plans were tried."""
+
+    problem: PlanningProblem
+    score: Score
+    plan: Plan | None = None
+    seconds: float = inf
+    bound_s: float = 0.0
+    tried: dict[Plan, float] = field(default_factory=dict[Plan, float])
+    all_tried: bool = False
+
+    @cached_property
+    def climber(self) -> Climber:
+        """Climbs for this problem, whose arrays are made once."""
+        return Climber(self.problem)
+
+    @property
+    def gap(self) -> float:
+        """By how much the best plan is slower than the bound, as a part of the bound."""
+        return gap(self.seconds, self.bound_s)
+
+    def offer(self, plan: Plan) -> bool:
+        """Try a plan; whether it is better. One that provably cannot win is not simulated."""
+        plan = replace(plan, planner="search")
+        if plan in self.tried:
+            return False
+        self.tried[plan] = inf
+        if plan_bound_s(self.problem, plan) > self.seconds:
+            return False
+        seconds = self.tried[plan] = self.score(plan)
+        smaller = self.plan is not None and len(plan.devices) < len(self.plan.devices)
+        if seconds < self.seconds or (seconds == self.seconds < inf and smaller):
+            self.plan, self.seconds = plan, seconds
+            return True
+        return False
+
+    def spend(self, actions: float, plans: Iterable[Plan]) -> None:
+        """Try plans until so many actions have been simulated."""
+        for plan in plans:
+            before = len(self.tried)
+            self.offer(plan)
+            if len(self.tried) > before:
+                actions -= actions_of(plan)
+            if actions <= 0 and self.plan is not None:
+                return
+
+    def leading(self) -> list[Plan]:
+        """The fastest plans that were tried, each on other devices or with other stages' ends."""
+        found: dict[object, Plan] = {}
+        for plan in sorted(self.tried, key=self.tried.__getitem__):
+            if self.tried[plan] == inf or len(found) == LEADING:
+                break
+            found.setdefault(tuple(map(len, plan.device_groups)), plan)
+        return list(found.values())
+
+    def step(self, doing: str) -> SearchStep:
+        """What is known now."""
+        return SearchStep(doing, self.plan, self.seconds)
+
+
+def actions_of(plan: Plan) -> int:
+    """Forwards and backwards of all devices."""
+    return 2 * plan.micro_batches * len(plan.devices)
+
+
+def climb_hills(best: Incumbent) -> Iterator[SearchStep]:
+    """Simulate the plans that hill climbing ends in."""
+    yield best.step("hill climbing")
+    for candidates in climbed_plans(best.climber, best.plan):
+        best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
+        yield best.step("hill climbing")
+
+
+def restart(best: Incumbent) -> Iterator[SearchStep]:
+    """Climb from random starts where there may be something better to find."""
+    for number, worth in enumerate(WORTH_A_RESTART):
+        if best.plan is None or best.gap < worth:
+            return
+        yield best.step("random starts")
+        before_s = best.seconds
+        candidates = restarted_plans(best.climber, best.plan, number)
+        best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
+        if best.seconds < before_s:
+            yield from improve(best)
+
+
+def anneal(best: Incumbent) -> Iterator[SearchStep]:
+    """Walk at random, as the simulator judges, where there may be something better to find."""
+    problem, score = best.problem, best.score
+    # Without a relaxed plan the bound is a simple one, whose gap says little.
+    if len(problem.cluster.devices) > MOST_WALKED or proof_of(problem).plan is None:
+        return
+    part = part_walked(problem)
+    others: list[Plan] = []
+    for number, (worth, actions, heat) in enumerate(WALKS):
+        if best.plan is None or best.gap < worth:
+            return
+        yield best.step("annealing")
+        if number == 0:
+            others = yield from other_starts(best, best.plan)
+        start = best.plan if number % 2 or not others else others.pop(0)
+        before_s = best.seconds
+        generator = default_rng([len(problem.profile.layers), number])
+        walked = annealed(problem, score, start, generator, actions * part, heat)
+        best.offer(walked)
+        best.offer(with_depths(best, walked, number))
+        if best.seconds < before_s:
+            yield from improve(best)
+
+
+def other_starts(best: Incumbent, plan: Plan) -> Generator[SearchStep, None, list[Plan]]:
+    """Where walks start: the bound's relaxed plan, and the best of those that load evenly.
+
+    Each with the schedule, depth and recompute that suit it best.
+    """
+    before_s = best.seconds
+    relaxed = best_variant(best, relaxed_plans(best.problem))
+    loaded: dict[Plan, float] = {}
+    for other in evenly_loaded_plans(best.climber, plan):
+        yield best.step("annealing")
+        seconds, variant = best_variant(best, [other])
+        if variant is not None:
+            loaded[variant] = seconds
+    deepened: list[tuple[float, Plan]] = []
+    for number, variant in enumerate(sorted(loaded, key=loaded.__getitem__)[:LOADED]):
+        yield best.step("annealing")
+        deep = with_depths(best, variant, number)
+        best.offer(deep)
+        deepened.append((best.score(deep), deep))
+    if best.seconds < before_s:
+        yield from improve(best)
+    deepened.sort(key=lambda one: one[0])
+    starts = [relaxed[1], *(deep for _, deep in deepened[:2])]
+    return [start for start in starts if start is not None]
+
+
+def with_depths(best: Incumbent, plan: Plan, number: int) -> Plan:
+    """The stages of ``plan`` with the depths and recompute in which a random walk ends."""
+    problem = best.problem
+    if "early-backward" not in problem.schedules:
+        return plan
+    actions = DEPTHS_WALKED * part_walked(problem)
+    generator = default_rng([len(problem.profile.layers), number])
+    start = replace(plan, schedule="early-backward", in_flight_limit=depths_of(plan))
+    if best.score(start) == inf:
+        return plan
+    return annealed(problem, best.score, start, generator, actions, DEPTHS_HEAT, moved_in_flight)
+
+
+def part_walked(problem: PlanningProblem) -> float:
+    """How long walks are on a problem, as a part of the longest."""
+    return min(1.0, len(problem.cluster.devices) * len(problem.profile.layers) / WALKED)
+
+
+def best_variant(best: Incumbent, plans: Iterable[Plan]) -> tuple[float, Plan | None]:
+    """The fastest of the `deeper_variants` of plans, with its seconds; it is offered too."""
+    found_s, found = inf, None
+    for plan in plans:
+        for variant in deeper_variants(best.problem, plan):
+            seconds = best.score(variant)
+            if seconds < found_s:
+                found_s, found = seconds, variant
+    if found is not None:
+        best.offer(found)
+    return found_s, found
+
+
+def improve(best: Incumbent) -> Iterator[SearchStep]:
+    """Move from the best plan to a better neighbour until there is none."""
+    actions, moves = ACTIONS_FOR_MOVES, MOVES
+    improved = best.plan is not None
+    while improved and best.plan is not None:
+        improved = False
+        yield best.step("moves")
+        for neighbour in neighbours(best.problem, best.plan):
+            if neighbour in best.tried:
+                continue
+            improved |= best.offer(neighbour)
+            actions, moves = actions - actions_of(neighbour), moves - 1
+            if actions <= 0 or moves <= 0:
+                return
+
+
+def look_at_all(best: Incumbent) -> Generator[SearchStep, None, bool]:
+    """On a small problem try every plan that its bound does not rule out; whether it is small."""
+    problem = best.problem
+    if len(problem.cluster.devices) > SMALL_CLUSTER:
+        return False
+    placements = list(islice(every_placement(problem), SMALL_PROBLEM + 1))
+    if len(placements) > SMALL_PROBLEM:
+        return False
+    yield best.step("all plans")
+    bounds = [plan_bound_s(problem, plan) for plan in placements]
+    for i in sorted(range(len(placements)), key=bounds.__getitem__):
+        if bounds[i] > best.seconds:
+            return True
+        variants = every_variant(problem, placements[i])
+        first = next(variants)
+        # With one micro-batch in flight a recompute saves nothing, so nothing is leaner.
+        if fits(problem, first) or not first.in_flight_limit:
+            for plan in chain([first], variants):
+                best.offer(plan)
+    return True
+
+
+def fits(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether every device of a plan has the memory that it needs."""
+    devices = problem.cluster.devices
+    peaks = peak_memory_bytes(problem, plan)
+    return all(
+        peak <= devices[device].memory_bytes
+        for peak, device in zip(peaks, plan.devices, strict=True)
+    )

@@ -1,0 +1,191 @@
+"""What one stage costs, compiled by numba: rows, memory, all-reduce, the end of its last backward.
+
+The rules are those of `penstock.plan.cost` and of the simulator, on the arrays of `SearchArrays`
+(always called ``a``). A stage is on positions ``first`` to ``last - 1`` of a device order and has
+layers ``lo`` to ``hi - 1``.
+"""
+
+# Helpers of compiled functions have no types of their own: numba finds them.
+# pyright: basic
+
+import numpy as np
+
+from penstock.cluster.collectives import BUCKET_BYTES
+
+__all__ = ["cost_of_stage"]
+
+
+def between(table, lo, hi, rows):
+    """A cost of layers ``lo`` to ``hi - 1`` from prefix sums."""
+    return table[0, hi] - table[0, lo] + (table[1, hi] - table[1, lo]) * rows
+
+
+def rows_of(a, order, first, last, batch, rows):
+    """Rows of each replica in proportion to speed, as `penstock.plan.row_split.split_rows`."""
+    count = last - first
+    total = 0.0
+    equal = True
+    for i in range(count):
+        total += a.speed[order[first + i]]
+        equal = equal and a.speed[order[first + i]] == a.speed[order[first]]
+    if equal:
+        for i in range(count):
+            rows[i] = batch // count + (1 if i < batch % count else 0)
+        return
+    spare = batch - count
+    wanted = 0.0
+    for i in range(count):
+        wanted += max(0.0, batch * a.speed[order[first + i]] / total - 1)
+    left = spare
+    rest = np.empty(count)
+    for i in range(count):
+        share = max(0.0, batch * a.speed[order[first + i]] / total - 1)
+        share = spare * share / wanted if wanted > 0 else 0.0
+        rows[i] = 1 + int(share)
+        rest[i] = share - int(share)
+        left -= int(share)
+    while left > 0:
+        best = 0
+        for i in range(count):
+            if rest[i] > rest[best]:
+                best = i
+        rows[best] += 1
+        rest[best] = -1.0
+        left -= 1
+
+
+def crowd(a, order, first, last):
+    """By how much the replicas slow one another down on hosts with too few cores."""
+    factor = 1.0
+    for i in range(first, last):
+        slots = a.host_slots[a.host[order[i]]]
+        if slots > 0:
+            busy = 0
+            for j in range(first, last):
+                busy += a.host[order[j]] == a.host[order[i]]
+            factor = max(factor, busy / slots)
+    return factor
+
+
+def depths_that_fit(a, order, first, last, rows, lo, hi, micro_batches):
+    """The most micro-batches in flight with everything kept, and with recompute; 0: never."""
+    held = a.parameters[lo, hi] * a.scalars[1] + a.buffers[hi] - a.buffers[lo]
+    kept_depth = recompute_depth = micro_batches
+    for i in range(last - first):
+        n = rows[i]
+        workspace = 0.0
+        for layer in range(lo, hi):
+            workspace = max(workspace, a.workspace[0, layer] + a.workspace[1, layer] * n)
+        saved = between(a.saved, lo, hi, n)
+        inputs = a.inputs[0, lo, hi] + a.inputs[1, lo, hi] * n
+        room = a.memory[order[first + i]] - held - workspace
+        if room < saved:
+            return 0, 0
+        if saved > 0:
+            kept_depth = min(kept_depth, int(room / saved))
+        if inputs > 0:
+            most = int((room - max(saved - inputs, 0.0)) / inputs)
+            recompute_depth = min(recompute_depth, max(1, most))
+    return kept_depth, recompute_depth
+
+
+def in_order(devices):
+    """The numbers of devices in order, by insertion: most are, and numpy's sort compiles long."""
+    ring = devices.copy()
+    for i in range(1, len(ring)):
+        device, place = ring[i], i
+        while place > 0 and ring[place - 1] > device:
+            ring[place] = ring[place - 1]
+            place -= 1
+        ring[place] = device
+    return ring
+
+
+def reduce_ways(a, order, first, last, ways):
+    """Latency and seconds a byte of the two ways of an all-reduce (`cluster.collectives`)."""
+    count = last - first
+    ways[0, 0] = ways[0, 1] = 0.0
+    ways[1, 0] = ways[1, 1] = np.inf
+    if count < 2:
+        return
+    ring = in_order(order[first:last])
+    slowest, latency = np.inf, 0.0
+    heads = np.empty(count, dtype=np.int64)
+    hosts = 0
+    inside_latency = inside_rate = chain_latency = chain_rate = 0.0
+    for i in range(count):
+        here, there = ring[i], ring[(i + 1) % count]
+        slowest = min(slowest, a.bandwidth[here, there])
+        latency = max(latency, a.latency[here, there])
+        if i == 0 or a.host[here] != a.host[ring[i - 1]]:
+            heads[hosts] = here
+            hosts += 1
+            chain_latency = chain_rate = 0.0
+        else:
+            chain_latency += a.latency[ring[i - 1], here]
+            chain_rate = max(chain_rate, 1 / a.bandwidth[ring[i - 1], here])
+            inside_latency = max(inside_latency, chain_latency)
+            inside_rate = max(inside_rate, chain_rate)
+    steps = count - 1
+    ways[0, 0] = 2 * steps * latency
+    ways[0, 1] = 2 * steps / count / slowest
+    if hosts == 1 or hosts == count:
+        return
+    slowest, latency = np.inf, 0.0
+    for i in range(hosts):
+        here, there = heads[i], heads[(i + 1) % hosts]
+        slowest = min(slowest, a.bandwidth[here, there])
+        latency = max(latency, a.latency[here, there])
+    ways[1, 0] = 2 * inside_latency + 2 * (hosts - 1) * latency
+    ways[1, 1] = 2 * inside_rate + 2 * (hosts - 1) / hosts / slowest
+
+
+def reduce_s(ways, size_bytes):
+    """Seconds of one all-reduce by the faster way."""
+    return min(ways[0, 0] + ways[0, 1] * size_bytes, ways[1, 0] + ways[1, 1] * size_bytes)
+
+
+def tail_of(a, ways, slowest, lo, hi, backward_s):
+    """Seconds from the end of a stage's last backward to the end of its buckets.
+
+    ``slowest``: rows and seconds factor of the slowest replica, which completes buckets last.
+    """
+    rows, factor = slowest
+    waiting = 0.0
+    free_s = -backward_s
+    lowest = lo
+    for layer in range(hi - 1, lo - 1, -1):
+        if a.layer_parameters[layer] > 0:
+            waiting += a.layer_parameters[layer]
+            lowest = layer
+        if waiting >= BUCKET_BYTES or (layer == lo and waiting > 0):
+            at = layer if waiting >= BUCKET_BYTES else lowest
+            done = between(a.backward, at, hi, rows) * factor - backward_s
+            count = np.ceil(waiting / BUCKET_BYTES)
+            free_s = max(free_s, done) + count * reduce_s(ways, waiting / count)
+            waiting = 0.0
+    return max(0.0, free_s)
+
+
+def cost_of_stage(a, order, first, last, lo, hi, rows, ways):
+    """Seconds of forward and backward on the slowest replica, and from its last backward's end on.
+
+    The last figure covers what is left of the all-reduce then, and the optimizer step.
+    """
+    factor = crowd(a, order, first, last)
+    slowest_speed = np.inf
+    slow_rows, slow_factor = 0, 0.0
+    forward_s, backward_s = 0.0, -1.0
+    for i in range(last - first):
+        speed = a.speed[order[first + i]]
+        slowest_speed = min(slowest_speed, speed)
+        forward_s = max(forward_s, between(a.forward, lo, hi, rows[i]) * factor / speed)
+        seconds = between(a.backward, lo, hi, rows[i]) * factor / speed
+        if seconds > backward_s:
+            backward_s = seconds
+            slow_rows, slow_factor = rows[i], factor / speed
+    tail_s = a.parameters[lo, hi] * a.scalars[0] / slowest_speed
+    if last - first > 1:
+        reduce_ways(a, order, first, last, ways)
+        tail_s += tail_of(a, ways, (slow_rows, slow_factor), lo, hi, backward_s)
+    return forward_s, backward_s, tail_s

@@ -1,0 +1,110 @@
+"""No plan and no order beats the bounds: every plan of small problems, and random orders."""
+
+from math import inf
+from random import Random
+
+import pytest
+from bound_strategies import bound_problems
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.every_plan import every_plan_at_all
+from strategies import Case, cases
+
+from penstock.bounds.headroom import headroom
+from penstock.bounds.lower_bound import bound_of_size, lower_bound, lower_bound_s, plan_bound_s
+from penstock.bounds.program import least_relaxed
+from penstock.bounds.reach import reach
+from penstock.bounds.relaxation import relaxation
+from penstock.bounds.steps import insert
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
+from penstock.schedule.action import Action
+from penstock.schedule.schedule import Schedule, schedule_from_actions
+from penstock.schedule.validate import check_playable
+from penstock.simulate.catalogue import workload_of
+from penstock.simulate.plain import play
+from penstock.simulate.score import make_score
+
+ROUNDING = 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=bound_problems())
+def test_no_plan_of_a_small_problem_beats_its_bounds(problem: PlanningProblem):
+    score, bound = make_score(problem), lower_bound(problem)
+    assert bound.argument
+    for plan in every_plan_at_all(problem):
+        seconds = score(plan)
+        if seconds < inf:
+            assert bound.seconds <= seconds * (1 + ROUNDING), plan
+            assert plan_bound_s(problem, plan) <= seconds * (1 + ROUNDING), plan
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases(), seed=st.integers(0, 1000))
+def test_no_order_of_whole_backwards_beats_the_bounds(case: Case, seed: int):
+    plan = case.plan
+    schedule = any_order(plan, Random(seed))
+    check_playable(schedule, plan.shape())
+    workload = workload_of(plan, case.profile, case.cluster, schedule)
+    seconds = play(workload).iteration_s
+    problem = PlanningProblem(
+        case.profile, case.cluster, plan.global_batch, (plan.micro_batch_size,)
+    )
+    assert lower_bound_s(problem) <= seconds * (1 + ROUNDING)
+    assert plan_bound_s(problem, plan) <= seconds * (1 + ROUNDING)
+
+
+def any_order(plan: Plan, random: Random) -> Schedule:
+    """A random order of work without deadlock: what is ready goes next, whichever that is."""
+    stages, batches = len(plan.stages), plan.micro_batches
+    orders: list[list[Action]] = [[] for _ in range(stages)]
+    done: set[Action] = set()
+    waiting = [Action(kind, s, m) for kind in "FB" for s in range(stages) for m in range(batches)]
+    while waiting:
+        ready = [action for action in waiting if is_ready(action, stages, done)]
+        action = random.choice(ready)
+        waiting.remove(action)
+        done.add(action)
+        order = orders[action.stage]
+        forward = Action("F", action.stage, action.micro_batch)
+        if action.kind == "B" and plan.stages[action.stage].recompute and order[-1] != forward:
+            order.append(Action("R", action.stage, action.micro_batch))
+        order.append(action)
+    return schedule_from_actions(orders)
+
+
+def is_ready(action: Action, stages: int, done: set[Action]) -> bool:
+    """Whether all that must precede an action is done."""
+    stage, m = action.stage, action.micro_batch
+    if action.kind == "F":
+        return stage == 0 or Action("F", stage - 1, m) in done
+    last = stage == stages - 1
+    return Action("F", stage, m) in done and (last or Action("B", stage + 1, m) in done)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problem=bound_problems())
+def test_the_compiled_program_is_the_plain_one(problem: PlanningProblem):
+    floors = {size: bound_of_size(problem, size).seconds for size in problem.micro_batch_sizes}
+    plain_s, plain = least_relaxed(relaxation(problem, headroom, reach), floors)
+    compiled_s, compiled = least_relaxed(relaxation(problem), floors)
+    assert plain_s == pytest.approx(compiled_s)
+    assert (plain is None) == (compiled is None)
+    if plain and compiled:
+        assert plain.micro_batch_size == compiled.micro_batch_size
+        assert plain.stages == compiled.stages
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=12))
+def test_a_front_has_a_point_below_every_point_that_it_was_given(
+    given_points: list[tuple[int, int, int, int]],
+):
+    import numpy as np
+
+    points, parents, count = np.empty((4, 4)), np.empty((4, 2), dtype=np.int64), 0
+    for point in given_points:
+        count = insert(points, parents, count, np.array(point, dtype=np.float64), 0, 0)
+    assert 1 <= count <= 4
+    for point in given_points:
+        assert any((points[i] <= point).all() for i in range(count))

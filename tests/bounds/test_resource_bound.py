@@ -1,0 +1,304 @@
+"""The bound for every order: random orders, random plans under every family, exact orders."""
+
+import itertools
+from dataclasses import replace
+from math import inf
+from random import Random
+
+import pytest
+from bound_strategies import bound_problems
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_pipelines import random_pipeline
+
+from penstock.bounds.lower_bound import ANY_ORDER, WHOLE_BACKWARDS, bound_of_size, lower_bound
+from penstock.bounds.resource_bound import chains_of, resource_bound
+from penstock.bounds.shortened_chain import ShortenedChain, shortened
+from penstock.bounds.visits import replica_counts
+from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.errors import PenstockError
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.schedule_costs import with_costs
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.schedule.placement import placement_of_style
+from penstock.schedule.registry import FAMILIES
+from penstock.simulate.catalogue import workload_of
+from penstock.simulate.plain import play
+from penstock.simulate.score import make_score
+
+ROUNDING = 1e-9
+
+NAMES = (
+    "gpipe",
+    "1f1b",
+    "zb-h2",
+    "zero-bubble",
+    "interleaved",
+    "breadth-first",
+    "hanayo",
+    "zb-v",
+    "v-min",
+    "chimera",
+    "dualpipe",
+    "dualpipe-v",
+    "list",
+)
+"""At least one of each kind: whole and split, every placement, both directions, made for costs."""
+
+
+def random_order_beats_it_not(seed: int) -> bool:
+    """A random pipeline of any kind in a random order; False where it is one without a flush."""
+    random = Random(seed)
+    drawn = random_pipeline(random, slots=random.random() < 0.3)
+    if drawn.schedule.weights.micro_batches_per_update:
+        return False
+    cluster, plan = random_links(random, drawn.cluster), drawn.plan
+    seconds = play(workload_of(plan, drawn.profile, cluster, drawn.schedule)).iteration_s
+    problem = PlanningProblem(
+        drawn.profile,
+        cluster,
+        plan.global_batch,
+        (plan.micro_batch_size,),
+        schedules=("chimera",) if plan.mirrored else ("zb-v",),
+    )
+    # From a floor far below, so that it is the terms that are tried, not the floor.
+    answer = resource_bound(
+        problem, {plan.micro_batch_size: 1e-3 * seconds}, mirrored=plan.mirrored
+    )
+    assert answer.seconds <= seconds * (1 + ROUNDING), plan
+    assert lower_bound(problem).seconds <= seconds * (1 + ROUNDING), plan
+    return True
+
+
+def random_links(random: Random, cluster: Cluster) -> Cluster:
+    """Free links, or fast ones, or some that differ from the rule."""
+    chance, count = random.random(), len(cluster.devices)
+    if chance < 0.5:
+        factor = random.choice([1.0, 1e3, 1e9])
+        hosts = (
+            replace(
+                host,
+                link_latency_s=0.0,
+                port_latency_s=0.0,
+                link_bytes_per_s=host.link_bytes_per_s * factor,
+                port_bytes_per_s=host.port_bytes_per_s * factor,
+            )
+            for host in cluster.hosts
+        )
+        return replace(cluster, hosts=tuple(hosts))
+    if chance < 0.7 and count > 1:
+        pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+        chosen = random.sample(pairs, random.randint(1, len(pairs)))
+        rates = (Link(i, j, random.uniform(2, 1e7), random.uniform(0, 0.1)) for i, j in chosen)
+        return replace(cluster, links=tuple(rates))
+    return cluster
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_no_order_of_any_plan_beats_the_bound(seed: int):
+    random_order_beats_it_not(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_no_order_of_twenty_thousand_plans_beats_the_bound(part: int):
+    tried = sum(random_order_beats_it_not(seed) for seed in range(part * 1200, part * 1200 + 1200))
+    assert tried >= 1000
+
+
+def random_plan_of(random: Random, problem: PlanningProblem, schedule: str) -> Plan | None:
+    """Any cuts, placement, devices and slices that a family can play; None where none was drawn."""
+    layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
+    style, size = (
+        FAMILIES[schedule].placement,
+        random.choice(problem.micro_batch_sizes),
+    )
+    groups = random.randint(1, devices)
+    rounds = {"looped": random.randint(1, 3), "folded": 2}.get(style, 1)
+    if schedule in ("list", "zero-bubble") and random.random() < 0.5:
+        style, rounds = "folded", 2
+    stages = groups * rounds
+    free, cuts = random.sample(range(devices), devices), list(range(1, layers))
+    if stages > layers:
+        return None
+    ends = [0, *sorted(random.sample(cuts, stages - 1)), layers]
+    held: list[tuple[int, ...]] = []
+    for group in range(groups):
+        count = random.randint(1, min(size, len(free) - (groups - group - 1)))
+        held.append(tuple(free[:count]))
+        free = free[count:]
+    made: list[Stage] = []
+    for stage, group in enumerate(placement_of_style(style, groups, rounds)):
+        inside = sorted(random.sample(range(1, size), len(held[group]) - 1))
+        rows = [b - a for a, b in zip([0, *inside], [*inside, size], strict=True)]
+        again = problem.recompute == "on" or (problem.recompute == "auto" and random.random() < 0.3)
+        run = range(ends[stage], ends[stage + 1])
+        made.append(Stage(run, held[group], tuple(rows), again))
+    return Plan(tuple(made), problem.global_batch // size, size, schedule)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=bound_problems(), seed=st.integers(0, 10**6))
+def test_no_plan_of_any_family_beats_the_bound(problem: PlanningProblem, seed: int):
+    problem = replace(problem, schedules=NAMES)
+    random, score, bound = Random(seed), make_score(problem), lower_bound(problem)
+    assert bound.argument and bound.covers == ANY_ORDER
+    for schedule in NAMES:
+        for _ in range(3):
+            if plan := random_plan_of(random, problem, schedule):
+                assert bound.seconds <= seconds_of(plan, problem, score) * (1 + ROUNDING), plan
+
+
+def seconds_of(plan: Plan, problem: PlanningProblem, score) -> float:
+    """The score of a plan; infinite where its family cannot play it."""
+    try:
+        return score(with_costs(problem, plan))
+    except PenstockError:
+        return inf
+
+
+def uniform(layers: int, *, parameter_bytes: int = 0, message: float = 0.0) -> ModelProfile:
+    """Layers of one second a row for each of F, I and W."""
+    second = Affine(per_sample=1.0)
+    costs = tuple(
+        LayerCost(f"layer{i}", second, second, second, parameter_bytes) for i in range(layers)
+    )
+    tensor = Affine(per_sample=message)
+    edges = tuple(Edge(i, i + 1, f"tensor{i}", tensor, tensor) for i in range(layers - 1))
+    return ModelProfile("uniform", costs, edges)
+
+
+def equal_hosts(count: int, rate: float = 1e12, memory: float = 1e12) -> Cluster:
+    """One device a host."""
+    host = (Device("device", memory),)
+    return Cluster("equal", tuple(Host(f"host{i}", host, rate, rate) for i in range(count)))
+
+
+def every_order(profile: ModelProfile, cluster: Cluster, batch: int, size: int = 1):
+    """The problem that allows every family which flushes."""
+    return PlanningProblem(profile, cluster, batch, (size,), schedules=NAMES)
+
+
+def test_devices_wait_for_their_first_work():
+    # Micro-batches of one sample are on one device each; a second device waits for layer 0.
+    problem = replace(every_order(uniform(4), equal_hosts(2), 8), schedules=("zb-v",))
+    assert lower_bound(problem).seconds == pytest.approx((4 * 8 * 3 + 1) / 2, rel=3e-3)
+    # Mirrored pipelines start at both ends at once.
+    assert lower_bound(every_order(uniform(4), equal_hosts(2), 8)).seconds == pytest.approx(48)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 3), (2, 6), (3, 4)])
+def test_exact_orders_of_all_plans_do_not_beat_it(stages: int, micro_batches: int):
+    profile, cluster = uniform(stages + 1), equal_hosts(stages)
+    problem = replace(
+        every_order(profile, cluster, micro_batches), schedules=("exact", "zb-v", "interleaved")
+    )
+    bound, score, best_s = lower_bound(problem).seconds, make_score(problem), inf
+    for plan in small_plans(stages + 1, stages, micro_batches):
+        best_s = min(best_s, seconds_of(plan, problem, score))
+    assert 0.85 * best_s <= bound <= best_s * (1 + ROUNDING)
+
+
+def small_plans(layers: int, devices: int, micro_batches: int):
+    """Every cut of a chain into stages, on single devices that are taken in every order."""
+    for mask in range(1 << (layers - 1)):
+        cuts = [0, *(i + 1 for i in range(layers - 1) if mask >> i & 1), layers]
+        stages = len(cuts) - 1
+        for code in range(devices**stages):
+            held = [code // devices**s % devices for s in range(stages)]
+            if any(held[s] > max(held[:s], default=-1) + 1 for s in range(stages)):
+                continue
+            made = tuple(
+                Stage(range(cuts[s], cuts[s + 1]), (held[s],), (1,)) for s in range(stages)
+            )
+            yield Plan(made, micro_batches, 1, "exact")
+
+
+def test_links_of_a_stage_between_two_others_carry_four_messages():
+    # Four seconds of link for a message: a device between two others sends 2 * 10 of them, 80 s.
+    # Two devices of one and two layers compute 60 s, one that waits for two layers 60 s and those.
+    profile, cluster = uniform(3, message=1e6), equal_hosts(3, rate=0.25e6)
+    problem = replace(every_order(profile, cluster, 10), schedules=("zb-v",))
+    assert 60 / 1.003 <= lower_bound(problem).seconds <= 66.5
+
+
+def test_gradients_are_reduced_after_all_forwards():
+    # Two samples at once: either both devices share a stage and its gradients, 10 s of link, or
+    # the micro-batches of two samples pass one after the other.
+    profile = uniform(1, parameter_bytes=10**7)
+    problem = every_order(profile, equal_hosts(2, rate=1e6), 2, 2)
+    # One device alone computes 6 s; on two all gradients wait for the forward of a second.
+    assert lower_bound(problem).seconds == pytest.approx(6.0, rel=3e-3)
+    faster = every_order(profile, equal_hosts(2, rate=5e6), 2, 2)
+    assert lower_bound(faster).seconds == pytest.approx(5.0, rel=3e-3)
+
+
+def test_slices_may_differ_between_stages_of_the_same_devices():
+    # Three rows on two devices: one has two of the first layer, the other two of the second.
+    profile, cluster = uniform(2), equal_hosts(2)
+    problem = replace(every_order(profile, cluster, 12, 3), schedules=("hanayo",))
+    slices = ((2, 1), (1, 2))
+    stages = tuple(Stage(range(s, s + 1), (0, 1), slices[s]) for s in range(2))
+    plan = Plan(stages, 4, 3, "hanayo")
+    seconds = make_score(problem)(plan)
+    assert seconds == pytest.approx(4 * 9.0, rel=0.1)
+    assert lower_bound(problem).seconds <= seconds * (1 + ROUNDING)
+
+
+def test_replicas_that_are_counted_in_groups_have_all_their_devices():
+    # Data parallelism on 24 devices, which are charged as 17: it has no fill and no messages.
+    problem = every_order(uniform(2), equal_hosts(24), 24, 24)
+    plan = Plan((Stage(range(2), tuple(range(24)), (1,) * 24),), 1, 24, "1f1b")
+    assert make_score(problem)(plan) == pytest.approx(6.0)
+    assert lower_bound(problem).seconds == pytest.approx(6.0)
+
+
+def test_no_plan_fits():
+    bound = lower_bound(every_order(uniform(2, parameter_bytes=10), equal_hosts(2, memory=5.0), 4))
+    assert bound.seconds == inf and "memory" in bound.argument
+
+
+def test_a_bound_says_what_it_covers():
+    problem = every_order(uniform(3), equal_hosts(2), 4)
+    assert lower_bound(problem).covers == ANY_ORDER
+    assert lower_bound(replace(problem, schedules=("1f1b",))).covers == WHOLE_BACKWARDS
+    # What does not flush is outside of both.
+    floor = bound_of_size(problem, 1)
+    assert lower_bound(replace(problem, schedules=("zb-v", "2bw"))) == floor
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_shortened_chains_take_no_more_messages(seed: int):
+    """Any layers on any devices: no device takes in more of the shortened chain."""
+    random = Random(seed)
+    profile = random_pipeline(random).profile
+    whole, short = (shortened(profile, share, 4) for share in (0.0, random.random()))
+    home = {layer: random.randrange(3) for layer in range(len(profile.layers))}
+    assert set(short.layers) <= set(whole.layers)
+    for device in range(3):
+        assert taken_in(short, home, device) <= taken_in(whole, home, device) * (1 + ROUNDING)
+
+
+def taken_in(chain: ShortenedChain, home: dict[int, int], device: int) -> float:
+    """Bytes of one row down and up that come in to a device, each tensor once."""
+    return sum(
+        tensor.bytes.at(1) + tensor.gradient_bytes.at(1)
+        for tensor in chain.tensors
+        if home[chain.layers[tensor.producer]] != device
+        and any(home[chain.layers[reader]] == device for reader in tensor.consumers)
+    )
+
+
+def test_replicas_are_counted_in_groups():
+    counts = replica_counts(1000)
+    assert [count.fewest for count in counts][:16] == list(range(1, 17))
+    assert all(a.most + 1 == b.fewest for a, b in itertools.pairwise(counts))
+    assert counts[-1].most == 1000 and len(counts) < 30
+
+
+def test_chains_that_stay_long_are_not_tried():
+    assert chains_of(uniform(400), 1) == []
+    assert len(chains_of(uniform(20), 1)[0].layers) == 20

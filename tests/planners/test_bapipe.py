@@ -1,0 +1,213 @@
+"""BaPipe: closed forms against the simulator, the parts of its partition, and what it picks."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.planners.bapipe.bapipe import bapipe
+from penstock.planners.bapipe.formulas import Method, bandwidth_demand, features_kept, mini_batch_s
+from penstock.planners.bapipe.partition import (
+    coarse_cuts,
+    inter_layer_cuts,
+    intra_layer_shares,
+    memory_fine_tuned,
+)
+from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
+from penstock.planners.spp.arrays import ProfileArrays
+from penstock.profile.find import read_any_profile
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.simulate.score import make_score
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "profiles" / "pipedream"
+ENOUGH = 1e15
+
+
+def balanced(stages: int, micro_batches: int, transfer_s: float, schedule: str) -> float:
+    """Simulated seconds of alike stages, F = 1, B = 2, and a transfer of the given time."""
+    unit, size = Affine(1.0), Affine(transfer_s)
+    layers = tuple(LayerCost(f"layer{i}", unit, unit, unit) for i in range(stages))
+    edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(stages - 1))
+    host = Host("host", (Device("device", ENOUGH),) * stages, link_bytes_per_s=1.0)
+    profile = ModelProfile("balanced", layers, edges)
+    problem = PlanningProblem(profile, Cluster("line", (host,)), micro_batches, (1,))
+    made = tuple(Stage(range(i, i + 1), (i,), (1,)) for i in range(stages))
+    return make_score(problem)(Plan(made, micro_batches, 1, schedule))
+
+
+def formula(method: Method, stages: int, micro_batches: int, transfer_s: float) -> float:
+    return mini_batch_s(
+        method, micro_batches=micro_batches, stages=stages, busy_s=3.0, transfer_s=transfer_s
+    )
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 6])
+@pytest.mark.parametrize("micro_batches", [1, 4, 32])
+@pytest.mark.parametrize("schedule", ["1f1b", "early-backward"])
+def test_without_transfer_times_all_rows_are_exact(stages: int, micro_batches: int, schedule: str):
+    simulated_s = balanced(stages, micro_batches, 0.0, schedule)
+    for method in ("1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so"):
+        assert simulated_s == pytest.approx(formula(method, stages, micro_batches, 0.0))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("transfer_s", [0.25, 0.5, 1.0])
+def test_the_overlapped_row_is_exact_for_the_deep_warm_up(stages: int, transfer_s: float):
+    simulated_s = balanced(stages, 32, transfer_s, "early-backward")
+    assert simulated_s == pytest.approx(formula("1f1b-so", stages, 32, transfer_s))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("transfer_s", [0.25, 0.5, 1.0])
+def test_the_shallow_warm_up_lies_between_the_rows_with_and_without_overlap(
+    stages: int, transfer_s: float
+):
+    # The simulator never blocks computing on a transfer, as 1F1B-SNO does.
+    simulated_s = balanced(stages, 32, transfer_s, "1f1b")
+    assert formula("1f1b-so", stages, 32, transfer_s) < simulated_s
+    assert simulated_s < formula("1f1b-sno", stages, 32, transfer_s)
+
+
+def test_features_and_bandwidth_are_those_of_the_table():
+    assert [features_kept("1f1b-as", stage=s, stages=3) for s in range(3)] == [3, 2, 1]
+    assert [features_kept("fbp-as", stage=s, stages=3) for s in range(3)] == [6, 4, 2]
+
+    def demand(method: Method, backward_s: float) -> float:
+        return bandwidth_demand(method, activation_bytes=1, forward_s=1, backward_s=backward_s)
+
+    assert demand("fbp-as", 1.0) == demand("1f1b-as", 1.0)
+    assert demand("1f1b-as", 2.0) / demand("fbp-as", 2.0) == pytest.approx(1.5)
+
+
+@given(
+    speeds=st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=1, max_size=4),
+    layers=st.integers(16, 40),
+)
+def test_stage_times_are_within_a_layer_of_their_share(speeds: list[float], layers: int):
+    cuts = inter_layer_cuts([1.0] * layers, speeds, range(1, layers))
+    for (lo, hi), speed in zip(pairwise(cuts), speeds, strict=True):
+        assert abs((hi - lo) - layers * speed / sum(speeds)) <= 1.0
+
+
+@given(
+    times=st.lists(st.integers(1, 9).map(float), min_size=1, max_size=9),
+    speeds=st.lists(st.sampled_from([1.0, 5.0]), min_size=1, max_size=5),
+)
+def test_every_stage_has_a_layer(times: list[float], speeds: list[float]):
+    cuts = inter_layer_cuts(times, speeds, range(1, len(times)))
+    assert (cuts[0], cuts[-1]) == (0, len(times))
+    assert len(cuts) == min(len(speeds), len(times)) + 1
+    assert all(lo < hi for lo, hi in pairwise(cuts))
+
+
+@given(
+    times=st.lists(st.integers(1, 9).map(float), min_size=1, max_size=9),
+    speeds=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=5),
+)
+def test_with_split_layers_all_stages_finish_together_and_all_work_is_done(
+    times: list[float], speeds: list[float]
+):
+    stages = intra_layer_shares(times, speeds)
+    done = [0.0] * len(times)
+    for stage, speed in zip(stages, speeds, strict=True):
+        busy_s = sum(times[share.layer] * share.fraction for share in stage) / speed
+        assert busy_s == pytest.approx(sum(times) / sum(speeds))
+        for share in stage:
+            done[share.layer] += share.fraction
+    assert done == pytest.approx([1.0] * len(times))
+
+
+def test_blocks_join_layers_whose_boundary_is_too_wide_for_the_wire():
+    transfers_s = [0.0, 9.0, 9.0, 1.0, 2.0, 0.0]
+    allowed = coarse_cuts(transfers_s, stage_s=2.5)
+    assert allowed == (3, 4)
+    assert inter_layer_cuts([1.0] * 5, [1.0, 1.0], allowed) == (0, 3, 5)
+
+
+def test_fine_tuning_moves_a_layer_from_an_overfull_first_stage_with_the_least_loss():
+    layers_bytes, times = [6, 6, 1, 1, 1, 1], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+    def needed(stage: int, lo: int, hi: int) -> float:
+        return (3 - stage) * sum(layers_bytes[lo:hi])
+
+    def busy(stage: int, lo: int, hi: int) -> float:
+        return sum(times[lo:hi])
+
+    assert memory_fine_tuned((0, 2, 4, 6), [20, 20, 20], needed, busy) == (0, 1, 4, 6)
+    assert memory_fine_tuned((0, 2, 4, 6), [99, 99, 99], needed, busy) == (0, 2, 4, 6)
+    assert memory_fine_tuned((0, 2, 4, 6), [5, 5, 5], needed, busy) == ()
+
+
+def test_an_overfull_first_stage_of_a_plan_is_repaired():
+    layers = tuple(
+        LayerCost(f"l{i}", Affine(0, 1), Affine(0, 1), Affine(), saved_bytes=Affine(0, 10.0))
+        for i in range(6)
+    )
+    small = Affine(0.0, 1.0)
+    edges = tuple(Edge(i, i + 1, f"t{i}", small, small) for i in range(5))
+    host = Host("host", (Device("gpu", 80.0),) * 3, link_bytes_per_s=1e9)
+    problem = PlanningProblem(
+        ModelProfile("m", layers, edges),
+        Cluster("three", (host,)),
+        8,
+        (1,),
+        schedules=("early-backward",),
+        recompute="off",
+    )
+    # Two layers on each stage are balanced, but five micro-batches of two layers need 100 bytes.
+    score = make_score(problem)
+    plan = bapipe(problem, score)
+    assert [len(stage.layers) for stage in plan.stages] == [1, 2, 3]
+    assert score(plan) < ENOUGH
+
+
+def test_on_fpgas_the_estimate_splits_layers_and_the_plan_does_not():
+    layers = tuple(
+        LayerCost(f"l{i}", Affine(0, t), Affine(0, t), Affine()) for i, t in enumerate((3, 1))
+    )
+    profile = ModelProfile("m", layers, (Edge(0, 1, "t", Affine(0, 1), Affine(0, 1)),))
+    estimates: dict[str, float] = {}
+    for kind in ("VCU118", "V100"):
+        host = Host("host", (Device(kind, ENOUGH),) * 2, link_bytes_per_s=1e9)
+        problem = PlanningProblem(profile, Cluster("two", (host,)), 4, (1,), schedules=("1f1b",))
+        assert is_asynchronous(problem.cluster) == (kind == "VCU118")
+        pipeline = StraightPipeline(ProfileArrays(problem, (0, 1, 2)), 1, "1f1b", False)
+        assert pipeline.cuts() == (0, 1, 2)
+        estimates[kind] = pipeline.estimate_s((0, 1, 2))
+    assert estimates["VCU118"] == pytest.approx((4 + 2 - 1) * 4)
+    assert estimates["V100"] == pytest.approx((4 + 2 - 1) * 6, rel=1e-6)
+
+
+@pytest.mark.parametrize("transfer_s, schedule", [(0.5, "1f1b"), (1.4, "early-backward")])
+def test_fpgas_short_of_bandwidth_take_the_method_that_asks_for_less(
+    transfer_s: float, schedule: str
+):
+    # F = 1, B = 2: 1F1B-AS asks for a / F, FBP-AS for 2 a / (F + B).
+    layers = tuple(LayerCost(f"l{i}", Affine(0, 1), Affine(0, 2), Affine()) for i in range(2))
+    size = Affine(0.0, transfer_s)
+    profile = ModelProfile("m", layers, (Edge(0, 1, "t", size, size),))
+    host = Host("host", (Device("VCU129", ENOUGH),) * 2, link_bytes_per_s=1.0)
+    problem = PlanningProblem(profile, Cluster("two", (host,)), 64, (1,))
+    assert bapipe(problem, make_score(problem)).schedule == schedule
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published profiles are not there")
+@pytest.mark.parametrize(
+    "name, profile_batch, pipeline",
+    [("vgg16", 128, True), ("gnmt", 64, True), ("resnet50", 128, False)],
+)
+def test_it_picks_data_parallelism_for_resnet_and_pipelines_for_vgg_and_gnmt(
+    name: str, profile_batch: int, pipeline: bool
+):
+    # Four V100s that reach each other through PCIe at 3 GB/s, a mini-batch of 32 on each.
+    host = Host("pcie", (Device("V100-16GB", 16e9),) * 4, 3e9, link_latency_s=10e-6)
+    profile = read_any_profile(PUBLISHED / f"{name}.txt", profile_batch)
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+    problem = PlanningProblem(profile, Cluster("bapipe", (host,)), 128, sizes)
+    plan = bapipe(problem, make_score(problem))
+    assert [stage.replicas for stage in plan.stages] == ([1, 1, 1, 1] if pipeline else [4])

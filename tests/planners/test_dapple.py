@@ -1,0 +1,149 @@
+"""DAPPLE's closed form against the simulator, and its search against the recurrence on paper."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_strategies import problems
+from reference.plain_dapple import every_latency_s
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.planners.dapple.dapple import dapple_candidates
+from penstock.planners.dapple.latency import latency_s, pivot_of, plan_latency_s
+from penstock.planners.dapple.placement import POLICIES, occupancies
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.simulate.simulation import simulate_plan
+
+ROUNDING = 1e-9
+
+
+def chain(stages: int, forward_s: float, backward_s: float, transfer_s: float) -> ModelProfile:
+    """Equal layers of a thousand parameter bytes, a transfer between neighbours."""
+    layer = LayerCost("l", Affine(forward_s), Affine(backward_s), Affine(), 1000)
+    size = Affine(0.0, transfer_s)
+    edges = tuple(Edge(i, i + 1, f"t{i}", size, size) for i in range(stages - 1))
+    return ModelProfile("chain", (layer,) * stages, edges)
+
+
+def cluster_of(devices: int) -> Cluster:
+    """One byte a second between any two devices."""
+    return Cluster("c", (Host("h", (Device("d", 1e9),) * devices, 1.0),))
+
+
+def straight(stages: int, micro_batches: int) -> Plan:
+    """One layer and one device a stage, deeply warmed up."""
+    made = tuple(Stage(range(s, s + 1), (s,), (1,)) for s in range(stages))
+    return Plan(made, micro_batches, 1, "early-backward")
+
+
+@given(
+    stages=st.integers(1, 6),
+    further=st.integers(0, 20),
+    ratio=st.sampled_from([1.0, 1.5, 2.0, 2.5]),
+    transfer_s=st.sampled_from([0.0, 0.25, 0.5]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_closed_form_is_exact_for_balanced_stages(
+    stages: int, further: int, ratio: float, transfer_s: float
+) -> None:
+    micro_batches = 2 * stages + further
+    profile, cluster = chain(stages, 1.0, ratio, transfer_s), cluster_of(stages)
+    plan = straight(stages, micro_batches)
+    problem = PlanningProblem(profile, cluster, micro_batches, (1,))
+    simulated = simulate_plan(plan, profile, cluster)
+    assert plan_latency_s(problem, plan) == pytest.approx(simulated.iteration_s, rel=ROUNDING)
+
+
+def test_the_ending_phase_lets_the_all_reduce_of_late_stages_hide_in_the_drain() -> None:
+    forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
+    alone = latency_s(forward, backward, [0.0, 0.0, 0.0], 3, 8)
+    assert latency_s(forward, backward, [0.0, 0.0, 4.0], 3, 8) == alone
+    assert latency_s(forward, backward, [0.0, 0.0, 5.0], 3, 8) == alone + 1
+    assert latency_s(forward, backward, [4.0, 0.0, 0.0], 3, 8) == alone + 4
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 12))
+def test_the_closed_form_is_not_below_what_any_stage_works(
+    times: list[int], micro_batches: int
+) -> None:
+    forward = [float(time) for time in times]
+    count = len(times)
+    seconds = latency_s(forward, forward, [0.0] * count, count, micro_batches)
+    pivot = pivot_of(forward, forward, count, micro_batches)
+    assert seconds >= 2 * micro_batches * forward[pivot]
+    assert seconds >= 2 * sum(forward)
+    assert seconds >= 2 * forward[0] + 2 * (micro_batches - 1) * max(forward)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=5),
+    st.integers(1, 12),
+)
+def test_policies_take_free_devices_of_their_kind_of_server(
+    servers: list[tuple[int, int]], count: int
+) -> None:
+    free, occupied = zip(*servers, strict=True)
+    for policy in POLICIES:
+        taken = policy(free, occupied, count)
+        kinds = {"fresh_first": lambda used: not used, "append_first": bool}
+        allowed = kinds.get(policy.__name__, lambda used: True)
+        room = sum(f for f, used in servers if allowed(used))
+        assert (taken is None) == (room < count)
+        if taken is not None:
+            assert sum(taken) == count
+            assert all(0 <= t <= f for t, f in zip(taken, free, strict=True))
+            assert all(allowed(used) for t, used in zip(taken, occupied, strict=True) if t)
+
+
+def test_equal_servers_are_interchangeable() -> None:
+    host = Host("h", (Device("d", 1e9),) * 4, 1e9, 1e9)
+    equal = Cluster("equal", (host, host))
+    unequal = Cluster("unequal", (host, replace(host, port_bytes_per_s=2e9)))
+    assert all(a >= b for a, b in occupancies(equal).used)
+    assert len(occupancies(equal).used) < len(occupancies(unequal).used)
+
+
+@given(problems())
+@settings(max_examples=40, deadline=None)
+def test_candidates_have_the_closed_form_of_their_plan_and_fit(problem: PlanningProblem) -> None:
+    first = problem.schedules[0]
+    for candidate in dapple_candidates(problem):
+        limits = [problem.cluster.devices[d].memory_bytes for d in candidate.plan.devices]
+        peaks = peak_memory_bytes(problem, candidate.plan)
+        assert all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+        if candidate.plan.schedule == first:
+            own_s = plan_latency_s(problem, candidate.plan)
+            assert candidate.estimate_s == pytest.approx(own_s, rel=ROUNDING)
+
+
+@given(problems())
+@settings(max_examples=60, deadline=None)
+def test_the_search_finds_the_least_of_all_plans_of_up_to_three_stages(
+    problem: PlanningProblem,
+) -> None:
+    """With three devices each state has one prefix, so the memo can lose nothing."""
+    found_s = min((c.estimate_s for c in dapple_candidates(problem)), default=inf)
+    least_s = min(every_latency_s(problem), default=inf)
+    assert found_s == pytest.approx(least_s, rel=ROUNDING)
+
+
+@given(st.lists(st.integers(1, 9), min_size=4, max_size=6), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_the_memo_may_miss_the_least_of_deeper_plans_but_only_just(
+    times: list[int], slow: int
+) -> None:
+    """Where several prefixes lead to a state only that with the best provisional plan stays."""
+    layers = tuple(LayerCost(f"l{i}", *[Affine(0.0, t)] * 3, 5) for i, t in enumerate(times))
+    size = Affine(0.0, float(slow))
+    edges = tuple(Edge(i, i + 1, f"t{i}", size, size) for i in range(len(times) - 1))
+    host = Host("h", (Device("d", 1e9),) * 2, 8.0, 2.0)
+    profile = ModelProfile("m", layers, edges, batch_size=4)
+    problem = PlanningProblem(profile, Cluster("c", (host, host)), 16, (4, 2))
+    found_s = min(c.estimate_s for c in dapple_candidates(problem))
+    least_s = min(every_latency_s(problem))
+    assert least_s * (1 - ROUNDING) <= found_s <= 1.1 * least_s

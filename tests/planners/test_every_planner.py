@@ -1,0 +1,76 @@
+"""What holds for every planner in the registry."""
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from planning_strategies import problems
+from reference.every_plan import every_plan
+
+from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
+from penstock.errors import Infeasible
+from penstock.plan.leanest import device_orders
+from penstock.plan.problem import PlanningProblem
+from penstock.search.registry import PLANNERS
+from penstock.simulate.score import make_score
+
+ROUNDING = 1e-9
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@settings(max_examples=25, deadline=None)
+@given(problem=problems())
+def test_every_planner_makes_a_plan_that_fits_deterministically(
+    name: str, problem: PlanningProblem
+):
+    score = make_score(problem)
+    try:
+        plan = PLANNERS[name](problem, score)
+    except Infeasible as error:
+        assert str(error) and "\n" not in str(error)
+        return
+    assert plan.planner == name
+    assert plan.global_batch == problem.global_batch
+    assert score(plan) < inf
+    assert PLANNERS[name](problem, score) == plan
+
+
+@settings(max_examples=25, deadline=None)
+@given(problem=problems())
+def test_search_is_never_worse_than_another_planner(problem: PlanningProblem):
+    score = make_score(problem)
+    seconds: dict[str, float] = {}
+    for name, planner in PLANNERS.items():
+        try:
+            seconds[name] = score(planner(problem, score))
+        except Infeasible:
+            seconds[name] = inf
+    assert seconds["search"] == min(seconds.values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=problems(max_layers=3, memory=False))
+def test_no_plan_at_all_beats_the_lower_bounds(problem: PlanningProblem):
+    score = make_score(problem)
+    bound_s = lower_bound_s(problem)
+    for order in device_orders(problem):
+        for plan in every_plan(problem, order):
+            seconds = score(plan)
+            assert seconds >= bound_s * (1 - ROUNDING)
+            assert seconds >= plan_bound_s(problem, plan) * (1 - ROUNDING)
+    assert gap(bound_s, bound_s) == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(problem=problems(max_layers=3))
+def test_a_problem_is_infeasible_only_if_no_plan_of_the_device_orders_fits(
+    problem: PlanningProblem,
+):
+    score = make_score(problem)
+    try:
+        PLANNERS["search"](problem, score)
+        feasible = True
+    except Infeasible:
+        feasible = False
+    plans = (plan for order in device_orders(problem) for plan in every_plan(problem, order))
+    assert feasible == any(score(plan) < inf for plan in plans)

@@ -1,0 +1,108 @@
+"""SPP's bound on its list order, on random plans in the simulator."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from planning_strategies import problems
+from reference.every_plan import every_plan
+
+from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.planners.spp.bound import spp_bound_s, workload_s
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.simulate.score import make_score
+
+INSTANCES = 1000
+MEGABYTE = 1_000_000
+
+
+def random_instance(seed: int) -> tuple[PlanningProblem, Plan]:
+    """Uneven stages, replicas, links and all-reduces; on one host, on several, or any links."""
+    draw = random.Random(seed)
+    stages = draw.randint(2, 8)
+    replicas = [draw.choice((1, 1, 2, 3)) for _ in range(stages)]
+    layers = tuple(
+        LayerCost(
+            f"layer{i}",
+            *(Affine(0.0, draw.uniform(0.01, 1.0)) for _ in range(3)),
+            parameter_bytes=draw.choice((0, 5, 60)) * MEGABYTE,
+        )
+        for i in range(stages)
+    )
+    edges = tuple(
+        Edge(i, i + 1, f"tensor{i}", *(Affine(0.0, draw.uniform(0.0, 1e6)) for _ in range(2)))
+        for i in range(stages - 1)
+    )
+    rows, micro_batches = draw.randint(3, 6), draw.randint(1, 40)
+    cluster = random_cluster(draw, sum(replicas))
+    profile = ModelProfile("random", layers, edges)
+    problem = PlanningProblem(profile, cluster, rows * micro_batches, (rows,))
+    order = draw.sample(range(sum(replicas)), sum(replicas))
+    made: list[Stage] = []
+    for index, count in enumerate(replicas):
+        slices = [rows // count + (i < rows % count) for i in range(count)]
+        made.append(Stage(range(index, index + 1), tuple(order[:count]), tuple(slices)))
+        order = order[count:]
+    return problem, Plan(tuple(made), micro_batches, rows, "wavefront")
+
+
+def random_cluster(draw: random.Random, devices: int) -> Cluster:
+    """Links and ports at rates spread over two decades."""
+
+    def rate() -> float:
+        return 10 ** draw.uniform(6, 8)
+
+    per_host = draw.choice((devices, 2, 1))
+    counts = [min(per_host, devices - first) for first in range(0, devices, per_host)]
+    hosts = tuple(
+        Host(f"host{i}", (Device("device", 1e15),) * count, rate(), rate(), 0.01, 0.02)
+        for i, count in enumerate(counts)
+    )
+    links = tuple(
+        Link(i, j, rate(), 0.01)
+        for i in range(devices)
+        for j in range(devices)
+        if i != j and draw.random() < 0.3
+    )
+    return Cluster("random", hosts, links)
+
+
+def test_the_bound_holds_on_random_instances():
+    ratios: list[float] = []
+    for seed in range(INSTANCES):
+        problem, plan = random_instance(seed)
+        ratios.append(make_score(problem)(plan) / spp_bound_s(problem, plan))
+    assert max(ratios) <= 1.0
+    # It says something: half of the plans come within a factor of 2 (median 1.6).
+    assert sorted(ratios)[INSTANCES // 2] > 0.5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_bound_approaches_the_workload_with_many_micro_batches(seed: int):
+    problem, plan = random_instance(seed)
+    many = replace(plan, micro_batches=10_000)
+    rows = plan.micro_batch_size
+    longer = replace(problem, global_batch=10_000 * rows)
+    step_s = spp_bound_s(longer, many) - workload_s(longer, many)
+    waves = 4 * len(plan.stages) - 4
+    ending_s = step_s - waves * workload_s(longer, many) / 10_000
+    assert spp_bound_s(problem, plan) - ending_s == pytest.approx(
+        (plan.micro_batches + waves) * workload_s(longer, many) / 10_000
+    )
+    assert make_score(problem)(plan) >= max(
+        plan.micro_batches * problem.profile.forward_s(stage.layers, min(stage.slices))
+        for stage in plan.stages
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems(max_layers=3, memory=False))
+def test_the_bound_holds_for_every_small_plan(problem: PlanningProblem):
+    score = make_score(problem)
+    for plan in every_plan(problem, tuple(range(len(problem.cluster.devices)))):
+        if plan.micro_batch_size >= max(stage.replicas for stage in plan.stages):
+            listed = replace(plan, schedule="wavefront", in_flight_limit=())
+            assert score(listed) <= spp_bound_s(problem, listed) * (1 + 1e-9)

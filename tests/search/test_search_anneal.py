@@ -1,0 +1,126 @@
+"""Random moves keep plans whole; random walks never lose their best plan, and are repeatable."""
+
+from dataclasses import replace
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
+from strategies import Case, cases
+
+from penstock.bounds.lower_bound import lower_bound_s, plan_bound_s
+from penstock.bounds.plans import relaxed_plans
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.presets import find_cluster
+from penstock.plan.cost import depths_of
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.profile.find import find_profile
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.search.anneal import annealed, deeper_variants
+from penstock.search.layout import layout_of, moved, moved_in_flight, plan_of
+from penstock.simulate.score import make_score
+
+ROUNDING = 1e-9
+
+
+def problem_of(case: Case) -> PlanningProblem:
+    plan = case.plan
+    sizes = tuple(n for n in range(1, plan.global_batch + 1) if plan.global_batch % n == 0)
+    return PlanningProblem(case.profile, case.cluster, plan.global_batch, sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), seed=st.integers(0, 1000))
+def test_every_random_move_leads_to_a_plan_of_the_same_problem(case: Case, seed: int):
+    problem, generator = problem_of(case), default_rng(seed)
+    layout = layout_of(case.plan)
+    for _ in range(40):
+        changed = moved(problem, layout, generator)
+        plan = plan_of(problem, changed) if changed else None
+        if changed is None or plan is None:
+            continue
+        assert plan.stages[-1].layers.stop == len(problem.profile.layers)
+        assert plan.global_batch == problem.global_batch
+        assert layout_of(plan).groups == changed.groups
+        layout = changed
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), seed=st.integers(0, 1000))
+def test_moves_in_flight_leave_stages_alone_and_depths_that_never_grow(case: Case, seed: int):
+    problem, generator = problem_of(case), default_rng(seed)
+    early = replace(case.plan, schedule="early-backward", in_flight_limit=depths_of(case.plan))
+    layout = first = layout_of(early)
+    others = 0
+    for _ in range(30):
+        changed = moved_in_flight(problem, layout, generator)
+        if changed is None:
+            continue
+        assert (changed.cuts, changed.groups, changed.size) == (
+            first.cuts,
+            first.groups,
+            first.size,
+        )
+        assert min(changed.depths) >= 1
+        assert list(changed.depths) == sorted(changed.depths, reverse=True)
+        plan = plan_of(problem, changed)
+        assert plan is not None and plan.in_flight_limit
+        layout = changed
+        others += layout != first
+    assert others > 0
+
+
+def test_a_walk_over_depths_finds_those_that_the_plan_lacks() -> None:
+    # Transfers as long as the work of a stage: one micro-batch more must be on its way each time.
+    cost, size = Affine(1.0), Affine(1.0)
+    layers = tuple(LayerCost(f"layer{i}", cost, cost, Affine(), 10**12) for i in range(4))
+    edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(3))
+    hosts = tuple(Host(f"h{i}", (Device("d", 4e12),), 1.0, 1.0) for i in range(4))
+    problem = PlanningProblem(ModelProfile("four", layers, edges), Cluster("four", hosts), 24, (1,))
+    stages = tuple(Stage(range(i, i + 1), (i,), (1,)) for i in range(4))
+    shallow = Plan(stages, 24, 1, "early-backward", in_flight_limit=(4, 3, 2, 1))
+    score = make_score(problem)
+    deep = annealed(problem, score, shallow, default_rng(0), 1e5, 0.01, moved_in_flight)
+    assert score(deep) <= 0.75 * score(shallow)
+    assert score(deep) <= 1.15 * lower_bound_s(problem)
+    assert deep.stages == shallow.stages
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=cases(), seed=st.integers(0, 1000))
+def test_a_walk_ends_no_worse_than_it_starts_and_not_below_the_bounds(case: Case, seed: int):
+    problem = problem_of(case)
+    score = make_score(problem)
+    start = min(deeper_variants(problem, case.plan), key=score)
+    bound_s, seen = lower_bound_s(problem), list[Plan]()
+
+    def watched(plan: Plan) -> float:
+        seconds = score(plan)
+        if seconds < inf:
+            seen.append(plan)
+            assert bound_s <= seconds * (1 + ROUNDING), plan
+            assert plan_bound_s(problem, plan) <= seconds * (1 + ROUNDING), plan
+        return seconds
+
+    best = walk(problem, watched, start, seed)
+    assert score(best) == min([score(start), *map(score, seen)])
+    assert walk(problem, score, start, seed) == best
+
+
+def test_a_walk_whose_time_is_up_ends_soon_with_the_best_plan_so_far():
+    problem = PlanningProblem(find_profile("vgg-19"), find_cluster("dapple-c"), 64, (1, 2, 4, 8))
+    score, asked = make_score(problem), list[Plan]()
+
+    def short(plan: Plan) -> float:
+        asked.append(plan)
+        return score(plan) if len(asked) <= 100 else inf
+
+    start = next(iter(relaxed_plans(problem)))
+    best = annealed(problem, short, start, default_rng(0), 1e9, 0.05)
+    assert score(best) <= score(start)
+    assert len(asked) <= 700
+
+
+def walk(problem: PlanningProblem, score: Score, start: Plan, seed: int) -> Plan:
+    return annealed(problem, score, start, default_rng(seed), 1e5, 0.05)

@@ -1,0 +1,100 @@
+"""Plans judged by their loads alone: the load by hand, and what walks over it find."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from penstock.bounds.lower_bound import plan_bound_s
+from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.search.load import load_s
+from penstock.search.loads import evenly_loaded_plans
+from penstock.search.seeds import Climber, start_of_plan
+from penstock.simulate.score import make_score
+
+MEGABYTE = 1_000_000
+
+
+def problem(message_bytes: float, links: tuple[Link, ...] = ()) -> PlanningProblem:
+    """Four layers of 1 s forward and 2 s backward a sample; six devices, each a host of its own."""
+    cost = Affine(per_sample=1.0)
+    layer = LayerCost("layer", cost, cost, cost, 30 * MEGABYTE)
+    size = Affine(per_sample=message_bytes)
+    edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(3))
+    hosts = tuple(Host(f"h{i}", (Device("d", 1e12),), 1e9, 1.0 * MEGABYTE) for i in range(6))
+    profile = ModelProfile("four", (layer,) * 4, edges)
+    return PlanningProblem(profile, Cluster("six", hosts, links), 16, (1, 2))
+
+
+def plan_on(*devices: int, micro_batches: int = 16) -> Plan:
+    """Stages of equally many layers, one device each."""
+    each = 4 // len(devices)
+    stages = [Stage(range(i * each, (i + 1) * each), (d,), (1,)) for i, d in enumerate(devices)]
+    return Plan(tuple(stages), micro_batches, 1, "1f1b")
+
+
+def load_of(asked: PlanningProblem, plan: Plan, power: float = 0.0) -> float:
+    climber = Climber(asked)
+    start = start_of_plan(plan, len(asked.cluster.devices), climber.ways()[0])
+    order, cuts, starts = climber.room(start)
+    batches = plan.micro_batches
+    return load_s(climber.arrays, order, cuts, starts, start.stages, 1, batches, 1, power)
+
+
+def test_a_device_that_computes_all_the_time_is_the_load():
+    asked = problem(0.25 * MEGABYTE)
+    # The second stage starts after 2 s and a message, and its gradient still goes back.
+    assert load_of(asked, plan_on(0, 1)) == pytest.approx(2 + 0.25 + 16 * 6 + 0.25 + 4)
+
+
+def test_an_engine_that_sends_all_the_time_is_the_load():
+    asked = problem(7.0 * MEGABYTE)
+    # The middle stages receive an activation and a gradient for each micro-batch.
+    seconds = load_of(asked, plan_on(0, 1, 2, 3))
+    assert seconds >= 16 * 2 * 7
+    deep = replace(plan_on(0, 1, 2, 3), schedule="gpipe")
+    assert seconds <= make_score(asked)(deep) * 1.05
+
+
+def test_with_a_power_full_resources_beside_the_fullest_count_too():
+    asked = problem(7.0 * MEGABYTE)
+    fullest = load_of(asked, plan_on(0, 1, 2, 3))
+    assert load_of(asked, plan_on(0, 1, 2, 3), 10.0) > fullest
+    assert load_of(asked, plan_on(0, 1, 2, 3), 1000.0) == pytest.approx(fullest, rel=0.01)
+
+
+def test_a_stage_that_fits_nowhere_has_no_load():
+    asked = problem(1.0)
+    host = Host("small", (Device("d", 1.0),) * 6, 1e9)
+    assert load_of(replace(asked, cluster=Cluster("small", (host,))), plan_on(0, 1)) == np.inf
+
+
+def test_walks_find_the_chain_of_fast_links():
+    chain = (3, 0, 5, 2)
+    fast = tuple(
+        Link(a, b, 1e3 * MEGABYTE, 0.0)
+        for one, other in pairwise(chain)
+        for a, b in ((one, other), (other, one))
+    )
+    asked = replace(problem(3.0 * MEGABYTE, fast), micro_batch_sizes=(1,))
+    start = plan_on(0, 1, 2, 3)
+    plans = list(evenly_loaded_plans(Climber(asked), start))
+    score = make_score(asked)
+    best = min(plans, key=score)
+    assert [stage.devices[0] for stage in best.stages] in (list(chain), list(chain[::-1]))
+    assert score(best) < score(start)
+    for plan in plans:
+        assert plan_bound_s(asked, plan) <= score(plan)
+        assert plan.stages[-1].layers.stop == 4
+
+
+def test_where_nothing_takes_time_walks_end_too() -> None:
+    asked = problem(0.0)
+    free = LayerCost("free", Affine(), Affine(), Affine(), 0)
+    asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
+    plans = list(evenly_loaded_plans(Climber(asked), plan_on(0, 1)))
+    assert min(map(make_score(asked), plans)) == 0
