@@ -33,7 +33,7 @@ sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from judging import judge, judge_family, judge_torch_front_end  # noqa: E402
+from judging import judge, judge_family, judge_torch_front_end, outcome_of  # noqa: E402
 from page import filled_in  # noqa: E402
 from registered import HEADS, registered  # noqa: E402
 
@@ -95,10 +95,8 @@ def _judge_here(name: str, head: str, sender: Connection) -> None:
             )
         else:
             row = judge(getattr(transformers, name), head)
-    except MemoryError:
-        row = {"outcome": "crash", "reason": "MemoryError"}
     except Exception as error:
-        row = {"outcome": "crash", "reason": f"{type(error).__name__}: {error}"[:400]}
+        row = {"outcome": outcome_of(error), "reason": f"{type(error).__name__}: {error}"[:400]}
     sender.send(row | {"judged_s": round(perf_counter() - start_s, 2)})
     sender.close()
 

@@ -38,14 +38,17 @@ _SPEECH_TOKENIZER = {
     "hidden_size": 16,
 }
 
+_PINPOINTS = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
+
 _BOTH_ATTENTIONS = ["sliding_attention", "full_attention"]
 
 CONFIG_EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "aria": {"projector_patch_to_query_dict": {16: 4}},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
     "bit": {"num_groups": 4, "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64]},
     "chameleon": {
         "vocabulary_map": {"<image>": 8}
-        | {f"IMGIMG{c}Z": 9 + n for n, c in enumerate("ABCDEFGHIJ")}
+        | {f"IMGIMG{''.join('ABCDEFGHIJ'[int(c)] for c in str(n))}Z": 9 + n for n in range(16)}
     },
     "cohere_compass_text": {
         "rope_parameters": {
@@ -66,8 +69,21 @@ CONFIG_EXCEPTIONS: dict[str, dict[str, Any]] = {
         "intermediate_size": [128] * 4,
         "activation_sparsity_pattern": [0.95, 0.0] * 2,
     },
-    "granite4_vision": {
-        "downsample_rate": "4/8",
+    "deepseek_ocr2_sam_vision_model": {"downsample_channels": [24, 64]},
+    "unlimited_ocr_sam_vision_model": {"downsample_channels": [24, 64]},
+    "llama4_vision_model": {
+        "intermediate_size": 256,
+        "projector_input_dim": 64,
+        "projector_output_dim": 64,
+    },
+    "llava_next": _PINPOINTS,
+    "llava_next_video": _PINPOINTS,
+    "llava_onevision": _PINPOINTS,
+    "mllama_vision_model": {"intermediate_layers_indices": [0, 1]},
+    "vipllava": {"vision_feature_layer": [-1, -2]},
+    "granite4_vision": _PINPOINTS
+    | {
+        "downsample_rate": "2/4",
         "deepstack_layer_map": [[0, 0]],
         "spatial_target_layers": [1, 1, 1, 1],
     },
@@ -116,6 +132,7 @@ CONFIG_EXCEPTIONS: dict[str, dict[str, Any]] = {
         "qk_dim_factor": 1.0,
         "mode": "train",
         "chunkwise_kernel": "parallel--native_autograd",
+        "chunk_size": 16,
     },
     "xmod": {"default_language": "en_XX"},
     "blt_patcher": {"vocab_size": 260},
@@ -142,7 +159,7 @@ CONFIG_EXCEPTIONS: dict[str, dict[str, Any]] = {
         "depth_coefficient": 0.3,
         "in_channels": [32, 16, 24, 40, 80, 112, 192],
         "out_channels": [16, 24, 40, 80, 112, 192, 320],
-        "hidden_dim": 64,
+        "hidden_dim": 320,
     },
     "emu3_vqgan": _VISUAL_TOKENIZER | {"embed_dim": 4, "latent_channels": 4, "hidden_size": 32},
     "chameleon_vqgan": _VISUAL_TOKENIZER | {"embed_dim": 32},
@@ -201,6 +218,7 @@ CONFIG_EXCEPTIONS: dict[str, dict[str, Any]] = {
     "segformer": {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]},
     "swin": {"embed_dim": 16, "num_heads": [2, 4, 8, 16], "window_size": 2},
     "swinv2": {"embed_dim": 16, "num_heads": [2, 4, 8, 16], "window_size": 2},
+    "textnet": {"stem_out_channels": 16},
     "vibevoice_acoustic_tokenizer": _SPEECH_TOKENIZER,
     "vibevoice_acoustic_tokenizer_encoder": _SPEECH_TOKENIZER,
     "vibevoice_semantic_tokenizer_encoder": _SPEECH_TOKENIZER,

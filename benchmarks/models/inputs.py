@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from exceptions import INPUT_EXCEPTIONS
+from pictures import special_pictures
 from tiny import VOCABULARY, WORDS_FROM
 from torch import nn
 
@@ -184,14 +185,20 @@ def _sounds(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     mels = next(
         (
             config[k]
-            for k in ("num_mel_bins", "feature_projection_input_dim", "input_dim", "feature_size")
+            for k in (
+                "num_mel_bins",
+                "input_feat_per_channel",
+                "feature_projection_input_dim",
+                "input_dim",
+                "feature_size",
+            )
             if isinstance(config.get(k), int)
         ),
         80,
     )
     positions = config.get("max_source_positions")
     if "input_features" in names:
-        for frames in (2 * positions if isinstance(positions, int) else FRAMES, FRAMES, 3000):
+        for frames in (FRAMES, 2 * positions if isinstance(positions, int) else FRAMES, 3000):
             yield "input_features", torch.randn(SAMPLES, mels, frames, generator=made)
             yield "input_features", torch.randn(SAMPLES, frames, mels, generator=made)
     if "input_values" in names:
@@ -251,8 +258,11 @@ def _feature_counts(model: nn.Module, parts: Batch, token: int) -> list[int]:
     except Exception as error:
         found = MISSING_FEATURES.findall(str(error))
         numbers = [int(a or b) for a, b in found if int(a or b) > 0]
-        counts = [n // SAMPLES for n in numbers if n % SAMPLES == 0] + numbers
-        return [n for n in counts if n <= 512]
+        # Some messages count features, some the numbers in them.
+        width = SAMPLES * int(_text_config(model).get("hidden_size", 1))
+        counts = [n // width for n in numbers if n % width == 0]
+        counts += [n // SAMPLES for n in numbers if n % SAMPLES == 0] + numbers
+        return [n for n in dict.fromkeys(counts) if n <= 512]
 
 
 def _picture_parts(model: nn.Module) -> Iterator[tuple[str, Batch]]:
@@ -263,6 +273,7 @@ def _picture_parts(model: nn.Module) -> Iterator[tuple[str, Batch]]:
     if "image_grid_thw" in names or "grid_thw" in names:
         yield "patches of pictures", _patches(vision, channels)
     one, pixels = picture((channels, high, wide)), "pixel_values"
+    yield from special_pictures(model, names, vision, one)
     yield "picture", {pixels: one}
     sizes = torch.full((SAMPLES, 2), high)
     if "image_sizes" in names:
@@ -293,7 +304,8 @@ def _picture_parts(model: nn.Module) -> Iterator[tuple[str, Batch]]:
         seen = torch.ones(SAMPLES, WORDS, 1, dtype=torch.long)
         yield "list of pictures", {pixels: single, "image_attention_mask": seen}
     if "image_embeds_position_mask" in names:
-        places = (torch.arange(WORDS) < 4).long().repeat(SAMPLES, 1)
+        latent = getattr(config, "latent_query_num", 4)
+        places = (torch.arange(WORDS) < latent).long().repeat(SAMPLES, 1)
         yield "picture", {pixels: one, "image_embeds_position_mask": places}
     if "flattened_patches" in names:
         size = getattr(vision, "patch_embed_hidden_size", 768)

@@ -20,7 +20,14 @@ from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.in_process import InProcessPipeline
 
-__all__ = ["judge", "judge_family", "judge_model", "judge_torch_front_end", "made_model"]
+__all__ = [
+    "judge",
+    "judge_family",
+    "judge_model",
+    "judge_torch_front_end",
+    "made_model",
+    "outcome_of",
+]
 
 LIMIT = 1e-4
 STAGES = 3
@@ -204,8 +211,17 @@ def judge_model(model: nn.Module, batch: Any, loss: Any = None) -> dict[str, Any
         return taken | {"outcome": "refused", "reason": str(error)}
     except Exception as error:
         taken = {"capture_s": round(perf_counter() - start_s, 2)}
-        return taken | {"outcome": "crash", "reason": told(error)}
+        return taken | {"outcome": outcome_of(error), "reason": told(error)}
     return row | compared(model, batch, loss, whole, ours, dtype)
+
+
+def outcome_of(error: Exception) -> str:
+    """What an exception that is not Penstock's own says of a model: nothing, where memory ended.
+
+    Torch raises a RuntimeError where its allocator reaches the census's limit.
+    """
+    full = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return "out of memory" if full else "crash"
 
 
 def compared(
@@ -295,7 +311,7 @@ def accumulations(model: nn.Module, batch: Any, loss: Any) -> Sequence[tuple[str
     samples = next(v.shape[0] for v in entries.values() if isinstance(v, torch.Tensor))
     size = samples // MICRO_BATCHES
     own = copy.deepcopy(model)
-    parts, weights = list[Plain](), list[int]()
+    parts, weights, unshifted = list[Plain](), list[int](), list[int]()
     for number in range(MICRO_BATCHES):
         rows = slice(number * size, (number + 1) * size)
         part = {k: v[rows] for k, v in entries.items()}
@@ -307,9 +323,11 @@ def accumulations(model: nn.Module, batch: Any, loss: Any) -> Sequence[tuple[str
         parts.append(Plain(float(value), gradients_of(own)))
         labels = part.get("labels", last)
         weights.append(int((labels[..., 1:] != -100).sum()) if labels.dim() > 1 else size)
+        unshifted.append(int((labels != -100).sum()))
     return [
         ("rows", _weighed(parts, [size] * MICRO_BATCHES)),
         ("targets", _weighed(parts, weights)),
+        ("targets, none shifted", _weighed(parts, unshifted)),
         ("sum", _weighed(parts, [1] * MICRO_BATCHES, total=1)),
     ]
 

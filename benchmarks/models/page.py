@@ -10,7 +10,8 @@ __all__ = ["GOOD", "counted", "filled_in", "parts"]
 Row = Mapping[str, Any]
 
 GOOD = ("right", "right as gradient accumulation")
-OUTCOMES = (*GOOD, "refused", "WRONG", "crash", "timeout", "does not run eagerly")
+LIMITS = ("timeout", "out of memory")
+OUTCOMES = (*GOOD, "refused", "WRONG", "crash", *LIMITS, "does not run eagerly")
 HEADS = {
     "causal": "causal language models",
     "masked": "masked language models",

@@ -35,6 +35,7 @@ LIMITS: tuple[tuple[str, int], ...] = (
     (r"(hidden_layers|n_layers?|num_layers|depth|num_blocks|attention_layers)$", LAYERS),
     (r"(encoder_layers|decoder_layers|adapter_layers|resampler_depth|encoder_depth)$", LAYERS),
     (r"^(max_position_embeddings|n_positions|max_seq_len|n_ctx)$", 512),
+    (r"^max_(source|target)_positions$", 64),
     (r"(image_size|img_size)$", 32),
     (r"patch_size$", 8),
     (r"(first_k_dense_replace|num_dense_layers|num_kv_shared_layers)$", 1),

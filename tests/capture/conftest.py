@@ -111,13 +111,13 @@ def assert_composition_equals_model(
     cuts: Sequence[int],
     *,
     loss: Any = None,
-    rows: int,
+    rows: int | None = None,
 ) -> None:
     """Loss, every gradient and every buffer of the stages, against the model left whole.
 
-    ``model`` is as before afterwards.
+    The batch is that of ``rows`` samples, if they are given. ``model`` is as before afterwards.
     """
-    batch = resize(batch, rows)
+    batch = batch if rows is None else resize(batch, rows)
     whole = copy.deepcopy(model)
     expected = call(whole, batch, loss)
     expected.backward()

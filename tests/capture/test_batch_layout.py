@@ -56,3 +56,49 @@ def test_a_batch_unlike_the_example_is_refused(batch, words):
 def test_an_example_that_cannot_be_a_batch_is_refused(batch, words):
     with pytest.raises(BadInput, match=words):
         layout_of(batch)
+
+
+def _patches(samples, rows=4):
+    return {"patches": torch.arange(samples * rows * 3.0).view(-1, 3), "y": torch.zeros(samples)}
+
+
+def test_a_tensor_with_several_rows_for_each_sample_has_the_samples_first():
+    layout = layout_of(_patches(2))
+    assert [leaf.rows for leaf in layout.leaves] == [4, 1]
+    assert layout.batch_size == 2
+    batch = _patches(5)
+    patches, y = layout.flatten(batch)
+    assert patches.shape == (5, 4, 3)
+    assert torch.equal(patches[3], batch["patches"][12:16])
+    given = layout.rebuild({0: patches[1:3], 1: y[1:3]})
+    assert torch.equal(given["patches"], batch["patches"][4:12])
+    assert layout.flatten(_patches(1))[0].shape == (1, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (_patches(3, rows=5), r"\['patches'\] 15 of 4 a sample, .*'y'\] 3\)"),
+        ({**_patches(2), "patches": torch.zeros(7, 3)}, r"\['patches'\] 7 of 4 a sample"),
+        ({**_patches(2), "y": torch.zeros(8)}, "unequal numbers of samples"),
+        (_patches(0), "0 samples"),
+    ],
+)
+def test_rows_are_those_of_the_example(batch, words):
+    with pytest.raises(BadInput, match=words):
+        layout_of(_patches(2)).flatten(batch)
+
+
+def test_part_of_a_sample_is_refused():
+    with pytest.raises(BadInput, match=r"'patches'\] is of 7 rows, .* of 4 rows for each sample"):
+        layout_of(_patches(2)).part("patches").flatten({"patches": torch.zeros(7, 3)})
+
+
+def test_one_sample_does_not_tell_how_many_rows_belong_to_it():
+    with pytest.raises(BadInput, match="must have two samples or more"):
+        layout_of(_patches(1))
+
+
+def test_lengths_of_such_a_tensor_may_not_vary():
+    with pytest.raises(BadInput, match=r"'patches'\], which has 4 rows for each sample"):
+        layout_of(_patches(2), {"patches": {1: "length"}})

@@ -25,7 +25,8 @@ SAMPLE = (
     *("MarianMTModel", "T5ForConditionalGeneration", "CLIPForImageClassification"),
     *("ConvNextForImageClassification", "ResNetForImageClassification"),
     *("ViTForImageClassification", "WhisperForConditionalGeneration"),
-    *("Wav2Vec2ForCTC", "BlipForConditionalGeneration"),
+    *("Wav2Vec2ForCTC", "BlipForConditionalGeneration", "MusicgenForCausalLM"),
+    *("Qwen2VLForConditionalGeneration", "Idefics3ForConditionalGeneration"),
 )
 """Small and of distinct kinds: attention, mixtures of experts, convolutions, state spaces, ..."""
 

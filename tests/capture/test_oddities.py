@@ -128,6 +128,23 @@ def under_two_names(net: Any, h: Any) -> Any:
     return net.again(h) + h @ net.alias @ net.alias.t()
 
 
+def detached_by_data(net: Any, h: Any) -> Any:
+    """Reads and writes through ``.data``, as autograd does not hear of."""
+    net.middle.weight.data.clamp_(-0.2, 0.2)
+    with_nan = h.data.clone()
+    with_nan[:, 0] = float("nan")
+    return h * (1 + h.data.abs().max(1, keepdim=True).values) + with_nan.nan_to_num().mul(0)
+
+
+def cast_to_what_it_is(net: Any, h: Any) -> Any:
+    net.middle = net.middle.to(torch.float64).to("cpu").double()
+    return h
+
+
+def clamped(net: Any) -> None:
+    net.middle.weight.data.clamp_(-0.2, 0.2)
+
+
 def whole_numbers(net: Any) -> None:
     net.numbers = nn.Parameter(torch.arange(8), requires_grad=False)
 
@@ -151,6 +168,8 @@ RIGHT = {
     "chance from a fixed seed": (seeded_chance, None),
     "a module and a tensor under two names": (under_two_names, two_names),
     "whole numbers as a parameter": (lambda net, h: h * net.numbers, whole_numbers),
+    "reads and writes through .data": (detached_by_data, clamped),
+    "module.to where it is already": (cast_to_what_it_is, None),
     "weight_norm": (keep, lambda net: nn.utils.parametrizations.weight_norm(net.middle)),
     "orthogonal": (keep, lambda net: nn.utils.parametrizations.orthogonal(net.middle)),
 }
@@ -432,3 +451,19 @@ def test_what_the_model_held_before_is_there_after_capture() -> None:
     model.kept = mark
     capture_model(model, BATCH, loss=functional.cross_entropy)
     assert model.kept is mark
+
+
+def assigned_on_first_sight(net: Any, h: Any) -> Any:
+    """Branches on a buffer that it assigns: for the second micro-batch otherwise."""
+    if net.count == 0:
+        net.mean = net.mean + h.detach().mean(0)
+    net.count = net.count + 1
+    return h
+
+
+def test_buffers_that_are_assigned_are_put_back_where_the_model_is_refused() -> None:
+    model = Net(assigned_on_first_sight)
+    with pytest.raises(CaptureFailed, match=r"if net\.count == 0:"):
+        capture_model(model, BATCH, loss=functional.cross_entropy)
+    assert model.count == 0
+    assert torch.equal(model.get_buffer("mean"), torch.zeros(8).double())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from torch.nn.functional import mse_loss
+from torch.nn.functional import mse_loss, pad
 
 from penstock.capture import trace
 from penstock.capture.trace import capture_model
@@ -61,6 +61,15 @@ class AtMostFive(_Sized):
         return self.last(self.first(values))
 
 
+class StartsOfSamples(_Sized):
+    """Sizes of rows - 1, of which torch asks whether they are one."""
+
+    def forward(self, values, others):
+        ends = values.abs().sum(1).cumsum(0)
+        starts = torch.repeat_interleave(pad(ends[:-1], (1, 0)), 1 + 0 * ends.long())
+        return self.last(self.first(values) * starts[:, None])
+
+
 class LooksUpInAMap(_Sized):
     """What the mask code of Hugging Face does: look-ups in a mapped function."""
 
@@ -79,7 +88,8 @@ class LooksUpInAMap(_Sized):
 
 
 @pytest.mark.parametrize(
-    "kind", [NumberOfColumns, AtMostTwo, AtLeastThree, AlwaysFour, LooksUpInAMap]
+    "kind",
+    [NumberOfColumns, AtMostTwo, AtLeastThree, AlwaysFour, StartsOfSamples, LooksUpInAMap],
 )
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_a_stage_computes_sizes_for_its_own_rows(pipeline, kind, rows):

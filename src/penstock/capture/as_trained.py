@@ -6,27 +6,19 @@ from typing import Any
 
 from torch import nn
 
+from penstock.capture.training_flags import kept_training_flags
+
 __all__ = ["as_trained"]
 
 
 @contextmanager
 def as_trained(module: nn.Module, model: nn.Module) -> Iterator[None]:
     """Within, ``module``, which holds the user's ``model``, is as in training; then as before."""
-    with _training(module, model), _without_cache(module):
+    with kept_training_flags(module.modules()), _without_cache(module):
+        # Unless the user trains it with parts of it in evaluation mode.
+        if not model.training:
+            model.train()
         yield
-
-
-@contextmanager
-def _training(module: nn.Module, model: nn.Module) -> Iterator[None]:
-    """Training mode, unless the user trains the model with parts of it in evaluation mode."""
-    flags = {part: part.training for part in module.modules()}
-    if not model.training:
-        model.train()
-    try:
-        yield
-    finally:
-        for part, flag in flags.items():
-            part.training = flag
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -28,13 +29,24 @@ class LeafSpec:
     """One tensor of the example batch; ``name`` is how a user reaches it, as in ``batch["x"]``.
 
     ``varying`` are the dimensions that vary from batch to batch, each with the number of its
-    length.
+    length; ``pads`` are those that may be filled up, each with the value to do it with. ``rows`` of
+    dimension 0 belong to each sample, one sample after the other.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     varying: tuple[tuple[int, int], ...] = ()
+    rows: int = 1
+    pads: tuple[tuple[int, float], ...] = ()
+
+    def by_sample(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of a batch with its samples as dimension 0, of which each has several rows."""
+        return tensor if self.rows == 1 else tensor.unflatten(0, (-1, self.rows))
+
+    def as_given(self, leaf: torch.Tensor) -> torch.Tensor:
+        """The tensor of a batch again."""
+        return leaf if self.rows == 1 else leaf.flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,9 @@ class BatchLayout:
 
     Anything in the batch that is not a tensor (None, a flag, a string) is a constant that later
     batches must repeat. ``lengths`` are the sizes that may differ in later batches.
+
+    The tensors that `flatten` and `indexed` give, and `rebuild` takes, have the samples as
+    dimension 0: one with 16 rows for each sample, ``(64, 8)`` in a batch of 4, is ``(4, 16, 8)``.
     """
 
     structure: Any
@@ -85,28 +100,29 @@ class BatchLayout:
         )
 
     def flatten(self, batch: Batch) -> list[torch.Tensor]:
-        """The tensors of ``batch`` in order, checked against the example.
+        """The tensors of ``batch`` in order, samples first, checked against the example.
 
         Raises:
             BadInput: structure, constants, dtype, or a dimension other than the batch differ, or
                 the tensors disagree on the number of samples.
         """
         found = list(_match(self.structure, batch, "batch"))
-        self._check(dict(enumerate(found)))
-        return found
+        return list(self._by_sample(dict(enumerate(found))).values())
 
     def indexed(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The tensors of ``batch`` by index, for the layout of a `part`; checked likewise."""
         found = list(_match(self.structure, batch, "batch"))
         order = list(_slots(self.structure))
-        indexed = dict(zip(order, found, strict=True))
-        self._check(indexed)
-        return indexed
+        return self._by_sample(dict(zip(order, found, strict=True)))
+
+    def _by_sample(self, found: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        self._check(found)
+        return {index: self.leaves[index].by_sample(tensor) for index, tensor in found.items()}
 
     def _check(self, found: Mapping[int, torch.Tensor]) -> None:
         for index, tensor in found.items():
             _check_leaf(self.leaves[index], tensor)
-        _check_rows([(self.leaves[index].name, tensor) for index, tensor in found.items()])
+        _check_rows([(self.leaves[index], tensor.shape[0]) for index, tensor in found.items()])
         for length, places in zip(self.lengths, self.length_places, strict=True):
             sizes = {(leaf, dim): found[leaf].shape[dim] for leaf, dim in places if leaf in found}
             _check_length(length, {self._place(*at): size for at, size in sizes.items()})
@@ -115,14 +131,24 @@ class BatchLayout:
         return f"dimension {dim} of {self.leaves[leaf].name}"
 
     def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """The batch's structure around ``leaves``, which are given by index."""
-        return _rebuild(self.structure, leaves)
+        """The batch's structure around ``leaves``, which are given by index.
+
+        What a step has beside them (`penstock.capture.whole_values`) may be among them.
+        """
+        known = {index: leaf for index, leaf in leaves.items() if index < len(self.leaves)}
+        given = {index: self.leaves[index].as_given(leaf) for index, leaf in known.items()}
+        return _rebuild(self.structure, given)
 
     def part(self, *keys: str | int) -> "BatchLayout":
         """The layout of the entries ``keys`` of a tuple or dict batch, indices as in the whole."""
         if isinstance(self.structure, Mapping):
             return replace(self, structure={key: self.structure[key] for key in keys})
         return replace(self, structure=tuple(self.structure[key] for key in keys))
+
+    @property
+    def paths(self) -> tuple[tuple[str | int, ...], ...]:
+        """The keys by which a user reaches each tensor; none where the batch is a tensor itself."""
+        return tuple(path for _, path in sorted(_paths(self.structure, ())))
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -132,6 +158,9 @@ class BatchLayout:
 
 def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
     """The layout of an example batch, in which the dimensions that ``dynamic`` names may vary.
+
+    The tensors with the fewest rows have one for each sample; one with a multiple of them has as
+    many rows for each.
 
     Raises:
         BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, an
@@ -153,13 +182,24 @@ def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
                 f"{spec.name} is a 0-dimensional tensor, but dimension 0 of every tensor of a "
                 "batch must be the samples; pass it as a plain number or expand it"
             )
-    layout = BatchLayout(structure, specs, specs[0].shape[0])
+    samples = min(spec.shape[0] for spec in specs)
+    specs = tuple(_with_rows(spec, samples) for spec in specs)
+    layout = BatchLayout(structure, specs, samples)
     layout.flatten(batch)
     if not dynamic:
         return layout
     layout = with_lengths(layout, dynamic)
     layout.flatten(batch)
     return layout
+
+
+def _with_rows(spec: LeafSpec, samples: int) -> LeafSpec:
+    """``spec`` with its rows for each sample, where that is a whole number of them.
+
+    Of a single sample nothing is learnt: positions of shape (1, words) belong to all samples.
+    """
+    rows, rest = divmod(spec.shape[0], samples) if samples > 1 else (1, 0)
+    return spec if rest else replace(spec, rows=rows)
 
 
 def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
@@ -179,6 +219,11 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
             varying=tuple(
                 (_checked_dimension(leaf, dim), numbers[name_of(named)])
                 for dim, named in dimensions.items()
+            ),
+            pads=tuple(
+                (dim, named.pad)
+                for dim, named in dimensions.items()
+                if isinstance(named, Length) and named.pad is not None
             ),
         )
     return replace(layout, leaves=tuple(leaves), lengths=lengths)
@@ -203,6 +248,11 @@ def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int
 
 def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
     """A dimension that is declared to vary."""
+    if leaf.rows > 1:
+        raise BadInput(
+            f"dynamic names a dimension of {leaf.name}, which has {leaf.rows} rows for each "
+            "sample; only tensors with one row for each may vary otherwise, so pad this one"
+        )
     if dim == 0:
         raise BadInput(
             f"dynamic names dimension 0 of {leaf.name}, which is the samples and may always vary; "
@@ -311,15 +361,22 @@ def _check_length(length: Length, sizes: Mapping[str, int]) -> None:
             )
 
 
-def _check_rows(named: Sequence[tuple[str, torch.Tensor]]) -> None:
-    rows = {tensor.shape[0] for _, tensor in named}
-    if len(rows) > 1:
-        counts = ", ".join(f"{name} {tensor.shape[0]}" for name, tensor in named)
-        raise BadInput(
-            f"the tensors of the batch have unequal numbers of samples ({counts}); "
-            "dimension 0 of each must be the batch"
+def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
+    """Raise `BadInput` unless all tensors have rows for the same number of samples."""
+    if len({Fraction(rows, leaf.rows) for leaf, rows in found}) > 1:
+        counts = ", ".join(
+            f"{leaf.name} {rows}" + (f" of {leaf.rows} a sample" if leaf.rows > 1 else "")
+            for leaf, rows in found
         )
-    if 0 in rows:
+        raise BadInput(
+            f"the tensors of the batch have unequal numbers of samples ({counts}); dimension 0 of "
+            "each must be the batch, with as many rows for every sample, and an example batch in "
+            "which a tensor has several rows for each must have two samples or more"
+        )
+    if any(rows % leaf.rows for leaf, rows in found):
+        leaf, rows = next((leaf, rows) for leaf, rows in found if rows % leaf.rows)
+        raise _mismatch(leaf.name, f"of {rows} rows", f"of {leaf.rows} rows for each sample")
+    if any(rows == 0 for _, rows in found):
         raise BadInput("the batch has 0 samples, at least 1 is needed; skip empty batches")
 
 
@@ -342,3 +399,15 @@ def _slots(structure: Any) -> Iterator[int]:
     elif isinstance(structure, list | tuple):
         for entry in structure:
             yield from _slots(entry)
+
+
+def _paths(structure: Any, path: tuple[str | int, ...]) -> Iterator[tuple[int, Any]]:
+    """The number of every tensor, and the keys that lead to it."""
+    if isinstance(structure, _Slot):
+        yield structure.index, path
+    elif isinstance(structure, Mapping):
+        for key, entry in structure.items():
+            yield from _paths(entry, (*path, key))
+    elif isinstance(structure, list | tuple):
+        for key, entry in enumerate(structure):
+            yield from _paths(entry, (*path, key))

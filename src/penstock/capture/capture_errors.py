@@ -4,21 +4,27 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from penstock.capture.guards import guards_in
 from penstock.errors import CaptureFailed
 
 __all__ = [
     "WAY_OUT",
+    "GoesByValues",
     "LengthFixed",
     "capture_failed",
     "current_line",
+    "data_dependent",
     "first_line",
     "fixes_samples",
+    "frames_of",
     "line_of",
+    "running_modules",
 ]
 
 _OURS = Path(__file__).parents[1]
@@ -29,6 +35,18 @@ WAY_OUT = "write the model as penstock.Chain([...]), whose modules are not trace
 
 class LengthFixed(CaptureFailed):
     """The model's code can be traced for one length at a time only."""
+
+
+class GoesByValues(CaptureFailed):
+    """What Python code does depends on values, at the line that the message names.
+
+    ``within`` are the functions that ran there (`Callee`), the innermost first, where the traceback
+    cannot tell.
+    """
+
+    def __init__(self, message: str, within: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.within = tuple(within)
 
 
 def capture_failed(
@@ -45,7 +63,9 @@ def capture_failed(
         if f"{called} as dynamic but your code specialized it" in str(error):
             return LengthFixed(
                 f"{model_name} cannot be captured for every '{name}': its code fixes it{at}; take "
-                "the size from the input (x.shape[1], -1) instead of a number or a loop over it"
+                "the size from the input (x.shape[1], -1) instead of a number or a loop over it, "
+                f"or have it captured once for each of some lengths: Length('{name}', "
+                "buckets=(16, 32, 64))"
             )
     if fixes_samples(error):
         size = re.search(r"specialized it to be a constant \((\d+)\)", str(error))
@@ -69,7 +89,7 @@ def capture_failed(
             f"samples with {guards[0]}, as far as tracing can tell, but slices of a batch have "
             f"other sizes; take sizes from the input (x.shape[0], -1), or {WAY_OUT}"
         )
-    if _data_dependent(error):
+    if data_dependent(error):
         return CaptureFailed(
             f"{model_name} cannot be captured: its control flow depends on values{at}; "
             f"rewrite the line with tensor operations such as torch.where, or {WAY_OUT}"
@@ -143,13 +163,29 @@ def _called_capture(line: str) -> bool:
     return "capture_model(" in line or "Pipeline(" in line
 
 
+def running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
+    """The modules whose methods call ``frame``, the innermost first."""
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, nn.Module):
+            yield found
+        frame = frame.f_back
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    """The frames that raised ``error``, the innermost first, then those of what it came from."""
+    for one in _chain(error):
+        yield from reversed([frame for frame, _ in traceback.walk_tb(one.__traceback__)])
+
+
 def fixes_samples(error: BaseException) -> bool:
     """Whether tracing failed because the code fixes the number of samples."""
     text = str(error)
     return "specialized" in text or ("Constraints violated" in text and "constant" in text)
 
 
-def _data_dependent(error: BaseException) -> bool:
+def data_dependent(error: BaseException) -> bool:
+    """Whether tracing failed because Python code needs values."""
     names = {type(one).__name__ for one in _chain(error)}
     if names & {"GuardOnDataDependentSymNode", "DataDependentOutputException"}:
         return True

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from penstock.capture.bucket_stage import graphs_in
 from penstock.capture.opaque import OpaqueCall
 from penstock.capture.operators import (
     argument_value,
@@ -39,7 +40,7 @@ def set_training(module: nn.Module, training: bool) -> None:
     for part in module.modules():
         if isinstance(part, OpaqueCall):
             part.training = training
-    graphs = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    graphs = graphs_in(module)
     if not graphs:
         _set_flags(module, training)
         return

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
-__all__ = ["kept_buffers"]
+__all__ = ["kept_buffers", "kept_buffers_of"]
 
 
 @contextmanager
@@ -18,3 +19,15 @@ def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in values:
                 buffer.copy_(before)
+
+
+@contextmanager
+def kept_buffers_of(module: nn.Module) -> Iterator[None]:
+    """The same for all buffers of ``module``, to which other tensors may be assigned, too."""
+    held = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    with kept_buffers(module.buffers()):
+        try:
+            yield
+        finally:
+            for buffers, before in held:
+                buffers.update(before)

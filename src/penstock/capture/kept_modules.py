@@ -23,10 +23,14 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
 from penstock.capture.learned_shapes import learned
-from penstock.capture.opaque import OpaqueTable, active_table, call_opaquely
+from penstock.capture.opaque import OpaqueTable, active_table, call_opaquely, refused
+from penstock.capture.replaced import replaced
 from penstock.errors import PenstockError
 
 __all__ = ["OwnOperators", "keeping_modules"]
+
+PLAIN_CALL: Any = nn.Module._wrapped_call_impl
+"""What tracing replaces; it would take modules whose calls fail for running still."""
 
 LIMIT = 300
 """Operators that one call of a module may make itself, those of its submodules not counted.
@@ -98,17 +102,17 @@ def keeping_modules(
     model: nn.Module,
     kinds: Collection[type[nn.Module]],
     table: OpaqueTable,
-    refused: list[type[nn.Module]],
+    failed: list[type[nn.Module]],
 ) -> Iterator[None]:
     """Record each call of a module of ``kinds`` in ``table`` while ``model`` is traced.
 
-    A class that cannot be kept is added to ``refused``.
+    A class that cannot be kept is added to ``failed``.
     """
     kept = [part for part in model.modules() if type(part) in kinds]
     before = {part: part.__dict__.get("forward") for part in kept}
     try:
         for part in kept:
-            part.forward = _whole(part, part.forward, table, refused)
+            part.forward = _whole(part, part.forward, table, failed)
         yield
     finally:
         for part, forward in before.items():
@@ -122,7 +126,7 @@ def _whole(
     module: nn.Module,
     forward: Callable[..., Any],
     table: OpaqueTable,
-    refused: list[type[nn.Module]],
+    failed: list[type[nn.Module]],
 ) -> Callable[..., Any]:
     @functools.wraps(forward)
     def whole(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +139,7 @@ def _whole(
         try:
             return call_opaquely(table, run, (tensors, *args), kwargs, name=name, modules=(module,))
         except PenstockError:
-            refused.append(type(module))
+            failed.append(type(module))
             raise
 
     return whole
@@ -145,10 +149,16 @@ def _run(module: nn.Module, tensors: dict[str, torch.Tensor], *args: Any, **kwar
     """A call with ``tensors`` for parameters and buffers; while it is recorded, what it returns."""
 
     def call(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        return functional_call(module, tensors, args, kwargs)
+        given = dict(tensors)
+        result = functional_call(module, given, args, kwargs)
+        for name, tensor in tensors.items():
+            if given[name] is not tensor:
+                why = f"assigns another tensor to its '{name}' in forward"
+                raise refused(type(module).__name__, why)
+        return result
 
     if active_table() is not None:
         # Whatever went wrong goes wrong again below, where it is told, unless sizes were to blame.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), replaced(nn.Module, "__call__", PLAIN_CALL):
             return learned(call, (tensors, *args), kwargs)
     return call(tensors, *args, **kwargs)

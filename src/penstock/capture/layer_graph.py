@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from penstock.capture.lengths import Length, LengthsOf, SizeFormula
+from penstock.capture.lengths import Length, LengthsOf, SizeOfLengths
 
 __all__ = [
     "Batch",
@@ -42,8 +42,8 @@ class TensorSpec:
     also for a tensor with a ``batch_dim`` whose rows are not sample after sample (words before
     samples, flattened together). Rows of a ``reduced`` tensor cannot be cut between replicas.
 
-    Where sizes depend on the lengths of a batch, ``varying`` are their formulas by dimension, and
-    ``varying_rows`` is that of the rows per sample; `at` gives the spec for certain lengths.
+    Where sizes depend on the lengths of a batch, ``varying`` says how by dimension, and
+    ``varying_rows`` does for the rows per sample; `at` gives the spec for certain lengths.
     """
 
     name: str
@@ -53,8 +53,8 @@ class TensorSpec:
     rows_per_sample: int = 1
     requires_grad: bool = False
     reduced: bool = False
-    varying: tuple[tuple[int, SizeFormula], ...] = ()
-    varying_rows: SizeFormula | None = None
+    varying: tuple[tuple[int, SizeOfLengths], ...] = ()
+    varying_rows: SizeOfLengths | None = None
 
     @property
     def has_plain_rows(self) -> bool:

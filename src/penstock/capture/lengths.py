@@ -6,8 +6,8 @@ says that dimension 1 of two tensors of the batch varies, and is always the same
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
 
 import sympy
 
@@ -20,6 +20,8 @@ __all__ = [
     "LengthPlaces",
     "LengthsOf",
     "SizeFormula",
+    "SizeOfLengths",
+    "SizeTable",
     "length_symbol",
     "name_of",
     "named_lengths",
@@ -31,17 +33,30 @@ class Length:
     """A size that varies from batch to batch, by a name of the user's choice.
 
     Batches outside ``min`` to ``max`` are refused; ``max`` also says how large messages may get.
+
+    A model whose code fixes its length is captured once for each of ``buckets``. A batch then runs
+    in the smallest that holds it, and what is missing at the end of a tensor is filled with
+    ``pad``, which belongs to the tensor where it is declared. Other models need neither.
     """
 
     name: str
     min: int = 1
     max: int | None = None
+    buckets: tuple[int, ...] = ()
+    pad: float | None = None
 
     def __post_init__(self) -> None:
         if self.min < 1 or (self.max is not None and self.max < self.min):
             raise BadInput(
                 f"length '{self.name}' is declared from {self.min} to {self.max}; "
                 "1 <= min <= max is needed"
+            )
+        buckets = sorted(set(self.buckets))
+        object.__setattr__(self, "buckets", tuple(buckets))
+        if buckets and (buckets[0] < self.min or buckets[-1] > (self.max or buckets[-1])):
+            raise BadInput(
+                f"length '{self.name}' is declared from {self.min} to {self.max or 'any'}, with "
+                f"the buckets {buckets}; all must be within"
             )
 
 
@@ -62,6 +77,25 @@ LengthPlaces: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 def length_symbol(number: int) -> sympy.Symbol:
     """What stands for a length in formulas."""
     return sympy.Symbol(f"length{number}", positive=True, integer=True)
+
+
+class SizeOfLengths(Protocol):
+    """A size that follows from the lengths of a batch."""
+
+    def at(self, lengths: Sequence[int]) -> int:
+        """The size for these lengths."""
+        ...
+
+
+@dataclass(frozen=True)
+class SizeTable:
+    """A size for each of some lengths."""
+
+    sizes: tuple[tuple[LengthsOf, int], ...]
+
+    def at(self, lengths: Sequence[int]) -> int:
+        """The size for these lengths."""
+        return next(size for known, size in self.sizes if known == tuple(lengths))
 
 
 @dataclass(frozen=True)
@@ -87,14 +121,15 @@ def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
         BadInput: two declarations of one name contradict each other.
     """
     found: dict[str, Length] = {}
-    for length in every_length(dynamic):
+    for declared in every_length(dynamic):
+        length = replace(declared, pad=None)
         known = found.setdefault(length.name, length)
         if known != length:
             plain = Length(length.name)
             if plain not in (known, length):
                 raise BadInput(
-                    f"length '{length.name}' is declared with two ranges, {known.min} to "
-                    f"{known.max} and {length.min} to {length.max}; give it one"
+                    f"length '{length.name}' is declared with two ranges, {in_words(known)} and "
+                    f"{in_words(length)}; give it one"
                 )
             found[length.name] = length if known == plain else known
     return tuple(found.values())
@@ -105,6 +140,12 @@ def every_length(dynamic: Dynamic) -> Iterable[Length]:
     for dimensions in dynamic.values():
         for named in dimensions.values():
             yield named if isinstance(named, Length) else Length(named)
+
+
+def in_words(length: Length) -> str:
+    """The range of a length."""
+    buckets = f" with buckets {list(length.buckets)}" if length.buckets else ""
+    return f"{length.min} to {length.max}{buckets}"
 
 
 def name_of(named: str | Length) -> str:

@@ -183,12 +183,15 @@ class LossModule(nn.Module):
         self._call = call
         self._outputs = outputs
         self.inside: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.samples: Any = 0
+        """The number of samples of the last call; a symbol while it is traced."""
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The scalar loss of a batch with these leaves, its terms, and the model's outputs.
 
         Runs inside a new context of ``inside``.
         """
+        self.samples = leaves[0].shape[0]
         with self.inside():
             return self._results(leaves)
 

@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.capture.capture_errors import WAY_OUT, current_line, first_line
 from penstock.capture.operators import OPAQUE, OpaqueFacts, heavy_operator, random_operator
+from penstock.capture.training_flags import kept_training_flags
 from penstock.errors import CaptureFailed, PenstockError
 
 __all__ = [
@@ -159,14 +160,10 @@ class OpaqueCall(nn.Module):
 @contextlib.contextmanager
 def _flags(flags: Mapping[nn.Module, bool]) -> Iterator[None]:
     """Modules in training or evaluation mode, each as ``flags`` say."""
-    before = {part: part.training for part in flags}
-    try:
+    with kept_training_flags(flags):
         for part, flag in flags.items():
             part.training = flag
         yield
-    finally:
-        for part, flag in before.items():
-            part.training = flag
 
 
 @dataclass
@@ -229,12 +226,16 @@ def call_opaquely(
     modules: Sequence[nn.Module] = (),
     group: str = "",
     beside_arguments: bool = False,
+    heavy: bool = False,
+    random: bool = False,
+    mixes: bool = False,
 ) -> Any:
     """What ``function(*args, **kwargs)`` returns, recorded as one operator.
 
     ``name`` is what messages call it. Calls of one ``group`` run in one stage, once for each
     forward, even if nothing reads their results; where ``beside_arguments``, in the stage that
-    makes their arguments.
+    makes their arguments. ``heavy`` and ``random``: it is so whatever fake tensors show; ``mixes``:
+    samples act on one another in it.
 
     Raises:
         CaptureFailed: it cannot be kept; names the user's line.
@@ -259,7 +260,14 @@ def call_opaquely(
                 slots.append(leaf)
     call = OpaqueCall(function, slots, spec, name, modules)
     _learn_results(call, tensors, sizes)
-    call.facts = replace(call.facts, group=group, beside_arguments=beside_arguments)
+    call.facts = replace(
+        call.facts,
+        heavy=call.facts.heavy or heavy,
+        random=call.facts.random or random,
+        mixes=name if mixes else "",
+        group=group,
+        beside_arguments=beside_arguments,
+    )
     table.calls.append(call)
     made = _OPERATOR(len(table.calls) - 1, tensors, sizes)
     values, result_spec = call.structure

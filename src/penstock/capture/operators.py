@@ -61,7 +61,8 @@ class OpaqueFacts:
     """About a call that is kept whole: what its operators do, and which results have a gradient.
 
     Calls of one ``group`` run once, in one stage, whether their results are read or not; where
-    ``beside_arguments``, it is the stage that makes what they are given.
+    ``beside_arguments``, it is the stage that makes what they are given. ``mixes`` is the name of a
+    call in which samples act on one another.
     """
 
     heavy: bool
@@ -69,6 +70,7 @@ class OpaqueFacts:
     with_gradient: tuple[bool, ...]
     group: str = ""
     beside_arguments: bool = False
+    mixes: str = ""
 
 
 def facts_of(node: fx.Node) -> OpaqueFacts | None:
@@ -153,7 +155,7 @@ def heavy_operator(target: object) -> bool:
     """Whether an operator is work worth a layer."""
     if isinstance(target, torch._ops.OpOverload):
         name = _name_of(target)
-        foreign = target.namespace not in ("aten", "prims", "prim")
+        foreign = target.namespace not in ("aten", "prims", "prim", "penstock")
         return foreign or name in _HEAVY or "conv" in name or name.startswith("fft_")
     return False
 
@@ -185,7 +187,7 @@ def is_view(node: fx.Node) -> bool:
     source = tensor_value(node.all_input_nodes[0])
     if source is None:
         return False
-    if name == "to":
+    if name in ("to", "type_as"):
         return source.dtype == value.dtype
     # A slice of a whole dimension, which export leaves behind, keeps the shape.
     return name == "slice" and same_shape(source, value)

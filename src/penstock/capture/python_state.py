@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from penstock.capture.capture_errors import WAY_OUT
 from penstock.capture.chance import python_modules
-from penstock.capture.kept_buffers import kept_buffers
+from penstock.capture.kept_buffers import kept_buffers_of
 from penstock.capture.replaced import replaced
 from penstock.errors import CaptureFailed
 
@@ -264,7 +264,7 @@ def _same_twice(module: nn.Module, leaves: Sequence[torch.Tensor]) -> bool:
     losses: list[float] = []
     with kept_python_state(module):
         for _ in range(2):
-            with kept_buffers(module.buffers()), torch.random.fork_rng(), torch.no_grad():
+            with kept_buffers_of(module), torch.random.fork_rng(), torch.no_grad():
                 torch.manual_seed(0)
                 losses.append(float(module(*(leaf.clone() for leaf in leaves))[0]))
     one, other = losses

@@ -8,11 +8,11 @@ the same lines get the same values, and an assertion goes into the graph beside 
 differs between the two runs may only be compared: what must stay is the outcome.
 """
 
-import contextlib
 import operator
-from collections import Counter
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any, NoReturn
 
 import torch
@@ -20,12 +20,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from penstock.capture.assertions import assert_unchanged
-from penstock.capture.capture_errors import WAY_OUT, current_line
-from penstock.capture.kept_buffers import kept_buffers
-from penstock.capture.python_state import kept_python_state
-from penstock.errors import CaptureFailed
+from penstock.capture.called_by_name import Callee, callees_on_stack
+from penstock.capture.capture_errors import WAY_OUT, GoesByValues, current_line, running_modules
 
-__all__ = ["RecordedValue", "asked_values", "replaying"]
+__all__ = ["RecordedValue", "Recording", "replaying"]
 
 _TRUTHS = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _NUMBERS = frozenset(
@@ -51,81 +49,30 @@ _TESTS: dict[Any, Callable[..., torch.Tensor]] = {
 class RecordedValue:
     """A truth value or a number, and the line that asked for it; lists are numbers one by one.
 
-    ``varies`` where half of the example batch gave another number.
+    ``varies`` where half of the example batch gave another number. ``within`` are the modules that
+    were running, the innermost first.
     """
 
     line: str
     value: float
     varies: bool = False
+    within: tuple[nn.Module, ...] = field(default=(), compare=False, repr=False)
 
 
-def asked_values(module: nn.Module, leaves: Sequence[torch.Tensor]) -> tuple[RecordedValue, ...]:
-    """What ``module`` asks for while it runs on ``leaves``, in order; buffers are as before.
+class Recording(TorchFunctionMode):
+    """Lets everything run, and notes what is asked, unless ``is_paused()``.
 
-    Raises:
-        CaptureFailed: its code takes another branch on half of the batch; names the line.
+    ``callees`` are the functions that were being called at each line when it asked first.
+    ``lists`` are the lines that asked for nothing but lists of whole numbers.
     """
-    whole = _asked(module, leaves)
-    rows = leaves[0].shape[0]
-    half = _asked(module, [leaf[: leaf.shape[0] * (rows // 2) // rows] for leaf in leaves])
-    for one, other in zip(whole, half, strict=False):
-        if one.line != other.line:
-            break
-        if isinstance(one.value, bool) and one.value != other.value:
-            raise CaptureFailed(
-                f"the model branches at {one.line} otherwise on half of the example batch than on "
-                "all of it, and stages hold one branch only; write the line with tensor operations "
-                f"such as torch.where, or {WAY_OUT}"
-            )
-    more = Counter(asked.line for asked in whole)
-    more.subtract(asked.line for asked in half)
-    for line, count in more.items():
-        if count:
-            raise CaptureFailed(
-                f"the model asks for values sample by sample at {line}, but slices of a batch have "
-                f"other numbers of samples; write the line with tensor operations, or {WAY_OUT}"
-            )
-    return tuple(
-        RecordedValue(one.line, one.value, not _same(one.value, other.value))
-        for one, other in zip(whole, half, strict=True)
-    )
 
-
-def _same(one: Any, other: Any) -> bool:
-    """Equality, with not-a-number equal to itself."""
-    return one == other or (one != one and other != other)
-
-
-def _asked(module: nn.Module, leaves: Sequence[torch.Tensor]) -> tuple[RecordedValue, ...]:
-    mode = _Recording()
-    with (
-        kept_buffers(module.buffers()),
-        torch.random.fork_rng(),
-        kept_python_state(module),
-        # What the code asks of itself must be as it will be while it is traced.
-        _as_in_export(),
-        mode,
-    ):
-        module(*leaves)
-    return tuple(mode.values)
-
-
-@contextlib.contextmanager
-def _as_in_export() -> Iterator[None]:
-    before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
-    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
-
-
-class _Recording(TorchFunctionMode):
-    """Lets everything run, and notes what is asked."""
-
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, is_paused: Callable[[], bool]) -> None:
         super().__init__()
         self.values: list[RecordedValue] = []
+        self.callees: dict[str, tuple[Callee, ...]] = {}
+        self.lists: set[str] = set()
+        self._model = model
+        self._is_paused = is_paused
 
     def __torch_function__(
         self,
@@ -136,9 +83,15 @@ class _Recording(TorchFunctionMode):
     ) -> Any:
         """Run ``func``; note its result if it is a plain value."""
         result = func(*args, **(kwargs or {}))
-        if func in _TRUTHS or func in _NUMBERS or func in _TESTS:
+        if (func in _TRUTHS or func in _NUMBERS or func in _TESTS) and not self._is_paused():
             line = current_line()
-            self.values += [RecordedValue(line, value) for value in _flat(result)]
+            if line not in self.callees:
+                self.callees[line] = callees_on_stack(self._model)
+                self.lists.add(line)
+            if func is not torch.Tensor.tolist or args[0].dim() != 1:
+                self.lists.discard(line)
+            within = tuple(running_modules(sys._getframe(1)))
+            self.values += [RecordedValue(line, value, within=within) for value in _flat(result)]
         return result
 
 
@@ -193,7 +146,7 @@ class _Replaying(TorchFunctionMode):
         for recorded in self._left:
             if recorded.line == line:
                 return _one(tensor.reshape(()), recorded)
-        raise CaptureFailed(
+        raise GoesByValues(
             f"the model asks for a value at {line} where it is traced, but not where it is run; "
             f"write the line with tensor operations such as torch.where, or {WAY_OUT}"
         )
@@ -215,13 +168,14 @@ class VaryingNumber:
 
     def used(self, *operands: Any) -> NoReturn:
         """Refuse what is not a comparison (CaptureFailed)."""
-        raise CaptureFailed(
+        raise GoesByValues(
             f"the model computes with a number at {self._recorded.line} that other batches change, "
             "but a graph holds it as a constant; leave it in a tensor (no .item(), .tolist() or "
             f"int()), or {WAY_OUT}"
         )
 
-    def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:
+    def compared(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:
+        """How the number compares, which every batch must agree with (CaptureFailed)."""
         if isinstance(other, torch.Tensor | VaryingNumber):
             self.used()
         known = other.node.hint if isinstance(other, torch.SymInt | torch.SymFloat) else other
@@ -229,28 +183,13 @@ class VaryingNumber:
         assert_unchanged(compare(self._tensor, other), outcome, self._recorded.line)
         return outcome
 
-    def __lt__(self, other: Any) -> bool:
-        return self._compared(operator.lt, other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared(operator.le, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared(operator.gt, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared(operator.ge, other)
-
-    def __eq__(self, other: object) -> bool:
-        return self._compared(operator.eq, other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._compared(operator.ne, other)
-
     def __bool__(self) -> bool:
-        return self._compared(operator.ne, 0)
+        return self.compared(operator.ne, 0)
 
 
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _compare = partialmethod(VaryingNumber.compared, getattr(operator, _name))
+    setattr(VaryingNumber, f"__{_name}__", _compare)
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(VaryingNumber, f"__{_name}__", VaryingNumber.used)
     setattr(VaryingNumber, f"__r{_name}__", VaryingNumber.used)

@@ -2,8 +2,10 @@
 
     torch.arange(len(scores))            len() gives the symbolic number of samples
     torch.cat(list(features))            a list of the samples, of which only a tensor is made again
+    for i in range(scores.shape[0])      refused with the line
 
-Python wants whole numbers of ``len`` and ``iter``, so tracing would fix the number of samples.
+Python wants whole numbers of ``len``, ``iter`` and ``range``, so tracing would fix the number of
+samples.
 """
 
 import builtins
@@ -12,13 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.fx.experimental.sym_node import SymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from penstock.capture.capture_errors import WAY_OUT, current_line
-from penstock.errors import CaptureFailed
+from penstock.capture.capture_errors import WAY_OUT, GoesByValues, current_line
+from penstock.capture.replaced import replaced
+from penstock.capture.sample_pieces import count_of_pieces, divided
 
-__all__ = ["symbolic_samples"]
+__all__ = ["every_sample", "symbolic_samples"]
 
 
 @contextlib.contextmanager
@@ -33,14 +37,31 @@ def symbolic_samples() -> Iterator[None]:
             (only,) = value
             if isinstance(only, _EverySample):
                 return only.tensor.shape[0]
-        return plain(value)
+        pieces = count_of_pieces(value)
+        return plain(value) if pieces is None else pieces
 
     builtins.len = length
     try:
-        with _OpenIteration():
+        with _OpenIteration(), replaced(SymNode, "guard_int", _number):
             yield
     finally:
         builtins.len = plain
+
+
+_AS_NUMBER: Any = SymNode.guard_int
+
+
+def _number(node: SymNode, file: str, line: int) -> int:
+    """A size as a number; refused where that is the number of samples."""
+    sources: Any = getattr(node.shape_env, "var_to_sources", {})
+    found = [source for symbol in node.expr.free_symbols for source in sources.get(symbol, [None])]
+    if node.has_hint() and any(getattr(source, "idx", None) == 0 for source in found):
+        raise GoesByValues(
+            f"the model's code fixes the number of samples at {current_line()}, but slices of a "
+            "batch have other sizes; take the size from the input (x.shape[0], -1) and leave it in "
+            f"tensor operations, or {WAY_OUT}"
+        )
+    return _AS_NUMBER(node, file, line)
 
 
 def _is_open(tensor: torch.Tensor) -> bool:
@@ -55,7 +76,7 @@ class _EverySample:
         self.line = current_line()
 
     def _refuse(self, *operands: Any) -> NoReturn:
-        raise CaptureFailed(
+        raise GoesByValues(
             f"the model goes through the samples one by one at {self.line}, but slices of a batch "
             "have other numbers of samples; write the loop with operations on the whole tensor, "
             f"or {WAY_OUT}"
@@ -82,6 +103,11 @@ class _EverySample:
         if func in (torch.cat, torch.concat, torch.concatenate) and alone and dim == 0:
             return every.tensor.flatten(0, 1)
         every._refuse()
+
+
+def every_sample(tensor: torch.Tensor) -> Any:
+    """The only entry of a list that stands for one of all samples of ``tensor``."""
+    return _EverySample(tensor)
 
 
 def _found(args: Sequence[Any], kwargs: dict[str, Any]) -> _EverySample:
@@ -115,4 +141,5 @@ class _OpenIteration(TorchFunctionMode):
         if func is torch.Tensor.__len__ and args[0].dim() and _is_open(args[0]):
             # list() asks for a length as a hint, and goes on without.
             raise TypeError("the number of samples is not known")
-        return func(*args, **(kwargs or {}))
+        pieces = divided(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if pieces is None else pieces

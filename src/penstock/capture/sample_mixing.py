@@ -21,6 +21,7 @@ from penstock.capture.layers import module_path
 from penstock.capture.loss_terms import of_whole
 from penstock.capture.operators import (
     argument_value,
+    facts_of,
     is_view,
     normalises_batch,
     packet_name,
@@ -75,6 +76,9 @@ def mixing_operator(flow: Dataflow, facts: TensorFacts) -> str:
     for node in flow.clean.graph.nodes:
         if node.op != "call_function" or node not in wanted or node not in flow.sampled:
             continue
+        opaque = facts_of(node)
+        if opaque is not None and opaque.mixes:
+            return f"call of '{opaque.mixes}'"
         found = None if _normalises(node, bodies) else _kind(node, kinds, facts)
         if found is None:
             return _in_words(node)
@@ -166,17 +170,17 @@ def _has_rows(node: fx.Node, facts: TensorFacts) -> bool:
     """Whether samples are along a dimension of the value, or along several."""
     if node in facts.samples:
         return facts.samples[node].dim >= 0
-    return any(_growing(tensor) for tensor in _tensors(node))
+    return any(_growing(tensor, facts) for tensor in _tensors(node))
 
 
-def _growing(tensor: torch.Tensor) -> int:
+def _growing(tensor: torch.Tensor, facts: TensorFacts) -> int:
     """How many dimensions are not fixed: those that grow with the samples, or with values."""
-    return sum(not isinstance(size, int) for size in tensor.shape)
+    return sum(not facts.symbols.is_fixed(size) for size in tensor.shape)
 
 
 def _acts_along_samples(node: fx.Node, facts: TensorFacts) -> bool:
     """Whether the operator reads other rows along the samples' dimension."""
-    if any(_growing(tensor) > 1 for tensor in _tensors(node)):
+    if any(_growing(tensor, facts) > 1 for tensor in _tensors(node)):
         return True
     if packet_name(node) not in _ALONG_A_DIMENSION or not node.all_input_nodes:
         return False

@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._sympy.functions import FloorDiv
 
 from penstock.capture.lengths import LengthsOf, SizeFormula, length_symbol
 from penstock.errors import CaptureFailed
@@ -44,7 +45,7 @@ class BatchSymbols:
             return sympy.Integer(int(size))
         expression = size.node.expr
         known = {s: ROWS for s in expression.free_symbols if s.name.startswith("s")}
-        return expression.xreplace(known | dict(self.meanings))
+        return expression.xreplace(known | dict(self.meanings)).replace(FloorDiv, _divided)
 
     def rows_factor(self, size: Any) -> sympy.Expr | None:
         """``k`` where a size is ``k`` times the number of samples, else None.
@@ -67,6 +68,12 @@ class BatchSymbols:
     def varying(self, formula: sympy.Expr) -> SizeFormula | None:
         """The formula where it has a length in it; else None."""
         return SizeFormula(formula) if formula.free_symbols else None
+
+
+def _divided(size: sympy.Expr, divisor: sympy.Expr) -> Any:
+    """A whole division, by what has no remainder as plain division: 32 rows // (8 rows) is 4."""
+    quotient = sympy.cancel(size / divisor)
+    return quotient if quotient.is_Integer else FloorDiv(size, divisor)
 
 
 def size_of_batch(value: Any) -> bool:

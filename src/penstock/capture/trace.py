@@ -1,15 +1,17 @@
 """From a model and one example batch to its layer graph."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import nn
 
 from penstock.capture.batch_layout import layout_of
+from penstock.capture.bucket_graph import capture_buckets, has_buckets
 from penstock.capture.capture_errors import LengthFixed
 from penstock.capture.chain import Chain
-from penstock.capture.chain_graph import chain_graph
+from penstock.capture.chain_graph import ChainGraph, chain_graph
 from penstock.capture.cleaning import WRAPPED_LOSS, WRAPPED_MODEL, CleanGraph, clean
 from penstock.capture.crossings import find_crossings, layer_needs
 from penstock.capture.dataflow import Dataflow, find_dataflow
@@ -18,7 +20,7 @@ from penstock.capture.graph_weight import add_weight
 from penstock.capture.layer_graph import Batch, LayerGraph, Loss, LossFunction, ParameterUse
 from penstock.capture.layers import Layers, find_layers, unit_function
 from penstock.capture.length_conditions import LengthConditions, guards_of
-from penstock.capture.lengths import Dynamic
+from penstock.capture.lengths import Dynamic, named_lengths
 from penstock.capture.loss_module import BatchCall, LossModule, Outputs
 from penstock.capture.model_outputs import Flattened
 from penstock.capture.output_views import describe_outputs
@@ -44,7 +46,8 @@ def capture_model(
     """The layers of ``model`` with its loss, and the tensors between them.
 
     ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
-    ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names are equal sizes.
+    ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names are equal sizes. A model
+    that cannot be captured for every length is captured once for each of the `Length`'s buckets.
 
     Nothing of the model changes. A model in evaluation mode is captured in training mode; modules
     in evaluation mode inside a model in training mode stay so (frozen batch norms).
@@ -61,12 +64,35 @@ def capture_model(
         raise BadInput(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
+    one_length = partial(_captured, model, loss, granularity, reuse_blocks, dynamic=None)
+    if not dynamic:
+        return one_length(batch)
+    in_buckets = has_buckets(named_lengths(dynamic))
+    if isinstance(model, Chain) and not in_buckets:
+        raise BadInput(
+            "a Chain runs for batches of one length, but dynamic=... was given; declare buckets, "
+            "Length('length', buckets=(16, 32)), or leave it out"
+        )
+    try:
+        if not isinstance(model, Chain):
+            return _captured(model, loss, granularity, reuse_blocks, batch, dynamic=dynamic)
+    except CaptureFailed:
+        if not in_buckets:
+            raise
+    return capture_buckets(model, batch, dynamic, one_length)
+
+
+def _captured(
+    model: nn.Module,
+    loss: Loss | None,
+    granularity: Granularity,
+    reuse_blocks: bool,
+    batch: Batch,
+    *,
+    dynamic: Dynamic | None,
+) -> TracedGraph | ChainGraph:
+    """The graph of ``model`` for batches of every length in ``dynamic``."""
     if isinstance(model, Chain):
-        if dynamic:
-            raise BadInput(
-                "a Chain runs for batches of one length, but dynamic=... was given; leave it out, "
-                "or give a module that can be traced"
-            )
         return chain_graph(model, batch, loss=as_function(loss))
     layout, loss = layout_of(batch, dynamic), as_function(loss)
     call = BatchCall.of(layout, model.forward, has_loss=loss is not None)
