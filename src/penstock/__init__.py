@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.ask_planner import plan_pipeline
     from penstock.capture.chain import Chain
+    from penstock.capture.found_lengths import find_dynamic
     from penstock.capture.lengths import Length
     from penstock.capture.trace import capture_model
     from penstock.cluster.cluster import Cluster, Device, Host, Link
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.plan.json_file import read_plan, write_plan
     from penstock.plan.plan import Plan, Stage
     from penstock.plan.problem import PlanningProblem
-    from penstock.planning.answers import plan_pipeline
     from penstock.profile.find import find_profile
     from penstock.profile.json_file import read_profile, write_profile
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -80,6 +81,7 @@ __all__ = [
     "capture_model",
     "estimate_profile",
     "find_cluster",
+    "find_dynamic",
     "find_profile",
     "launch_workers",
     "measure_profile",
@@ -97,7 +99,9 @@ __all__ = [
 ]
 
 PLACES = {
+    "penstock.ask_planner": ("plan_pipeline",),
     "penstock.capture.chain": ("Chain",),
+    "penstock.capture.found_lengths": ("find_dynamic",),
     "penstock.capture.lengths": ("Length",),
     "penstock.capture.trace": ("capture_model",),
     "penstock.cluster.cluster": ("Cluster", "Device", "Host", "Link"),
@@ -117,7 +121,6 @@ PLACES = {
     "penstock.plan.json_file": ("read_plan", "write_plan"),
     "penstock.plan.plan": ("Plan", "Stage"),
     "penstock.plan.problem": ("PlanningProblem",),
-    "penstock.planning.answers": ("plan_pipeline",),
     "penstock.profile.find": ("find_profile",),
     "penstock.profile.json_file": ("read_profile", "write_profile"),
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import write_cluster
 from penstock.plan.json_file import read_plan
-from penstock.plan.registry import PLANNERS
 from penstock.profile.json_file import write_profile
-from penstock.profile.model_profile import ModelProfile
-from penstock.schedule.registry import SCHEDULES
+from penstock.profile.model_profile import LengthCosts, ModelProfile
+from penstock.schedule.registry import FAMILIES
+from penstock.search.registry import PLANNERS
 from penstock.timeline.json_file import read_timeline, timeline_from_json
+from penstock.words import seconds_text
 
 Penstock = Callable[..., Any]
 
@@ -29,6 +31,7 @@ PLAN_KEYS = {
     "iteration_s",
     "lower_bound_s",
     "bound_argument",
+    "bound_covers",
     "gap",
     "spp_bound_s",
     "bubble",
@@ -55,6 +58,28 @@ def test_plan_answers_with_exactly_the_promised_keys(
     assert set(answer.values) == PLAN_KEYS
     assert set(answer.values["stages"][0]) == {"layers", "devices", "slices", "recompute"}
     assert answer.output.count("\n") == 1
+
+
+def test_a_profile_of_lengths_is_predicted_length_by_length(
+    penstock: Penstock, problem: list[str], tmp_path: Path, small_profile: ModelProfile
+) -> None:
+    layers, edges = small_profile.layers, small_profile.edges
+    twice = tuple(replace(layer, forward_s=layer.forward_s.scaled(2.0)) for layer in layers)
+    by_length = (
+        LengthCosts((("length", 16),), 0.75, layers, edges),
+        LengthCosts((("length", 64),), 0.25, twice, edges),
+    )
+    write_profile(replace(small_profile, by_length=by_length), tmp_path / "profile.json")
+    out = ["-o", f"{tmp_path}/plan.json"]
+    answer = penstock("plan", *problem, *out, "--json").values
+    short, long = answer["by_length"]
+    assert (short["lengths"], short["share"]) == ({"length": 16}, 0.75)
+    # The costs of the short ones are those of the profile itself here.
+    assert short["iteration_s"] == answer["iteration_s"] < long["iteration_s"]
+    mean_s = 0.75 * short["iteration_s"] + 0.25 * long["iteration_s"]
+    assert answer["expected_s"] == pytest.approx(mean_s, rel=1e-12)
+    told = penstock("simulate", f"{tmp_path}/plan.json").output
+    assert f"mean over lengths {seconds_text(mean_s)} (length 16: " in told
 
 
 def test_the_plan_is_no_slower_than_one_device_or_data_parallelism_and_obeys_the_bound(
@@ -150,7 +175,7 @@ def test_list_names_everything_built_in(penstock: Penstock) -> None:
     values = penstock("list", "--json").values
     assert set(values) == {"jobs", "models", "clusters", "planners", "schedules"}
     assert values["jobs"] == ["gpt-text", "digits"]
-    assert values["planners"] == list(PLANNERS) and values["schedules"] == list(SCHEDULES)
+    assert values["planners"] == list(PLANNERS) and values["schedules"] == list(FAMILIES)
     assert {"dapple-a", "dapple-b", "dapple-c"} <= set(values["clusters"])
 
 

@@ -11,9 +11,9 @@ from penstock.cluster.toml_file import write_cluster
 from penstock.command_line.progress import at_times, planning_progress, step_words
 from penstock.command_line.terminal import Terminal
 from penstock.plan.plan import Plan
-from penstock.plan.search_step import SearchStep
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
+from penstock.search.step import SearchStep
 
 
 def test_a_step_says_what_is_done_and_how_good_the_best_is(small_plan: Plan) -> None:

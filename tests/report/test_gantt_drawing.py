@@ -14,7 +14,7 @@ from penstock.report.drawing_png import SCALE, drawing_png
 from penstock.report.drawing_svg import drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
 from penstock.report.palette import THEMES, Style, fill_of
-from penstock.schedule.early_backward import gpipe, one_f_one_b
+from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import Event, MemorySample, Timeline
 

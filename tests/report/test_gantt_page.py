@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from penstock.report.gantt_page import rounded
 from penstock.report.timeline_files import write_timeline
-from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import Event, Timeline
 

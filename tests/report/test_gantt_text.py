@@ -6,7 +6,7 @@ from made_timelines import timeline_with_messages
 from penstock.report.gantt_text import gantt
 from penstock.report.palette import Style, terminal_code
 from penstock.report.schedule_picture import schedule_timeline
-from penstock.schedule.early_backward import gpipe, one_f_one_b
+from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.text import parse_schedule

@@ -135,6 +135,40 @@ def test_the_page_says_prediction_measurement_and_error(run_directory: Path) -> 
     assert "slower than predicted" in page
 
 
+def test_lengths_have_a_table_of_their_own_and_a_mean(
+    browser: Browser, run_directory: Path
+) -> None:
+    place = run_directory / "summary.json"
+    assert "Lengths of the batches" not in page_html(read_run(run_directory))
+    rows = [
+        {
+            "lengths": {"length": 16},
+            "share": 0.75,
+            "predicted_s": 0.11,
+            "measured_s": 0.1,
+            "steps": 9,
+        },
+        {
+            "lengths": {"length": 512},
+            "share": 0.25,
+            "predicted_s": 0.5,
+            "measured_s": 0,
+            "steps": 0,
+        },
+    ]
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"by_length": rows}))
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened = Opened(page, write_report(run_directory))
+    found = page.locator("section", has_text="Lengths of the batches").locator("tbody tr")
+    assert found.all_inner_texts() == [
+        "length 16\t75.0 %\t110 ms\t100 ms\t+10.0 %\t9",
+        "length 512\t25.0 %\t500 ms\tno such step\t\t0",
+    ]
+    assert "mean over the lengths" in page.inner_text(".tiles")
+    assert opened.complaints == []
+    page.close()
+
+
 def test_names_are_shown_as_they_are_whatever_they_hold(run_directory: Path) -> None:
     page = write_report(run_directory).read_text()
     assert "small &amp; &lt;tidy&gt;" in page

@@ -9,7 +9,7 @@ from made_timelines import timeline_with_messages
 
 from penstock.report.page import write_report
 from penstock.report.perfetto import trace_events
-from penstock.schedule.early_backward import gpipe
+from penstock.schedule.families.early_backward import gpipe
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.text import parse_schedule

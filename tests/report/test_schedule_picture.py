@@ -5,9 +5,9 @@ import pytest
 
 from penstock.report.schedule_picture import schedule_picture, schedule_timeline
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.early_backward import gpipe, one_f_one_b
+from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.placement import placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.timeline.metrics import iteration_s, peak_memory_bytes
 
@@ -20,15 +20,15 @@ def words(picture: str) -> list[str]:
 
 def shape_for(name: str) -> PipelineShape:
     """A shape that the family takes: four device groups, eight micro-batches."""
-    style = PLACEMENT_STYLES.get(name, "straight")
+    style = FAMILIES[name].placement
     placement = placement_of_style(style, groups=4, rounds=2)
     return PipelineShape(len(placement), 8, placement, mirrored=style == "mirrored")
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - {"exact"}))
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"exact"}))
 def test_every_family_is_drawn_with_all_its_actions_and_its_memory(name: str) -> None:
     shape = shape_for(name)
-    schedule = SCHEDULES[name](shape)
+    schedule = FAMILIES[name].make(shape)
     timeline = schedule_timeline(schedule, shape)
     assert iteration_s(timeline) == pytest.approx(makespan_s(schedule, shape))
     picture = schedule_picture(schedule, shape, name)
@@ -39,10 +39,10 @@ def test_every_family_is_drawn_with_all_its_actions_and_its_memory(name: str) ->
     assert all(told[f"device {group}"] == 2 for group in range(4))
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - {"exact", "fbp-as"}))
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"exact", "fbp-as"}))
 def test_memory_peaks_are_those_of_the_clock(name: str) -> None:
     shape = shape_for(name)
-    schedule = SCHEDULES[name](shape)
+    schedule = FAMILIES[name].make(shape)
     timeline = schedule_timeline(schedule, shape)
     assert peak_memory_bytes(timeline) == pytest.approx(memory_peaks_bytes(schedule, shape))
 

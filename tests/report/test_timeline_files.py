@@ -7,7 +7,7 @@ from made_timelines import timeline_with_messages
 
 from penstock.errors import BadInput
 from penstock.report.timeline_files import FORMATS, check_timeline_path, write_timeline
-from penstock.schedule.early_backward import gpipe
+from penstock.schedule.families.early_backward import gpipe
 from penstock.schedule.shape import PipelineShape
 
 SHAPE = PipelineShape(stages=2, micro_batches=2)

@@ -10,7 +10,7 @@ from torch import nn
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 
 WIDTH, ROWS = 6, 12
@@ -67,3 +67,22 @@ def compiled_and_not(
         (trained(plan, compile=True, **options), trained(plan, compile=False, **options))
         for plan in plans
     ]
+
+
+def trained_at_lengths(lengths: Sequence[int], *, compile: bool) -> dict[str, Any]:
+    """Losses and weights after a step on a batch of each length; the first is the example's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)).double()
+    batches = [tuple(torch.randn(4, n, WIDTH).double() for _ in range(2)) for n in lengths]
+    with Pipeline(
+        model,
+        Plan((Stage(range(3), (0,), (2,)),), 2, 2, "gpipe"),
+        batches[0],
+        loss=nn.MSELoss(),
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+        dynamic={0: {1: "length"}, 1: {1: "length"}},
+        compile=compile,
+    ) as pipe:
+        losses = [pipe.step(batch).loss for batch in batches]
+        tensors = {n: p.detach().clone() for n, p in pipe.named_parameters()}
+    return {"losses": torch.tensor(losses).double(), **tensors}

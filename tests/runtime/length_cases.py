@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 
+import bucket_models
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -196,3 +197,135 @@ def refusals(pipe: Pipeline) -> list[str]:
     unchanged = all(torch.equal(one, two) for one, two in pairs)
     pipe.step(batch_of(30, 6))
     return [*messages, f"unchanged: {unchanged}"]
+
+
+def run_buckets(
+    replicas: Sequence[int], schedule: str, directory: str
+) -> tuple[list[str], list[str]]:
+    """What differs from plain training where lengths run in buckets, and the refusals."""
+    dist.init_process_group("gloo")
+    own = bucket_models.tagger()
+    graph = capture_model(
+        bucket_models.tagger(),
+        bucket_models.batch_of(5),
+        loss=bucket_models.loss_of,
+        granularity="block",
+        dynamic=bucket_models.IN_BUCKETS,
+    )
+    plan = bucket_models.plan_in_three(tuple(replicas), schedule)
+    plain = sgd(own.parameters())
+    batches = [bucket_models.batch_of(n, 6, s) for s, n in enumerate((5, 6, 3, 2, 4, 6))]
+    wrong: list[str] = []
+    with Pipeline(
+        graph, plan, bucket_models.batch_of(5), optimizer=sgd, verify="first-step"
+    ) as pipe:
+        for step, batch in enumerate(batches):
+            plain.zero_grad()
+            loss = bucket_models.loss_of(own(batch["tokens"]), batch)
+            loss.backward()
+            plain.step()
+            if abs(pipe.step(batch).loss - loss.item()) > 1e-12:
+                wrong.append(f"the loss of step {step} differs")
+            if step == 2:
+                pipe.save(directory)
+        if not pipe.verified or not pipe.verified.equal:
+            wrong.append(f"verified: {pipe.verified}")
+        other = bucket_models.batch_of(5, 4, 9)
+        scores = own(other["tokens"]).detach()
+        if abs(pipe.evaluate(other).loss - bucket_models.loss_of(scores, other).item()) > 1e-12:
+            wrong.append("an evaluation differs")
+        # A prediction is as long as its bucket: the last place is filled up.
+        found = pipe.predict({"tokens": other["tokens"]}, everywhere=True)
+        if not torch.allclose(found[:, :5], scores, rtol=0, atol=1e-12) or found.shape[1] != 6:
+            wrong.append("a prediction differs")
+        named = dict(own.named_parameters())
+        for name, tensor in pipe.named_parameters():
+            if float((tensor - named[name]).detach().abs().max()) > 1e-12:
+                wrong.append(f"{name} differs")
+        trained = {name: tensor.detach().clone() for name, tensor in pipe.named_parameters()}
+        refused = refused_by(pipe, bucket_models.batch_of(7, 6))
+    with Pipeline(graph, plan, bucket_models.batch_of(5), optimizer=sgd) as pipe:
+        pipe.load(directory)
+        for batch in batches[3:]:
+            pipe.step(batch)
+        for name, tensor in pipe.named_parameters():
+            if not torch.equal(tensor, trained[name]):
+                wrong.append(f"{name} differs after the run was resumed")
+    dist.destroy_process_group()
+    return wrong, refused
+
+
+def refused_by(pipe: Pipeline, batch: dict[str, torch.Tensor]) -> list[str]:
+    """The message for a batch that is refused; empty if it is not."""
+    try:
+        pipe.step(batch)
+    except PenstockError as error:
+        return [str(error)]
+    return []
+
+
+def run_resumed(lengths: Sequence[int], directory: str) -> list[str]:
+    """What differs between a run and one that was saved in its middle and taken up again."""
+    dist.init_process_group("gloo")
+    graph = capture_model(
+        model(), batch_of(12, 6), loss=loss_of, granularity="block", dynamic=DYNAMIC
+    )
+    start = copy.deepcopy(graph.model.state_dict())
+    half, ends = len(lengths) // 2, []
+    batches = [batch_of(length, 6, step) for step, length in enumerate(lengths)]
+    for resumed in (False, True):
+        graph.model.load_state_dict(start)
+        with Pipeline(graph, plan_of((1, 1), "1f1b"), batch_of(12, 6), optimizer=sgd) as pipe:
+            if resumed:
+                pipe.load(directory)
+            for batch in batches[half if resumed else 0 :]:
+                pipe.step(batch)
+                if pipe.steps == half:
+                    pipe.save(directory)
+            ends.append({name: p.detach().clone() for name, p in pipe.named_parameters()})
+    dist.destroy_process_group()
+    return [name for name, tensor in ends[0].items() if not torch.equal(tensor, ends[1][name])]
+
+
+def run_without_flush(schedule: str) -> list[str]:
+    """What differs where each batch is one micro-batch of another length than the one before.
+
+    Then the pipeline runs empty in between, and every update is that of plain training.
+    """
+    dist.init_process_group("gloo")
+    own = untied()
+    reference = untied()
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    plan = Plan((Stage(range(3), (0,), (6,)), Stage(range(3, 7), (1,), (6,))), 1, 6, schedule)
+    wrong: list[str] = []
+    batches = [batch_of(length, 6, step) for step, length in enumerate((16, 40, 17, 16, 23))]
+    with Pipeline(
+        own,
+        plan,
+        batch_of(12, 6),
+        loss=loss_of,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        granularity="block",
+        dynamic=DYNAMIC,
+    ) as pipe:
+        for step, metrics in enumerate(pipe.stream(batches)):
+            plain.zero_grad()
+            loss = loss_of(reference(batches[step]["tokens"]), batches[step])
+            loss.backward()
+            plain.step()
+            if abs(metrics.loss - loss.item()) > 1e-12:
+                wrong.append(f"the loss of step {step} differs")
+        wrong += forwards_differ(pipe, reference, batch_of(33, 4, 77))
+        named = dict(reference.named_parameters())
+        for name, tensor in pipe.named_parameters():
+            if float((tensor - named[name]).detach().abs().max()) > 1e-12:
+                wrong.append(f"{name} differs")
+    dist.destroy_process_group()
+    return wrong
+
+
+def untied() -> Words:
+    """Without tied weights, which stages that update at different times cannot share."""
+    found = model()
+    found.head.weight = nn.Parameter(found.head.weight.detach().clone())
+    return found

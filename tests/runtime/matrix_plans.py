@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, pairwise, product
 
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.rescheduled import ANY_PLACEMENT
 from penstock.plan.row_split import split_rows
 from penstock.schedule.placement import PlacementStyle, placement_of_style
-from penstock.schedule.registry import ASYNCHRONOUS, PLACEMENT_STYLES, SCHEDULES, TWO_ROUNDS
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
 
-SYNCHRONOUS = tuple(name for name in SCHEDULES if name not in ASYNCHRONOUS)
-MIRRORED = tuple(name for name in SYNCHRONOUS if PLACEMENT_STYLES.get(name) == "mirrored")
+SYNCHRONOUS = tuple(name for name in FAMILIES if FAMILIES[name].flushes)
+MIRRORED = tuple(name for name in SYNCHRONOUS if FAMILIES[name].placement == "mirrored")
 
 REPLICATIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     1: ((1,), (3,), (2,), (4,)),
@@ -101,12 +100,12 @@ def unequal_costs(stages: int) -> tuple[StageCost, ...]:
 
 def layouts(schedule: str, rounds: tuple[int, ...] = (1, 2, 3)) -> list[tuple[PlacementStyle, int]]:
     """How a schedule may place its stages: the style, and the stages of a device group."""
-    if schedule in ANY_PLACEMENT:
+    if FAMILIES[schedule].is_searched:
         return [("straight", 1), ("folded", 2), ("looped", 2), ("folded", 3)]
-    style = PLACEMENT_STYLES.get(schedule, "straight")
+    style = FAMILIES[schedule].placement
     if style in ("straight", "mirrored"):
         return [(style, 1)]
-    return [(style, count) for count in rounds if schedule not in TWO_ROUNDS or count == 2]
+    return [(style, count) for count in rounds if FAMILIES[schedule].rounds != 2 or count == 2]
 
 
 def small_enough(case: Case) -> bool:
@@ -121,7 +120,7 @@ def representative() -> Iterator[Case]:
     replications = {groups: cycle(found) for groups, found in REPLICATIONS.items()}
     turns = cycle(product(("sgd", "adamw"), (False, True), (False, True), (False, True)))
     for schedule in SYNCHRONOUS:
-        searched = schedule in ANY_PLACEMENT
+        searched = FAMILIES[schedule].is_searched
         for style, rounds in layouts(schedule)[: 2 if searched else None]:
             for groups in some_groups(schedule, rounds):
                 few, many = max(1, groups - 1), min(2 * groups + 1, 4 if searched else 9)
@@ -143,7 +142,7 @@ def representative() -> Iterator[Case]:
 
 def some_groups(schedule: str, rounds: int) -> tuple[int, ...]:
     """All numbers of groups, in turns where a family has several layouts."""
-    several = schedule in ANY_PLACEMENT or len(layouts(schedule)) > 1
+    several = FAMILIES[schedule].is_searched or len(layouts(schedule)) > 1
     return {1: (2, 4), 2: (1, 3), 3: (2,)}[rounds] if several else tuple(REPLICATIONS)
 
 
@@ -206,7 +205,7 @@ def torchrun_cases(ranks: int, transport: str) -> Iterator[Case]:
         replicas = (1,) * ranks if number % 2 == 0 else half
         yield Case(schedule, replicas, 5, transport=transport, costs=number % 2 == 0)
     for schedule in ("interleaved", "hanayo", "zb-v", "dualpipe-v"):
-        style = PLACEMENT_STYLES[schedule]
+        style = FAMILIES[schedule].placement
         yield Case(schedule, (1,) * ranks, ranks + 1, 2, style, "deeper", transport=transport)
     for schedule in MIRRORED:
         yield Case(schedule, (1,) * ranks, ranks, 1, "mirrored", transport=transport)

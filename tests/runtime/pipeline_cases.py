@@ -5,8 +5,9 @@ model, and compares the tensors that it holds.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.plan.row_split import split_rows
 from penstock.runtime import shared_memory
 from penstock.runtime.pipeline import Pipeline
 from penstock.schedule.placement import placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES
+from penstock.schedule.registry import FAMILIES
 
 # Sums over micro-batches and replicas in another order than the unsplit model's.
 RELATIVE_TOLERANCE = 1e-9
@@ -174,6 +175,66 @@ def qwen2_tied() -> Subject:
     return Subject(transformers.Qwen2ForCausalLM(config), tokens, tolerance=SINGLE_PRECISION)
 
 
+PATCHES, WIDTH = 8, 6
+
+
+def places_of(grids: torch.Tensor) -> torch.Tensor:
+    """The row of every patch; each sample's picture has a grid of its own."""
+    return torch.cat([torch.arange(h).repeat_interleave(w) for h, w in grids.tolist()])
+
+
+class PictureAttention(nn.Module):
+    """Among the patches of each picture, one picture after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+        """Other vectors of the patches."""
+        parts = torch.split(self.first(hidden), grids.prod(1).tolist())
+        return torch.cat([(part @ part.T).softmax(-1) @ part for part in parts])
+
+
+class Pictures(nn.Module):
+    """The patches of all pictures in one list, and code that goes through the pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Linear(4, WIDTH)
+        self.place = nn.Embedding(PATCHES, WIDTH)
+        self.blocks = nn.ModuleList([PictureAttention(), PictureAttention()])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(
+        self, patches: torch.Tensor, grids: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The loss, and scores of each picture."""
+        hidden = self.patch(patches) + self.place(places_of(grids))
+        for block in self.blocks:
+            hidden = hidden + block(hidden, grids)
+        scores = self.head(hidden.view(-1, PATCHES, WIDTH).mean(1))
+        return Scored(loss=functional.cross_entropy(scores, labels), scores=scores)
+
+
+class Scored(dict[str, torch.Tensor]):
+    """What the model returns."""
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """The loss."""
+        return self["loss"]
+
+
+def pictures() -> Subject:
+    def batch(rows: int) -> dict[str, torch.Tensor]:
+        grids = torch.tensor([(2, 4), (4, 2), (1, 8), (8, 1)]).repeat(-(-rows // 4), 1)[:rows]
+        patches = normal(rows * PATCHES, 4, 1)
+        return {"patches": patches, "grids": grids, "labels": integers(rows, 1, 5)[:, 0] - 2}
+
+    return Subject(Pictures(), batch)
+
+
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "mlp": mlp,
     "convolutions": convolutions,
@@ -182,6 +243,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "resnet": resnet,
     "llama": llama,
     "qwen2_tied": qwen2_tied,
+    "pictures": pictures,
 }
 
 
@@ -213,7 +275,7 @@ def plan_of(
 
     Devices hold two stages where the schedule places several on them.
     """
-    style = PLACEMENT_STYLES.get(schedule, "straight")
+    style = FAMILIES[schedule].placement
     rounds = 2 if style in ("looped", "folded") else 1
     placement = placement_of_style(style, len(replicas), rounds)
     bounds = [round(layers * i / len(placement)) for i in range(len(placement) + 1)]
@@ -319,6 +381,10 @@ def compare_one(
     return wrong
 
 
+captured_once = cache(lambda name: captured(name))
+"""For cases that leave weights and buffers as they are."""
+
+
 def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any) -> Any:
     """Every model with every schedule and replication: what differs, by case."""
     join()
@@ -326,7 +392,7 @@ def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **o
     shared_memory.RING_LIMIT_BYTES = options.get("ring_bytes", shared_memory.RING_LIMIT_BYTES)
     found: dict[str, list[str]] = {}
     for name in names:
-        subject, graph = captured(name)
+        subject, graph = captured_once(name)
         for schedule in options.get("schedules", ("gpipe", "1f1b")):
             for replicas in replications:
                 plan = plan_of(
@@ -357,3 +423,14 @@ def run_cases(
 ) -> Any:
     """`compare_all` as the launcher can call it."""
     return compare_all(names, replications, **options)
+
+
+def run_parts(parts: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, list[str]]]:
+    """`run_cases` several times in the same processes: what differs, by part and case."""
+    limits = shared_memory.SLOT_LIMIT_BYTES, shared_memory.RING_LIMIT_BYTES
+    found: dict[str, dict[str, list[str]]] = {part: {} for part in parts}
+    for part, every in parts.items():
+        for arguments in every:
+            found[part] |= run_cases(*arguments)
+            shared_memory.SLOT_LIMIT_BYTES, shared_memory.RING_LIMIT_BYTES = limits
+    return found

@@ -42,6 +42,18 @@ def test_a_compiled_stage_trains_like_another_with_dropout_recompute_and_short_b
     assert_same(compiled, plain)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_batches_of_another_length_than_the_example_run_as_they_are() -> None:
+    from compile_cases import trained_at_lengths
+
+    plain = trained_at_lengths((5, 3, 7, 5), compile=False)
+    graphs = counters["stats"]["unique_graphs"]
+    compiled = trained_at_lengths((5, 3, 7, 5), compile=True)
+    assert counters["stats"]["unique_graphs"] == graphs + 1
+    assert_same(compiled, plain)
+
+
 def test_without_a_compiler_the_pipeline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.runtime.launch import launch_workers
-from penstock.schedule.registry import ASYNCHRONOUS, PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 
-SYNCHRONOUS = [name for name in SCHEDULES if name not in ASYNCHRONOUS]
-MIRRORED = [name for name in SYNCHRONOUS if PLACEMENT_STYLES.get(name) == "mirrored"]
+SYNCHRONOUS = [name for name in FAMILIES if FAMILIES[name].flushes]
+MIRRORED = [name for name in SYNCHRONOUS if FAMILIES[name].placement == "mirrored"]
 
 # All cases of a launch are played in the first test that asks for them.
 pytestmark = pytest.mark.timeout(1800)

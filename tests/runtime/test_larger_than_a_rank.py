@@ -18,7 +18,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-@pytest.mark.parametrize("blocks", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("blocks", [8, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_ranks_train_and_save_a_model_that_none_of_them_could_hold(
     blocks: int, tmp_path: Path

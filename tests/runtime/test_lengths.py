@@ -52,6 +52,33 @@ def test_replicas_cut_batches_of_many_lengths_by_rows() -> None:
     trained_equally((16, 41, 30, 16), (2, 1), "zb-h1", TRANSPORTS[:1], (6, 5, 1))
 
 
+def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
+    from length_cases import run_resumed
+
+    differing = launch_workers(
+        run_resumed, ((16, 64, 23, 37, 16, 50), str(tmp_path)), workers=2, threads=1
+    )
+    assert differing == ([], [])
+
+
+def test_a_schedule_without_a_flush_runs_empty_before_another_length() -> None:
+    from length_cases import run_without_flush
+
+    assert launch_workers(run_without_flush, ("pipedream",), workers=2, threads=1) == ([], [])
+
+
+def test_a_model_that_fixes_its_length_trains_in_buckets(tmp_path: Path) -> None:
+    from length_cases import run_buckets
+
+    arguments = ((1, 2, 1), "zb-h1", str(tmp_path))
+    for wrong, refused in launch_workers(run_buckets, arguments, workers=4, threads=1):
+        assert not wrong
+        assert refused == [
+            "the batch has length 7, but the largest bucket is 6; trim the batch, or declare a "
+            "larger bucket"
+        ]
+
+
 @pytest.mark.slow
 def test_lengths_from_16_to_512_train_as_on_one_device() -> None:
     lengths = [16, 512, *random.Random(3).choices(range(16, 513), k=22)]

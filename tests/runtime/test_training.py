@@ -16,6 +16,13 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+def test_a_process_may_train_several_pipelines_one_after_another() -> None:
+    from training_cases import one_after_another
+
+    for losses in launch_workers(one_after_another, (4,), workers=2, threads=1):
+        assert len(losses) == 4 and len(set(losses)) == 1
+
+
 def test_tied_weights_clipping_and_schedule_follow_one_device_for_twenty_steps() -> None:
     from training_cases import train_tied
 

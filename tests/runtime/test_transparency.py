@@ -1,6 +1,6 @@
 """The theorem of the runtime: whatever the plan, the result is that of one device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,69 +9,102 @@ import pytest
 from penstock.errors import BadInput
 from penstock.runtime.launch import launch_workers
 from penstock.schedule.placement import placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
 
 def is_runnable(name: str) -> bool:
     """Whether a family updates weights after a flush."""
-    style = PLACEMENT_STYLES.get(name, "straight")
+    style = FAMILIES[name].placement
     rounds = 2 if style in ("looped", "folded") else 1
     placement = placement_of_style(style, 2, rounds)
     shape = PipelineShape(len(placement), 4, placement, mirrored=style == "mirrored")
-    schedule = SCHEDULES[name](shape)
+    schedule = FAMILIES[name].make(shape)
     return schedule.weights == SYNCHRONOUS
 
 
-RUNNABLE = [name for name in SCHEDULES if is_runnable(name)]
+RUNNABLE = [name for name in FAMILIES if is_runnable(name)]
 REPLICATIONS = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1), (1, 2), (3, 1), (2, 2))
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+Part = tuple[Sequence[str], Sequence[Sequence[int]], dict[str, Any]]
+"""Models, replications, and options of `compare_all`."""
+
+FOLDED = {"schedules": ("interleaved", "zb-v")}
+
+PARTS: dict[str, Sequence[Part]] = {
+    "chains": [(["mlp", "convolutions"], REPLICATIONS, {})],
+    "tied weights and skip tensors": [
+        (["gpt2", "t5"], [(1, 1, 1, 1), (2, 1), (1, 3)], {"schedules": ("1f1b",)})
+    ],
+    "batch norm": [(["resnet"], [(2, 2), (1, 1)], {"schedules": ("1f1b",)})],
+    "samples with several rows": [
+        (["pictures"], [(1, 1, 1), (1, 3)], {"schedules": ("1f1b", "zb-h1")})
+    ],
+    "recompute": [(["convolutions", "mlp"], [(2, 1), (1, 1, 1)], {"recompute": True})],
+    "every schedule": [(["mlp"], [(1,), (1, 1), (2, 1)], {"schedules": RUNNABLE})],
+    "stages that share a rank": [
+        (["gpt2", "t5"], [(1,), (1, 1), (2, 1)], FOLDED),
+        (["convolutions"], [(2,), (1, 1)], FOLDED | {"recompute": True}),
+    ],
+    "process groups": [
+        (["mlp", "convolutions"], [(2, 1), (1, 1, 1)], {"transport": "process-groups"})
+    ],
+    "messages larger than slots and rings": [
+        (["mlp", "convolutions"], [(2, 1), (1, 1, 1)], {"slot_bytes": 64, "ring_bytes": 256})
+    ],
+}
+
+pytestmark = pytest.mark.timeout(900)
 
 
-def assert_all_equal(
-    names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any
-) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        yield
+
+
+def played(parts: Mapping[str, Sequence[Part]]) -> dict[str, dict[str, list[str]]]:
+    """What differs in each case of each part on any of four ranks."""
+    from pipeline_cases import run_parts
+
+    results = launch_workers(run_parts, (parts,), workers=4, threads=1)
+    assert all(list(found) == list(parts) for found in results)
+    return {
+        part: {
+            case: [
+                f"rank {rank}: {what}"
+                for rank, ranks in enumerate(results)
+                for what in ranks[part][case]
+            ]
+            for case in results[0][part]
+        }
+        for part in parts
+    }
+
+
+def assert_all_equal(found: Mapping[str, list[str]], part: Sequence[Part]) -> None:
     """Nothing differs on any rank in any case; and the cases did run."""
-    from pipeline_cases import run_cases
-
-    workers = max(sum(replicas) for replicas in replications)
-    results = launch_workers(run_cases, (names, replications, options), workers=workers, threads=1)
-    schedules = len(options.get("schedules", ("gpipe", "1f1b")))
-    for rank, found in enumerate(results):
-        assert len(found) == len(names) * len(replications) * schedules
-        wrong = {case: what for case, what in found.items() if what}
-        assert not wrong, f"rank {rank}: {wrong}"
+    counts = [
+        len(names) * len(replications) * len(options.get("schedules", ("gpipe", "1f1b")))
+        for names, replications, options in part
+    ]
+    assert len(found) == sum(counts)
+    wrong = {case: what for case, what in found.items() if what}
+    assert not wrong, wrong
 
 
-def test_chains_equal_one_device_for_every_schedule_and_replication() -> None:
-    assert_all_equal(["mlp", "convolutions"], REPLICATIONS)
+@pytest.fixture(scope="module")
+def results(_importable: None) -> dict[str, dict[str, list[str]]]:
+    """All parts, played by one set of workers."""
+    return played(PARTS)
 
 
-def test_tied_weights_and_skip_tensors_equal_one_device() -> None:
-    assert_all_equal(["gpt2", "t5"], [(1, 1, 1, 1), (2, 1), (1, 3)], schedules=("1f1b",))
-
-
-def test_batch_norm_of_a_traced_net_equals_one_device() -> None:
-    assert_all_equal(["resnet"], [(2, 2), (1, 1)], schedules=("1f1b",))
-
-
-def test_recompute_changes_nothing() -> None:
-    assert_all_equal(["convolutions", "mlp"], [(2, 1), (1, 1, 1)], recompute=True)
-
-
-def test_every_schedule_equals_one_device() -> None:
-    assert_all_equal(["mlp"], [(1,), (1, 1), (2, 1)], schedules=RUNNABLE)
-
-
-def test_stages_that_share_a_rank_share_tied_weights() -> None:
-    folded = ("interleaved", "zb-v")
-    assert_all_equal(["gpt2", "t5"], [(1,), (1, 1), (2, 1)], schedules=folded)
-    assert_all_equal(["convolutions"], [(2,), (1, 1)], schedules=folded, recompute=True)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_pipeline_equals_one_device(results: dict[str, dict[str, list[str]]], part: str) -> None:
+    assert_all_equal(results[part], PARTS[part])
 
 
 def test_copies_of_a_stage_cannot_share_statistics_and_are_refused() -> None:
@@ -82,16 +115,8 @@ def test_copies_of_a_stage_cannot_share_statistics_and_are_refused() -> None:
         launch_workers(run_cases, (["convolutions"], [(1, 1)], options), workers=2, threads=1)
 
 
-def test_process_groups_carry_what_shared_memory_does() -> None:
-    replications = [(2, 1), (1, 1, 1)]
-    assert_all_equal(["mlp", "convolutions"], replications, transport="process-groups")
-
-
-def test_messages_larger_than_slots_and_rings_arrive_whole() -> None:
-    assert_all_equal(["mlp", "convolutions"], [(2, 1), (1, 1, 1)], slot_bytes=64, ring_bytes=256)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "t5", "resnet", "llama", "qwen2_tied"])
 def test_models_equal_one_device_for_every_schedule_and_replication(name: str) -> None:
-    assert_all_equal([name], REPLICATIONS)
+    part = [([name], REPLICATIONS, {})]
+    assert_all_equal(played({name: part})[name], part)

@@ -11,10 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.chain import Chain
+from penstock.capture.opaque import run_opaque
 from penstock.capture.trace import capture_model
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.pipeline import Pipeline
 
+SAME_DROPOUT = "equal to your module on the whole batch, with the step's own dropout: loss "
 WHOLE = "equal to your module on the whole batch: loss "
 
 
@@ -48,6 +50,22 @@ def test_dropout_is_off_in_both() -> None:
     from verify_cases import net, verified
 
     assert verified(net(nn.Dropout(0.5))).equal
+
+
+@pytest.mark.parametrize("times", [1.0, 2.0])
+def test_calls_that_are_kept_for_their_samples_are_compared_with_the_module(times: float) -> None:
+    from pipeline_cases import captured
+    from verify_cases import one_rank
+
+    subject, graph = captured("pictures")
+    kept = [n for n in graph.flow.clean.graph.nodes if n.target is run_opaque]  # type: ignore
+    assert len(kept) == 3
+    if times != 1.0:
+        kept[1].target = lambda *given: [times * found for found in run_opaque(*given)]
+    with Pipeline(graph, one_rank(graph), subject.batch(8)) as pipe:
+        result = pipe.verify(subject.batch(8))
+    assert result.equal == (times == 1.0), str(result)
+    assert str(result).startswith(WHOLE) == result.equal
 
 
 def doubled(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -142,6 +160,12 @@ def three_ranks() -> Iterator[dict[str, str]]:
         ("one replica scaled", "gradient of '0.0.weight' on stage 0 is "),
         ("missing on one rank", "gradient of '2.0.weight' on stage 1 is 0, of your module on "),
         ("lost tied gradient", "gradient of 'embed.weight' on stage 0 is "),
+        (
+            "gpt2, first step",
+            "equal to your module on the whole batch, with the step's own dropout",
+        ),
+        ("t5, first step", "equal to your module on the whole batch, with the step's own dropout"),
+        ("gpt2, first step, one replica scaled", "the first step is not that of your module, and"),
     ],
 )
 def test_over_three_ranks(three_ranks: dict[str, str], case: str, said: str) -> None:

@@ -55,17 +55,40 @@ def trained(model: nn.Module, verify: str, steps: int = 2, batches: int = 1) -> 
         return losses, [p.detach().clone() for p in model.parameters()], pipe.verified
 
 
+class DroppingSum(nn.Module):
+    """Adds a vector that is dropped once a forward: other masks in each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` and what is left of the vector."""
+        return torch.tanh(x + functional.dropout(self.shift, 0.5, self.training))
+
+
 @pytest.mark.parametrize(
     ("between", "batches", "more"),
     [
         (nn.Tanh, 1, 0),
         (nn.Tanh, 2, 0),
         (lambda: nn.BatchNorm1d(8), 2, 0),
-        (nn.Dropout, 1, 1),
+        (nn.Dropout, 1, 0),
+        (lambda: nn.Sequential(nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Dropout(0.2)), 1, 0),
+        (nn.Dropout, 2, 1),
+        (lambda: DroppingSum(), 1, 1),
     ],
-    ids=["plain", "two batches", "batch norm, two batches", "dropout"],
+    ids=[
+        "plain",
+        "two batches",
+        "batch norm, two batches",
+        "dropout",
+        "dropout and batch norm",
+        "dropout, two batches",
+        "dropout without samples",
+    ],
 )
-def test_the_first_step_is_compared_itself_unless_there_is_dropout(
+def test_the_first_step_is_compared_itself_where_its_dropout_can_be_drawn_again(
     between: Callable[[], nn.Module], batches: int, more: int, runs: list[int]
 ) -> None:
     from verify_cases import net

@@ -18,6 +18,7 @@ from runtime.asynchronous_cases import (
     plan_of_stages,
 )
 
+from penstock.capture.chain import Chain
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.runtime.in_process import InProcessPipeline
@@ -208,18 +209,28 @@ def test_predictions_are_compared_with_what_came() -> None:
         assert np.min(np.abs(np.array(moved) - errors[-1].stale)) < 1e-12
 
 
+def tied_chain(stages: int) -> Chain:
+    """The first and the last stage have a weight in common, which counts and steps once."""
+    model = chain(first_weights(stages))
+    layers = [layer for layer in model.modules() if isinstance(layer, TwoLayers)]
+    layers[-1].second.weight = layers[0].first.weight
+    return model
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
-def test_with_a_flush_stages_in_one_process_train_as_one_device(schedule: str) -> None:
+def test_with_a_flush_stages_in_one_process_train_as_one_device(schedule: str, tied: bool) -> None:
     settings, stages = OPTIMIZERS["adamw"], 3
     inputs, targets = (torch.from_numpy(part).reshape(4, -1, 3) for part in data(16))
+    made = tied_chain if tied else lambda stages: chain(first_weights(stages))
     player = InProcessPipeline(
-        chain(first_weights(stages)),
+        made(stages),
         plan_of_stages(stages, schedule, 4),
         (inputs[0], targets[0]),
         optimizer=make_optimizer(settings),
         clip_norm=0.05,
     )
-    model = chain(first_weights(stages))
+    model = made(stages)
     optimizer = make_optimizer(settings)(list(model.parameters()))
     for x, target in zip(inputs, targets, strict=True):
         optimizer.zero_grad()
@@ -262,9 +273,7 @@ def test_what_cannot_be_done_is_refused() -> None:
         player("spectrain", lambda p: torch.optim.SGD(p, lr=0.1))
     with pytest.raises(BadInput, match=r"RMSprop has no known prediction.*Adam, AdamW"):
         player("xpipe", lambda p: torch.optim.RMSprop(p))
-    tied = chain(first_weights(2))
-    first, second = (layer for layer in tied.modules() if isinstance(layer, TwoLayers))
-    second.first.weight = first.first.weight
+    tied = tied_chain(2)
     with pytest.raises(BadInput, match=r"used by stages 0 and 1, which update"):
         player("pipedream", lambda p: torch.optim.SGD(p, lr=0.1), tied)
     with pytest.raises(BadInput, match=r"1 samples cannot be cut into the plan's 2"):

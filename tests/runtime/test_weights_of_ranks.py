@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -39,6 +40,32 @@ def test_ranks_train_from_files_and_write_files_as_plain_training_does(tmp_path:
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
         ids = batch(2)["input_ids"]
         torch.testing.assert_close(again(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_alone_are_read_by_peft_with_equal_outputs(tmp_path: Path) -> None:
+    from weights_cases import RATE, STEPS, adapted, batch, train_and_save_adapters
+
+    for refusal in launch_workers(train_and_save_adapters, (tmp_path,), workers=3):
+        assert (
+            "layers.0.mlp.up_proj.weight' is trained, but no part of adapter 'default'" in refusal
+        )
+    plain = adapted(["norm"])
+    optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        plain(**batch()).loss.backward()
+        optimizer.step()
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert not (tmp_path / "other").exists()
+    again = peft.PeftModel.from_pretrained(adapted().unload(), tmp_path / "adapter")
+    ids = batch(2)["input_ids"]
+    fresh = adapted(["norm"])(ids).logits
+    torch.testing.assert_close(again(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(fresh, plain(ids).logits, rtol=1e-3)
 
 
 def test_first_values_are_the_same_to_the_bit_under_every_plan() -> None:

@@ -40,6 +40,19 @@ def warm_up(optimizer: Optimizer) -> LRScheduler:
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
 
 
+def one_after_another(count: int) -> list[float]:
+    """The losses of several pipelines, each of which makes torch's default group and leaves it."""
+    x, target = torch.randn(2, BATCH, 3, generator=torch.Generator().manual_seed(0))
+    found: list[float] = []
+    for _ in range(count):
+        torch.manual_seed(0)
+        model = Chain([nn.Linear(3, 3), nn.Linear(3, 3)], nn.functional.mse_loss)
+        with Pipeline(model, plan_of(3, (1, 1)), (x, target), optimizer=adam) as pipe:
+            found.append(pipe.step((x, target)).loss)
+        assert not dist.is_initialized()
+    return found
+
+
 def train_tied(steps: int) -> list[str]:
     """A tied model trained on four ranks, clipped and scheduled, against one device."""
     join()

@@ -6,13 +6,15 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from pipeline_cases import captured, join, normal, plan_of
+from pipeline_cases import SUBJECTS, Subject, captured, join, normal, plan_of
 from torch import fx, nn
 from torch.nn import functional
+from torch.optim import SGD
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.capture.traced_graph import TracedGraph
+from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime import worker as worker_module
 from penstock.runtime.pipeline import Pipeline
@@ -142,6 +144,17 @@ def holders_without_ties() -> Iterator[None]:
         worker_module.holders_of_parameters = original
 
 
+def with_dropout(name: str) -> tuple[Subject, LayerGraph]:
+    """A model that drops wherever it can, also inside of attention, and its graph."""
+    torch.manual_seed(0)
+    subject = SUBJECTS[name]()
+    for module in subject.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.2
+    subject.model.double().train()
+    return subject, capture_model(subject.model, subject.batch(3), loss=subject.loss)
+
+
 def wrong_on_three_ranks() -> dict[str, str]:
     """What `verify` says of pipelines over three ranks, of a right one and of wrong ones."""
     join()
@@ -161,10 +174,29 @@ def wrong_on_three_ranks() -> dict[str, str]:
                     parameter.register_hook(lambda gradient: gradient * scale)
             found[name] = str(pipe.verify(example))
 
+    def step(subject: str, verify: Any, scale: float = 1.0) -> tuple[float, str]:
+        kind, graph = with_dropout(subject)
+        example = kind.batch(12)
+        plan = plan_of(len(graph.layer_names), (2, 1), recompute=True)
+        options: dict[str, Any] = {"optimizer": lambda p: SGD(p, lr=0.1), "verify": verify}
+        with Pipeline(graph, plan, example, **options) as pipe:
+            if scale != 1.0 and rank == 1:
+                for _, parameter in pipe.named_parameters():
+                    parameter.register_hook(lambda gradient: gradient * scale)
+            try:
+                return pipe.step(example).loss, str(pipe.verified)
+            except RunFailed as failure:
+                return 0.0, str(failure)
+
     say("right", "tied", (1, 1, 1))
     say("batch norm on replicas", "convolutions", (2, 1))
     say("one replica scaled", "mlp", (2, 1), 1.01)
     say("missing on one rank", "mlp", (1, 1, 1), 0.0)
     with holders_without_ties():
         say("lost tied gradient", "tied", (1, 1, 1))
+    for subject in ("gpt2", "t5"):
+        losses = [step(subject, verify) for verify in ("off", "first-step")]
+        found[f"{subject}, first step"] = losses[1][1]
+        assert losses[0][0] == losses[1][0], "verification has changed the step"
+    found["gpt2, first step, one replica scaled"] = step("gpt2", "first-step", 1.01)[1]
     return found

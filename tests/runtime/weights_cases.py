@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 import transformers
 from pipeline_cases import DECODER, join, plan_of, tokens
@@ -59,6 +60,39 @@ def read_train_and_save(directory: Path) -> dict[str, Any]:
             pipe.save_pretrained(directory / name, max_shard_bytes=4000)
     found["model is on meta"] = all(p.is_meta for p in graph.model.parameters())
     return found
+
+
+def adapted(saved_too: list[str] | None = None) -> Any:
+    """The model with adapters beside the projections of its attention."""
+    torch.manual_seed(3)
+    settings = peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj", "v_proj"],
+        modules_to_save=saved_too,
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(nn.Module.to(llama(), torch.float64), settings)
+
+
+def train_and_save_adapters(directory: Path) -> str:
+    """Under a plan with a replicated stage; and why a tensor beside the adapter is refused."""
+    join()
+    model = adapted(["norm"])
+    graph = capture_model(model, batch())
+    plan = plan_of(len(graph.layer_names), (2, 1))
+    with Pipeline(graph, plan, batch(), optimizer=lambda p: torch.optim.SGD(p, lr=RATE)) as pipe:
+        for _ in range(STEPS):
+            pipe.step(batch())
+        pipe.save_adapters(directory / "adapter")
+    other = adapted()
+    other.get_parameter("base_model.model.model.layers.0.mlp.up_proj.weight").requires_grad_()
+    with Pipeline(capture_model(other, batch()), plan, batch()) as pipe:
+        try:
+            pipe.save_adapters(directory / "other")
+        except BadInput as refusal:
+            return str(refusal)
+    return ""
 
 
 def initial_values() -> dict[str, dict[str, torch.Tensor]]:

@@ -1,7 +1,11 @@
 """Functions that the launcher's tests run in worker processes."""
 
+import contextlib
+import io
 import os
+import runpy
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +19,7 @@ __all__ = [
     "collective_after_a_death",
     "fail",
     "parent_and_variable",
+    "run_script",
     "sleep_for_ever",
     "threads_and_rank",
 ]
@@ -33,6 +38,15 @@ def threads_and_rank() -> tuple[int, int, str]:
 
 def parent_and_variable(name: str) -> tuple[int, str | None]:
     return os.getppid(), os.environ.get(name)
+
+
+def run_script(path: str, arguments: list[str]) -> str:
+    """What a script prints that is run as Python runs it."""
+    sys.argv = [path, *arguments]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
 
 
 def fail(kind: str, failing_rank: int) -> None:

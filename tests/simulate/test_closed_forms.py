@@ -8,7 +8,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.early_backward import early_backward, one_f_one_b
+from penstock.schedule.families.early_backward import early_backward, one_f_one_b
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.simulate import plain

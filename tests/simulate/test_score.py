@@ -15,8 +15,7 @@ from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.early_backward import IN_FLIGHT
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.simulate import catalogue as catalogues
 from penstock.simulate import score as scores
 from penstock.simulate.instances import instances_of
@@ -49,7 +48,7 @@ def varied_plans(draw: st.DrawFn, layers: int, devices: int) -> Plan:
         run = range(cuts[index], cuts[index + 1])
         made.append(Stage(run, mine, slices, draw(st.booleans())))
     micro_batches = draw(st.integers(1, 7))
-    schedule = draw(st.sampled_from(sorted(SCHEDULES.keys() - SLOW)))
+    schedule = draw(st.sampled_from(sorted(FAMILIES.keys() - SLOW)))
     limits: tuple[int, ...] = ()
     if schedule != "gpipe" and draw(st.booleans()):
         limits = tuple(draw(st.integers(1, micro_batches + 1)) for _ in range(stages))
@@ -143,10 +142,6 @@ def test_orders_written_down_at_once_are_the_valid_ones(data: st.DataObject) -> 
     memory = StageMemory(1.0, data.draw(numbers), data.draw(numbers), 2.0)
     for own, all_of_them in zip(found.held, held, strict=True):
         assert most_bytes((memory,), own) == most_bytes((memory,), all_of_them)
-
-
-def test_the_members_of_the_early_backward_family_are_registered_schedules() -> None:
-    assert set(IN_FLIGHT) <= set(SCHEDULES)
 
 
 def test_what_was_used_lately_is_remembered_within_the_capacity() -> None:

@@ -14,7 +14,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.schedule.placement import placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES
+from penstock.schedule.registry import FAMILIES
 from penstock.simulate import simulation
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
@@ -147,7 +147,7 @@ def test_no_iterations_are_refused() -> None:
 
 @pytest.mark.parametrize("schedule", ["chimera", "interleaved", "dualpipe-v", "fbp-as", "zb-v"])
 def test_the_score_is_the_predicted_time_of_schedules_of_every_kind(schedule: str) -> None:
-    style = PLACEMENT_STYLES.get(schedule, "straight")
+    style = FAMILIES[schedule].placement
     rounds = 2 if style in ("looped", "folded") else 1
     model = ModelProfile("model", (LAYER,) * (2 * rounds))
     stages = tuple(

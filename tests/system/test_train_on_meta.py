@@ -1,7 +1,9 @@
 """`penstock train` with a model that is built on the meta device: no worker has it whole."""
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,22 @@ def test_a_model_on_meta_trains_like_one_with_values(tmp_path: Path, weights: Pa
     for one, other in zip(profiles[0].layers, profiles[1].layers, strict=True):
         assert (one.parameter_bytes, one.saved_bytes) == (other.parameter_bytes, other.saved_bytes)
         assert one.forward_s.at(4) > 0
+
+
+def test_a_run_is_resumed_without_its_first_weights(tmp_path: Path, weights: Path) -> None:
+    whole, resumed = (train(tmp_path, "build_on_meta", out) for out in ("whole", "resumed"))
+    job = find_job(tmp_path / "small.toml")
+    options = TrainRequest(workers=2, resume=True, steps=8, shown=False)
+    train_job(job, replace(options, out=whole.run_directory))
+    shutil.rmtree(weights)
+    train_job(job, replace(options, out=resumed.run_directory))
+    losses = [
+        [json.loads(line)["loss"] for line in lines if '"loss"' in line]
+        for run in (whole, resumed)
+        if (lines := (run.run_directory / "metrics.jsonl").read_text().splitlines())
+    ]
+    assert len(losses[0]) == 8
+    assert losses[0] == losses[1]
 
 
 def test_a_model_on_meta_is_verified(tmp_path: Path, weights: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training_jobs import job_file
@@ -37,14 +39,15 @@ def test_a_new_run_says_in_every_record_that_its_first_step_is_right(tmp_path: P
     assert f"the first step: {EQUAL}" in (run / "report.html").read_text()
 
 
-def test_a_wrong_run_ends_before_it_trains(tmp_path: Path) -> None:
-    job = wrong_job(tmp_path)
-    refused = train(job, tmp_path / "refused")
-    assert refused.returncode == 4
-    last = refused.stderr.splitlines()[-1]
+def test_a_wrong_run_ends_before_it_trains(penstock: Callable[..., Any], tmp_path: Path) -> None:
+    job, plan, out = wrong_job(tmp_path), tmp_path / "plan.json", tmp_path / "refused"
+    write_plan(TWO_STAGES, plan)
+    refused = penstock("train", job, "--workers", 2, "--plan", plan, "--out", out)
+    assert refused.code == 4
+    last = refused.errors.splitlines()[-1]
     assert "the first step is not that of your module, and nothing was trained: loss is " in last
     assert 'with verify = "off" (--no-verify)' in last
-    assert not list((tmp_path / "refused" / "checkpoints").glob("*"))
+    assert not list((out / "checkpoints").glob("*"))
 
 
 @pytest.mark.slow

@@ -154,8 +154,8 @@ def compared_lines(
     """
     from math import inf
 
-    from penstock.plan.registry import PLANNERS
     from penstock.planning.comparison import best_first, compare_plans, require_a_plan
+    from penstock.search.registry import PLANNERS
 
     asked = list(planners) or list(PLANNERS)
     lines: dict[int, ComparedLine] = {}
@@ -268,7 +268,8 @@ def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
     if not isinstance(planned, PlannedPipeline):
         return []
     argument = f": {planned.bound.argument}" if planned.bound.argument else ""
-    return [f"no plan takes less than {seconds_text(planned.lower_bound_s)}{argument}", ""]
+    covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
+    return [f"no plan takes less than {seconds_text(planned.lower_bound_s)}{covers}{argument}", ""]
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
@@ -317,4 +318,5 @@ def picture_head(lines: Sequence[ComparedLine], problem: "PlanningProblem") -> "
         ),
         bound_s=planned.bound.seconds if is_planned else 0.0,
         bound_argument=planned.bound.argument if is_planned else "",
+        bound_covers=planned.bound.covers if is_planned else "",
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from penstock.command_line.options import AsJson, Device, JobName, Out, Quiet, Workers
+from penstock.command_line.progress import say_when_compiling
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
 
@@ -73,6 +74,7 @@ def train(
     from penstock.jobs.train import TrainRequest, train_job
 
     terminal = Terminal(as_json, quiet)
+    say_when_compiling(terminal.note)
     request = TrainRequest(
         workers=workers,
         steps=steps,
@@ -98,6 +100,7 @@ def train(
         f"{result.steps} steps, loss {result.loss:.3f}, {result.samples_per_s:.1f} samples/s",
         f"iteration {1000 * result.measured_s:.1f} ms, predicted "
         f"{1000 * result.predicted_s:.1f} ms ({100 * error:+.1f} %)",
+        *(f"  {length}" for length in result.by_length),
         f"checkpoint {result.checkpoint}",
         f"report     {result.report}",
         *([f"weights    {result.weights}"] if result.weights else []),
@@ -148,9 +151,9 @@ def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> N
     """Built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.presets import CLUSTERS
     from penstock.jobs.registry import JOBS
-    from penstock.plan.registry import PLANNERS
     from penstock.profile.built_in import MODELS
-    from penstock.schedule.registry import SCHEDULES
+    from penstock.schedule.registry import FAMILIES
+    from penstock.search.registry import PLANNERS
 
     terminal = Terminal(as_json, quiet)
     values: dict[str, list[str]] = {
@@ -158,7 +161,7 @@ def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> N
         "models": list(MODELS),
         "clusters": list(CLUSTERS),
         "planners": list(PLANNERS),
-        "schedules": list(SCHEDULES),
+        "schedules": list(FAMILIES),
     }
     terminal.save(values, out)
     terminal.show(

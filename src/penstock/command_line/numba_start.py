@@ -2,12 +2,10 @@
 
 import atexit
 import gc
-import os
 import sys
 from importlib import import_module
-from pathlib import Path
 
-__all__ = ["collect_garbage_rarely", "is_first_run", "start_numba_without_scipy"]
+__all__ = ["collect_garbage_rarely", "start_numba_without_scipy"]
 
 NEW_OBJECTS = 400_000
 """So many more objects are made than freed before Python looks for cycles among them."""
@@ -40,10 +38,3 @@ def start_numba_without_scipy() -> None:
         import_module("numba.np.arraymath")
     finally:
         del sys.modules["scipy.linalg"]
-
-
-def is_first_run() -> bool:
-    """Whether the planners' loops are still to be compiled, which takes about a minute, once."""
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    place = Path(chosen) if chosen else Path(__file__).parent.parent / "plan" / "__pycache__"
-    return next(place.rglob("search_climb.climb*.nbi"), None) is None

@@ -18,6 +18,7 @@ __all__ = [
     "ProfilePath",
     "Quiet",
     "Recompute",
+    "ScheduleNames",
     "Workers",
 ]
 
@@ -54,6 +55,15 @@ MaxStages: TypeAlias = Annotated[
 ]
 Recompute: TypeAlias = Annotated[
     Literal["auto", "on", "off"], Option(help="Compute activations again to save memory.")
+]
+ScheduleNames: TypeAlias = Annotated[
+    str,
+    Option(
+        "--schedule",
+        "--schedules",
+        metavar="x,y",
+        help="Schedules of 'penstock list' to choose from, auto, whole-backwards, or any (of all).",
+    ),
 ]
 Device: TypeAlias = Annotated[Literal["cpu", "cuda"], Option(help="Where the layers run.")]
 Workers: TypeAlias = Annotated[int, Option(min=1, metavar="N", help="Worker processes.")]

@@ -21,6 +21,7 @@ from penstock.command_line.options import (
     ProfilePath,
     Quiet,
     Recompute,
+    ScheduleNames,
 )
 from penstock.command_line.progress import planning_progress
 from penstock.command_line.terminal import Terminal
@@ -42,13 +43,11 @@ def plan(
     profile_batch: ProfileBatch = 0,
     micro_batch: MicroBatch = 0,
     planner: Annotated[str, Option(help="A planner of 'penstock list'.")] = "search",
-    schedule: Annotated[
-        str, Option(help="A schedule of 'penstock list', auto, or any (of all).")
-    ] = "auto",
+    schedule: ScheduleNames = "auto",
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
     time_limit: Annotated[
-        float, Option(min=0, metavar="S", help="Seconds to try further plans (0: no limit).")
+        float, Option(min=0, metavar="S", help="Seconds to look for plans (0: no limit).")
     ] = 0.0,
     explain: Annotated[
         bool, Option("--explain", help="Say which resource binds the plan.")
@@ -59,15 +58,15 @@ def plan(
 ) -> None:
     """Make a plan for PROFILE on a cluster."""
     collect_garbage_rarely()
+    from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
-    from penstock.plan.bounds import lower_bound
-    from penstock.plan.registry import PLANNERS
     from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.asynchronous_advice import advice_words, without_flush
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.questions import named, planning_problem
     from penstock.planning.time_limit import plan_within
+    from penstock.search.registry import PLANNERS
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
@@ -82,6 +81,7 @@ def plan(
         machines,
         batch,
         micro_batch_size=micro_batch,
+        planner=planner,
         schedule=schedule,
         recompute=recompute,
         max_stages=max_stages,
@@ -89,7 +89,9 @@ def plan(
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)
         progress.bound_s = (bound := lower_bound(problem)).seconds
-        limit = TimeLimit(time_limit, perf_counter) if time_limit else None
+        # The bound takes a part of the time, but leaves the planners half of it.
+        left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
+        limit = TimeLimit(left_s, perf_counter) if time_limit else None
         found = plan_within(problem, planner, score, limit=limit, tell=progress.tell)
         planning_s = perf_counter() - start_s
         planned = assess_plan(found, problem, baselines_of(problem, score), bound)
@@ -136,6 +138,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     """A plan in two lines."""
     from math import isfinite
 
+    from penstock.simulate.by_length import expected_s
     from penstock.words import percent_text, seconds_text
 
     plan, prediction = planned.plan, planned.prediction
@@ -155,6 +158,12 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         f"{plan.micro_batch_size} samples",
         ", ".join(parts),
     ]
+    if planned.by_length:
+        mean_s = seconds_text(expected_s(planned.by_length))
+        lines.append(f"mean over lengths {mean_s} ({', '.join(map(str, planned.by_length))})")
     if is_bounded and planned.bound.argument:
-        lines.append(f"bound {seconds_text(planned.lower_bound_s)}: {planned.bound.argument}")
+        covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
+        lines.append(
+            f"bound {seconds_text(planned.lower_bound_s)}{covers}: {planned.bound.argument}"
+        )
     return lines

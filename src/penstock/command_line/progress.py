@@ -4,23 +4,27 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from math import inf
+from threading import Event, Thread, Timer
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from penstock.command_line.numba_start import is_first_run
 from penstock.command_line.terminal import Terminal
+from penstock.kernels import when_compiling
 
 if TYPE_CHECKING:
-    from penstock.plan.search_step import SearchStep
+    from penstock.search.step import SearchStep
 
-__all__ = ["PlanningProgress", "planning_progress"]
+__all__ = ["PlanningProgress", "planning_progress", "say_when_compiling"]
 
 SECONDS_BETWEEN_LINES = 2.0
 """So often at most a line is written where no line can be overwritten."""
 
 REFRESHES_PER_S = 5
 
-COMPILING = "first plan here: compiling the planners' loops, about a minute, this once"
+PATIENCE_S = 3.0
+"""What takes longer than this says what it is."""
+
+COMPILING = "compiling inner loops: once on this machine, up to a minute for a first plan"
 
 
 class PlanningProgress:
@@ -41,15 +45,15 @@ class PlanningProgress:
 @contextmanager
 def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
     """Progress for the block; silent where the terminal is to be quiet."""
-    if is_first_run():
-        terminal.note(COMPILING)
+    say_when_compiling(terminal.note)
     if terminal.quiet:
         yield PlanningProgress(ignore, ignore)
     elif sys.stderr.isatty():
         with live_line() as (show, note):
             yield PlanningProgress(show, note)
     else:
-        yield PlanningProgress(at_times(terminal.note, perf_counter), terminal.note)
+        with repeated(at_times(terminal.note, perf_counter)) as show:
+            yield PlanningProgress(show, terminal.note)
 
 
 def step_words(step: "SearchStep", planner: str, bound_s: float) -> str:
@@ -77,6 +81,39 @@ def at_times(note: Callable[[str], None], clock: Callable[[], float]) -> Callabl
             note(f"{now_s - start_s:5.0f} s  {words}")
 
     return show
+
+
+def say_when_compiling(note: Callable[[str], None]) -> None:
+    """Let ``note`` say, once, that loops are being compiled, where that takes a while."""
+    started: list[Timer] = []
+
+    def begin(_: str) -> None:
+        if not started:
+            started.append(Timer(PATIENCE_S, note, (COMPILING,)))
+            started[0].daemon = True
+            started[0].start()
+
+    when_compiling(begin)
+
+
+@contextmanager
+def repeated(show: Callable[[str], None]) -> Generator[Callable[[str], None]]:
+    """``show``, which for the block is given its last words again while nothing new comes."""
+    words, over = ["preparing"], Event()
+
+    def repeat() -> None:
+        while not over.wait(PATIENCE_S):
+            show(words[0])
+
+    def say(new: str) -> None:
+        words[0] = new
+        show(new)
+
+    Thread(target=repeat, daemon=True).start()
+    try:
+        yield say
+    finally:
+        over.set()
 
 
 @contextmanager

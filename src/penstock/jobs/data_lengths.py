@@ -1,79 +1,168 @@
-"""The lengths of a job's batches: of which one a plan is made, and which one must fit.
+"""The lengths of a job's batches: what varies, how it is distributed, and what must fit.
 
-time      that of a batch of about the mean length: a run's mean step takes about as long
-bytes     those of the longest batch: a plan that holds it holds the others
+time      the mean over groups of batches of about the same length, each measured at its own
+bytes     kept for the backward: those of the longest batch, as a plan that holds it holds all
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 
 from penstock.capture.batch_layout import layout_of
+from penstock.capture.bucket_graph import MOST_CAPTURES
+from penstock.capture.found_lengths import find_dynamic
 from penstock.capture.layer_graph import Batch
-from penstock.capture.lengths import LengthsOf, name_of
+from penstock.capture.lengths import Dynamic, Length, LengthsOf, named_lengths
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
-from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["DataLengths", "data_lengths", "profile_of_lengths"]
+__all__ = ["DataLengths", "LengthGroup", "data_lengths"]
 
 LOOKED_AT = 64
 """So many batches of the data tell how its lengths are distributed."""
 
+MOST_GROUPS = 4
+"""Every group is measured by itself."""
+
+MOST_BUCKETS = 8
+"""Captures take time."""
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """Batches of about the same length: one of them, its lengths, and their share of all."""
+
+    batch: Batch
+    lengths: LengthsOf
+    share: float
+
 
 @dataclass(frozen=True)
 class DataLengths:
-    """A batch near the mean length of the data, and the longest; each with its lengths."""
+    """The lengths of a job's data; ``groups`` go from short to long.
 
+    ``dynamic`` has buckets for every length, which count where a model cannot be captured without.
+    ``typical`` is the batch that is nearest to the mean length.
+    """
+
+    dynamic: Dynamic
     names: tuple[str, ...]
-    typical: Batch
-    longest: Batch
-    typical_lengths: LengthsOf
-    longest_lengths: LengthsOf
+    groups: tuple[LengthGroup, ...]
+    typical: LengthGroup
+    longest: LengthGroup
     batches: int
 
     def __str__(self) -> str:
+        measured = "; ".join(
+            f"{told(self.names, group.lengths)} for {100 * group.share:.0f} %"
+            for group in self.groups
+        )
         return (
-            f"timed at {told(self.names, self.typical_lengths)} (near the mean of {self.batches} "
-            f"batches), bytes of {told(self.names, self.longest_lengths)} (the longest of them)"
+            f"times are means over the lengths of {self.batches} batches ({measured}), bytes of "
+            f"{told(self.names, self.longest.lengths)} (the longest of them)"
         )
 
 
-def data_lengths(job: Job) -> DataLengths:
-    """The typical and the longest of the first batches of a job's training data.
+def data_lengths(job: Job) -> DataLengths | None:
+    """The lengths of the first batches of a job's training data; none where nothing varies.
 
     Raises:
         BadInput: there is no batch, or one that does not vary as declared.
     """
+    if not job.dynamic:
+        return None
     batches = list(islice(job.batches("train"), LOOKED_AT))
     if not batches:
         raise BadInput(f"job '{job.name}': its data has no batch; it must yield one for each step")
-    found = [layout_of(batch, job.dynamic).example_lengths for batch in batches]
+    dynamic = find_dynamic(batches) if job.dynamic == "auto" else job.dynamic
+    if not dynamic:
+        return None
+    found = [lengths_of(batch, dynamic, number) for number, batch in enumerate(batches)]
     mean = [sum(sizes) / len(found) for sizes in zip(*found, strict=True)]
+    order = sorted(range(len(found)), key=lambda number: relative(found[number], mean))
 
-    def distance(number: int) -> float:
-        return sum(abs(size / usual - 1) for size, usual in zip(found[number], mean, strict=True))
+    def group(numbers: Sequence[int]) -> LengthGroup:
+        sizes = zip(*(found[number] for number in numbers), strict=True)
+        middle = [sum(own) / len(numbers) for own in sizes]
+        near = min(numbers, key=lambda number: distance(found[number], middle))
+        return LengthGroup(batches[near], found[near], len(numbers) / len(found))
 
-    def work(number: int) -> float:
-        return sum(size / usual for size, usual in zip(found[number], mean, strict=True))
-
-    near, far = min(range(len(found)), key=distance), max(range(len(found)), key=work)
-    names = dict.fromkeys(name_of(n) for d in job.dynamic.values() for n in d.values())
     return DataLengths(
-        tuple(names), batches[near], batches[far], found[near], found[far], len(found)
+        with_buckets(dynamic, found),
+        tuple(length.name for length in named_lengths(dynamic)),
+        tuple(map(group, grouped(order, found))),
+        group(order),
+        group(order[-1:]),
+        len(found),
     )
 
 
-def profile_of_lengths(
-    lengths: DataLengths, profile_of: Callable[[Batch], ModelProfile]
-) -> ModelProfile:
-    """The times of the typical batch, with the bytes of the longest."""
-    usual, largest = profile_of(lengths.typical), profile_of(lengths.longest)
-    layers = tuple(
-        replace(own, saved_bytes=at_most.saved_bytes, workspace_bytes=at_most.workspace_bytes)
-        for own, at_most in zip(usual.layers, largest.layers, strict=True)
-    )
-    return replace(usual, layers=layers, source=f"{usual.source}; {lengths}")
+def lengths_of(batch: Batch, dynamic: Dynamic, number: int) -> LengthsOf:
+    """The lengths of a batch of the data; ``number`` is for messages."""
+    try:
+        return layout_of(batch, dynamic).example_lengths
+    except BadInput as problem:
+        raise BadInput(f"batch {number} of the training data: {problem}") from None
+
+
+def relative(lengths: LengthsOf, mean: Sequence[float]) -> float:
+    """How long a batch is, all lengths together."""
+    return sum(size / usual for size, usual in zip(lengths, mean, strict=True))
+
+
+def distance(lengths: LengthsOf, middle: Sequence[float]) -> float:
+    """How far a batch is from other lengths."""
+    return sum(abs(size / usual - 1) for size, usual in zip(lengths, middle, strict=True))
+
+
+def grouped(order: Sequence[int], found: Sequence[LengthsOf]) -> list[list[int]]:
+    """Batches, from short to long, in groups: one a length if there are few, or equally many."""
+    by_lengths: dict[LengthsOf, list[int]] = {}
+    for number in order:
+        by_lengths.setdefault(found[number], []).append(number)
+    if len(by_lengths) <= MOST_GROUPS:
+        return list(by_lengths.values())
+    ends = [len(order) * k // MOST_GROUPS for k in range(MOST_GROUPS + 1)]
+    return [list(order[lo:hi]) for lo, hi in pairwise(ends)]
+
+
+def with_buckets(dynamic: Dynamic, found: Sequence[LengthsOf]) -> Dynamic:
+    """``dynamic`` with buckets from the data for lengths that are declared without."""
+    lengths = named_lengths(dynamic)
+    most = min(MOST_BUCKETS, int(MOST_CAPTURES ** (1 / len(lengths)) + 1e-9))
+    declared = {
+        length.name: length
+        if length.buckets
+        else replace(length, buckets=buckets_of(length, sorted(sizes), most))
+        for length, sizes in zip(lengths, zip(*found, strict=True), strict=True)
+    }
+    return {
+        key: {
+            dim: replace(declared[named.name], pad=named.pad)
+            if isinstance(named, Length)
+            else declared[named]
+            for dim, named in dimensions.items()
+        }
+        for key, dimensions in dynamic.items()
+    }
+
+
+def buckets_of(length: Length, sizes: Sequence[int], most: int) -> tuple[int, ...]:
+    """All sizes of the data if there are few, or those that hold equally many batches each.
+
+    The declared maximum is one, too: a later batch may be longer than all that were looked at.
+
+    >>> buckets_of(Length("length"), [4, 4, 5, 9], 3)
+    (4, 5, 9)
+    >>> buckets_of(Length("length", max=99), [1, 2, 3, 4, 5, 6, 7, 8], 3)
+    (4, 8, 99)
+    """
+    longer = (length.max,) if length.max is not None and length.max > sizes[-1] else ()
+    different, own = sorted(set(sizes)), most - len(longer)
+    if len(different) > own:
+        ends = [len(sizes) * (k + 1) // own - 1 for k in range(own)]
+        different = sorted({sizes[end] for end in ends})
+    return (*different, *longer)
 
 
 def told(names: Sequence[str], lengths: LengthsOf) -> str:

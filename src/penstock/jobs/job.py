@@ -31,6 +31,7 @@ RECORDED = (
     "loss_scale",
     "gradient_noise_scale",
     "verified",
+    "lengths",
 )
 """What a run records of each step besides metrics."""
 
@@ -103,7 +104,8 @@ class Job:
     ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
     a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
     ``weights`` are first weights, `Pipeline`'s; ``save_weights`` is a directory for the last ones.
-    ``compile``, ``metrics``, ``callbacks``, ``verify`` and ``dynamic`` are those of `Pipeline`; a
+    ``compile``, ``metrics``, ``callbacks``, ``verify`` and ``dynamic`` are those of `Pipeline`;
+    ``dynamic`` may be ``"auto"``: what differs between the first batches of the data varies. A
     callback that calls ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``,
     ``loss``, metrics and callbacks must be importable functions, because each worker process
     imports them anew.
@@ -137,7 +139,9 @@ class Job:
     verify: Verification = "first-step"
     weights: Weights | None = None
     save_weights: Path | None = None
-    dynamic: Dynamic = field(default_factory=dict[str | int | tuple[str | int, ...], Dimensions])
+    dynamic: Dynamic | Literal["auto"] = field(
+        default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
+    )
 
     def __post_init__(self) -> None:
         check_job(self)

@@ -34,9 +34,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from penstock.capture.lengths import Dynamic, Length
 from penstock.document import Entry, read_document
@@ -85,11 +85,39 @@ class WeightsEntry(Entry):
 
 
 class LengthEntry(Entry):
-    """A length with limits in the ``[dynamic]`` table."""
+    """A length with limits, or in buckets, in the ``[dynamic]`` table."""
 
     name: str
     min: int = 1
     max: int | None = None
+    buckets: list[int] = Field(default_factory=list[int])
+    pad: float | None = None
+
+    def value(self) -> str | Length:
+        """The length that the entry declares; its name where it declares nothing more."""
+        length = Length(self.name, self.min, self.max, tuple(self.buckets), self.pad)
+        return self.name if length == Length(self.name) else length
+
+
+AUTO: dict[str, dict[str, LengthEntry]] = {"auto": {}}
+"""What ``dynamic = "auto"`` is read as."""
+
+
+def as_table(value: object) -> object:
+    """The ``[dynamic]`` table, or what stands for the word that may be in its place."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError('write "auto", or a table of the dimensions that vary')
+    return AUTO if value == "auto" else value
+
+
+def as_entry(value: object) -> object:
+    """A length as a table where its name alone is given."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+# A union instead would name every alternative in the message for a wrong key.
+LengthTable = Annotated[LengthEntry, BeforeValidator(as_entry)]
+DynamicTable = Annotated[dict[str, dict[str, LengthTable]], BeforeValidator(as_table)]
 
 
 class JobEntry(Entry):
@@ -121,7 +149,7 @@ class JobEntry(Entry):
     verify: Literal["first-step", "off"] | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
     loss_scaling: LossScalingEntry = LossScalingEntry()
-    dynamic: dict[str, dict[str, str | LengthEntry]] | None = None
+    dynamic: DynamicTable | None = None
 
 
 def find_job(name_or_path: str | Path) -> Job:
@@ -194,7 +222,7 @@ def job_of(entry: JobEntry, path: Path) -> Job:
         metrics = changes["metrics"].items()
         changes["metrics"] = {name: function_at(p, f"metrics.{name}") for name, p in metrics}
     if entry.dynamic is not None:
-        changes["dynamic"] = dynamic_of(entry.dynamic)
+        changes["dynamic"] = "auto" if entry.dynamic == AUTO else dynamic_of(entry.dynamic)
     if "micro_batch_sizes" in changes:
         changes["micro_batch_sizes"] = tuple(changes["micro_batch_sizes"])
     elif "batch_size" in changes:
@@ -209,7 +237,7 @@ def job_of(entry: JobEntry, path: Path) -> Job:
     return replace(base, **changes) if base else Job(**changes)
 
 
-def dynamic_of(table: Mapping[str, Mapping[str, str | LengthEntry]]) -> Dynamic:
+def dynamic_of(table: Mapping[str, Mapping[str, LengthEntry]]) -> Dynamic:
     """The dimensions that vary; TOML's keys are text, also those that are numbers.
 
     Raises:
@@ -224,8 +252,7 @@ def dynamic_of(table: Mapping[str, Mapping[str, str | LengthEntry]]) -> Dynamic:
                     f"dynamic.{key} has the key '{dim}', but dimensions are numbers; write "
                     f'{key} = {{ 1 = "length" }}'
                 )
-            limited = isinstance(named, LengthEntry)
-            own[int(dim)] = Length(named.name, named.min, named.max) if limited else named
+            own[int(dim)] = named.value()
     return found
 
 

@@ -11,10 +11,11 @@ from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.presets import local_cluster
-from penstock.jobs.data_lengths import data_lengths, profile_of_lengths
+from penstock.jobs.data_lengths import data_lengths
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.measure.layer_times import measure_profile
+from penstock.measure.length_mix import mean_profile
 from penstock.measure.links import measure_links, usable_cores, usable_memory_bytes
 from penstock.measure.model_structure import parameters_of
 from penstock.measure.roofline import estimate_profile
@@ -55,9 +56,13 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
     model = job.build_model()
     if not is_on_meta(model):
         model.to(device)
-    batch = data_lengths(job).typical if job.dynamic else job.example_batch()
+    lengths = data_lengths(job)
     graph = capture_model(
-        model, batch, loss=job.loss, granularity=job.granularity, dynamic=job.dynamic
+        model,
+        lengths.typical.batch if lengths else job.example_batch(),
+        loss=job.loss,
+        granularity=job.granularity,
+        dynamic=lengths.dynamic if lengths else None,
     )
     if job.weights is not None:
         sources_of(job.weights, graph)
@@ -109,9 +114,20 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
 
 def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelProfile:
     """The profile of the example batch, or of the lengths that the job's data has."""
-    if not job.dynamic:
+    lengths = data_lengths(job)
+    if lengths is None:
         return profile_of(job.example_batch())
-    return profile_of_lengths(data_lengths(job), profile_of)
+    every = [(group, profile_of(group.batch)) for group in lengths.groups]
+    known = {group.lengths: profile for group, profile in every}
+    longest = known.get(lengths.longest.lengths) or profile_of(lengths.longest.batch)
+    mixed = mean_profile(
+        [
+            (tuple(zip(lengths.names, group.lengths, strict=True)), group.share, profile)
+            for group, profile in every
+        ],
+        longest,
+    )
+    return replace(mixed, source=f"{mixed.source}; {lengths}")
 
 
 def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_cores: bool) -> float:

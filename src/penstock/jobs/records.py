@@ -1,6 +1,7 @@
 """What a run writes down while it runs: metrics.jsonl and TensorBoard's event files."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.jobs.run_directory import RunDirectory, rows_before, write_rows
@@ -27,8 +28,14 @@ class Records:
         self._file = directory.metrics.open("a", buffering=1)
         self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
 
-    def step(self, step: int, metrics: StepMetrics, verified: str = "") -> None:
-        """Record a step, and how it compared with the user's module where it was compared."""
+    def step(
+        self,
+        step: int,
+        metrics: StepMetrics,
+        verified: str = "",
+        lengths: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record a step, how it compared with the user's module if it did, and its lengths."""
         row: dict[str, Any] = {
             "step": step,
             "loss": metrics.loss,
@@ -47,6 +54,8 @@ class Records:
             row["gradient_noise_scale"] = metrics.gradient_noise.scale
         if verified:
             row["verified"] = verified
+        if lengths:
+            row["lengths"] = dict(lengths)
         self._write(step, row)
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
@@ -65,5 +74,5 @@ class Records:
             return
         self._file.write(f"{json.dumps(row)}\n")
         for name, value in row.items():
-            if name not in ("step", "verified") and value is not None:
+            if name not in ("step", "verified", "lengths") and value is not None:
                 self._board.add_scalar(name, value, step)

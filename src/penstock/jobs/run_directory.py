@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.timeline.json_file import write_timeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["RunDirectory", "latest_run", "new_run", "rows_before", "write_rows"]
+__all__ = ["RunDirectory", "latest_run", "new_run", "read_rows", "rows_before", "write_rows"]
 
 RUNS = Path("runs")
 
@@ -141,16 +142,15 @@ def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
 
     A last line that was cut off by a crash is dropped.
     """
+    return [row for row in read_rows(path) if row["step"] <= step]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl`` that are whole; none where there is no such file."""
     rows: list[dict[str, Any]] = []
-    if not path.exists():
-        return rows
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if row["step"] <= step:
-            rows.append(row)
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
     return rows
 
 

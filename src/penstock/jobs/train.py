@@ -12,14 +12,14 @@ from typing import Any
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
+from penstock.jobs.measured_lengths import MeasuredLength, mean_s, measured_lengths
 from penstock.jobs.profile_job import cluster_for, cost_job
 from penstock.jobs.progress import show_cursor
-from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
-from penstock.jobs.worker import WorkerReport, WorkerTask, train_worker
+from penstock.jobs.run_directory import RunDirectory, latest_run, new_run, read_rows
+from penstock.jobs.worker import WARM_UP_STEPS, WorkerReport, WorkerTask, train_worker
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.registry import PLANNERS
 from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
@@ -29,6 +29,8 @@ from penstock.runtime.endless import updates_per_batch
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.runnable import check_runnable
 from penstock.runtime.weight_saving import check_free
+from penstock.search.registry import PLANNERS
+from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
@@ -67,7 +69,10 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to; the keys of ``penstock train --json``."""
+    """What a run came to; the keys of ``penstock train --json``.
+
+    Where batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them.
+    """
 
     steps: int
     loss: float
@@ -80,6 +85,7 @@ class TrainResult:
     report: Path
     run_directory: Path
     weights: Path | None = None
+    by_length: tuple[MeasuredLength, ...] = ()
 
 
 def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> TrainResult:
@@ -106,17 +112,25 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
     resume_from = latest_checkpoint(directory.checkpoints) if request.resume else None
+    if resume_from and job.weights is not None and not Path(job.weights.directory).exists():
+        # The checkpoint has them all.
+        job = replace(job, weights=None)
     profile, cluster = costs_of(job, request, directory, say)
     plan = given or plan_for(job, request, directory, profile, cluster, say)
     check_plan_fits(plan, job, request.workers, f"the plan of '{directory.path}'")
     check_layers(plan, profile)
     directory.write_plan(plan)
     prediction = predict(job, plan, profile, cluster)
+    by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
+    if by_length:
+        prediction = replace(prediction, iteration_s=expected_s(by_length))
     directory.write_predicted(prediction.timeline)
     say(f"plan: {in_words(plan)}; predicted {1000 * prediction.iteration_s:.0f} ms a step")
     task = WorkerTask(job, plan, directory.path, resume_from, request.device, request.shown)
     reports = run_workers(task, request.workers, directory, say)
-    return finish(job, request, directory, plan, prediction, reports)
+    start = reports[0].start
+    lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
+    return finish(job, request, directory, plan, prediction, reports, lengths)
 
 
 def costs_of(
@@ -168,7 +182,8 @@ def plan_for(
     if request.planner not in PLANNERS:
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
     problem = replace(
-        problem_of(job, profile, cluster), schedules=schedules_named(request.schedule)
+        problem_of(job, profile, cluster),
+        schedules=schedules_named(request.schedule, request.planner),
     )
     return find_plan(problem, request.planner, make_score(problem))
 
@@ -249,9 +264,12 @@ def finish(
     plan: Plan,
     prediction: Prediction,
     reports: tuple[WorkerReport, ...],
+    lengths: tuple[MeasuredLength, ...],
 ) -> TrainResult:
     """Write measurements, summary and report."""
     first = reports[0]
+    measured_s = mean_s(lengths) or first.measured_s
+    samples_per_s = first.samples_per_s * first.measured_s / measured_s
     directory.write_measured(first.timeline)
     summary: dict[str, Any] = {
         "name": directory.path.name,
@@ -260,26 +278,29 @@ def finish(
         "schedule": plan.schedule,
         "workers": request.workers,
         "predicted_s": prediction.iteration_s,
-        "measured_s": first.measured_s,
+        "measured_s": measured_s,
         "predicted_peak_memory_bytes": list(prediction.peak_memory_bytes),
         "measured_peak_memory_bytes": [reports[d].peak_memory_bytes for d in plan.devices],
         "steps": first.steps,
         "loss": first.loss,
-        "samples_per_s": first.samples_per_s,
+        "samples_per_s": samples_per_s,
     }
+    if lengths:
+        summary["by_length"] = [found.to_json() for found in lengths]
     directory.write_summary(summary)
     return TrainResult(
         steps=first.steps,
         loss=first.loss,
-        samples_per_s=first.samples_per_s,
+        samples_per_s=samples_per_s,
         predicted_s=prediction.iteration_s,
-        measured_s=first.measured_s,
+        measured_s=measured_s,
         verified=first.verified,
         plan=directory.path / "plan.json",
         checkpoint=latest_checkpoint(directory.checkpoints),
         report=write_report(directory.path),
         run_directory=directory.path,
         weights=job.save_weights,
+        by_length=lengths,
     )
 
 

@@ -9,10 +9,10 @@ from penstock.jobs.profile_job import profile_job
 from penstock.jobs.train import check_plan_fits, problem_of
 from penstock.jobs.worker import pipeline_of
 from penstock.measure.links import usable_cores, usable_memory_bytes
-from penstock.plan.dynamic_program import pipeline_candidates
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.planners.dynamic_program import pipeline_candidates
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.verify import VerifyResult
 from penstock.simulate.score import make_score

@@ -1,7 +1,8 @@
 """What every worker of a training run does: the same loop over the same batches."""
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,7 +24,7 @@ from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
+__all__ = ["WARM_UP_STEPS", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
 
 WARM_UP_STEPS = 3
 """Steps at the start whose times do not count: caches fill and connections are made."""
@@ -47,7 +48,8 @@ class WorkerTask:
 class WorkerReport:
     """What a worker hands back; ``timeline`` is that of a step that took about the median time.
 
-    ``verified`` says how the first step compared with the user's module, where it was compared.
+    ``start`` steps had been taken before. ``verified`` says how the first step compared with the
+    user's module, where it was compared.
     """
 
     steps: int
@@ -57,6 +59,7 @@ class WorkerReport:
     timeline: Timeline
     peak_memory_bytes: float
     verified: str
+    start: int = 0
 
 
 @dataclass
@@ -130,13 +133,14 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     measured, memory = Measurements(), list[MeasuredMemory]()
     display = display_for(start, job.steps, shown=task.shown and first)
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
+    lengths = deque[Mapping[str, int]]()
     with closing(display), closing(Records(directory, start, writes=first)) as records:
-        for step, metrics in enumerate(trained(pipe, job, start, memory), start + 1):
+        for step, metrics in enumerate(trained(pipe, job, start, memory, lengths), start + 1):
             loss, samples = metrics.loss, metrics.samples
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
             verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
-            records.step(step, metrics, verified)
+            records.step(step, metrics, verified, lengths.popleft())
             if verified:
                 display.note(f"step 1: {verified}")
             display.step(step, metrics)
@@ -165,19 +169,25 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         samples_per_s=samples / typical_s,
         timeline=timeline,
         verified=str(pipe.verified or ""),
+        start=start,
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
 
 
 def trained(
-    pipe: Pipeline, job: Job, start: int, memory: list[MeasuredMemory]
+    pipe: Pipeline,
+    job: Job,
+    start: int,
+    memory: list[MeasuredMemory],
+    lengths: deque[Mapping[str, int]],
 ) -> Iterator[StepMetrics]:
     """Train to the end of the run, step by step; the memory of one step goes to ``memory``.
 
-    Where the plan's schedule updates without a flush, steps follow one another without a pause up
-    to the next evaluation or checkpoint.
+    The lengths of each step's batch go to ``lengths``; several batches have none. Where the plan's
+    schedule updates without a flush, steps follow one another without a pause up to the next
+    evaluation or checkpoint.
     """
-    steps = steps_of(job, start)
+    steps = noting_lengths(pipe, steps_of(job, start), lengths)
     if not updates_per_batch(pipe.plan):
         for step, batches in enumerate(steps, start + 1):
             if step == measured_step(start, job.steps):
@@ -199,6 +209,15 @@ def trained(
         for metrics in stream:
             step += 1
             yield metrics
+
+
+def noting_lengths(
+    pipe: Pipeline, steps: Iterator[tuple[object, ...]], lengths: deque[Mapping[str, int]]
+) -> Iterator[tuple[object, ...]]:
+    """``steps``, the lengths of each one's batch noted when it is asked for."""
+    for batches in steps:
+        lengths.append(pipe.lengths_of(batches[0]) if len(batches) == 1 else {})
+        yield batches
 
 
 def measured_first(

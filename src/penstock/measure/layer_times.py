@@ -79,7 +79,7 @@ def measure_profile(
     return ModelProfile(
         name=graph.name,
         layers=layers,
-        edges=edges_of(graph),
+        edges=edges_of(graph, graph.lengths_of(dict(enumerate(leaves)))),
         shared=shared,
         batch_size=max(sizes),
         step_s_per_byte=step_s_per_byte,

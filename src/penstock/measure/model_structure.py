@@ -1,6 +1,7 @@
 """What a profile says of a model without running it: parameters and the tensors between layers."""
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.lengths import LengthsOf
 from penstock.profile.model_profile import Affine, Edge, SharedParameter
 
 __all__ = ["edges_of", "parameters_of"]
@@ -33,10 +34,14 @@ def parameters_of(
     return own, tuple(shared)
 
 
-def edges_of(graph: LayerGraph) -> tuple[Edge, ...]:
-    """One edge for each tensor and each layer that reads it, bytes affine in the samples."""
+def edges_of(graph: LayerGraph, lengths: LengthsOf) -> tuple[Edge, ...]:
+    """One edge for each tensor and each layer that reads it, bytes affine in the samples.
+
+    They are those of batches of these lengths.
+    """
     edges: list[Edge] = []
-    for spec, producer, consumers in graph.crossings:
+    for example, producer, consumers in graph.crossings:
+        spec = example.at(lengths)
         one, two = spec.bytes_for(1), spec.bytes_for(2)
         size = Affine(float(2 * one - two), float(two - one))
         back = size if spec.requires_grad else Affine()

@@ -80,7 +80,7 @@ def estimate_profile(
     return ModelProfile(
         name=graph.name,
         layers=tuple(cost(index, name) for index, name in enumerate(graph.layer_names)),
-        edges=edges_of(graph),
+        edges=edges_of(graph, graph.lengths_of(dict(enumerate(leaves)))),
         shared=shared,
         batch_size=max(sizes),
         step_s_per_byte=ADAM_STEP_PASSES / (hardware.memory_share * hardware.bytes_per_s),

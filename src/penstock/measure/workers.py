@@ -27,13 +27,22 @@ def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
             f"the same model in every worker"
         )
     first = profiles[0]
-    costs = zip(*(profile.layers for profile in profiles), strict=True)
+    lengths = zip(*(profile.by_length for profile in profiles), strict=True)
     return replace(
         first,
-        layers=tuple(median_cost(layers) for layers in costs),
+        layers=median_costs([profile.layers for profile in profiles]),
+        by_length=tuple(
+            replace(every[0], layers=median_costs([costs.layers for costs in every]))
+            for every in lengths
+        ),
         step_s_per_byte=median(profile.step_s_per_byte for profile in profiles),
         source=f"{first.source}, {len(profiles)} workers at once",
     )
+
+
+def median_costs(workers: Sequence[Sequence[LayerCost]]) -> tuple[LayerCost, ...]:
+    """Every layer's median times over workers."""
+    return tuple(median_cost(layers) for layers in zip(*workers, strict=True))
 
 
 def median_cost(layers: Sequence[LayerCost]) -> LayerCost:

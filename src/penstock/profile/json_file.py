@@ -8,7 +8,14 @@ from pydantic import Field
 
 from penstock.document import Entry, check_document, json_text, parse_json, read_text, write_text
 from penstock.errors import BadInput
-from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    LengthCosts,
+    ModelProfile,
+    SharedParameter,
+)
 
 __all__ = ["profile_from_json", "read_profile", "write_profile"]
 
@@ -78,6 +85,24 @@ class SharedEntry(Entry):
     layers: list[int]
 
 
+class LengthCostsEntry(Entry):
+    """The costs of batches of about one length."""
+
+    lengths: dict[str, int]
+    share: float
+    layers: list[LayerEntry]
+    edges: list[EdgeEntry] = Field(default_factory=list[EdgeEntry])
+
+    def value(self) -> LengthCosts:
+        """The costs that the entry describes."""
+        return LengthCosts(
+            tuple(self.lengths.items()),
+            self.share,
+            tuple(layer.value() for layer in self.layers),
+            tuple(edge.value() for edge in self.edges),
+        )
+
+
 class ProfileEntry(Entry):
     """A whole profile."""
 
@@ -91,6 +116,7 @@ class ProfileEntry(Entry):
     layers: list[LayerEntry]
     edges: list[EdgeEntry] = Field(default_factory=list[EdgeEntry])
     shared: list[SharedEntry] = Field(default_factory=list[SharedEntry])
+    by_length: list[LengthCostsEntry] = Field(default_factory=list[LengthCostsEntry])
 
 
 def read_profile(path: str | Path) -> ModelProfile:
@@ -119,6 +145,7 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
             step_s_per_byte=entry.step_s_per_byte,
             source=entry.source,
             device=entry.device,
+            by_length=tuple(costs.value() for costs in entry.by_length),
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -142,4 +169,8 @@ def write_profile(profile: ModelProfile, path: str | Path) -> None:
         "edges": [asdict(edge) for edge in profile.edges],
         "shared": [asdict(shared) for shared in profile.shared],
     }
+    if profile.by_length:
+        document["by_length"] = [
+            {**asdict(costs), "lengths": dict(costs.lengths)} for costs in profile.by_length
+        ]
     write_text(path, json_text(document))

@@ -1,7 +1,7 @@
 """What each layer of a model costs: seconds and bytes, affine in the number of samples."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from penstock.errors import BadInput
@@ -10,10 +10,15 @@ __all__ = [
     "Affine",
     "Edge",
     "LayerCost",
+    "LengthCosts",
     "ModelProfile",
     "SharedParameter",
     "first_of_each_tensor",
 ]
+
+
+SHARES_OFF = 1e-6
+"""Shares add up to 1 but for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +99,31 @@ class SharedParameter:
 
 
 @dataclass(frozen=True)
+class LengthCosts:
+    """The costs of batches of about one length, and the share of all batches that are so long.
+
+    ``lengths`` are those that were measured, by name.
+    """
+
+    lengths: tuple[tuple[str, int], ...]
+    share: float
+    layers: tuple[LayerCost, ...]
+    edges: tuple[Edge, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {size}" for name, size in self.lengths)
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """A chain of layers with measured or estimated costs.
 
     ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
     optimizer's seconds per byte of parameters. ``source`` says where the figures are from, and
     ``device`` is the kind of device that they are of, where that is a kind with a name.
+
+    Where batches have different lengths, ``by_length`` has the costs of each, from short to long;
+    then times and edges are the means over them, and bytes kept are those of the longest batch.
 
     Raises:
         BadInput: no layers, a negative or non-finite figure, an edge that does not point forward.
@@ -113,9 +137,14 @@ class ModelProfile:
     step_s_per_byte: float = 0.0
     source: str = "unknown"
     device: str = ""
+    by_length: tuple[LengthCosts, ...] = ()
 
     def __post_init__(self) -> None:
         check_profile(self)
+
+    def at(self, costs: LengthCosts) -> "ModelProfile":
+        """The profile of batches of one length."""
+        return replace(self, layers=costs.layers, edges=costs.edges, by_length=())
 
     def forward_s(self, layers: range, samples: float) -> float:
         """Seconds for one forward of ``layers`` on ``samples`` samples at speed 1."""
@@ -191,6 +220,7 @@ def check_profile(profile: ModelProfile) -> None:
             )
         for figure in ("bytes", "gradient_bytes"):
             check_affine(profile, f"tensor '{edge.tensor}': {figure}", getattr(edge, figure))
+    check_shares(profile)
     for shared in profile.shared:
         check_figure(profile, f"shared parameter '{shared.name}': bytes", shared.bytes)
         if not all(0 <= layer < len(profile.layers) for layer in shared.layers):
@@ -198,6 +228,25 @@ def check_profile(profile: ModelProfile) -> None:
                 f"profile '{profile.name}': shared parameter '{shared.name}' is used by layers "
                 f"{list(shared.layers)}; they must be in 0..{len(profile.layers) - 1}"
             )
+
+
+def check_shares(profile: ModelProfile) -> None:
+    """Raise `BadInput` where lengths are not of all batches, or of other layers."""
+    if not profile.by_length:
+        return
+    total = sum(costs.share for costs in profile.by_length)
+    if abs(total - 1) > SHARES_OFF or min(costs.share for costs in profile.by_length) < 0:
+        raise BadInput(
+            f"profile '{profile.name}': the shares of its lengths add up to {total:g}; they must "
+            f"be >= 0 and add up to 1; profile the model again"
+        )
+    for costs in profile.by_length:
+        if len(costs.layers) != len(profile.layers):
+            raise BadInput(
+                f"profile '{profile.name}' has {len(profile.layers)} layers, and "
+                f"{len(costs.layers)} at {costs}; profile the model again"
+            )
+        profile.at(costs)
 
 
 def check_affine(profile: ModelProfile, figure: str, cost: Affine) -> None:

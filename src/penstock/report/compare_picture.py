@@ -51,6 +51,7 @@ class PictureHead:
     subtitle: str
     bound_s: float
     bound_argument: str = ""
+    bound_covers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ def bars_panel(
     parts.append(bound_line(axis, head.bound_s, rows_top - 4, bottom))
     proof = f": {head.bound_argument}" if head.bound_argument else ""
     parts.append(axis_labels(axis, bottom + 14))
-    note = f"dashed: no plan takes less than {seconds_text(head.bound_s)}{proof}"
+    covers = f" ({head.bound_covers})" if head.bound_covers else ""
+    note = f"dashed: no plan takes less than {seconds_text(head.bound_s)}{covers}{proof}"
     parts.append(text(shortened(note, 190), GUTTER, bottom + 34, "bound-note"))
     return bottom + 38, "\n".join(parts)
 

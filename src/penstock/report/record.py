@@ -18,7 +18,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.timeline.json_file import read_timeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["Evaluation", "RunRecord", "RunSummary", "StepRecord", "read_run"]
+__all__ = ["Evaluation", "LengthRecord", "RunRecord", "RunSummary", "StepRecord", "read_run"]
 
 NEEDED = (
     "plan.json",
@@ -53,6 +53,16 @@ class Evaluation(Row):
     evaluation_loss: float
 
 
+class LengthRecord(Row):
+    """Predicted and measured seconds of the steps whose batches were about so long."""
+
+    lengths: dict[str, int]
+    share: float
+    predicted_s: float
+    measured_s: float
+    steps: int
+
+
 class RunSummary(Row):
     """The run in a few figures; peaks are in the order of the plan's devices."""
 
@@ -65,6 +75,7 @@ class RunSummary(Row):
     predicted_s: float
     measured_s: float
     measured_peak_memory_bytes: tuple[float, ...] = ()
+    by_length: tuple[LengthRecord, ...] = ()
 
 
 RowType = TypeVar("RowType", bound=Row)

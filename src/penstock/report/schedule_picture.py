@@ -44,7 +44,7 @@ def schedule_drawing(schedule: Schedule, shape: PipelineShape, title: str) -> Dr
 def schedule_timeline(schedule: Schedule, shape: PipelineShape, title: str = "") -> Timeline:
     """The schedule played on its shape, device groups as devices.
 
-    >>> from penstock.schedule.early_backward import gpipe
+    >>> from penstock.schedule.families.early_backward import gpipe
     >>> shape = PipelineShape(stages=2, micro_batches=1)
     >>> timeline = schedule_timeline(gpipe(shape), shape)
     >>> [(e.device, e.kind, e.start_s, e.end_s) for e in timeline.events][:3]

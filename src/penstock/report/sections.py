@@ -6,7 +6,7 @@ from html import escape
 from penstock.plan.plan import Stage
 from penstock.report.device_stages import stages_by_device
 from penstock.report.palette import KIND_WORDS
-from penstock.report.record import RunRecord
+from penstock.report.record import LengthRecord, RunRecord
 from penstock.report.tables import recompute_text
 from penstock.timeline.metrics import (
     bubble_fraction,
@@ -21,6 +21,7 @@ from penstock.words import layers_text, percent_text, seconds_text, size_text
 __all__ = [
     "facts",
     "legend",
+    "length_section",
     "loss_legend",
     "memory_figures",
     "memory_legend",
@@ -62,7 +63,11 @@ def tiles(record: RunRecord) -> str:
     return "\n".join(
         [
             tile("Predicted iteration", seconds_text(summary.predicted_s), "by the simulator"),
-            tile("Measured iteration", seconds_text(summary.measured_s), "median of the steps"),
+            tile(
+                "Measured iteration",
+                seconds_text(summary.measured_s),
+                "mean over the lengths" if summary.by_length else "median of the steps",
+            ),
             tile(
                 "Prediction error",
                 percent_text(abs(error)),
@@ -189,6 +194,43 @@ def split_cell(timeline: Timeline, device: int) -> str:
         f"<span>{name} {percent_text(share)}</span>" for name, share in shares.items()
     )
     return f'<div class="split">{bars}</div><div class="quiet shares">{figures}</div>'
+
+
+def length_section(record: RunRecord) -> str:
+    """Predicted and measured iterations length by length; nothing where there is one only."""
+    if not record.summary.by_length:
+        return ""
+    heads = [
+        ("Length", ""),
+        ("Share of the batches", "number"),
+        ("Predicted", "number"),
+        ("Measured", "number"),
+        ("Prediction error", "number"),
+        ("Steps", "number"),
+    ]
+    rows = [length_row(found) for found in record.summary.by_length]
+    return (
+        '<section>\n  <div class="head"><h2>Lengths of the batches</h2>'
+        "<p>Each step counts at the nearest of the lengths that were measured before.</p></div>\n"
+        f'  <div class="wide">\n{table(heads, rows)}\n  </div>\n</section>'
+    )
+
+
+def length_row(found: LengthRecord) -> list[str]:
+    """The cells of a length."""
+    named = ", ".join(f"{name} {size}" for name, size in found.lengths.items())
+    measured, error = "no such step", ""
+    if found.steps:
+        measured = seconds_text(found.measured_s)
+        error = f"{100 * (found.predicted_s / found.measured_s - 1):+.1f} %"
+    return [
+        escape(named),
+        percent_text(found.share),
+        seconds_text(found.predicted_s),
+        measured,
+        error,
+        str(found.steps),
+    ]
 
 
 def memory_legend(record: RunRecord) -> str:

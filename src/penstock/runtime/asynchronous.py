@@ -32,7 +32,7 @@ from penstock.runtime.versioned_stage import VersionedStage, clip_gradients
 from penstock.runtime.weight_versions import make_weight_versions
 from penstock.runtime.worker import Worker
 from penstock.schedule.action import Action
-from penstock.schedule.early_backward import one_f_one_b
+from penstock.schedule.families.early_backward import one_f_one_b
 
 __all__ = ["EndlessTraining", "endless_training"]
 

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from penstock.capture.bucket_stage import graphs_in
+
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
 
 BATCH_NORM_OPERATORS = (
@@ -231,11 +233,7 @@ def statistics_type(dtype: torch.dtype) -> torch.dtype:
 
 def uses_batch_norm(module: torch.nn.Module) -> bool:
     """Whether a stage module contains batch normalisation, as a module or as an operator."""
-    for part in module.modules():
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-            return True
-        if isinstance(part, torch.fx.GraphModule) and any(
-            node.target in BATCH_NORM_OPERATORS for node in part.graph.nodes
-        ):
-            return True
-    return False
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    return any(isinstance(part, norms) for part in module.modules()) or any(
+        node.target in BATCH_NORM_OPERATORS for g in graphs_in(module) for node in g.graph.nodes
+    )

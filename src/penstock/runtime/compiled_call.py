@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from penstock.capture.bucket_stage import BucketStage
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
@@ -174,7 +175,16 @@ def rows_of(plan: Plan, rank: int, stage: int) -> int:
 
 
 def compiled(module: nn.Module) -> Run:
-    """``module`` as a compiled function of leaves and received tensors."""
+    """``module`` as a compiled function of leaves and received tensors.
+
+    Raises:
+        BadInput: it was captured once for each of some lengths.
+    """
+    if isinstance(module, BucketStage):
+        raise BadInput(
+            "compile = true was given for a model that is captured once for each bucket of "
+            "lengths, and stages are compiled for one; leave compile out"
+        )
     if isinstance(module, fx.GraphModule) and is_plain(module):
         graph, names = with_tensors_as_arguments(module)
         held = [holder_of(module, name) for name in names.values()]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.schedule.action import Action
-from penstock.schedule.asynchronous import endless_depths
+from penstock.schedule.families.asynchronous import endless_depths
 from penstock.schedule.weight_rule import WeightRule
 
 __all__ = ["EndlessOrder", "endless_order", "updates_per_batch"]

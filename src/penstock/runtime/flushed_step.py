@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -17,17 +18,18 @@ def flushed_step(
     training: Training,
     batches: Sequence[Sequence[torch.Tensor]],
     *,
+    within: AbstractContextManager[object] | None = None,
     before_update: Callable[[Totals, float], None] | None = None,
 ) -> StepMetrics:
     """One step on batches, given as their leaves; see `Pipeline.step`.
 
-    ``before_update`` is called when gradients are summed but neither divided nor used, with the
-    totals and what the loss was multiplied by.
+    ``within`` is entered around forwards and backwards. ``before_update`` is called when gradients
+    are summed but neither divided nor used, with the totals and what the loss was multiplied by.
     """
     samples = sum(leaves[0].shape[0] for leaves in batches)
     worker.check_noise(len(batches))
     seed = training.seed(samples)
-    totals = worker.run(*batches, training=True, seed=seed)
+    totals = worker.run(*batches, training=True, within=within, seed=seed)
     if before_update is not None:
         before_update(totals, seed)
     reduced, start = time.perf_counter(), worker.clock.now()

@@ -109,9 +109,10 @@ class InProcessPipeline:
         check_layers(plan, self._graph)
         self._programs = [self._graph.stage(stage.layers) for stage in plan.stages]
         self._clip_norm = clip_norm
+        owned = parameters_by_first_stage(self._programs)
         self._optimizers = [
-            stage_optimizer(program, optimizer, learning_rate_schedule, clip_norm)
-            for program in self._programs
+            stage_optimizer(parameters, optimizer, learning_rate_schedule, clip_norm)
+            for parameters in owned
         ]
         self._runners = [ModuleRunner(program, torch.device("cpu")) for program in self._programs]
         rule = order_of(plan).weights
@@ -207,11 +208,10 @@ class InProcessPipeline:
         self._play(orders, self._runners)
         loss, weight = mean_loss(self._runners[-1])
         gradients = [g for own in self._optimizers for g in own.gradients]
-        distinct = list({id(g): g for g in gradients}.values())
-        for gradient in distinct:
+        for gradient in gradients:
             gradient.mul_(1 / weight)
         if self._clip_norm is not None:
-            clip_gradients(distinct, self._clip_norm)
+            clip_gradients(gradients, self._clip_norm)
         for own in self._optimizers:
             own.step()
         return loss
@@ -316,14 +316,27 @@ class InProcessPipeline:
         self._runners[-1].reseed(number, share / weight if weight else 0.0)
 
 
+def parameters_by_first_stage(programs: Sequence[StageProgram]) -> list[list[nn.Parameter]]:
+    """The trained parameters of every stage; a tied one only where it comes first.
+
+    It is one tensor with one gradient here, so a second optimizer would step it a second time.
+    """
+    seen: set[nn.Parameter] = set()
+    found: list[list[nn.Parameter]] = []
+    for program in programs:
+        own = [p for p in program.module.parameters() if p.requires_grad and p not in seen]
+        seen.update(own)
+        found.append(own)
+    return found
+
+
 def stage_optimizer(
-    program: StageProgram,
+    parameters: list[nn.Parameter],
     make: MakeOptimizer,
     make_schedule: MakeSchedule | None,
     clip_norm: float | None,
 ) -> StageOptimizer:
     """The optimizer of a stage's parameters, whose gradients are zero."""
-    parameters = [p for p in program.module.parameters() if p.requires_grad]
     gradients: list[torch.Tensor] = []
     for parameter in parameters:
         if parameter.grad is None:

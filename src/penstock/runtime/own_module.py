@@ -7,19 +7,21 @@ tensors, gradients, attributes and random states are as before.
 
 import random
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from penstock.capture.as_trained import as_trained
 from penstock.capture.layer_graph import LayerGraph
 from penstock.runtime.loss_terms import LossTerms, MeasuredLoss, accumulate
 from penstock.runtime.random_calls import random_call
 from penstock.runtime.recompute import random_state, restore_random_state
+from penstock.runtime.same_dropout import Masks, SameDropout
 from penstock.runtime.without_dropout import WithoutDropout
 
 __all__ = ["OwnRun", "run_own_module"]
@@ -52,26 +54,37 @@ def run_own_module(
     *,
     device: torch.device,
     autocast: torch.dtype | None,
+    masks: Masks = (),
 ) -> OwnRun:
     """Forward and backward of the user's module and loss, with ``values`` as its tensors.
 
     ``micro_batches`` are the rows of each micro-batch: one range for the whole batch at once.
+    Dropout is off, or has the ``masks`` of a step.
+
+    Raises:
+        OtherMasks: the module calls dropout in another way than the step did.
     """
     module = graph.own_module()
     placed = [leaf.to(device) for leaf in leaves]
-    mode = WithoutDropout()
+    same, off, seen = SameDropout(masks, device), WithoutDropout(), TrainedTypes()
 
     # In half precision small gradients vanish unless the loss is scaled, as the pipeline's is.
     scale = float(placed[0].shape[0]) if autocast == torch.float16 else 1.0
 
     def run() -> float:
         precision = torch.autocast(device.type, autocast) if autocast else nullcontext()
-        with mode:
+        with seen, same if masks else off:
             if len(micro_batches) > 1:
-                parts = [measured_loss(module, placed, rows, precision) for rows in micro_batches]
+                parts: list[MeasuredLoss] = []
+                for rows in micro_batches:
+                    same.begin(rows)
+                    parts.append(measured_loss(module, placed, rows, precision))
+                    same.end()
                 return accumulate(parts, scale)
+            same.begin(micro_batches[0])
             with precision:
                 loss = module(*placed)[0]
+            same.end()
             if loss.requires_grad:
                 loss.backward(loss.new_tensor(scale))
             return float(loss.detach())
@@ -87,8 +100,29 @@ def run_own_module(
         loss = run()
         gradients, buffers = results(held, scale)
         found = "" if same_state(before, random_state(device)) else random_call(run, device)
-    types = frozenset(mode.types) | {gradient.dtype for gradient in gradients.values()}
-    return OwnRun(loss, gradients, buffers, types, mode.dropped, found)
+    types = frozenset(seen.types) | {gradient.dtype for gradient in gradients.values()}
+    return OwnRun(loss, gradients, buffers, types, off.dropped, found)
+
+
+class TrainedTypes(TorchFunctionMode):
+    """While active, collects the ``types`` of the trained numbers that functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``, and note the type of what it returns."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            self.types.add(result.dtype)
+        return result
 
 
 def measured_loss(

@@ -14,6 +14,7 @@ from penstock.capture.layer_graph import Batch, LayerGraph, Loss
 from penstock.capture.lengths import Dynamic
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
+from penstock.runtime.adapter_saving import save_adapters
 from penstock.runtime.asynchronous import endless_training
 from penstock.runtime.batch_metrics import Evaluation, Metric, MetricSums, check_metrics
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
@@ -196,6 +197,15 @@ class Pipeline:
         """The number of samples of ``batch``."""
         return self._graph.batch_leaves(batch)[0].shape[0]
 
+    def lengths_of(self, batch: Batch) -> dict[str, int]:
+        """The lengths of ``batch`` by name, or of the bucket that it runs in; empty without any."""
+        graph = self._graph
+        if not graph.lengths:
+            return {}
+        found = graph.lengths_of(dict(enumerate(graph.batch_leaves(batch))))
+        names = (length.name for length in graph.lengths)
+        return dict(zip(names, found, strict=True))
+
     def step(self, *batches: Batch) -> StepMetrics:
         """Train on a batch: forward, backward, clipping, optimizer, learning-rate schedule.
 
@@ -365,6 +375,19 @@ class Pipeline:
         """
         self._drain()
         save_weights(self._worker, Path(directory), max_shard_bytes)
+        return Path(directory)
+
+    def save_adapters(self, directory: Path | str) -> Path:
+        """Write the adapter of peft that is trained, and nothing else of the model; all must ask.
+
+        Rank 0 gathers and writes it: ``PeftModel.from_pretrained`` reads the directory.
+
+        Raises:
+            BadInput: there are no adapters; trained tensors are no part of the active one; there
+                are weights already; or the directory cannot be written.
+        """
+        self._drain()
+        save_adapters(self._worker, Path(directory))
         return Path(directory)
 
     def save(

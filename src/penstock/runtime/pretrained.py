@@ -21,7 +21,7 @@ from penstock.errors import BadInput
 from penstock.runtime.safetensors_file import StoredTensor, read_into
 from penstock.runtime.weight_directory import check_architecture, tensors_in
 
-__all__ = ["Weights", "read_stage", "sources_of"]
+__all__ = ["Weights", "is_adapted", "read_stage", "sources_of"]
 
 SHOWN = 3
 """Names that a message lists."""

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from penstock.capture.accumulating_linear import LARGE, accumulating_linear
+from penstock.capture.bucket_stage import BucketStage
 from penstock.capture.deferred_weights import (
     DeferredGradients,
     DeferredWeights,
@@ -183,8 +184,39 @@ class TracedCall:
         return [p for p in found if isinstance(p, nn.Parameter) and p.requires_grad]
 
 
+class BucketCall:
+    """A stage that was captured once for each of some lengths, each called its fastest way."""
+
+    def __init__(self, module: BucketStage) -> None:
+        self._module = module
+        self._calls = {id(part): stage_call(part.module) for part in module.parts.values()}
+
+    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+        """Run the stage of this length."""
+        part = self._module.part_for(leaves)
+        return self._calls[id(part)].whole([leaves[place] for place in part.places], inputs)
+
+    def halved(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients,
+    ) -> Any:
+        """The same in two halves."""
+        part = self._module.part_for(leaves)
+        own = [leaves[place] for place in part.places]
+        return self._calls[id(part)].halved(own, inputs, deferred)
+
+    def others(self) -> list[nn.Parameter]:
+        """The parameters that get gradients in the first half, at whatever length."""
+        found = [parameter for call in self._calls.values() for parameter in call.others()]
+        return list({id(parameter): parameter for parameter in found}.values())
+
+
 def stage_call(module: nn.Module) -> StageCall:
     """The fastest way to call ``module``."""
+    if isinstance(module, BucketStage):
+        return BucketCall(module)
     if isinstance(module, fx.GraphModule) and is_plain(module):
         return TracedCall(module)
     return ModuleCall(module)

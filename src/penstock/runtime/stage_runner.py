@@ -103,6 +103,7 @@ class ModuleRunner:
     ``seed`` multiplies the gradient that every backward of the loss starts from.
     ``call`` is how the module is called in training (none given: the fastest way known).
     ``take_outputs`` gets each forward's micro-batch and outputs of the model, where there are any.
+    ``forwarding`` is the micro-batch whose forward is running, -1 where none is.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class ModuleRunner:
         self.loss_terms: list[LossTerm] = []
         self._loss_places: list[LossTerm] = []
         self.seed = 1.0
+        self.forwarding = -1
         self._module: nn.Module = program.module
         self._training_call = call or stage_call(program.module)
         # Evaluation switches the module itself, so its graph as captured does not do.
@@ -184,6 +186,13 @@ class ModuleRunner:
             if not (self._synchronised and work.training):
                 return ()
             received = self._row_of_zeros(self.program.received)
+        self.forwarding = micro_batch
+        sent = self._forward(micro_batch, received, borrowed)
+        self.forwarding = -1
+        return sent
+
+    def _forward(self, micro_batch: int, received: Tensors, borrowed: bool) -> Tensors:
+        work = self._work
         inputs = [tensor for tensor in received if tensor is not None]
         if not (work.training and self.has_work("B")):
             with torch.no_grad():

@@ -4,22 +4,25 @@
     all ranks run the batch through the pipeline            compare
     rank 0    gathers its gradients and buffers -------------+
 
-The reference comes first: it shows whether there is dropout, which has to be off in both. Where
-there is none, a step of training can be compared itself, before its optimizer changes the weights.
+Dropout is off in both. A step of training can be compared itself, before its optimizer changes the
+weights, if there is no dropout or the module draws the masks of the step (`same_dropout`).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 
 import torch
 
+from penstock.capture.kept_buffers import kept_buffers
 from penstock.runtime.gathering import gathered
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.own_module import OwnRun, run_own_module
 from penstock.runtime.recompute import random_state, restore_random_state
+from penstock.runtime.same_dropout import OtherMasks, Slices, masks_of
 from penstock.runtime.verify_memory import room_for_reference
 from penstock.runtime.verify_result import (
     Difference,
@@ -36,6 +39,9 @@ __all__ = [
     "Reference",
     "VerifyResult",
     "compared",
+    "compared_without_dropout",
+    "not_compared",
+    "obstacle",
     "reference_of",
     "verify",
     "verify_with",
@@ -49,13 +55,15 @@ IN_PARTS = "your module, micro-batch by micro-batch"
 class Reference:
     """What the user's module gives; ``run`` is there on rank 0 only, the rest on all ranks.
 
-    ``skipped`` says why there is nothing to compare with.
+    ``dropped`` says that its dropout was off, ``masked`` that it had the masks of a step;
+    ``skipped`` why there is nothing to compare with.
     """
 
     name: str
     dropped: bool
     skipped: str
     run: OwnRun | None
+    masked: bool = False
 
 
 def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
@@ -68,7 +76,17 @@ def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
         BadInput: the batch is not the same on all ranks.
         RunFailed: a rank failed.
     """
-    return verify_with(worker, reference_of(worker, [leaves]), [leaves])
+    return compared_without_dropout(worker, [leaves])
+
+
+def compared_without_dropout(
+    worker: Worker, batches: Sequence[Sequence[torch.Tensor]]
+) -> VerifyResult:
+    """`verify` of batches that make one step."""
+    why = obstacle(worker, batches)
+    if why:
+        return not_compared(why)
+    return verify_with(worker, reference_of(worker, batches), batches)
 
 
 def verify_with(
@@ -88,29 +106,39 @@ def untouched(worker: Worker) -> Iterator[None]:
     device, random = worker.world.device, worker.random.state
     gradients = worker.buckets.buckets if worker.buckets is not None else []
     tensors = [*(tensor for _, tensor in worker.named_buffers()), *(b.flat for b in gradients)]
-    before = [tensor.detach().clone() for tensor in tensors]
     states = random_state(device)
     try:
-        yield
+        with kept_buffers(tensors):
+            yield
     finally:
-        for tensor, value in zip(tensors, before, strict=True):
-            # As torch's kernels do, unseen by autograd's check: nothing is saved across steps.
-            tensor.data.copy_(value)
         restore_random_state(device, *states)
         worker.random.state = random
 
 
-def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> Reference:
+def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
+    """Why the user's module cannot be run on the batches; empty where it may. Every rank calls."""
+    return different_lengths(batches) or room_for_reference(worker, batches)
+
+
+def reference_of(
+    worker: Worker,
+    batches: Sequence[Sequence[torch.Tensor]],
+    *,
+    before: Mapping[str, torch.Tensor] | None = None,
+    slices: Slices | None = None,
+) -> Reference:
     """The user's module on the rows of all batches, run on rank 0; every rank calls.
 
     On the whole batch, unless samples of it act on one another: then micro-batch by micro-batch.
+    ``before`` are values of this rank's buffers that are newer by now, ``slices`` the dropout that
+    it has drawn: the module draws the same where it can.
     """
     world, graph = worker.world, worker.graph
-    skipped = different_lengths(batches) or room_for_reference(worker, batches)
-    if skipped:
-        return Reference("", False, skipped, None)
+    drawn = world.gather_to_first(slices or {})
     others = {n: t for n, t in worker.owned_tensors().items() if 0 not in worker.holders[n]}
-    values = {**gathered(world, others), **(worker.named_tensors() if world.rank == 0 else {})}
+    others.update({n: t for n, t in (before or {}).items() if n in others})
+    own = {**worker.named_tensors(), **(before or {})} if world.rank == 0 else {}
+    values = {**gathered(world, others), **own}
     reason = graph.mixing
     name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
     found: Reference | None = None
@@ -118,27 +146,45 @@ def reference_of(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> R
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
             rows = micro_batch_rows(worker, batches) if reason else [range(leaves[0].shape[0])]
-            run = run_own_module(
-                graph,
-                values,
-                leaves,
-                rows,
-                device=world.device,
-                autocast=worker.autocast_dtype,
-            )
+            run, masked = run_with_masks(worker, values, leaves, rows, drawn)
             why = f"random operators, which are not dropout: {run.random}" if run.random else ""
             if reason and not isfinite(run.loss):
                 why = (
                     f"{name}, gives a loss of {run.loss}, as a mean over no targets does; give "
                     f"each micro-batch some"
                 )
-            found = Reference(name, run.dropped, why, run)
+            name += ", with the step's own dropout" if masked else ""
+            found = Reference(name, run.dropped, why, run, masked)
         except Exception as error:
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
             found = Reference(name, False, why, None)
     told = world.from_first(None if found is None else replace(found, run=None))
     return told if found is None else found
+
+
+def run_with_masks(
+    worker: Worker,
+    values: Mapping[str, torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    rows: Sequence[range],
+    drawn: Sequence[Slices],
+) -> tuple[OwnRun, bool]:
+    """The module with the dropout that all ranks have drawn, and whether it could be had."""
+    run = partial(
+        run_own_module,
+        worker.graph,
+        values,
+        leaves,
+        rows,
+        device=worker.world.device,
+        autocast=worker.autocast_dtype,
+    )
+    with suppress(OtherMasks):
+        masks = masks_of(drawn)
+        if masks:
+            return run(masks=masks), True
+    return run(), False
 
 
 def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
@@ -172,6 +218,8 @@ def compared(
 
     Gradients are still sums over ``totals.weight`` terms, times ``seed``; buffers are new.
     """
+    if reference.skipped:
+        return not_compared(reference.skipped)
     if not isfinite(totals.loss):
         return not_compared(f"the loss is {totals.loss}")
     world = worker.world

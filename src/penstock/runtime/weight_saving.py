@@ -20,7 +20,7 @@ from penstock.runtime.safetensors_file import bytes_of, write_tensors
 from penstock.runtime.weight_directory import INDEX_FILE, SINGLE_FILE, shard_name
 from penstock.runtime.worker import Worker
 
-__all__ = ["check_free", "save_weights"]
+__all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights", "stay"]
 
 
 def check_free(directory: Path) -> None:
@@ -124,11 +124,19 @@ def finish(
             index = {"metadata": {"total_size": sum(size for _, size in parts)}}
             (part / INDEX_FILE).write_text(json.dumps(index | {"weight_map": places}, indent=2))
         save_configuration(graph.model, part)
+    except OSError as cause:
+        raise cannot_write(directory, cause) from cause
+    rename(part, directory, last=INDEX_FILE)
+
+
+def rename(part: Path, directory: Path, last: str) -> None:
+    """Give the folder its name, or move its files into the one that has it, ``last`` at the end."""
+    try:
         make_durable(part)
         if not directory.exists():
             part.rename(directory)
             return
-        for path in sorted(part.iterdir(), key=lambda path: path.name == INDEX_FILE):
+        for path in sorted(part.iterdir(), key=lambda path: path.name == last):
             os.replace(path, directory / path.name)
         part.rmdir()
     except OSError as cause:

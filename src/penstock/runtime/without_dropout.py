@@ -1,26 +1,24 @@
 """Dropout switched off for a while, whatever calls it: modules, functions or traced operators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["WithoutDropout"]
+__all__ = ["RECURRENT", "WithoutDropout", "drops"]
 
 
 class WithoutDropout(TorchFunctionMode):
     """While active, dropout passes everything: random masks cannot agree across another cut.
 
-    ``dropped`` says whether there was dropout to switch off. ``types`` are the types of the trained
-    numbers that came out of functions.
+    ``dropped`` says whether there was dropout to switch off.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.dropped = False
-        self.types: set[torch.dtype] = set()
 
     def __torch_function__(
         self,
@@ -31,45 +29,51 @@ class WithoutDropout(TorchFunctionMode):
     ) -> Any:
         """Set the probability of every dropout to zero, let everything else pass."""
         named = dict(kwargs or {})
+        self.dropped |= drops(func, args, named)
         if func in DROPOUTS:
-            args = self._dropout(func, args, named)
+            args = without_p(args, named)
         elif func in ATTENTIONS:
-            args = self._attention(ATTENTIONS[func], args, named)
+            args = with_zero_at(ATTENTIONS[func], args)
+            if "dropout_p" in named:
+                named["dropout_p"] = 0.0
         elif func in RECURRENT:
-            args = self._recurrent(args)
-        result = func(*args, **named)
-        if isinstance(result, torch.Tensor) and result.requires_grad:
-            self.types.add(result.dtype)
-        return result
+            args = with_zero_at(place_of_recurrent(args), args)
+        return func(*args, **named)
 
-    def _dropout(
-        self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]
-    ) -> Sequence[Any]:
+
+def drops(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether a call is one of dropout, in training, with a probability above 0."""
+    if func in DROPOUTS:
         # The probability is the first number after the tensor, whatever its name; then comes
         # whether it is training.
-        by_default = func not in OFF_BY_DEFAULT
-        training = args[2] if len(args) > 2 else named.get("training", by_default)
-        self.dropped |= bool(training) and (args[1] if len(args) > 1 else named.get("p", 0.5)) > 0
-        args = (args[0], 0.0, *args[2:]) if len(args) > 1 else args
-        if "p" in named or len(args) == 1:
-            named["p"] = 0.0
-        return args
+        by_default = named.get("training", named.get("train", func not in OFF_BY_DEFAULT))
+        training = args[2] if len(args) > 2 else by_default
+        return bool(training) and (args[1] if len(args) > 1 else named.get("p", 0.5)) > 0
+    if func in ATTENTIONS:
+        at = ATTENTIONS[func]
+        given = args[at] if len(args) > at else named.get("dropout_p", 0.0)
+        return given > 0 and bool(named.get("training", True))
+    if func in RECURRENT:
+        at = place_of_recurrent(args)
+        return args[at] > 0 and args[at + 1]
+    return False
 
-    def _attention(
-        self, position: int, args: Sequence[Any], named: dict[str, Any]
-    ) -> Sequence[Any]:
-        given = args[position] if len(args) > position else named.get("dropout_p", 0.0)
-        self.dropped |= given > 0 and bool(named.get("training", True))
-        if "dropout_p" in named:
-            named["dropout_p"] = 0.0
-        return (*args[:position], 0.0, *args[position + 1 :]) if len(args) > position else args
 
-    def _recurrent(self, args: Sequence[Any]) -> Sequence[Any]:
-        # (..., weights, biases, layers, dropout, training, ...)
-        weights = max(i for i, value in enumerate(args) if isinstance(value, list | tuple))
-        at = weights + 3
-        self.dropped |= args[at] > 0 and args[at + 1]
-        return (*args[:at], 0.0, *args[at + 1 :])
+def without_p(args: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
+    """The arguments of a dropout with a probability of zero."""
+    if "p" in named or len(args) == 1:
+        named["p"] = 0.0
+    return with_zero_at(1, args)
+
+
+def with_zero_at(place: int, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments with a zero in a place, where there are as many."""
+    return (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
+
+
+def place_of_recurrent(args: Sequence[Any]) -> int:
+    """Where the probability stands: (..., weights, biases, layers, dropout, training, ...)."""
+    return max(i for i, value in enumerate(args) if isinstance(value, list | tuple)) + 3
 
 
 OFF_BY_DEFAULT = frozenset([functional.alpha_dropout, functional.feature_alpha_dropout])

@@ -4,11 +4,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput
 
@@ -18,6 +21,9 @@ T = TypeVar("T")
 
 CONTROL_TIMEOUT_S = 1800.0
 """Bound of rare exchanges in which one rank may work alone for long (checkpoint, verification)."""
+
+DEFAULT_GROUPS = count()
+"""Numbers of the default groups that are made here; the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     owns_default_group = False
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         check_environment()
-        dist.init_process_group("gloo", timeout=timedelta(seconds=CONTROL_TIMEOUT_S))
+        make_default_group()
         owns_default_group = True
     alone = not dist.is_initialized() or dist.get_world_size() == 1
     rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
@@ -155,6 +161,32 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     if control is not None:
         joined.groups.append(control)
     return joined
+
+
+def make_default_group() -> None:
+    """Join all ranks in torch's default group, which `World.leave` destroys.
+
+    Each such group of a process has keys of its own in the store: the ranks would otherwise find
+    the addresses that they had in the group before, and wait for sockets that are closed.
+    """
+    timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
+    store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+    prefix = f"penstock/{next(DEFAULT_GROUPS)}"
+    own = dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
+
+
+@cache
+def met_at(address: str, port: str) -> tuple[Any, int, int]:
+    """The store that all ranks meet at, this one's number and their count, once a process.
+
+    Kept, because without torchrun's agent rank 0 serves it: a slower rank may still read from it
+    when rank 0 has left a group.
+    """
+    timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    return store, rank, size
 
 
 def check_environment() -> None:

@@ -6,6 +6,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernels import compiled
+from penstock.simulate.assembly import number_through
 from penstock.simulate.gradients import TiedGroup
 from penstock.simulate.orders import FlatOrders
 from penstock.simulate.workload import Parts
@@ -29,11 +31,9 @@ class Arrays:
 
 def arrays_of(parts: Parts, orders: FlatOrders, *, record: bool = False) -> Arrays:
     """The arrays of a workload; ``record`` leaves room for the spans of everything."""
-    from penstock.simulate.assembly import assemble
-
     stages, boundaries, ties = parts.stages, parts.boundaries, parts.ties
     ends = np.array([end for p, c, _ in boundaries for end in (p, c)], dtype=np.int64)
-    made = assemble(
+    made = compiled(number_through)(
         orders.micro_batches,
         int(record),
         orders.streams_each,

@@ -13,16 +13,15 @@ together. The parts come as joined records of whole numbers and of seconds:
                seconds of the buckets
 """
 
-# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
-from collections.abc import Callable
 from typing import TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernels import copy_into
 from penstock.simulate import layout as at
 from penstock.simulate.assembly_tables import (
     BUCKETS,
@@ -43,12 +42,12 @@ from penstock.simulate.assembly_tables import (
 )
 from penstock.simulate.layout import COUNTS, HEADER, LENGTHS, PIECES, REALS, STEP
 
-__all__ = ["assemble"]
+Whole: TypeAlias = npt.NDArray[np.int64]
+Real: TypeAlias = npt.NDArray[np.float64]
 
-compiled = numba.njit
+__all__ = ["number_through"]
 
 
-@compiled
 def allocate(header):
     """Both arrays, with the counts and starts of ``header`` and nothing happened yet."""
     whole, real = HEADER, 1
@@ -62,14 +61,13 @@ def allocate(header):
             header[field] = real
             real += length
     w, x = np.empty(whole, dtype=np.int64), np.empty(real)
-    w[:HEADER] = header
+    copy_into(w, header)
     w[HEADER : w[at.QUEUE]] = 0
     x[:] = 0.0
     x[w[at.NEXT] : w[at.NEXT] + w[at.PLACES]] = np.inf
     return w, x
 
 
-@compiled
 def fill_replicas(w, x, table, stage_whole, stage_real):
     """Write down the replicas of every instance and their seconds."""
     segment = replica_segment = 0
@@ -94,7 +92,6 @@ def fill_replicas(w, x, table, stage_whole, stage_real):
         segment += segments
 
 
-@compiled
 def fill_streams(w, table, groups, order_start, order_words):
     """Write down the orders of every stream; positions are those of words in the whole array."""
     each, span = w[at.STREAMS_EACH], 0
@@ -115,7 +112,6 @@ def fill_streams(w, table, groups, order_start, order_words):
                 span += end - start
 
 
-@compiled
 def fill_hosts(w, host_slots):
     """Write down the streams of every host; those that share too few slots know it."""
     start, each = w[at.HOST_STREAM_START], w[at.STREAMS_EACH]
@@ -132,7 +128,6 @@ def fill_hosts(w, host_slots):
         cursor[host] += 1
 
 
-@compiled
 def number_wires(w, table, stage_whole, half_duplex, links):
     """Resource numbers: receive engines of devices, incoming ports of hosts; who must stand still.
 
@@ -161,7 +156,6 @@ def number_wires(w, table, stage_whole, half_duplex, links):
     return receive, incoming, blocked, first, place
 
 
-@compiled
 def block_streams(w, place, device, blocked):
     """Occupy the streams of a device that does not overlap; the next free place."""
     each = w[at.STREAMS_EACH]
@@ -171,7 +165,6 @@ def block_streams(w, place, device, blocked):
     return place
 
 
-@compiled
 def running_sum(w, start, count):
     """Turn the lengths of ``count`` lists into where they start; a copy of these to fill them."""
     for k in range(count):
@@ -179,7 +172,6 @@ def running_sum(w, start, count):
     return w[start : start + count].copy()
 
 
-@compiled
 def fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires):
     """Number the messages, write down what each occupies and its seconds."""
     senders = np.empty(w[at.MESSAGES], dtype=np.int64)
@@ -210,7 +202,6 @@ def fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires):
     occupy_wires(w, x, senders, ports, wires)
 
 
-@compiled
 def occupy_wires(w, x, senders, ports, wires):
     """Engines and ports of all messages; one of no seconds occupies nothing. Inputs to come."""
     (receive, incoming, blocked, links, inside), each = wires, w[at.STREAMS_EACH]
@@ -243,7 +234,6 @@ def occupy_wires(w, x, senders, ports, wires):
         w[w[at.RESOURCE_START] + lane + 1] = place - w[at.RESOURCE]
 
 
-@compiled
 def await_own_forwards(w):
     """Where forwards and backwards are two streams, these wait for those of the same replica."""
     first = 2 * w[at.REPLICAS] * w[at.MICRO_BATCHES]
@@ -251,7 +241,6 @@ def await_own_forwards(w):
         w[w[at.INPUTS] + k] = 1
 
 
-@compiled
 def count_completions(w, table, stage_whole, tie_whole):
     """Where the buckets that each segment completes are listed; a copy to list them."""
     start = w[at.COMPLETION_START] + 1
@@ -271,7 +260,6 @@ def count_completions(w, table, stage_whole, tie_whole):
     return running_sum(w, start - 1, w[at.INSTANCE_SEGMENTS])
 
 
-@compiled
 def add_buckets(w, x, group, bucket, buckets, rounds, seconds, first):
     """Open a group with the buckets from ``bucket`` on; ``seconds[first:]`` are theirs."""
     lane = w[at.MESSAGES] + group
@@ -284,7 +272,6 @@ def add_buckets(w, x, group, bucket, buckets, rounds, seconds, first):
         w[w[at.GROUP_OF_BUCKET] + bucket + k] = group
 
 
-@compiled
 def add_members(w, table, group, bucket, buckets, s, works):
     """Let the replicas of instance ``s`` take part in the newest group.
 
@@ -301,7 +288,6 @@ def add_members(w, table, group, bucket, buckets, s, works):
             w[w[at.MEMBERS_LEFT] + k] += table[s, REPLICAS]
 
 
-@compiled
 def occupy_members(w, group, wires):
     """Let the newest group occupy the engines of its members, and their streams where need be."""
     receive, _, blocked, _, _ = wires
@@ -321,7 +307,6 @@ def occupy_members(w, group, wires):
     w[w[at.RESOURCE_START] + lane + 1] += place - first
 
 
-@compiled
 def add_ports(w, group, hosts, first, outgoing, incoming, wires):
     """Let the newest group pass the ports of the hosts that ``hosts[first:]`` lists."""
     incoming_of = wires[1]
@@ -334,7 +319,6 @@ def add_ports(w, group, hosts, first, outgoing, incoming, wires):
     w[w[at.RESOURCE_START] + lane + 1] += outgoing + incoming
 
 
-@compiled
 def add_stage_group(w, x, table, s, group, bucket, rounds, stage_whole, stage_real, cursor, wires):
     """The reduction among the replicas of instance ``s``."""
     replicas, segments, buckets = table[s, REPLICAS], table[s, SEGMENTS], table[s, BUCKETS]
@@ -353,7 +337,6 @@ def add_stage_group(w, x, table, s, group, bucket, rounds, stage_whole, stage_re
             bucket += 1
 
 
-@compiled
 def add_tie(
     w, x, table, group, bucket, rounds, tie_whole, record, tie_real, seconds, cursor, wires
 ):
@@ -375,7 +358,6 @@ def add_tie(
     return record + TIE_HEAD + users + outgoing + incoming
 
 
-@compiled
 def fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_real, wires):
     """Number the reductions by their instances, and write down all about them."""
     cursor = count_completions(w, table, stage_whole, tie_whole)
@@ -406,7 +388,6 @@ def fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_rea
             group, bucket, seconds = group + 1, bucket + buckets, seconds + buckets
 
 
-@compiled
 def fill_users(w):
     """For each resource the lanes that occupy it."""
     start, used = w[at.USER_START], w[w[at.RESOURCE_START] + w[at.LANES]]
@@ -421,23 +402,23 @@ def fill_users(w):
 
 
 def number_through(
-    micro_batches,
-    record,
-    streams_each,
-    host_slots,
-    half_duplex,
-    separate_links,
-    orders,
-    groups,
-    rounds,
-    stage_whole,
-    stage_real,
-    ends,
-    boundary_whole,
-    boundary_real,
-    tie_whole,
-    tie_real,
-):
+    micro_batches: int,
+    record: int,
+    streams_each: int,
+    host_slots: Whole,
+    half_duplex: Whole,
+    separate_links: Whole,
+    orders: tuple[Whole, Whole],
+    groups: Whole,
+    rounds: Whole,
+    stage_whole: Whole,
+    stage_real: Real,
+    ends: Whole,
+    boundary_whole: Whole,
+    boundary_real: Real,
+    tie_whole: Whole,
+    tie_real: Real,
+) -> tuple[Whole, Real]:
     """The arrays of a workload; ``record`` (0 or 1) leaves room for spans.
 
     ``orders`` are start and words of `FlatOrders`; ``groups`` and ``rounds`` those of `Instances`,
@@ -474,8 +455,3 @@ def number_through(
     fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_real, wires)
     fill_users(w)
     return w, x
-
-
-Made: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
-assemble: Callable[..., Made] = numba.njit(cache=True)(number_through)
-"""`number_through`, compiled; kept on disk, so that only the first call ever compiles it."""

@@ -3,18 +3,15 @@
 Compiled by numba, for `penstock.simulate.assembly`, which says what the records hold.
 """
 
-# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
-import numba
 import numpy as np
 
 from penstock.simulate import layout as at
 from penstock.simulate.layout import PIECES, SEVERAL, STANDS_STILL
 
 __all__ = ["count_all", "number_links", "stage_table"]
-
-compiled = numba.njit
 
 # Columns of the table of instances: where the records are, the first replica, the position of its
 # device, then what the heads of the records say.
@@ -25,7 +22,6 @@ PAIR = 5
 TIE_HEAD = 4
 
 
-@compiled
 def stage_table(groups, stage_whole):
     """Where each instance's records start, its first replica and device, the head of its record."""
     table = np.zeros((len(groups) + 1, 9), dtype=np.int64)
@@ -43,7 +39,6 @@ def stage_table(groups, stage_whole):
     return table
 
 
-@compiled
 def place_devices(groups, table):
     """The first device position of every instance: that of its group. The last row counts all."""
     first = np.zeros(groups.max() + 2, dtype=np.int64)
@@ -56,7 +51,6 @@ def place_devices(groups, table):
     table[-1, DEVICE] = first[-1]
 
 
-@compiled
 def number_links(table, groups, stage_whole, separate_links):
     """For each device where its links start and its place among those of its host; all links.
 
@@ -83,7 +77,6 @@ def number_links(table, groups, stage_whole, separate_links):
     return first, place, start[hosts]
 
 
-@compiled
 def count_ties(w, table, tie_whole, rounds, each):
     """Count the buckets and occupations of parameters that several instances hold."""
     record = 0
@@ -102,7 +95,6 @@ def count_ties(w, table, tie_whole, rounds, each):
         record += TIE_HEAD + users + ports
 
 
-@compiled
 def count_messages(w, boundary_whole, each):
     """Count the messages of all boundaries, and what they may occupy."""
     record = 0
@@ -114,7 +106,6 @@ def count_messages(w, boundary_whole, each):
     w[at.OCCUPATIONS] += (4 + 2 * each) * w[at.MESSAGES]
 
 
-@compiled
 def count_all(
     w, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, links, record
 ):

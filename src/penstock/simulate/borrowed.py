@@ -1,6 +1,6 @@
 """Arrays without an owner, for compiled code."""
 
-# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# numba has no types: what it makes is unknown to a strict checker.
 # pyright: basic
 
 from typing import Any

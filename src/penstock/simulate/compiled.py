@@ -6,6 +6,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernels import compiled
 from penstock.simulate.arrays import Arrays, arrays_of
 from penstock.simulate.layout import ACTION_SPAN, ITEM_SPAN, KIND_MASK, MICRO_SHIFT, STEP, WAIT
 from penstock.simulate.orders import FlatOrders, flatten
@@ -20,19 +21,19 @@ Spans: TypeAlias = npt.NDArray[np.float64]
 
 def iteration_s(parts: Parts, orders: FlatOrders) -> float:
     """Seconds of all iterations, without making a trace."""
-    from penstock.simulate.event_loop import run
+    from penstock.simulate.event_loop import play_to_the_end
 
     arrays = arrays_of(parts, orders)
-    return run(arrays.whole, arrays.real)
+    return compiled(play_to_the_end)(arrays.whole, arrays.real)
 
 
 def play(workload: Workload) -> Trace:
     """Play all iterations; equal to `penstock.simulate.plain.play`."""
-    from penstock.simulate.event_loop import run
+    from penstock.simulate.event_loop import play_to_the_end
 
     orders = orders_of(workload)
     arrays = arrays_of(workload.parts, orders, record=True)
-    end_s = run(arrays.whole, arrays.real)
+    end_s = compiled(play_to_the_end)(arrays.whole, arrays.real)
     kinds = kinds_of_words(workload, orders)
     words = spans(arrays, ACTION_SPAN, len(kinds))
     messages = len(workload.messages) * workload.micro_batches
@@ -61,11 +62,11 @@ class Summary:
 
 def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Summary:
     """Play all iterations, of ``micro_batches`` each, without a trace: for the largest plans."""
-    from penstock.simulate.event_loop import run
+    from penstock.simulate.event_loop import play_to_the_end
 
     orders = orders_of(workload)
     arrays = arrays_of(workload.parts, orders, record=True)
-    run(arrays.whole, arrays.real)
+    compiled(play_to_the_end)(arrays.whole, arrays.real)
     each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), list[float]()
     number = (orders.words >> MICRO_SHIFT) // micro_batches
     is_wait, first = (orders.words & KIND_MASK) >= WAIT, 0

@@ -3,10 +3,8 @@
 Compiled by numba, for `penstock.simulate.event_loop`.
 """
 
-# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
-
-import numba
 
 from penstock.simulate.layout import (
     CLAIM,
@@ -29,8 +27,6 @@ from penstock.simulate.tournament import appoint
 
 __all__ = ["COMPUTES", "TALKS", "TALKS_TOO", "occupy", "vacate"]
 
-compiled = numba.njit
-
 COMPUTES, TALKS, TALKS_TOO = 1, 3, 2
 """Why a stream is occupied: by its own work, or because its device cannot do both at once.
 
@@ -38,13 +34,11 @@ A transfer cannot start while the lowest bit is set: `TALKS_TOO`, added once for
 """
 
 
-@compiled
 def rate_of(w, host):
     """Seconds of work that each running stream of a host does in a second."""
     return min(1.0, w[w[HOST_SLOTS] + host] / max(1, w[w[COMPUTING] + host]))
 
 
-@compiled
 def change_computing(w, x, host, change):
     """Bring the virtual time of a host to the present before more or fewer devices share it."""
     x[w[PROGRESS] + host] += rate_of(w, host) * (x[NOW] - x[w[SINCE] + host])
@@ -52,7 +46,6 @@ def change_computing(w, x, host, change):
     w[w[COMPUTING] + host] += change
 
 
-@compiled
 def retime(w, x, host):
     """Move the ends of all work on a host to its present rate."""
     rate = rate_of(w, host)
@@ -63,13 +56,11 @@ def retime(w, x, host):
             appoint(w, x, stream, x[NOW] + left / rate)
 
 
-@compiled
 def other_computes(w, stream):
     """Whether the other stream of a device that has two computes."""
     return w[w[RUNNING] + (stream ^ 1)] == COMPUTES
 
 
-@compiled
 def seconds_of(w, x, stream):
     """Seconds of a stream's whole piece at its present share of the device."""
     claim_s = x[w[CLAIM] + stream]
@@ -80,7 +71,6 @@ def seconds_of(w, x, stream):
     return x[w[WORK] + stream] / claim_s * total_s
 
 
-@compiled
 def begin_or_end(w, x, stream, computes):
     """Begin or end work of one of two streams; what is left of the other stays the same."""
     host, other = w[w[SHARED_HOST] + stream], stream ^ 1
@@ -106,7 +96,6 @@ def begin_or_end(w, x, stream, computes):
         appoint(w, x, other, x[w[FINISH] + other])
 
 
-@compiled
 def occupy(w, x, stream, seconds, claim_s):
     """Begin work on a stream; who shares its device, or its host's slots, slows down."""
     if w[STREAMS_EACH] == 2:
@@ -123,7 +112,6 @@ def occupy(w, x, stream, seconds, claim_s):
         retime(w, x, host)
 
 
-@compiled
 def vacate(w, x, stream):
     """End work on a stream; who shared its device, or its host's slots, speeds up."""
     if w[STREAMS_EACH] == 2:

@@ -1,18 +1,13 @@
 """The rules of `penstock.simulate.plain` on flat arrays, compiled by numba.
 
 Equal to the plain engine to rounding (a property test holds them together). The sources of events,
-compute streams and then lanes, are in a tournament (`penstock.simulate.tournament`). What is
-compiled is kept on disk, and numba looks at this file alone when it asks whether that is out of
-date; after a change of the modules it imports, delete `__pycache__`. Speed: see
+compute streams and then lanes, are in a tournament (`penstock.simulate.tournament`). Speed: see
 benchmarks/simulator.
 """
 
-# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
-from collections.abc import Callable
-
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -94,9 +89,7 @@ from penstock.simulate.layout import (
 )
 from penstock.simulate.tournament import ROOT, appoint, finish_acting, next_source
 
-__all__ = ["run"]
-
-compiled = numba.njit
+__all__ = ["play_to_the_end"]
 
 BACKWARD, RECOMPUTE = KIND_CODES["B"], KIND_CODES["R"]
 
@@ -104,13 +97,11 @@ LAST = np.int64(1) << 60
 """Added to the rank of reductions, which let messages go first."""
 
 
-@compiled
 def inputs_left(w, row, word):
     """How many messages (or forwards, in the third row of a replica) an action still waits for."""
     return w[w[INPUTS] + row * w[MICRO_BATCHES] + (word >> MICRO_SHIFT)]
 
 
-@compiled
 def is_ready(w, replica, kind, word):
     """Whether an action has its inputs."""
     if kind <= 2 and inputs_left(w, 2 * replica + (kind > 0), word) != 0:
@@ -120,7 +111,6 @@ def is_ready(w, replica, kind, word):
     return inputs_left(w, 2 * w[REPLICAS] + replica, word) == 0
 
 
-@compiled
 def start_if_ready(w, x, stream):
     """Start the next piece of a stream that is idle and has its inputs."""
     if w[w[RUNNING] + stream] or stream == w[ENDING]:
@@ -161,7 +151,6 @@ def start_if_ready(w, x, stream):
     occupy(w, x, stream, seconds, claim_s)
 
 
-@compiled
 def is_over(w, stream, device, word):
     """Whether a wait for a step, or a hold until the other stream has ended enough, is over."""
     number = word >> MICRO_SHIFT
@@ -170,7 +159,6 @@ def is_over(w, stream, device, word):
     return w[w[ORDER_END] + stream + 1] - w[w[POSITION] + stream + 1] <= number
 
 
-@compiled
 def start_step(w, x, stream, device, position):
     """Start the optimizer step of a device once all its gradients are reduced."""
     if w[w[BUCKETS_LEFT] + device] == 0:
@@ -179,7 +167,6 @@ def start_step(w, x, stream, device, position):
         occupy(w, x, stream, x[w[STEP_SECONDS] + device], x[w[STEP_SECONDS] + device])
 
 
-@compiled
 def end_piece(w, x, stream):
     """A piece of work has ended: send what it made, then go on."""
     position = w[w[POSITION] + stream]
@@ -205,7 +192,6 @@ def end_piece(w, x, stream):
         start_if_ready(w, x, stream)
 
 
-@compiled
 def end_word(w, x, stream, position):
     """Write down the end of an action or a step, and go to the next one."""
     if w[SPANS]:
@@ -213,7 +199,6 @@ def end_word(w, x, stream, position):
     w[w[POSITION] + stream] = position + 1
 
 
-@compiled
 def end_action(w, x, stream, position, word, replica):
     """An action, or a segment of one, has ended: send, and give gradients."""
     segment, kind = -1, word & KIND_MASK
@@ -234,7 +219,6 @@ def end_action(w, x, stream, position, word, replica):
         complete_buckets(w, x, w[w[FIRST_SEGMENT] + replica] + segment)
 
 
-@compiled
 def complete_buckets(w, x, segment):
     """Offer the buckets whose last gradients came with ``segment``."""
     row = w[COMPLETION_START] + segment
@@ -251,7 +235,6 @@ def complete_buckets(w, x, segment):
             offer(w, x, w[MESSAGES] + group, item)
 
 
-@compiled
 def seconds_of_item(w, x, lane, item):
     """How long a message or a bucket takes."""
     if lane < w[MESSAGES]:
@@ -261,7 +244,6 @@ def seconds_of_item(w, x, lane, item):
     return x[w[BUCKET_SECONDS] + first + item % (w[w[BUCKET_START] + group + 1] - first)]
 
 
-@compiled
 def record_item(w, x, lane, item, end_s):
     """Write down when a message or bucket passes, where that is wanted."""
     if w[SPANS]:
@@ -270,7 +252,6 @@ def record_item(w, x, lane, item, end_s):
         x[span + 1] = end_s
 
 
-@compiled
 def can_start(w, lane):
     """Whether everything that a lane needs is free."""
     for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
@@ -279,7 +260,6 @@ def can_start(w, lane):
     return True
 
 
-@compiled
 def set_busy(w, lane, busy):
     """Occupy or free everything that a lane needs."""
     if w[BLOCKING] & SEVERAL:
@@ -289,7 +269,6 @@ def set_busy(w, lane, busy):
         w[w[BUSY] + w[w[RESOURCE] + k]] = busy
 
 
-@compiled
 def count_talks(w, lane, busy):
     """`set_busy` where some streams stand still for several transfers at once."""
     for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
@@ -300,7 +279,6 @@ def count_talks(w, lane, busy):
             w[w[BUSY] + resource] = busy
 
 
-@compiled
 def offer(w, x, lane, item):
     """A message or bucket is ready: start it if it can, else let it wait.
 
@@ -322,7 +300,6 @@ def offer(w, x, lane, item):
     count_waiting(w, lane, 1)
 
 
-@compiled
 def count_waiting(w, lane, change):
     """Note at everything that a lane needs, and at its sender, how many items wait for it."""
     w[WAITING] += change
@@ -332,7 +309,6 @@ def count_waiting(w, lane, change):
         w[w[WAITING_FOR] + w[w[RESOURCE] + k]] += change
 
 
-@compiled
 def start_transfer(w, x, lane, item):
     """Occupy the lane's resources with an item."""
     w[w[CURRENT] + lane] = item
@@ -342,7 +318,6 @@ def start_transfer(w, x, lane, item):
     appoint(w, x, w[STREAMS] + lane, end_s)
 
 
-@compiled
 def first_waiting(w, lane):
     """Take the item that has waited longest from a lane's queue."""
     head = w[w[HEAD] + lane]
@@ -351,7 +326,6 @@ def first_waiting(w, lane):
     return w[w[QUEUE] + w[w[ITEM_START] + lane] + head]
 
 
-@compiled
 def best_waiting(w, resource, best):
     """The better of ``best`` and the lanes that wait for a resource and can start now."""
     if w[w[WAITING_FOR] + resource] == 0:
@@ -367,14 +341,12 @@ def best_waiting(w, resource, best):
     return best
 
 
-@compiled
 def rank_of(w, lane):
     """Where the first item of a lane stands among all that wait: messages first, then oldest."""
     rank = w[w[QUEUE_SEQUENCE] + w[w[ITEM_START] + lane] + w[w[HEAD] + lane]]
     return rank + LAST if lane >= w[MESSAGES] else rank
 
 
-@compiled
 def start_waiting(w, x, resource):
     """Start what waited for one resource that is free now."""
     while w[WAITING] > 0:
@@ -384,7 +356,6 @@ def start_waiting(w, x, resource):
         start_transfer(w, x, following, first_waiting(w, following))
 
 
-@compiled
 def end_transfer(w, x, lane):
     """Free the lane's resources, start what waited for them, deliver, go on with work."""
     set_busy(w, lane, 0)
@@ -405,7 +376,6 @@ def end_transfer(w, x, lane):
                 start_if_ready(w, x, resource - w[WIRES])
 
 
-@compiled
 def arrive(w, x, lane, item):
     """Deliver a message, or the sum of a bucket."""
     if lane < w[MESSAGES]:
@@ -419,7 +389,7 @@ def arrive(w, x, lane, item):
             start_if_ready(w, x, member * each + each - 1)
 
 
-def play_to_the_end(whole, real):
+def play_to_the_end(whole: npt.NDArray[np.int64], real: npt.NDArray[np.float64]) -> float:
     """Play to the end in place; the time of the last event."""
     w, x = borrowed(whole), borrowed(real)
     w[ACTING] = w[ENDING] = -1
@@ -437,9 +407,3 @@ def play_to_the_end(whole, real):
             end_transfer(w, x, source - w[STREAMS])
         finish_acting(w, x)
     return x[NOW]
-
-
-run: Callable[[npt.NDArray[np.int64], npt.NDArray[np.float64]], float] = numba.njit(cache=True)(
-    play_to_the_end
-)
-"""`play_to_the_end`, compiled; kept on disk, so that only the first call ever compiles it."""

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.schedule.action import KIND_CODES
-from penstock.schedule.early_backward import IN_FLIGHT, warm_up_depths
 from penstock.schedule.order import Order
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.warm_up import warm_up_depths
 from penstock.simulate.instances import Instances, StageUse, instances_of, updating
 from penstock.simulate.layout import (
     HOLD,
@@ -69,7 +70,8 @@ def orders_of_plan(plan: Plan) -> FlatOrders:
     Raises:
         BadInput: as `order_of`.
     """
-    in_flight, shape = IN_FLIGHT.get(plan.schedule), plan.shape()
+    family, shape = FAMILIES.get(plan.schedule), plan.shape()
+    in_flight = family.in_flight if family else None
     limited = plan.schedule == "gpipe" and plan.in_flight_limit
     if in_flight is None or limited or shape.placement or shape.mirrored:
         schedule = order_of(plan)
@@ -107,7 +109,7 @@ def one_instance_a_stage(stages: int) -> Instances:
 def early_backward_words(
     micro_batches: int, depth: int, recompute: bool
 ) -> tuple[Whole, tuple[Holding, ...]]:
-    """`penstock.schedule.early_backward.order_of_stage` of stage 0, as words; what it holds.
+    """`early_backward.order_of_stage` of stage 0, as words; what it holds.
 
         F(0) .. F(K-1)   [R(0)] B(0) F(K)   [R(1)] B(1) F(K+1)  ..  [R(M-1)] B(M-1)
 

@@ -5,22 +5,17 @@ next event is at the root, and a new time climbs up. Eight, because they stand s
 processor's cache.
 """
 
-# numba has no types: its decorator makes every compiled function unknown to a strict checker.
+# Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
-
-import numba
 
 from penstock.simulate.layout import ACTING, FIRST_LEAF, NEXT
 
 __all__ = ["ROOT", "appoint", "finish_acting", "next_source"]
 
-compiled = numba.njit
-
 ROOT = 7
 """Place of the root of the tournament: the eight below place p start at 8 (p - 6), on one line."""
 
 
-@compiled
 def appoint(w, x, source, time_s):
     """Let ``source`` act at ``time_s`` instead of any earlier appointment."""
     first = w[NEXT]
@@ -42,7 +37,6 @@ def appoint(w, x, source, time_s):
         before = above
 
 
-@compiled
 def earliest_below(x, first, place):
     """The earliest of the eight below a node."""
     below = first + 8 * (place - 6)
@@ -51,7 +45,6 @@ def earliest_below(x, first, place):
     return min(min(a, b), min(c, d))
 
 
-@compiled
 def finish_acting(w, x):
     """Bring the nodes above the source that has acted up to date: till now they held its time.
 
@@ -65,7 +58,6 @@ def finish_acting(w, x):
     w[ACTING] = -1
 
 
-@compiled
 def next_source(w, x):
     """The source that acts next; of several at the same time the one numbered lowest."""
     first, leaves = w[NEXT], w[FIRST_LEAF]

@@ -1,0 +1,46 @@
+"""What a plan will take where batches have different lengths: each length played by itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.document import Json
+from penstock.profile.model_profile import ModelProfile
+from penstock.words import seconds_text
+
+__all__ = ["LengthPrediction", "expected_s", "predict_lengths"]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPrediction:
+    """The seconds of an iteration on batches of about one length, and their share of all."""
+
+    lengths: tuple[tuple[str, int], ...]
+    share: float
+    iteration_s: float
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{name} {size}" for name, size in self.lengths)
+        return f"{named}: {seconds_text(self.iteration_s)}"
+
+    def to_json(self) -> dict[str, Json]:
+        """The entry that the command line promises."""
+        return {
+            "lengths": dict(self.lengths),
+            "share": self.share,
+            "iteration_s": self.iteration_s,
+        }
+
+
+def predict_lengths(
+    profile: ModelProfile, iteration_s: Callable[[ModelProfile], float]
+) -> tuple[LengthPrediction, ...]:
+    """What ``iteration_s`` predicts of each length of a profile; nothing where it has one only."""
+    return tuple(
+        LengthPrediction(costs.lengths, costs.share, iteration_s(profile.at(costs)))
+        for costs in profile.by_length
+    )
+
+
+def expected_s(predictions: Sequence[LengthPrediction]) -> float:
+    """The mean over all batches."""
+    return sum(found.share * found.iteration_s for found in predictions)
