@@ -22,12 +22,12 @@ from time import perf_counter, process_time, strftime
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import find_cluster
-from penstock.plan.registry import PLANNERS
 from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.comparison import AUTO, Comparison, compare_plans
 from penstock.planning.explanation import explain_plan, explanation_words
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
+from penstock.search.registry import PLANNERS
 
 HERE = Path(__file__).parent / "planning"
 PLANNER_LIMIT_S = 90.0

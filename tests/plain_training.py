@@ -30,9 +30,8 @@ class Recorder(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
-                # The first stage of several that share a parameter uses the sum and makes it zero.
                 if parameter.grad is not None:
-                    self.seen.setdefault(id(parameter), parameter.grad.to_dense().clone())
+                    self.seen[id(parameter)] = parameter.grad.to_dense().clone()
 
 
 def plain(

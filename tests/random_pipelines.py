@@ -18,7 +18,7 @@ from penstock.schedule.dependencies import predecessors
 from penstock.schedule.order import Order
 from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.recompute import with_recomputes
-from penstock.schedule.registry import PLACEMENT_STYLES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
@@ -172,7 +172,7 @@ def random_plan(
         made.append(Stage(run, held[group], slices, random.random() < 0.3))
     if style != "mirrored":
         return Plan(tuple(made), micro_batches, size, "1f1b")
-    mirrored = next(name for name, kind in PLACEMENT_STYLES.items() if kind == "mirrored")
+    mirrored = next(name for name, family in FAMILIES.items() if family.placement == "mirrored")
     return Plan(tuple(made), micro_batches, size, mirrored)
 
 

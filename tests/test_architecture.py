@@ -13,7 +13,19 @@ import penstock
 SOURCE = Path(penstock.__file__).parent
 ROOT = SOURCE.parent.parent
 MODULES = sorted(SOURCE.rglob("*.py"))
-PURE = ("cluster", "profile", "schedule", "timeline", "plan", "simulate", "planning", "report")
+PURE = (
+    "cluster",
+    "profile",
+    "schedule",
+    "timeline",
+    "plan",
+    "planners",
+    "search",
+    "bounds",
+    "simulate",
+    "planning",
+    "report",
+)
 
 MOST_LINES_OF_A_FILE = 500
 MOST_LINES_OF_A_FUNCTION = 80

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.ask_planner import plan_pipeline
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan, Stage
-from penstock.planning.answers import plan_pipeline
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import simulate_plan
 

@@ -2,7 +2,7 @@
 
     python benchmarks/optimality/schedule_optimality.py [--out results.json] [--work 20]
 
-The optimum is that of `penstock.schedule.exact.find_exact`: for families with split backwards of
+The optimum is that of `exact.find_exact`: for families with split backwards of
 split ones, for the others of whole ones, always with the stages where the family has them. All
 figures come from the schedules' own clock, so they are the same on every machine; `--work` is how
 long the solver may search for one optimum, in its own count.
@@ -16,12 +16,11 @@ from functools import cache
 from pathlib import Path
 
 from penstock.errors import BadInput
-from penstock.plan.rescheduled import ANY_PLACEMENT
 from penstock.schedule.clock import makespan_s
-from penstock.schedule.exact import ExactAnswer, exact, find_exact
 from penstock.schedule.placement import PlacementStyle, placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.searched.exact import ExactAnswer, find_exact
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -82,7 +81,7 @@ def optimum(pipeline: Pipeline, style: PlacementStyle, split: bool, work: float)
 def made(name: str, shape: PipelineShape) -> Schedule | None:
     """The schedule of a family, or None where it is refused or takes more memory than there is."""
     try:
-        schedule = SCHEDULES[name](shape)
+        schedule = FAMILIES[name].make(shape)
         validate(schedule, shape)
     except BadInput:
         return None
@@ -91,12 +90,11 @@ def made(name: str, shape: PipelineShape) -> Schedule | None:
 
 def families() -> Iterator[tuple[str, PlacementStyle]]:
     """Every synchronous family with each placement that it takes."""
-    for name, make in SCHEDULES.items():
-        if make is exact:
+    for name, family in FAMILIES.items():
+        if family.proves:
             continue
         for style in STYLES:
-            own = PLACEMENT_STYLES.get(name, "straight")
-            if style != own and name not in ANY_PLACEMENT:
+            if style != family.placement and not family.is_searched:
                 continue
             schedule = made(name, shape_of(PIPELINES[0], style))
             if schedule and not schedule.concurrent and schedule.weights == SYNCHRONOUS:

@@ -18,13 +18,13 @@ from statistics import median
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.errors import Infeasible
-from penstock.plan.dapple import dapple
-from penstock.plan.data_parallel import data_parallel
-from penstock.plan.gpipe import gpipe
-from penstock.plan.pipedream import pipedream
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.spp import spp, spp_on_order
+from penstock.planners.dapple.dapple import dapple
+from penstock.planners.data_parallel import data_parallel
+from penstock.planners.gpipe import gpipe
+from penstock.planners.pipedream import pipedream
+from penstock.planners.spp.spp import spp, spp_on_order
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 from penstock.simulate.score import make_score

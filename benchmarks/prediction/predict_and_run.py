@@ -26,10 +26,10 @@ from penstock.jobs.profile_job import CostedJob, cost_job
 from penstock.jobs.train import TrainRequest, problem_of, train_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.registry import PLANNERS
-from penstock.plan.rescheduled import rescheduled
 from penstock.plan.row_split import split_rows
 from penstock.profile.json_file import write_profile
+from penstock.search.registry import PLANNERS
+from penstock.search.rescheduled import rescheduled
 from penstock.simulate.score import make_score
 
 HERE = Path(__file__).parent

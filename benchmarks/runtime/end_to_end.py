@@ -24,9 +24,9 @@ from penstock.cluster.presets import local_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.rescheduled import rescheduled
 from penstock.planning.questions import planning_problem
 from penstock.runtime.pipeline import Pipeline
+from penstock.search.rescheduled import rescheduled
 from penstock.simulate.score import make_score
 
 __all__ = ["cluster_of_ranks", "compare_data_parallel", "compare_end_to_end"]

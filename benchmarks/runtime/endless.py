@@ -20,7 +20,7 @@ from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
-from penstock.schedule.registry import ASYNCHRONOUS
+from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import simulate_plan
 
 __all__ = ["compare_endless"]
@@ -100,7 +100,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter]) -> Optimizer:
 
 def predicted_s(pipe: Pipeline, profile: ModelProfile, cluster: Cluster) -> float:
     """What the simulator gives for `BATCHES` batches: one after another, or without a flush."""
-    together = pipe.plan.schedule in ASYNCHRONOUS
+    together = not FAMILIES[pipe.plan.schedule].flushes
     found = simulate_plan(
         pipe.plan,
         profile,

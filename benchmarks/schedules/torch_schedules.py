@@ -24,7 +24,7 @@ from penstock.errors import BadInput
 from penstock.schedule.action import Action
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.placement import placement_of_style
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import check_playable, validate
@@ -174,7 +174,7 @@ def beside(
     )
     theirs_ms = timed(lambda: orders_of(kind, p, m, chunks))
     for family in kind.families:
-        make = SCHEDULES[family]
+        make = FAMILIES[family].make
         ours = peak = None
         ours_ms = 0.0
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pipelines import median_s
 
 from penstock.schedule.placement import placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["MICRO_BATCHES", "SEARCHED", "Generated", "generate_all"]
@@ -30,7 +30,7 @@ class Generated:
 
 def generate_all() -> list[Generated]:
     """Every schedule that is written down, on `DEVICES` devices."""
-    return [generate(name) for name in SCHEDULES if name not in SEARCHED]
+    return [generate(name) for name in FAMILIES if name not in SEARCHED]
 
 
 def generate(name: str) -> Generated:
@@ -44,14 +44,14 @@ def generate(name: str) -> Generated:
         if last_s > GIVE_UP_S * actions[-2] / actions[-1] if len(actions) > 1 else False:
             times.append(None)
             continue
-        last_s = median_s([lambda shape=shape: SCHEDULES[name](shape)] * REPEATS)
+        last_s = median_s([lambda shape=shape: FAMILIES[name].make(shape)] * REPEATS)
         times.append(1e9 * last_s / actions[-1])
     return Generated(name, tuple(actions), tuple(times))
 
 
 def shape_of(name: str, micro_batches: int) -> PipelineShape:
     """A pipeline of equal stages, placed as the schedule asks."""
-    style = PLACEMENT_STYLES.get(name, "straight")
+    style = FAMILIES[name].placement
     rounds = 2 if style in ("looped", "folded") else 1
     return PipelineShape(
         stages=rounds * DEVICES,

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from pipelines import Case, median_s, pipeline_of, plan_of
 
+from penstock.kernels import compiled
 from penstock.plan.ordering import order_of
 from penstock.simulate import plain
 from penstock.simulate.arrays import arrays_of
 from penstock.simulate.catalogue import Catalogue, workload_of
-from penstock.simulate.event_loop import run
+from penstock.simulate.event_loop import play_to_the_end
 from penstock.simulate.orders import orders_of_plan
 from penstock.simulate.score import make_score
 
@@ -90,8 +91,9 @@ def engine_s(case: Case, repeats: int) -> float:
     catalogue = Catalogue(pipeline.problem.profile, pipeline.problem.cluster)
     parts = catalogue.parts_of(pipeline.plan, orders.instances)
     warm, *made = (arrays_of(parts, orders) for _ in range(repeats + 1))
-    run(warm.whole, warm.real)
-    return median_s([lambda a=a: run(a.whole, a.real) for a in made])
+    play = compiled(play_to_the_end)
+    play(warm.whole, warm.real)
+    return median_s([lambda a=a: play(a.whole, a.real) for a in made])
 
 
 def play_case(case: Case) -> Played:

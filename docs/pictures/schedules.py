@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.report.schedule_picture import schedule_picture
 from penstock.schedule.clock import memory_peaks_bytes, times_of
 from penstock.schedule.placement import placement_of_style
-from penstock.schedule.registry import PLACEMENT_STYLES, SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 
 GROUPS, MICRO_BATCHES = 4, 8
@@ -19,7 +19,7 @@ DIFFERS_BY_SOLVER = ("exact",)
 
 def shape_of(name: str) -> PipelineShape:
     """Four groups; on each a forward and both halves of a backward take a second in all stages."""
-    style = PLACEMENT_STYLES.get(name, "straight")
+    style = FAMILIES[name].placement
     rounds = 2 if style in ("looped", "folded") else 1
     placement = placement_of_style(style, GROUPS, rounds)
     share = 1 / rounds
@@ -36,13 +36,13 @@ def shape_of(name: str) -> PipelineShape:
 def picture_of(name: str) -> str:
     """The SVG of one schedule."""
     shape = shape_of(name)
-    return schedule_picture(SCHEDULES[name](shape), shape, name)
+    return schedule_picture(FAMILIES[name].make(shape), shape, name)
 
 
 def table_row(name: str) -> str:
     """Makespan, idle time of the busiest device between its first and last action, memory."""
     shape = shape_of(name)
-    schedule = SCHEDULES[name](shape)
+    schedule = FAMILIES[name].make(shape)
     times = times_of(schedule, shape)
     spans = [
         float(end.max() - start.min())
@@ -58,7 +58,7 @@ def table_row(name: str) -> str:
 def main() -> None:
     """Write one picture for each schedule; print the rows of the table."""
     FOLDER.mkdir(exist_ok=True)
-    for name in SCHEDULES:
+    for name in FAMILIES:
         (FOLDER / f"{name}.svg").write_text(picture_of(name))
         print(table_row(name))
 

@@ -8,8 +8,8 @@ from penstock.command_line import (
     planning_commands,
     simulate_command,
 )
-from penstock.plan.registry import PLANNERS
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
+from penstock.search.registry import PLANNERS
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def test_start_here_gives_the_same_command_as_the_readme() -> None:
 
 
 def test_every_planner_and_schedule_is_named_in_the_readme() -> None:
-    for name in (*PLANNERS, *SCHEDULES):
+    for name in (*PLANNERS, *FAMILIES):
         assert f"`{name}`" in README
 
 

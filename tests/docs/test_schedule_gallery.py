@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "schedules.md").read_text()
@@ -21,10 +21,10 @@ def drawing_script() -> ModuleType:
 
 
 SCRIPT = drawing_script()
-DRAWN_ALIKE = [name for name in SCHEDULES if name not in SCRIPT.DIFFERS_BY_SOLVER]
+DRAWN_ALIKE = [name for name in FAMILIES if name not in SCRIPT.DIFFERS_BY_SOLVER]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_schedule_has_its_section_and_its_picture(name: str) -> None:
     section = PAGE.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
     assert f"![{name}](pictures/schedules/{name}.svg)" in section
@@ -36,6 +36,6 @@ def test_pictures_are_up_to_date(name: str) -> None:
     assert (DOCS / "pictures" / "schedules" / f"{name}.svg").read_text() == SCRIPT.picture_of(name)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_table_holds(name: str) -> None:
     assert f"\n{SCRIPT.table_row(name)}\n" in PAGE

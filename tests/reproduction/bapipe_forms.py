@@ -13,7 +13,7 @@ own there. On SNO's a device computes nothing while it sends or receives.
 
 from reproduction.balanced_stages import play_balanced
 
-from penstock.plan.bapipe_formulas import Method, mini_batch_s
+from penstock.planners.bapipe.formulas import Method, mini_batch_s
 
 __all__ = ["METHODS", "closed_form_s", "played_s"]
 

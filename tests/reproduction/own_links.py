@@ -4,7 +4,7 @@ A link carries one message after the other. So it is in the simulator on hosts w
 elsewhere devices have one engine to send and one to receive, which messages up and down share.
 """
 
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["seconds_with_own_links"]
@@ -19,7 +19,7 @@ def seconds_with_own_links(
     transfer_s: float,
 ) -> float:
     """Seconds of an iteration of equal stages; ``transfer_s`` is one message over one link."""
-    orders = SCHEDULES[schedule](PipelineShape(stages, micro_batches)).orders
+    orders = FAMILIES[schedule].make(PipelineShape(stages, micro_batches)).orders
     done = [0] * stages
     free_s = [0.0] * stages
     link_free_s: dict[tuple[int, int], float] = {}

@@ -4,7 +4,7 @@ import pytest
 from reproduction.balanced_stages import play_balanced
 from reproduction.bapipe_forms import closed_form_s, played_s
 
-from penstock.plan.bapipe_formulas import features_kept
+from penstock.planners.bapipe.formulas import features_kept
 
 STAGES = (1, 2, 3, 4, 8)
 MICRO_BATCHES = (1, 2, 5, 32)

@@ -14,12 +14,12 @@ import pytest
 from reproduction.published import MODELS, needs_profiles
 
 from penstock.plan.cost import crossing_bytes, rows_by_speed
-from penstock.plan.dapple import dapple
-from penstock.plan.dapple_latency import plan_latency_s
-from penstock.plan.data_parallel import data_parallel
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.planners.dapple.dapple import dapple
+from penstock.planners.dapple.latency import plan_latency_s
+from penstock.planners.data_parallel import data_parallel
 from penstock.simulate.score import make_score
 
 DEVICES = 16

@@ -10,8 +10,8 @@ other sizes.
 import pytest
 from reproduction.published import MODELS, needs_profiles
 
-from penstock.plan.dapple import dapple
-from penstock.plan.pipedream import pipedream
+from penstock.planners.dapple.dapple import dapple
+from penstock.planners.pipedream import pipedream
 from penstock.simulate.score import make_score
 
 CLUSTER = "dapple-a"

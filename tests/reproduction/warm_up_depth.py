@@ -10,7 +10,7 @@ from reproduction.balanced_stages import play_balanced
 from reproduction.own_links import seconds_with_own_links
 
 from penstock.schedule.clock import makespan_s
-from penstock.schedule.registry import SCHEDULES
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 
 __all__ = ["ACRS", "GAINS", "PUBLISHED_GAINS", "clock_gain", "own_links_gain", "simulated_gain"]
@@ -44,7 +44,7 @@ def clock_gain(stages: int, acr: float) -> float:
     """The same where messages never wait for one another."""
     cost = StageCost(FORWARD_S, BACKWARD_S / 2, BACKWARD_S / 2, transfer_s(acr))
     shape = PipelineShape(stages, MICRO_BATCHES, costs=(cost,) * stages)
-    seconds = [makespan_s(SCHEDULES[name](shape), shape) for name in (P_A, P_B)]
+    seconds = [makespan_s(FAMILIES[name].make(shape), shape) for name in (P_A, P_B)]
     return seconds[0] / seconds[1]
 
 
