@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, TypeAlias
 
 from penstock.cluster.cluster import Cluster
@@ -9,7 +10,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["Planner", "PlanningProblem", "RecomputeChoice", "Score", "check_speeds"]
+__all__ = ["Planner", "PlanningProblem", "RecomputeChoice", "Score", "check_speeds", "score_of"]
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
@@ -98,6 +99,15 @@ def check_costs_at(profile: ModelProfile, samples: int) -> None:
 
 Score: TypeAlias = Callable[[Plan], float]
 """Seconds of one iteration of a plan; infinite where it does not fit in memory."""
+
+
+def score_of(plan: Plan, score: Score) -> float:
+    """The score of a plan; infinite where its schedule refuses to fit into the memory left."""
+    try:
+        return score(plan)
+    except BadInput:
+        return inf
+
 
 Planner: TypeAlias = Callable[[PlanningProblem, Score], Plan]
 """From a problem and the simulator's score to a plan. Raises `Infeasible` when nothing fits."""

@@ -5,9 +5,17 @@ from dataclasses import replace
 from penstock.plan.cost import slowest_s, transfer
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
 
-__all__ = ["with_costs"]
+__all__ = ["priced", "with_costs"]
+
+
+def priced(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the costs that its schedule asks for; planners' own schedules ask for none."""
+    if FAMILIES[plan.schedule].is_planned:
+        return replace(plan, costs=(), memory_bytes=())
+    return with_costs(problem, plan)
 
 
 def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:

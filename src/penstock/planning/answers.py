@@ -9,8 +9,9 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.questions import named
+from penstock.schedule.registry import FAMILIES
 from penstock.search.registry import PLANNERS, STARTING_PLANNERS
-from penstock.search.rescheduled import rescheduled, searched_by_planners
+from penstock.search.rescheduled import rescheduled
 from penstock.search.search import search_steps
 from penstock.search.step import SearchStep
 from penstock.simulate.score import make_score
@@ -47,10 +48,10 @@ def find_plan(
         Infeasible: nothing fits; the message says what would.
     """
     named(PLANNERS, planner, "planner")
-    others = [name for name in problem.schedules if not searched_by_planners(name)]
+    others = [name for name in problem.schedules if not FAMILIES[name].is_planned]
     if planner == "search" or not others:
         return searched_plan(problem, planner, score, limit, tell)
-    known = tuple(name for name in problem.schedules if searched_by_planners(name))
+    known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     base = replace(problem, schedules=known or PlanningProblem.schedules)
     deadline_s = limit.clock() + limit.seconds if limit else inf
     limited = score_until(score, deadline_s, limit.clock) if limit else score

@@ -14,7 +14,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.assessment import PlannedPipeline
 from penstock.schedule.registry import FAMILIES
-from penstock.search.rescheduled import recut
+from penstock.search.recut import recut
 from penstock.simulate.simulation import simulate_plan
 from penstock.words import percent_text
 

@@ -19,7 +19,7 @@ from penstock.planning.path_shares import (
     path_shares,
     utilisations,
 )
-from penstock.search.rescheduled import searched_by_planners
+from penstock.schedule.registry import FAMILIES
 from penstock.timeline.critical_path import critical_path, seconds_on_path
 from penstock.words import percent_text, seconds_text, size_text
 
@@ -84,7 +84,7 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
     by_kind = seconds_on_path(path)
     used = utilisations(timeline, problem.cluster)
     links = [u for u in used if u.carries]
-    stage, is_searched = max(0, busiest_stage(path)), searched_by_planners(plan.schedule)
+    stage, is_searched = max(0, busiest_stage(path)), FAMILIES[plan.schedule].is_planned
     peaks = {device: planned.prediction.peak_memory_bytes[device] for device in plan.devices}
     return Explanation(
         planner=plan.planner,

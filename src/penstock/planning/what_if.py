@@ -19,13 +19,14 @@ from penstock.document import Json
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.schedule_costs import priced
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
 from penstock.planning.questions import named, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.search.rescheduled import priced, recut
+from penstock.search.recut import recut
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.timeline.timeline import Timeline
@@ -118,10 +119,7 @@ def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
     if not asked.schedule or asked.schedule == plan.schedule:
         return plan
     placed = placed_for(problem, plan, asked.schedule)
-    unpriced = replace(
-        placed, schedule=asked.schedule, in_flight_limit=(), costs=(), memory_bytes=()
-    )
-    return priced(problem, unpriced)
+    return priced(problem, replace(placed, schedule=asked.schedule, in_flight_limit=()))
 
 
 def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:

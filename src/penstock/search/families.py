@@ -2,9 +2,9 @@
 
 The family decides which cuts, replicas and micro-batches are best, so each gets plans of its own:
 even ones on equal groups of devices, and its own placement on the groups of the best plans with
-whole backwards. The simulator judges them in the order of their load, which also says when no
-other can win. The best of different placements are then moved: cuts, micro-batches, recompute,
-devices between groups. Orders that are searched for take long to make,
+whole backwards. The simulator judges them in the order of their estimate, and leaves out those
+whose load shows that they cannot win. The best of different placements are then moved: cuts,
+micro-batches, recompute, devices between groups. Orders that are searched for take long to make,
 so they are tried on the best plans only, and on those with the least load.
 """
 
@@ -12,11 +12,10 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from penstock.errors import BadInput
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.schedule_costs import with_costs
+from penstock.plan.problem import PlanningProblem, Score, score_of
+from penstock.plan.schedule_costs import priced, with_costs
 from penstock.schedule.registry import FAMILIES
 from penstock.search.moves import moved_cuts, other_micro_batches
 from penstock.search.skeletons import Skeleton, load_s
@@ -54,11 +53,7 @@ class FamilySearch:
         """Seconds of a plan, infinite where its schedule refuses it."""
         if plan in self.judged:
             return self.judged[plan]
-        try:
-            seconds = self.score(plan)
-        except BadInput:
-            seconds = inf
-        self.judged[plan] = seconds
+        seconds = self.judged[plan] = score_of(plan, self.score)
         if seconds < self.seconds and plan.schedule in self.problem.schedules:
             self.plan, self.seconds = plan, seconds
         return seconds
@@ -86,14 +81,14 @@ def family_steps(search: FamilySearch, starts: Iterable[Skeleton]) -> Iterator[S
     leaders.sort(key=lambda one: one[0])
     for seconds, plan in leaders[:STARTS]:
         yield search.step(f"moves under {plan.schedule}")
-        climbed(search, plan, seconds)
+        climb(search, plan, seconds)
     yield search.step("schedule families")
 
 
 def judged_skeletons(
     search: FamilySearch, starts: Iterable[Skeleton]
 ) -> Generator[SearchStep, None, list[tuple[float, Plan]]]:
-    """Simulate skeletons in the order of their load; the best plan of each placement, in order."""
+    """Simulate skeletons in the order of their estimate; the best of each placement, fastest first."""
     ranked = sorted(starts, key=lambda one: one.estimate_s)
     leaders: dict[object, tuple[float, Plan]] = {}
     actions = ACTIONS_FOR_SKELETONS
@@ -134,19 +129,13 @@ def named(plan: Plan, schedule: str) -> Plan:
     return replace(plan, schedule=schedule)
 
 
-def priced(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with the costs that its schedule asks for."""
-    bare = replace(plan, costs=(), memory_bytes=())
-    return bare if FAMILIES[plan.schedule].is_planned else with_costs(problem, bare)
-
-
 def actions_of(plan: Plan) -> int:
     """Forwards and halves of backwards: those that are ordered, and those of each replica."""
     return plan.micro_batches * (3 * len(plan.stages) + len(plan.devices))
 
 
-def climbed(search: FamilySearch, plan: Plan, seconds: float) -> tuple[float, Plan]:
-    """The plan in which moves end that each make it faster, within the budget.
+def climb(search: FamilySearch, plan: Plan, seconds: float) -> None:
+    """Judge plans one move away, and move on to each that is faster, within the budget.
 
     Cuts are moved under the order that was made for the plan before, which saves making most
     orders; one for the last plan's own costs is tried at the end.
@@ -165,8 +154,7 @@ def climbed(search: FamilySearch, plan: Plan, seconds: float) -> tuple[float, Pl
                 break
             if actions <= 0:
                 break
-    own = priced(search.problem, plan)
-    return min((seconds, plan), (search.judge(own), own), key=lambda one: one[0])
+    search.judge(priced(search.problem, plan))
 
 
 def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:

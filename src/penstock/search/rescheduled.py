@@ -5,32 +5,25 @@ over the sets of devices and the micro-batches of such a plan; where they hold s
 device, the layers are cut anew, and the cuts are then moved while the simulator finds that better.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from math import inf
 
-from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
-from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.schedule_costs import with_costs
-from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score, score_of
+from penstock.plan.schedule_costs import priced
+from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.registry import FAMILIES
 from penstock.search.moves import moved_cuts, other_micro_batches
+from penstock.search.recut import recut
 
-__all__ = ["recut", "rescheduled", "searched_by_planners"]
+__all__ = ["rescheduled"]
 
 ROUNDS = (2, 3, 4)
 """Stages that a set of devices holds, as far as there are layers for them."""
 
 MOST_SCORES = 300
 """Plans that are scored for one start."""
-
-
-def searched_by_planners(schedule: str) -> bool:
-    """Whether planners know how deep a schedule fills its stages, and choose stages by that."""
-    return FAMILIES[schedule].is_planned
 
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
@@ -69,48 +62,6 @@ def placements(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[
                 yield recut(problem, named, way, count)
 
 
-def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: int) -> Plan:
-    """The same sets of devices, each with ``rounds`` stages of about equal time."""
-    groups = plan.device_groups
-    placement = placement_of_style(style, len(groups), rounds)
-    slices = {stage.devices: stage.slices for stage in plan.stages}
-    speeds = [
-        plan.micro_batch_size
-        * min(
-            problem.cluster.devices[device].speed / rows
-            for device, rows in zip(devices, slices[devices], strict=True)
-        )
-        for devices in groups
-    ]
-    seconds = [
-        layer.forward_s.at(plan.micro_batch_size) + layer.backward_s.at(plan.micro_batch_size)
-        for layer in problem.profile.layers
-    ]
-    cuts = even_cuts(seconds, [speeds[group] for group in placement])
-    stages = tuple(
-        Stage(range(lo, hi), groups[group], slices[groups[group]])
-        for (lo, hi), group in zip(pairwise(cuts), placement, strict=True)
-    )
-    return replace(plan, stages=stages, in_flight_limit=(), costs=(), memory_bytes=())
-
-
-def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """Ends of runs of layers whose shares of the work are nearest to the shares of the speeds.
-
-    >>> even_cuts([1, 1, 1, 1, 1, 1], speeds=[1, 2])
-    [0, 2, 6]
-    """
-    sums = list(accumulate(seconds, initial=0.0))
-    shares = list(accumulate(speeds))
-    cuts = [0]
-    for index, share in enumerate(shares[:-1], start=1):
-        wanted = sums[-1] * share / shares[-1]
-        above = bisect_right(sums, wanted)
-        cut = min((above - 1, above), key=lambda i: abs(sums[min(i, len(sums) - 1)] - wanted))
-        cuts.append(min(max(cut, cuts[-1] + 1), len(seconds) - (len(speeds) - index)))
-    return [*cuts, len(seconds)]
-
-
 def climbed(
     problem: PlanningProblem, start: Plan, schedule: str, score: Score
 ) -> tuple[Plan, float]:
@@ -141,16 +92,3 @@ def climbed(
                 break
     last = priced(problem, replace(best, schedule=schedule))
     return last, score_of(last, score)
-
-
-def score_of(plan: Plan, score: Score) -> float:
-    """The score of a plan; infinite where its schedule refuses to fit into the memory left."""
-    try:
-        return score(plan)
-    except BadInput:
-        return inf
-
-
-def priced(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with the costs that its schedule asks for; planners' own schedules ask for none."""
-    return plan if searched_by_planners(plan.schedule) else with_costs(problem, plan)

@@ -6,7 +6,7 @@ micro-batches and whether stages recompute. Schedules that place their stages al
 micro-batch can have reached it. Its *estimate* counts messages and all-reduces too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -18,7 +18,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import with_costs
 from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.registry import FAMILIES
-from penstock.search.rescheduled import recut
+from penstock.search.recut import recut
 
 __all__ = ["Skeleton", "load_s", "skeletons", "skeletons_of_plans"]
 
@@ -71,7 +71,8 @@ def skeletons_of_plans(
     seen: set[object] = set()
     for plan in plans:
         if straight:
-            yield from skeleton_of(problem, replace(plan, in_flight_limit=()), straight)
+            own = with_costs(problem, replace(plan, in_flight_limit=()))
+            yield from skeleton_of(problem, own, straight)
         if plan.device_groups not in seen:
             seen.add(plan.device_groups)
             size = plan.micro_batch_size
@@ -103,21 +104,29 @@ def skeletons_on(
 
 
 def recomputed(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """The plan with recompute on no stage, where activations do not fit else, and on all stages."""
-    with_all = replace(plan, stages=tuple(replace(s, recompute=True) for s in plan.stages))
-    if problem.recompute == "off":
-        yield plan
-    elif problem.recompute == "on":
-        yield with_all
-    else:
-        yield plan
-        short = groups_short_of_memory(with_costs(problem, plan))
-        if 0 < len(short) < len(plan.device_groups):
-            yield replace(
-                plan,
-                stages=tuple(replace(s, recompute=s.devices in short) for s in plan.stages),
-            )
-        yield with_all
+    """The plan with recompute on no stage, where activations do not fit else, and on all stages.
+
+    Each has its costs (`with_costs`).
+    """
+    every = set(plan.device_groups)
+    if problem.recompute == "on":
+        yield recomputing_on(problem, plan, every)
+        return
+    keeping = with_costs(problem, plan)
+    yield keeping
+    if problem.recompute == "auto":
+        short = groups_short_of_memory(keeping)
+        if 0 < len(short) < len(every):
+            yield recomputing_on(problem, plan, short)
+        yield recomputing_on(problem, plan, every)
+
+
+def recomputing_on(
+    problem: PlanningProblem, plan: Plan, groups: Collection[tuple[int, ...]]
+) -> Plan:
+    """The plan with recompute on the stages of some groups of devices, and with its costs."""
+    stages = tuple(replace(s, recompute=s.devices in groups) for s in plan.stages)
+    return with_costs(problem, replace(plan, stages=stages))
 
 
 def groups_short_of_memory(plan: Plan) -> set[tuple[int, ...]]:
@@ -141,11 +150,10 @@ def groups_short_of_memory(plan: Plan) -> set[tuple[int, ...]]:
 def skeleton_of(
     problem: PlanningProblem, plan: Plan, schedules: tuple[str, ...]
 ) -> Iterator[Skeleton]:
-    """The skeleton of a plan, where a micro-batch fits."""
-    known = with_costs(problem, plan)
-    seconds = load_s(known)
+    """The skeleton of a plan that has its costs (`with_costs`), where a micro-batch fits."""
+    seconds = load_s(plan)
     if seconds < inf:
-        yield Skeleton(known, schedules, seconds, max(seconds, messages_s(problem, known)))
+        yield Skeleton(plan, schedules, seconds, max(seconds, messages_s(problem, plan)))
 
 
 def placed_so(schedules: Sequence[str], style: PlacementStyle, rounds: int) -> tuple[str, ...]:
