@@ -88,7 +88,7 @@ def family_steps(search: FamilySearch, starts: Iterable[Skeleton]) -> Iterator[S
 def judged_skeletons(
     search: FamilySearch, starts: Iterable[Skeleton]
 ) -> Generator[SearchStep, None, list[tuple[float, Plan]]]:
-    """Simulate skeletons in the order of their estimate; the best of each placement, fastest first."""
+    """Simulate skeletons in the order of their estimate; the best of each placement, in order."""
     ranked = sorted(starts, key=lambda one: one.estimate_s)
     leaders: dict[object, tuple[float, Plan]] = {}
     actions = ACTIONS_FOR_SKELETONS
