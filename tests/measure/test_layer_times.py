@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
+from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.measure import stand_ins
 from penstock.measure.layer_times import measure_profile
@@ -197,3 +198,17 @@ def test_nothing_cannot_be_measured(sizes: tuple[int, ...], repeats: int) -> Non
         measure_profile(
             chain_graph(net(), example()), example(), batch_sizes=sizes, repeats=repeats
         )
+
+
+def test_layers_of_the_same_work_have_the_same_times() -> None:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(5)]
+    model = nn.Sequential(nn.Linear(16, 24), *blocks, nn.Linear(24, 4))
+    graph = capture_model(model, example(), loss=functional.cross_entropy, granularity="module")
+    profile = measure_profile(graph, example(), repeats=1)
+    linear = [layer for layer in profile.layers if layer.parameter_bytes == (24 * 24 + 24) * 4]
+    times = {(x.forward_s, x.backward_input_s, x.backward_weight_s) for x in linear}
+    assert len(linear) == 5
+    assert len(times) == 1
+    others = {x.forward_s for x in profile.layers if x.parameter_bytes} - {linear[0].forward_s}
+    assert len(others) == 2

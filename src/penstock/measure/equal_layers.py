@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from torch import fx, nn
 
 from penstock.measure.layer_runs import LayerRun
+from penstock.measure.same_work import work_of
 from penstock.measure.saved_tensors import SavedStorages, storage_address
 
 __all__ = ["EqualLayers"]
@@ -72,16 +72,8 @@ class EqualLayers(Generic[Cost]):
 
     def _key(self, run: LayerRun) -> Hashable | None:
         """What the costs of a layer follow from; None for layers that are not captured graphs."""
-        module = run.program.module
-        if not isinstance(module, fx.GraphModule):
-            return None
-        inputs = (*run.leaves, *run.received)
-        addresses = [storage_address(tensor) for tensor in inputs]
-        given = tuple(
-            (_shape(t), addresses.index(a), self._storages.knows(t))
-            for t, a in zip(inputs, addresses, strict=True)
-        )
-        return given, run.program.is_last, len(run.program.sent), _operators(module)
+        work = work_of(run)
+        return work and (work, tuple(map(self._storages.knows, (*run.leaves, *run.received))))
 
 
 def _position(address: int, addresses: Sequence[int]) -> int:
@@ -92,35 +84,3 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     ).requires_grad_(tensor.requires_grad)
-
-
-def _shape(tensor: torch.Tensor) -> Hashable:
-    plain = (tensor.dtype, tensor.device, tensor.requires_grad)
-    return (tuple(tensor.shape), tensor.stride(), *plain)
-
-
-def _operators(module: fx.GraphModule) -> Hashable:
-    """The operators of a stage; what it holds by shape, and modules by identity."""
-    number: dict[fx.Node, str] = {}
-    held: dict[int, int] = {}
-    lines: list[Hashable] = []
-    for node in module.graph.nodes:
-        number[node] = f"%{len(number)}"
-        target: Hashable = node.target
-        if node.op == "get_attr":
-            value = _attribute(module, str(node.target))
-            first = held.setdefault(id(value), len(held))
-            is_tensor = isinstance(value, torch.Tensor)
-            target = (first, _shape(value)) if is_tensor else id(value)
-        elif node.op == "placeholder":
-            target = ""
-        arguments = fx.map_arg((node.args, dict(node.kwargs)), number.__getitem__)  # pyright: ignore
-        lines.append((node.op, target, repr(arguments)))
-    return tuple(lines)
-
-
-def _attribute(module: nn.Module, name: str) -> object:
-    value: object = module
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value

@@ -1,7 +1,7 @@
 """A model's profile, measured layer by layer on this device."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -23,6 +23,7 @@ from penstock.measure.layer_runs import (
 )
 from penstock.measure.layer_sizes import Sizes, layer_sizes
 from penstock.measure.model_structure import edges_of, parameters_of
+from penstock.measure.same_work import work_of
 from penstock.measure.stand_ins import is_on_meta
 from penstock.profile.model_profile import (
     LayerCost,
@@ -123,16 +124,21 @@ def layer_times(
 ) -> list[Times]:
     """The layers' seconds at one batch size, adding up to those of the model in one stage.
 
-    A model on the meta device may not fit as a whole: its layers' seconds stay as they are.
+    Layers that do the same work share their runs: the median over all of them is each one's, so
+    that no plan turns on one layer's outlier. A model on the meta device may not fit as a whole:
+    its layers' seconds stay as they are.
     """
     rows = resized(leaves, samples)
-    alone: list[Times] = []
+    measured: dict[Hashable, list[Times]] = {}
+    works: list[Hashable] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
-        alone.append(time_layer(run, repeats))
+        works.append(work_of(run) or index)
+        measured.setdefault(works[-1], []).extend(time_layer(run, repeats))
         return run.forward()
 
     walk(programs, rows, settings, visit)
+    alone = [median_times(measured[work]) for work in works]
     if any(is_on_meta(program.module) for program in programs):
         return alone
     program = graph.stage(range(len(programs)))
@@ -147,20 +153,14 @@ def layer_times(
     ]
 
 
-def time_layer(run: LayerRun, repeats: int) -> Times:
-    """Median seconds of a layer's forward, backward and the halves of it; the first runs warm up.
+def time_layer(run: LayerRun, repeats: int) -> list[Times]:
+    """Seconds of a layer's forward, backward and the halves of it, after a run that warms up.
 
     Gradients accumulate into parameters that have one already, as in every micro-batch but the
     first of a step.
     """
     with without_collecting():
-        rounds = [time_once(run) for _ in range(repeats + 1)][1:]
-    return Times(
-        median(t.forward_s for t in rounds),
-        median(t.backward_s for t in rounds),
-        median(t.backward_input_s for t in rounds),
-        median(t.backward_weight_s for t in rounds),
-    )
+        return [time_once(run) for _ in range(repeats + 1)][1:]
 
 
 def time_whole(run: LayerRun, repeats: int) -> Times:
@@ -171,9 +171,16 @@ def time_whole(run: LayerRun, repeats: int) -> Times:
     """
     with without_collecting():
         rounds = [time_in_flight(run) for _ in range(repeats + 1)][1:]
+    return median_times([times for those in rounds for times in those])
+
+
+def median_times(runs: Sequence[Times]) -> Times:
+    """The median of each figure over runs of the same work."""
     return Times(
-        median(t.forward_s for times in rounds for t in times),
-        median(t.backward_s for times in rounds for t in times),
+        median(t.forward_s for t in runs),
+        median(t.backward_s for t in runs),
+        median(t.backward_input_s for t in runs),
+        median(t.backward_weight_s for t in runs),
     )
 
 
