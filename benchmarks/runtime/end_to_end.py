@@ -4,7 +4,6 @@ import gc
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -17,6 +16,7 @@ from models import Model, make_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from penstock.ask_planner import plan_pipeline
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
@@ -26,21 +26,20 @@ from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.planning.questions import planning_problem
 from penstock.runtime.pipeline import Pipeline
-from penstock.search.rescheduled import rescheduled
 from penstock.simulate.score import make_score
 
 __all__ = ["cluster_of_ranks", "compare_data_parallel", "compare_end_to_end"]
-
-SCHEDULES = ("1f1b", "zb-h1", "zero-bubble", "list", "hanayo", "zb-v", "dualpipe-v")
-"""What our plan is chosen from, by simulated time."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def compare_end_to_end(
-    model_name: str, micro_batches: int, rounds: int, rivals: list[str]
+    model_name: str, micro_batches: int, iterations: int, rivals: list[str]
 ) -> dict[str, Any]:
-    """Our plan against the rival's schedules, each with its block-level cut, in one run."""
+    """One round: a profile, our plan for it, and the rival's schedules, in one run.
+
+    The rival's schedules have their best cuts between blocks. Iterations of all are taken in turns.
+    """
     model = make_model(model_name)
     batch = model.batch(micro_batches)
     graph = capture_model(
@@ -56,16 +55,16 @@ def compare_end_to_end(
         bounds = bounds_of(case, model_name, len(model.blocks), dist.get_world_size())
         rival = Rival(case, make_model(model_name), bounds, micro_batches)
         contenders[name] = (rival.prepare, lambda rival=rival: rival.step(batch))
-    taken = alternated(contenders, rounds)
+    taken = alternated(contenders, iterations)
     pipe.close()
     best = min(rivals, key=lambda name: median(taken[name]))
     return {
         "model": model_name,
         "micro_batches": micro_batches,
-        "rounds": rounds,
+        "iterations": iterations,
         "plan": {
             "schedule": plan.schedule,
-            "stages": [[s.layers.start, s.layers.stop, s.devices[0]] for s in plan.stages],
+            "stages": [[s.layers.start, s.layers.stop, *s.devices] for s in plan.stages],
             "cut_after": [graph.layer_names[s.layers.stop - 1] for s in plan.stages[:-1]],
         },
         "predicted_s": predicted_s,
@@ -76,7 +75,7 @@ def compare_end_to_end(
 
 
 def own_plan(graph: LayerGraph, model: Model, micro_batches: int) -> tuple[Plan, float]:
-    """The fastest of `SCHEDULES` in the simulator, with layers cut where it finds that best.
+    """What `plan_pipeline` finds under all schedules, with the rival's size of micro-batches.
 
     All ranks measure the layers at the same time, because they will also work at the same time;
     rank 0 decides.
@@ -86,27 +85,11 @@ def own_plan(graph: LayerGraph, model: Model, micro_batches: int) -> tuple[Plan,
     dist.all_gather_object(profiles, measure_profile(graph, model.batch(1), repeats=7))
     chosen: list[Any] = [None]
     if dist.get_rank() == 0:
-        profile = median_profile(profiles)
-        cluster = cluster_of_ranks(ranks)
-        rows = model.rows
-        problem = planning_problem(
-            profile, cluster, rows * micro_batches, micro_batch_size=rows, recompute="off"
-        )
-        score = make_score(problem)
-        layers = len(profile.layers)
-        stages = [
-            Stage(range(layers * r // ranks, layers * (r + 1) // ranks), (r,), (rows,))
-            for r in range(ranks)
-        ]
-        start = Plan(tuple(stages), micro_batches, rows, "1f1b")
-        found: list[tuple[float, Plan]] = []
-        for schedule in SCHEDULES:
-            allowed = replace(problem, schedules=(schedule,))
-            plan = rescheduled(allowed, start, schedule, score)
-            if plan is not None:
-                found.append((score(plan), plan))
-        seconds, plan = min(found, key=lambda pair: pair[0])
-        chosen = [(plan, seconds)]
+        asked: Any = {"micro_batch_size": model.rows, "recompute": "off"}
+        question = median_profile(profiles), cluster_of_ranks(ranks), model.rows * micro_batches
+        plan = plan_pipeline(*question, **asked)
+        score = make_score(planning_problem(*question, planner="search", **asked))
+        chosen = [(plan, score(plan))]
     dist.broadcast_object_list(chosen)
     return chosen[0]
 
