@@ -4,7 +4,7 @@ from time import perf_counter
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
-from penstock.plan.problem import RecomputeChoice
+from penstock.plan.problem import MEMORY_RESERVE, RecomputeChoice
 from penstock.planning.answers import TimeLimit
 from penstock.planning.questions import planning_problem
 from penstock.planning.time_limit import plan_within
@@ -25,6 +25,7 @@ def plan_pipeline(
     recompute: RecomputeChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
+    memory_reserve: float = MEMORY_RESERVE,
     time_limit_s: float = 0.0,
 ) -> Plan:
     """The best plan that a planner finds for training ``profile`` on ``cluster``.
@@ -33,13 +34,15 @@ def plan_pipeline(
     of it, ``schedule`` is explained in
     `penstock.planning.questions.schedules_named`, ``max_stages`` 0 any number of stages.
     ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
+    ``memory_reserve`` is the share of each device's memory that the plan leaves free.
 
     After ``time_limit_s`` (0: no limit) the best plan so far is the answer; one that fits is found
     first, however long that takes. The limit holds to within a quarter in the main thread, where an
     alarm (``SIGALRM``) stops what does not look at the clock; elsewhere it waits for that.
 
     Raises:
-        BadInput: an unknown planner or schedule, or sizes that do not go together.
+        BadInput: an unknown planner or schedule, a reserve of all memory, or sizes that do not go
+            together.
         Infeasible: nothing fits; the message says what would.
     """
     problem = planning_problem(
@@ -52,6 +55,7 @@ def plan_pipeline(
         recompute=recompute,
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
         max_stages=max_stages,
+        memory_reserve=memory_reserve,
     )
     limit = TimeLimit(time_limit_s, perf_counter) if time_limit_s else None
     return plan_within(problem, planner, make_score(problem), limit=limit)

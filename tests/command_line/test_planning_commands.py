@@ -36,6 +36,7 @@ PLAN_KEYS = {
     "spp_bound_s",
     "bubble",
     "peak_memory_bytes",
+    "memory_reserve",
     "planning_s",
     "speedup_over_one_device",
     "speedup_over_data_parallel",
@@ -113,7 +114,8 @@ def test_a_saved_plan_is_read_again_and_simulates_to_the_same_figures(
     planned = penstock("plan", *problem, "-o", path, "--json").values
     assert read_plan(path).global_batch == 12
     played = penstock("simulate", path, "--json").values
-    for key in PLAN_KEYS - {"planning_s"}:
+    assert (planned["memory_reserve"], played["memory_reserve"]) == (0.05, 0.0)
+    for key in PLAN_KEYS - {"planning_s", "memory_reserve"}:
         assert played[key] == planned[key], key
 
 

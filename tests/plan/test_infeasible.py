@@ -50,7 +50,9 @@ def with_hosts(problem: PlanningProblem, more: int) -> PlanningProblem:
 
 
 def test_the_device_count_that_is_named_is_the_least_that_fits():
-    problem = planning_problem(find_profile("bert-32"), find_cluster("small-memory"), 64)
+    problem = planning_problem(
+        find_profile("bert-32"), find_cluster("small-memory"), 64, memory_reserve=0.0
+    )
     message = str(infeasible(problem, "search"))
     assert "use >= 16 devices or use devices with 6.118 GB" in message
     enough, too_few = with_hosts(problem, 2), with_hosts(problem, 1)
@@ -63,14 +65,16 @@ def test_the_device_count_that_is_named_is_the_least_that_fits():
 def test_a_model_of_which_no_layer_fits_is_not_answered_with_more_devices():
     big = LayerCost("big", Affine(0, 1), Affine(0, 1), Affine(0, 1), 8 * 10**9)
     profile = ModelProfile("big", (big,) * 4)
-    problem = planning_problem(profile, find_cluster("dapple-a"), 16)
+    problem = planning_problem(profile, find_cluster("dapple-a"), 16, memory_reserve=0.0)
     message = str(infeasible(problem, "search"))
     assert "use devices with 32" in message
     assert ">=" not in message
 
 
 def test_a_planner_of_one_stage_is_answered_with_the_planner_that_cuts():
-    problem = planning_problem(find_profile("bert-48"), find_cluster("small-memory"), 64)
+    problem = planning_problem(
+        find_profile("bert-48"), find_cluster("small-memory"), 64, memory_reserve=0.0
+    )
     for name in ("data-parallel", "single-device"):
         with pytest.raises(Infeasible, match=r"all layers on one device need 13\.68 GB.*'search'"):
             PLANNERS[name](problem, make_score(problem))

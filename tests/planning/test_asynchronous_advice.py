@@ -28,7 +28,9 @@ def equal_layers(micro_batches: int, memory_bytes: float = 1e12) -> PlanningProb
     profile = ModelProfile("four layers", (layer,) * 4)
     devices = (Device("any", memory_bytes),) * 4
     cluster = Cluster("four", (Host("host", devices, 1e15),))
-    return planning_problem(profile, cluster, micro_batches, micro_batch_size=1, schedule="1f1b")
+    return planning_problem(
+        profile, cluster, micro_batches, micro_batch_size=1, schedule="1f1b", memory_reserve=0.0
+    )
 
 
 def planned(problem: PlanningProblem) -> PlannedPipeline:

@@ -35,6 +35,8 @@ class Published:
             find_cluster(cluster),
             self.global_batch,
             micro_batch_size=micro_batch_size,
+            # The papers' planners fill devices.
+            memory_reserve=0.0,
         )
 
 

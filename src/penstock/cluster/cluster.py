@@ -15,6 +15,7 @@ class Device:
     ``speed`` is relative to the device that was profiled: 2.0 halves every compute time.
     A device that does not overlap communication computes nothing while it sends or receives, nor
     while a message of its own waits to leave.
+    ``memory_bytes`` may be used; ``reserved_bytes`` are there beside them, and are kept free.
     Parameters of a stage beyond ``on_chip_bytes`` are read from off-chip memory by every action;
     without a rate there is no such memory.
     """
@@ -25,6 +26,7 @@ class Device:
     overlaps_communication: bool = True
     on_chip_bytes: float = 0.0
     off_chip_bytes_per_s: float = 0.0
+    reserved_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

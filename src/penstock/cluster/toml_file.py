@@ -171,7 +171,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
                     "[[hosts.devices]]",
                     {
                         "kind": device.kind,
-                        "memory": device.memory_bytes,
+                        "memory": device.memory_bytes + device.reserved_bytes,
                         "speed": device.speed,
                         "overlaps_communication": device.overlaps_communication,
                         "on_chip_memory": device.on_chip_bytes,

@@ -16,6 +16,7 @@ from penstock.command_line.options import (
     Batch,
     ClusterName,
     MaxStages,
+    MemoryReserve,
     MicroBatch,
     Out,
     ProfileBatch,
@@ -23,6 +24,7 @@ from penstock.command_line.options import (
     Quiet,
     Recompute,
 )
+from penstock.command_line.planning_commands import reserve_lines
 from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.terminal import Terminal
 
@@ -54,6 +56,7 @@ def compare(
     ] = "auto",
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
+    memory_reserve: MemoryReserve = 0.05,
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Seconds for each planner (0: no limit).")
     ] = DEFAULT_LIMIT_S,
@@ -89,6 +92,7 @@ def compare(
         micro_batch_size=micro_batch,
         recompute=recompute,
         max_stages=max_stages,
+        memory_reserve=memory_reserve,
     )
     asked, orders = names_in(planners), schedules_in(schedules)
     check_names(asked, orders)
@@ -269,7 +273,8 @@ def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
         return []
     argument = f": {planned.bound.argument}" if planned.bound.argument else ""
     covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
-    return [f"no plan takes less than {seconds_text(planned.lower_bound_s)}{covers}{argument}", ""]
+    bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{covers}{argument}"
+    return [bound, *reserve_lines(planned.memory_reserve), ""]
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:

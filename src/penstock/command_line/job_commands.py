@@ -6,7 +6,15 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from penstock.command_line.options import AsJson, Device, JobName, Out, Quiet, Workers
+from penstock.command_line.options import (
+    AsJson,
+    Device,
+    JobName,
+    MemoryReserve,
+    Out,
+    Quiet,
+    Workers,
+)
 from penstock.command_line.progress import say_when_compiling
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
@@ -57,6 +65,7 @@ def train(
     plan: Annotated[str, Option(metavar="PLAN", help="A plan.json (default: make one).")] = "",
     planner: Annotated[str, Option(help="Who makes the plan.")] = "search",
     schedule: Annotated[str, Option(help="In which order stages work.")] = "auto",
+    memory_reserve: MemoryReserve = 0.05,
     device: Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
     save_weights: Annotated[
@@ -81,6 +90,7 @@ def train(
         plan=Path(plan) if plan else None,
         planner=planner,
         schedule=schedule,
+        memory_reserve=memory_reserve,
         resume=resume,
         out=Path(out) if out else None,
         device=device,

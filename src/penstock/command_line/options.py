@@ -11,6 +11,7 @@ __all__ = [
     "Device",
     "JobName",
     "MaxStages",
+    "MemoryReserve",
     "MicroBatch",
     "Out",
     "PlanPath",
@@ -52,6 +53,10 @@ MicroBatch: TypeAlias = Annotated[
 ]
 MaxStages: TypeAlias = Annotated[
     int, Option(min=0, metavar="S", help="At most so many stages (0: any number).")
+]
+MemoryReserve: TypeAlias = Annotated[
+    float,
+    Option(metavar="R", help="The share of each device's memory that plans leave free."),
 ]
 Recompute: TypeAlias = Annotated[
     Literal["auto", "on", "off"], Option(help="Compute activations again to save memory.")

@@ -15,6 +15,7 @@ from penstock.command_line.options import (
     Batch,
     ClusterName,
     MaxStages,
+    MemoryReserve,
     MicroBatch,
     Out,
     ProfileBatch,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["plan"]
+__all__ = ["headline", "plan", "reserve_lines", "show_planned"]
 
 
 def plan(
@@ -46,6 +47,7 @@ def plan(
     schedule: ScheduleNames = "auto",
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
+    memory_reserve: MemoryReserve = 0.05,
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Seconds to look for plans (0: no limit).")
     ] = 0.0,
@@ -85,6 +87,7 @@ def plan(
         schedule=schedule,
         recompute=recompute,
         max_stages=max_stages,
+        memory_reserve=memory_reserve,
     )
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)
@@ -134,6 +137,12 @@ def show_planned(
         )
 
 
+def reserve_lines(share: float) -> list[str]:
+    """How much memory plans leave free, where they do."""
+    words = f"{100 * share:g} % of each device's memory is kept free (--memory-reserve)"
+    return [words] if share else []
+
+
 def headline(planned: "PlannedPipeline") -> list[str]:
     """A plan in two lines."""
     from math import isfinite
@@ -158,6 +167,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         f"{plan.micro_batch_size} samples",
         ", ".join(parts),
     ]
+    lines += reserve_lines(planned.memory_reserve)
     if planned.by_length:
         mean_s = seconds_text(expected_s(planned.by_length))
         lines.append(f"mean over lengths {mean_s} ({', '.join(map(str, planned.by_length))})")

@@ -19,7 +19,7 @@ from penstock.jobs.run_directory import RunDirectory, latest_run, new_run, read_
 from penstock.jobs.worker import WARM_UP_STEPS, WorkerReport, WorkerTask, train_worker
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem import MEMORY_RESERVE, PlanningProblem
 from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
@@ -47,11 +47,12 @@ Log = Callable[[str], None]
 class TrainRequest:
     """What ``penstock train`` was asked.
 
-    ``plan`` is a plan file (none: make one with ``planner`` and ``schedule``). ``out`` is the run
-    directory (none: a new one under ``runs``, or with ``resume`` the newest there). ``shown`` is
-    false where nothing is to be displayed, ``verify`` where the first step is not to be compared
-    with the model left whole, whatever the job says. ``save_weights`` is a directory for the
-    weights at the end (none: the job's).
+    ``plan`` is a plan file (none: make one with ``planner`` and ``schedule`` that leaves the share
+    ``memory_reserve`` of the memory free). ``out`` is the run directory (none: a new one under
+    ``runs``, or with ``resume`` the newest there). ``shown`` is false where nothing is to be
+    displayed, ``verify`` where the first step is not to be compared with the model left whole,
+    whatever the job says. ``save_weights`` is a directory for the weights at the end (none: the
+    job's).
     """
 
     workers: int = 4
@@ -59,6 +60,7 @@ class TrainRequest:
     plan: Path | None = None
     planner: str = "search"
     schedule: str = "auto"
+    memory_reserve: float = MEMORY_RESERVE
     resume: bool = False
     out: Path | None = None
     device: str = "cpu"
@@ -184,6 +186,7 @@ def plan_for(
     problem = replace(
         problem_of(job, profile, cluster),
         schedules=schedules_named(request.schedule, request.planner),
+        memory_reserve=request.memory_reserve,
     )
     return find_plan(problem, request.planner, make_score(problem))
 

@@ -38,7 +38,7 @@ def verify_job(
 
 
 def estimated_problem(job: Job, workers: int) -> PlanningProblem:
-    """What a planner is asked, at costs that nothing had to run for."""
+    """What a planner is asked, at costs that nothing had to run for; all memory may be used."""
     profile = profile_job(job, estimate_for="cpu")
     return problem_of(job, profile, local_cluster(workers, usable_cores(), usable_memory_bytes()))
 

@@ -32,7 +32,8 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
     """The error for a problem without a plan: what needs how much, what there is, what would do.
 
     Every remedy named is enough on its own, and the smallest of its kind: micro-batches, stages,
-    memory of each device (to within a hundredth), devices (in whole hosts like the last).
+    a smaller memory reserve, memory of each device (to within a hundredth), devices (in whole hosts
+    like the last).
     """
     costs = lean_costs(problem)
     if fitting := first_fitting(problem, costs):
@@ -51,7 +52,8 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
             f"{len(problem.cluster.devices)} devices with micro-batches of "
             f"{list(problem.micro_batch_sizes)}; allow other micro-batch sizes"
         )
-    remedies["memory"] = f"use devices with {size_text(needed)}"
+    whole_bytes = needed / (1 - problem.memory_reserve)
+    remedies["memory"] = f"use devices with {size_text(whole_bytes)}"
     return Infeasible(
         f"no plan fits: {fullest_stage(problem, enough)}; {' or '.join(remedies.values())}"
     )
@@ -71,8 +73,8 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
     needed = device_memory_bytes(problem, layers, rows, in_flight=1, recompute=False)
     return Infeasible(
         f"planner '{planner}' finds no plan that fits: all layers on one device need "
-        f"{size_text(needed)} even for {rows} samples, and {largest.kind} has "
-        f"{size_text(largest.memory_bytes)}; use planner 'search', which cuts the model into stages"
+        f"{size_text(needed)} even for {rows} samples, and {room_text(largest)}; use planner "
+        f"'search', which cuts the model into stages"
     )
 
 
@@ -91,6 +93,10 @@ def relaxations(problem: PlanningProblem) -> Iterator[Relaxation]:
         if problem.global_batch % size == 0:
             leaner = replace(problem, micro_batch_sizes=(size,))
             yield Relaxation("size", f"use micro-batches of {size}", leaner)
+    for percent in range(ceil(100 * problem.memory_reserve) - 1, -1, -1):
+        text = f"keep only {percent} % of each device's memory free (--memory-reserve)"
+        fuller = replace(problem, memory_reserve=percent / 100)
+        yield Relaxation("reserve", text, fuller)
 
 
 def first_fitting(problem: PlanningProblem, costs: LeanCosts) -> Plan | None:
@@ -163,11 +169,22 @@ def fullest_stage(problem: PlanningProblem, plan: Plan) -> str:
     index = excess.index(max(excess))
     device = plan.devices[index]
     stage = next(s for s, stage in enumerate(plan.stages) if device in stage.devices)
-    has = problem.cluster.devices[device]
+    room = room_text(problem.cluster.devices[device])
     return (
         f"even in the leanest plan stage {stage} needs {size_text(peaks[index])} on device "
-        f"{device}, and {has.kind} has {size_text(has.memory_bytes)}"
+        f"{device}, and {room}"
     )
+
+
+def room_text(device: Device) -> str:
+    """What a device has for a plan.
+
+    >>> room_text(Device("V100", 15.2e9, reserved_bytes=0.8e9))
+    'V100 has 15.2 GB beside a memory reserve of 800 MB'
+    """
+    words = f"{device.kind} has {size_text(device.memory_bytes)}"
+    reserve = device.reserved_bytes
+    return f"{words} beside a memory reserve of {size_text(reserve)}" if reserve else words
 
 
 def size_text(size_bytes: float) -> str:

@@ -6,11 +6,24 @@ from math import inf
 from typing import Literal, TypeAlias
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.memory import with_memory_reserve
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["Planner", "PlanningProblem", "RecomputeChoice", "Score", "check_speeds", "score_of"]
+__all__ = [
+    "MEMORY_RESERVE",
+    "Planner",
+    "PlanningProblem",
+    "RecomputeChoice",
+    "Score",
+    "check_speeds",
+    "score_of",
+]
+
+MEMORY_RESERVE = 0.05
+"""The share of each device's memory that plans leave free, where nothing else is asked for: for the
+allocator's gaps, and for what a profile does not know."""
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
@@ -22,12 +35,13 @@ class PlanningProblem:
     ``micro_batch_sizes`` are the sizes to try (each must divide ``global_batch``).
     ``optimizer_bytes_per_parameter_byte`` is the optimizer's state, 2 for Adam in the precision
     of the parameters. ``schedules`` are the schedule names a plan may use, in order of preference.
-    ``max_stages`` bounds the depth (0: no bound).
+    ``max_stages`` bounds the depth (0: no bound). ``memory_reserve`` is the share of each device's
+    memory that plans leave free; the devices of ``cluster`` then have so much less.
 
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
-            micro-batch size that does not divide it, more stages than layers, no schedule, or a
-            negative figure.
+            micro-batch size that does not divide it, more stages than layers, no schedule, a
+            reserve of all memory, or a negative figure.
     """
 
     profile: ModelProfile
@@ -38,8 +52,16 @@ class PlanningProblem:
     recompute: RecomputeChoice = "auto"
     schedules: tuple[str, ...] = ("1f1b", "early-backward", "gpipe")
     max_stages: int = 0
+    memory_reserve: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.memory_reserve < 1:
+            raise BadInput(
+                f"the memory reserve is {self.memory_reserve}; it is a share of each device's "
+                f"memory: give at least 0 and less than 1, such as {MEMORY_RESERVE}"
+            )
+        reserved = with_memory_reserve(self.cluster, self.memory_reserve)
+        object.__setattr__(self, "cluster", reserved)
         if self.global_batch < 1 or not self.micro_batch_sizes:
             raise BadInput(
                 f"global batch {self.global_batch} with micro-batch sizes "

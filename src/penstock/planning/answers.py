@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
+from penstock.cluster.memory import with_boundless_memory
 from penstock.errors import Infeasible
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
@@ -62,7 +63,7 @@ def find_plan(
         first = searched_plan(base, planner, score, limit, tell_first)
         found += [first] if known else []
     except Infeasible:
-        wide = roomy(base)
+        wide = replace(base, cluster=with_boundless_memory(base.cluster))
         tell_first = without_plans(tell) if tell else None
         if limit:
             limit = replace(limit, seconds=max(0.0, deadline_s - limit.clock()))
@@ -86,15 +87,6 @@ def find_plan(
 def without_plans(tell: Callable[[SearchStep], None]) -> Callable[[SearchStep], None]:
     """``tell`` that hears what is being tried, but of no plan."""
     return lambda step: tell(SearchStep(step.doing, None, inf))
-
-
-def roomy(problem: PlanningProblem) -> PlanningProblem:
-    """The problem with devices whose memory holds everything."""
-    hosts = tuple(
-        replace(host, devices=tuple(replace(d, memory_bytes=inf) for d in host.devices))
-        for host in problem.cluster.hosts
-    )
-    return replace(problem, cluster=replace(problem.cluster, hosts=hosts))
 
 
 def searched_plan(

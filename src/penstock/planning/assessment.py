@@ -38,7 +38,8 @@ class PlannedPipeline:
 
     ``spp_bound_s`` is the time in which the plan's stages are done in SPP's order of work. Where
     batches have different lengths, ``prediction`` is that of the mean costs, which the bound is of,
-    and ``by_length`` has what each length takes.
+    and ``by_length`` has what each length takes. ``memory_reserve`` is the share of each device's
+    memory that the plan had to leave free.
     """
 
     plan: Plan
@@ -47,6 +48,7 @@ class PlannedPipeline:
     baselines: Baselines
     spp_bound_s: float
     by_length: tuple[LengthPrediction, ...] = ()
+    memory_reserve: float = 0.0
 
     @property
     def lower_bound_s(self) -> float:
@@ -92,6 +94,7 @@ class PlannedPipeline:
             "spp_bound_s": finite(self.spp_bound_s),
             "bubble": self.prediction.bubble,
             "peak_memory_bytes": list(self.prediction.peak_memory_bytes),
+            "memory_reserve": self.memory_reserve,
             "planning_s": planning_s,
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
@@ -156,4 +159,5 @@ def assess_plan(
         baselines,
         spp_bound_s(problem, plan),
         predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
+        problem.memory_reserve,
     )

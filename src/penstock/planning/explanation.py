@@ -107,15 +107,18 @@ def explanation_words(explanation: Explanation) -> list[str]:
     if forbidden and forbidden.fullest:
         words.append(
             f"Memory forbids {forbidden.text}: {seconds_text(forbidden.iteration_s)}, but device "
-            f"{forbidden.fullest.device} would need {size_text(forbidden.fullest.needed_bytes)} of "
-            f"{size_text(forbidden.fullest.limit_bytes)}."
+            f"{forbidden.fullest.device} would need {memory_words(forbidden.fullest)}."
         )
     elif fullest.share >= NEAR_THE_LIMIT:
-        words.append(
-            f"Device {fullest.device} is full: {size_text(fullest.needed_bytes)} of "
-            f"{size_text(fullest.limit_bytes)}."
-        )
+        words.append(f"Device {fullest.device} is full: {memory_words(fullest)}.")
     return words
+
+
+def memory_words(fullness: Fullness) -> str:
+    """The bytes in use, those that may be, and the reserve where there is one."""
+    words = f"{size_text(fullness.needed_bytes)} of {size_text(fullness.limit_bytes)}"
+    reserve = fullness.reserved_bytes
+    return f"{words}, with {size_text(reserve)} kept free" if reserve else words
 
 
 def binding_words(explanation: Explanation) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.memory import with_boundless_memory
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
@@ -18,24 +19,22 @@ __all__ = [
     "fullest_of",
 ]
 
-BOUNDLESS_BYTES = 1e30
-"""More memory than any device has."""
-
 WORTH_A_WORD = 1e-3
 """A gain below this part of the iteration is not told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fullness:
-    """A device with the bytes that a plan needs of it and the bytes that it has."""
+    """A device with the bytes that a plan needs of it, those that it may use, and its reserve."""
 
     device: int
     needed_bytes: float
     limit_bytes: float
+    reserved_bytes: float = 0.0
 
     @property
     def share(self) -> float:
-        """The part of the memory in use; above 1 where it does not fit."""
+        """The part in use of the memory that may be used; above 1 where it does not fit."""
         return self.needed_bytes / self.limit_bytes
 
 
@@ -55,7 +54,7 @@ def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change |
     ``stage`` is the one whose layers are given away. Nothing where no such change gains
     `WORTH_A_WORD` of the iteration.
     """
-    free_score = make_score(with_boundless_memory(problem))
+    free_score = make_score(replace(problem, cluster=with_boundless_memory(problem.cluster)))
     best, best_s = None, free_score(plan) * (1 - WORTH_A_WORD)
     for change in changes_of(plan, stage):
         fullest = fullest_device(problem, change.plan)
@@ -103,20 +102,8 @@ def fullest_device(problem: PlanningProblem, plan: Plan) -> Fullness:
 def fullest_of(cluster: Cluster, peaks: Mapping[int, float]) -> Fullness:
     """The device with the largest part of its memory in use, by the peak bytes of each."""
     fullnesses = (
-        Fullness(device, peak, cluster.devices[device].memory_bytes)
-        for device, peak in peaks.items()
+        Fullness(index, peak, device.memory_bytes, device.reserved_bytes)
+        for index, peak in peaks.items()
+        for device in [cluster.devices[index]]
     )
     return max(fullnesses, key=lambda fullness: fullness.share)
-
-
-def with_boundless_memory(problem: PlanningProblem) -> PlanningProblem:
-    """The same question where memory is no limit."""
-    hosts = tuple(
-        replace(
-            host,
-            devices=tuple(replace(d, memory_bytes=BOUNDLESS_BYTES) for d in host.devices),
-        )
-        for host in problem.cluster.hosts
-    )
-    cluster = problem.cluster
-    return replace(problem, cluster=Cluster(cluster.name, hosts, cluster.links))

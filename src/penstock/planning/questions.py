@@ -8,7 +8,7 @@ from typing import TypeVar
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, RecomputeChoice
+from penstock.plan.problem import MEMORY_RESERVE, PlanningProblem, RecomputeChoice
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import check_plan_fits_inputs
@@ -63,14 +63,16 @@ def planning_problem(
     recompute: RecomputeChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
+    memory_reserve: float = MEMORY_RESERVE,
 ) -> PlanningProblem:
     """The question for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
     ``schedule`` is explained in `schedules_named`. ``planner`` is for schedule "auto": `search`
     chooses among more than the others. ``max_stages`` 0 allows any number of stages.
+    ``memory_reserve`` is the share of each device's memory that plans leave free.
 
     Raises:
-        BadInput: an unknown schedule, or sizes that do not go together.
+        BadInput: an unknown schedule, a reserve of all memory, or sizes that do not go together.
     """
     schedules = schedules_named(schedule, planner)
     sizes = (micro_batch_size,) if micro_batch_size else divisors(batch)
@@ -83,6 +85,7 @@ def planning_problem(
         recompute=recompute,
         schedules=schedules,
         max_stages=max_stages,
+        memory_reserve=memory_reserve,
     )
 
 
@@ -119,11 +122,15 @@ def synchronous_schedules() -> tuple[str, ...]:
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
     """The question that ``plan`` answers: any micro-batch size, the schedules of its planner.
 
+    It has all memory of the devices: what is there decides whether a given plan fits.
+
     Raises:
         BadInput: the plan does not fit to the profile or the cluster.
     """
     check_plan_fits_inputs(plan, profile, cluster)
-    problem = planning_problem(profile, cluster, plan.global_batch, planner=plan.planner)
+    problem = planning_problem(
+        profile, cluster, plan.global_batch, planner=plan.planner, memory_reserve=0.0
+    )
     # The bound of the question must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))
 
