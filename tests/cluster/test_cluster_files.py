@@ -93,6 +93,11 @@ def test_every_preset_survives_a_round_trip(name: str, tmp_path: Path):
             "on_chip_memory = -1.0",
             ["'a0'", "on_chip_bytes -1.0", ">= 0"],
         ),
+        (
+            "count = 8",
+            "overlaps_communication = false\nconcurrent_passes = true",
+            ["'a0'", "concurrent_passes", "overlaps_communication"],
+        ),
         ("count = 8", 'on_chip_memory = "1 MB"', ["on_chip_bytes 1000000.0", "give the rate"]),
         ("count = 8", 'off_chip_bandwidth = "1 MB"', ["off_chip_bandwidth", "1 MB", "GB/s"]),
         ("count = 8", "overlaps_communication = 1", ["overlaps_communication", "1", "boolean"]),
@@ -111,6 +116,9 @@ def test_a_wrong_cluster_is_answered_with_place_value_and_remedy(
     assert "\n" not in message
 
 
+PASSES = "concurrent_passes = true"
+
+
 def test_duplex_overlap_and_the_memory_on_a_chip_are_read_and_written_back(tmp_path: Path):
     links = "half_duplex = true\nseparate_links = true\n"
     board = links + '[[hosts.devices]]\nkind = "FPGA"\nmemory = "8 GB"\n'
@@ -126,6 +134,11 @@ def test_duplex_overlap_and_the_memory_on_a_chip_are_read_and_written_back(tmp_p
     assert not usual.hosts[0].half_duplex
     assert not usual.hosts[0].separate_links
     assert usual.devices[0].overlaps_communication
+    assert not usual.devices[0].concurrent_passes
+    both = cluster_from_toml(text.replace("overlaps_communication = false", PASSES), "c.toml")
+    assert all(device.concurrent_passes for device in both.devices)
+    write_cluster(both, tmp_path / "both.toml")
+    assert read_cluster(tmp_path / "both.toml") == both
 
 
 def hosts_without_ports(devices: int) -> tuple[Host, ...]:

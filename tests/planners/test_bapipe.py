@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.presets import find_cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.bapipe.bapipe import bapipe
+from penstock.planners.bapipe.bapipe import bapipe, methods_for
 from penstock.planners.bapipe.formulas import Method, bandwidth_demand, features_kept, mini_batch_s
 from penstock.planners.bapipe.partition import (
     coarse_cuts,
@@ -20,7 +21,8 @@ from penstock.planners.bapipe.partition import (
 )
 from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
 from penstock.planners.spp.arrays import ProfileArrays
-from penstock.profile.find import read_any_profile
+from penstock.planning.questions import planning_problem
+from penstock.profile.find import find_profile, read_any_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
@@ -172,18 +174,19 @@ def test_on_fpgas_the_estimate_splits_layers_and_the_plan_does_not():
     )
     profile = ModelProfile("m", layers, (Edge(0, 1, "t", Affine(0, 1), Affine(0, 1)),))
     estimates: dict[str, float] = {}
-    for kind in ("VCU118", "V100"):
-        host = Host("host", (Device(kind, ENOUGH),) * 2, link_bytes_per_s=1e9)
+    for kind in ("board", "V100"):
+        device = Device(kind, ENOUGH, concurrent_passes=kind == "board")
+        host = Host("host", (device,) * 2, link_bytes_per_s=1e9)
         problem = PlanningProblem(profile, Cluster("two", (host,)), 4, (1,), schedules=("1f1b",))
-        assert is_asynchronous(problem.cluster) == (kind == "VCU118")
+        assert is_asynchronous(problem.cluster) == (kind == "board")
         pipeline = StraightPipeline(ProfileArrays(problem, (0, 1, 2)), 1, "1f1b", False)
         assert pipeline.cuts() == (0, 1, 2)
         estimates[kind] = pipeline.estimate_s((0, 1, 2))
-    assert estimates["VCU118"] == pytest.approx((4 + 2 - 1) * 4)
+    assert estimates["board"] == pytest.approx((4 + 2 - 1) * 4)
     assert estimates["V100"] == pytest.approx((4 + 2 - 1) * 6, rel=1e-6)
 
 
-@pytest.mark.parametrize("transfer_s, schedule", [(0.5, "1f1b"), (1.4, "early-backward")])
+@pytest.mark.parametrize("transfer_s, schedule", [(0.5, "1f1b-as"), (1.4, "fbp-as")])
 def test_fpgas_short_of_bandwidth_take_the_method_that_asks_for_less(
     transfer_s: float, schedule: str
 ):
@@ -191,9 +194,33 @@ def test_fpgas_short_of_bandwidth_take_the_method_that_asks_for_less(
     layers = tuple(LayerCost(f"l{i}", Affine(0, 1), Affine(0, 2), Affine()) for i in range(2))
     size = Affine(0.0, transfer_s)
     profile = ModelProfile("m", layers, (Edge(0, 1, "t", size, size),))
-    host = Host("host", (Device("VCU129", ENOUGH),) * 2, link_bytes_per_s=1.0)
-    problem = PlanningProblem(profile, Cluster("two", (host,)), 64, (1,))
+    device = Device("board", ENOUGH, concurrent_passes=True)
+    host = Host("host", (device,) * 2, link_bytes_per_s=1.0)
+    problem = planning_problem(
+        profile, Cluster("two", (host,)), 64, micro_batch_size=1, planner="bapipe"
+    )
     assert bapipe(problem, make_score(problem)).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    "cluster, methods",
+    [
+        ("bapipe-vcu118", ("1f1b-as", "fbp-as")),
+        ("bapipe-mixed", ("1f1b-as", "fbp-as")),
+        ("bapipe-gpu", ("1f1b-sno", "1f1b-so")),
+    ],
+)
+def test_it_explores_its_own_schedules_for_the_accelerators_there_are(
+    cluster: str, methods: tuple[str, ...]
+):
+    profile = find_profile("vgg-16")
+    problem = planning_problem(profile, find_cluster(cluster), 128, planner="bapipe")
+    assert methods_for(problem) == methods
+    assert bapipe(problem, make_score(problem)).schedule in methods
+    other = planning_problem(profile, find_cluster(cluster), 128, schedule="1f1b-as,gpipe,1f1b-so")
+    assert methods_for(other) in (("1f1b-as", "gpipe"), ("gpipe", "1f1b-so"))
+    alone = planning_problem(profile, find_cluster(cluster), 128, schedule="1f1b-so")
+    assert methods_for(alone) == ("1f1b-so",)
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published profiles are not there")

@@ -185,6 +185,17 @@ def test_the_partition_has_the_least_workload_of_all_on_its_order(
     assert found == pytest.approx(least, rel=ROUNDING)
 
 
+def test_its_own_order_is_among_those_it_chooses_from_and_wins_where_transfers_wait():
+    profile, cluster = find_profile("vgg-16"), find_cluster("dapple-c")
+    own = planning_problem(profile, cluster, 2048, planner="spp")
+    assert own.schedules == (*PlanningProblem.schedules, "wavefront")
+    score = make_score(own)
+    found = spp(own, score)
+    others = spp(replace(own, schedules=PlanningProblem.schedules), score)
+    assert found.schedule == "wavefront"
+    assert score(found) < score(others)
+
+
 def test_on_uneven_links_the_device_order_pays():
     order_pays: list[float] = []
     for seed in range(4):

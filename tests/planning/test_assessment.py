@@ -67,7 +67,19 @@ def test_every_plan_has_the_bounds_of_its_problem(
     values = planned.to_json(0.0)
     assert values["bound_argument"] == lower_bound(problem).argument != ""
     assert values["lower_bound_s"] == lower_bound(problem).seconds
-    assert values["spp_bound_s"] == spp_bound_s(problem, small_plan)
+    assert values["spp_bound_s"] is None
+
+
+def test_spps_bound_is_shown_for_its_own_order_only(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    listed = replace(small_plan, schedule="wavefront")
+    problem = problem_of_plan(listed, small_profile, small_cluster)
+    planned = assess_plan(listed, problem, Baselines(1.0, 1.0))
+    assert planned.to_json(0.0)["spp_bound_s"] == spp_bound_s(problem, listed)
+    assert planned.prediction.iteration_s <= planned.spp_bound_s
+    limited = replace(listed, in_flight_limit=(1,) * len(listed.stages))
+    assert assess_plan(limited, problem, Baselines(1.0, 1.0)).spp_bound_s == inf
 
 
 def test_a_plan_of_a_problem_that_nothing_fits_has_no_gap(

@@ -14,7 +14,8 @@ class Device:
 
     ``speed`` is relative to the device that was profiled: 2.0 halves every compute time.
     A device that does not overlap communication computes nothing while it sends or receives, nor
-    while a message of its own waits to leave.
+    while a message of its own waits to leave. One with ``concurrent_passes``, such as an FPGA,
+    works on a forward and a backward at the same time, and transfers meanwhile.
     ``memory_bytes`` may be used; ``reserved_bytes`` are there beside them, and are kept free.
     Parameters of a stage beyond ``on_chip_bytes`` are read from off-chip memory by every action;
     without a rate there is no such memory.
@@ -27,6 +28,7 @@ class Device:
     on_chip_bytes: float = 0.0
     off_chip_bytes_per_s: float = 0.0
     reserved_bytes: float = 0.0
+    concurrent_passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,11 @@ def check_device(where: str, device: Device) -> None:
         raise BadInput(
             f"{where}: device '{device.kind}' has memory {device.memory_bytes} B and speed "
             f"{device.speed}; both must be > 0"
+        )
+    if device.concurrent_passes and not device.overlaps_communication:
+        raise BadInput(
+            f"{where}: device '{device.kind}' has concurrent_passes, but overlaps_communication is "
+            f"false: what works on two passes at once also transfers meanwhile; give one of them"
         )
     if not (device.on_chip_bytes >= 0 and device.off_chip_bytes_per_s >= 0):
         raise BadInput(

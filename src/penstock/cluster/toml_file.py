@@ -54,6 +54,7 @@ class DeviceEntry(Entry):
     memory: Bytes
     speed: float = 1.0
     overlaps_communication: bool = True
+    concurrent_passes: bool = False
     on_chip_memory: Bytes = 0.0
     off_chip_bandwidth: BytesPerSecond = 0.0
     count: Count = 1
@@ -141,6 +142,7 @@ def device_of(entry: DeviceEntry) -> Device:
         memory_bytes=entry.memory,
         speed=entry.speed,
         overlaps_communication=entry.overlaps_communication,
+        concurrent_passes=entry.concurrent_passes,
         on_chip_bytes=entry.on_chip_memory,
         off_chip_bytes_per_s=entry.off_chip_bandwidth,
     )
@@ -174,6 +176,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
                         "memory": device.memory_bytes + device.reserved_bytes,
                         "speed": device.speed,
                         "overlaps_communication": device.overlaps_communication,
+                        "concurrent_passes": device.concurrent_passes,
                         "on_chip_memory": device.on_chip_bytes,
                         "off_chip_bandwidth": device.off_chip_bytes_per_s,
                         "count": len(list(equal)),

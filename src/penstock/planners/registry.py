@@ -1,7 +1,8 @@
 """The published planners by the names that the command line uses."""
 
-from penstock.plan.problem import Planner
+from penstock.plan.problem import Planner, PlanningProblem
 from penstock.planners.bapipe.bapipe import bapipe
+from penstock.planners.bapipe.formulas import METHODS
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
 from penstock.planners.dynamic_program import dynamic_program
@@ -11,7 +12,7 @@ from penstock.planners.piper import piper
 from penstock.planners.single_device import single_device
 from penstock.planners.spp.spp import spp
 
-__all__ = ["STARTING_PLANNERS"]
+__all__ = ["OWN_SCHEDULES", "STARTING_PLANNERS"]
 
 STARTING_PLANNERS: dict[str, Planner] = {
     "single-device": single_device,
@@ -26,3 +27,9 @@ STARTING_PLANNERS: dict[str, Planner] = {
 }
 """All but the default (`registry`), which improves on their plans; quick ones first.
 """
+
+OWN_SCHEDULES: dict[str, tuple[str, ...]] = {
+    "bapipe": METHODS,
+    "spp": (*PlanningProblem.schedules, "wavefront"),
+}
+"""What a planner chooses among by itself where that is not `PlanningProblem.schedules`."""

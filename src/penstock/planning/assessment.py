@@ -10,7 +10,7 @@ from penstock.errors import Infeasible
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.planners.spp.bound import spp_bound_s
+from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.simulation import Prediction, simulate_plan
@@ -36,7 +36,7 @@ class Baselines:
 class PlannedPipeline:
     """A plan with what the simulator promises of it.
 
-    ``spp_bound_s`` is the time in which the plan's stages are done in SPP's order of work. Where
+    ``spp_bound_s`` is SPP's bound of a plan in its order of work, infinite for other orders. Where
     batches have different lengths, ``prediction`` is that of the mean costs, which the bound is of,
     and ``by_length`` has what each length takes. ``memory_reserve`` is the share of each device's
     memory that the plan had to leave free.
@@ -157,7 +157,7 @@ def assess_plan(
         simulate(problem.profile),
         bound or lower_bound(problem),
         baselines,
-        spp_bound_s(problem, plan),
+        spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
         predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
         problem.memory_reserve,
     )

@@ -9,6 +9,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import MEMORY_RESERVE, PlanningProblem, RecomputeChoice
+from penstock.planners.registry import OWN_SCHEDULES
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import check_plan_fits_inputs
@@ -94,8 +95,8 @@ def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
 
     One name or several with commas between them. "auto" are those that the planner chooses among
     by itself: `search` all that the runtime carries out and that give the gradients of one device,
-    any other planner those that it finds stages for. "whole-backwards" are those of the former that
-    never split a backward. "any" are all that give the gradients of one device.
+    any other planner those of its paper, or `PlanningProblem.schedules`. "whole-backwards" are
+    those of `search` that never split a backward. "any" are all with the gradients of one device.
 
     Raises:
         BadInput: an unknown schedule.
@@ -103,7 +104,7 @@ def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
     found: list[str] = []
     for name in (part.strip() for part in schedule.split(",")):
         if name == AUTO and planner != "search":
-            found += PlanningProblem.schedules
+            found += OWN_SCHEDULES.get(planner, PlanningProblem.schedules)
         elif name in SETS:
             every = (*PlanningProblem.schedules, *synchronous_schedules())
             run = [one for one in every if name == ANY or one not in NOT_RUN]

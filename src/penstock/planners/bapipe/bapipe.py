@@ -8,12 +8,13 @@ from penstock.plan.candidate import Candidate
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.planners.bapipe.pipeline import StraightPipeline
+from penstock.planners.bapipe.formulas import METHODS
+from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
 from penstock.planners.data_parallel import one_stage_candidates
 from penstock.planners.spp.arrays import ProfileArrays, few_sizes
 from penstock.planners.spp.choice import best_of_few
 
-__all__ = ["bapipe"]
+__all__ = ["bapipe", "methods_for"]
 
 TRIES = 1
 
@@ -21,25 +22,24 @@ TRIES = 1
 def bapipe(problem: PlanningProblem, score: Score) -> Plan:
     """BaPipe's plan: a straight pipeline over all accelerators, or data parallelism.
 
-    For every schedule that the accelerators and the problem allow and every micro-batch size:
+    For every schedule that the problem allows and every micro-batch size, of BaPipe's own four
+    those for the accelerators (`methods_for`):
     inter-layer partition in proportion to speed, coarse-grained where a boundary's transfer takes
     longer than a stage computes, memory fine tuning, then the closed form of the schedule. Data
     parallelism has ``M * P`` and one all-reduce that overlaps nothing. BaPipe's formulas choose
     between the two kinds of plan, and the schedule of every micro-batch size; ``score`` chooses
     among the sizes.
 
-    GPUs: 'early-backward' is 1F1B-SO and '1f1b' is 1F1B-SNO. FPGAs (`is_asynchronous` in
-    `penstock.planners.bapipe.pipeline`): '1f1b' is 1F1B-AS. FBP-AS runs a forward and a backward on
-    one device at the same time, as schedule 'fbp-as' does in the simulator; plans name
-    'early-backward' for it, the same order without that overlap. The split inside layers, for
-    FPGAs, counts in the estimate; the plan holds whole layers. BaPipe does not recompute: that is
-    tried only where nothing fits without, or where the problem demands it.
+    Other schedules are judged by the closed form of BaPipe's own that is most like them. The split
+    inside layers, for FPGAs, counts in the estimate; the plan holds whole layers. BaPipe does not
+    recompute: that is tried only where nothing fits without, or where the problem demands it.
 
     Source: Zhao et al., arXiv 2012.12544.
 
     Raises:
         Infeasible: no plan fits; the message says what would.
     """
+    problem = replace(problem, schedules=methods_for(problem))
     modes = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
     every_size = tuple(sorted(problem.micro_batch_sizes))
     for sizes in dict.fromkeys((few_sizes(problem), every_size)):
@@ -67,6 +67,20 @@ def data_parallel_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The whole model on every device; `one_stage_candidates` estimates just that."""
     count = min(len(problem.cluster.devices), max(problem.micro_batch_sizes))
     return one_stage_candidates(problem, count)
+
+
+def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
+    """The allowed schedules; of BaPipe's own those for the cluster's accelerators, if any is.
+
+    Those ending in -as are for accelerators with ``concurrent_passes``, such as FPGAs.
+    """
+    asynchronous = is_asynchronous(problem.cluster)
+    fitting = tuple(
+        name
+        for name in problem.schedules
+        if name not in METHODS or name.endswith("-as") == asynchronous
+    )
+    return fitting or problem.schedules
 
 
 def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterator[Candidate]:

@@ -2,11 +2,37 @@
 
 from typing import Literal, TypeAlias
 
-__all__ = ["Method", "bandwidth_demand", "features_kept", "mini_batch_s", "pace_s"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "bandwidth_demand",
+    "features_kept",
+    "method_of",
+    "mini_batch_s",
+    "pace_s",
+]
 
 Method: TypeAlias = Literal["1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so"]
 """AS: accelerators that transfer while they compute, such as FPGAs. S: those that do not promise
 to, such as GPUs; NO and O: transfers not overlapped with computing, and overlapped."""
+
+METHODS: tuple[Method, ...] = ("1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so")
+"""BaPipe's own schedules, by the names of their families here."""
+
+
+def method_of(schedule: str, *, asynchronous: bool) -> Method:
+    """Whose closed form judges a schedule: its own, or that of the order which is most like it.
+
+    >>> method_of("fbp-as", asynchronous=True), method_of("early-backward", asynchronous=False)
+    ('fbp-as', '1f1b-so')
+    """
+    for method in METHODS:
+        if schedule == method:
+            return method
+    deep = schedule in ("early-backward", "wavefront")
+    if asynchronous:
+        return "fbp-as" if deep else "1f1b-as"
+    return "1f1b-so" if deep else "1f1b-sno"
 
 
 def mini_batch_s(

@@ -8,7 +8,13 @@ from penstock.cluster.cluster import Cluster
 from penstock.plan.cost import depth_function
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.bapipe.formulas import Method, mini_batch_s, pace_s
+from penstock.planners.bapipe.formulas import (
+    Method,
+    features_kept,
+    method_of,
+    mini_batch_s,
+    pace_s,
+)
 from penstock.planners.bapipe.partition import (
     coarse_cuts,
     inter_layer_cuts,
@@ -22,9 +28,8 @@ __all__ = ["StraightPipeline", "is_asynchronous"]
 
 
 def is_asynchronous(cluster: Cluster) -> bool:
-    """Whether all accelerators compute and transfer independently: FPGAs, by their kind's name."""
-    names = [device.kind.upper() for device in cluster.devices]
-    return all("FPGA" in name or name.startswith("VCU") for name in names)
+    """Whether all accelerators work on several passes and transfers at once, as FPGAs do."""
+    return all(device.concurrent_passes for device in cluster.devices)
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,8 @@ class StraightPipeline:
     @property
     def method(self) -> Method:
         """BaPipe's name for the schedule on these accelerators."""
-        if is_asynchronous(self.problem.cluster):
-            return "fbp-as" if self.schedule == "early-backward" else "1f1b-as"
-        return "1f1b-so" if self.schedule in ("early-backward", "wavefront") else "1f1b-sno"
+        asynchronous = is_asynchronous(self.problem.cluster)
+        return method_of(self.schedule, asynchronous=asynchronous)
 
     @cached_property
     def transfers_s(self) -> list[float]:
@@ -100,7 +104,7 @@ class StraightPipeline:
     def needed_bytes(self, stages: int, stage: int, lo: int, hi: int) -> float:
         """Peak memory of a stage (`penstock.plan.cost.device_memory_bytes`)."""
         arrays, rows = self.arrays, self.micro_batch_size
-        depth = depth_function(self.schedule)(stages - stage, self.micro_batches)
+        depth = self.depth(stages, stage)
         number = arrays.workspace_number(rows)
         held = arrays.held_bytes[lo, hi] + arrays.workspace_tables[number][lo, hi]
         fixed, per_sample = arrays.prefix[4:6, hi] - arrays.prefix[4:6, lo]
@@ -109,6 +113,13 @@ class StraightPipeline:
             inputs = arrays.inputs[0, lo, hi] + rows * arrays.inputs[1, lo, hi]
             return float(held + (depth - 1) * inputs + max(saved, inputs))
         return float(held + depth * saved)
+
+    def depth(self, stages: int, stage: int) -> int:
+        """Micro-batches in flight, for BaPipe's own schedules by its table."""
+        if self.schedule == self.method:
+            kept = features_kept(self.method, stage=stage, stages=stages)
+            return min(kept, self.micro_batches)
+        return depth_function(self.schedule)(stages - stage, self.micro_batches)
 
     def cuts(self) -> tuple[int, ...]:
         """Balanced, coarse where the wire is slow, tuned to memory; empty where nothing fits."""

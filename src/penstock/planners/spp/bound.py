@@ -17,7 +17,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge
 
-__all__ = ["spp_bound_s", "workload_s"]
+__all__ = ["is_spp_order", "spp_bound_s", "workload_s"]
 
 Resource = tuple[str, int]
 
@@ -55,6 +55,11 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     """
     waves = plan.micro_batches + 4 * len(plan.stages) - 4
     return waves * workload_s(problem, plan) / plan.micro_batches + ending_s(problem, plan)
+
+
+def is_spp_order(plan: Plan) -> bool:
+    """Whether `spp_bound_s` holds for the order of ``plan``: SPP's list, not cut short."""
+    return plan.schedule == "wavefront" and not plan.in_flight_limit
 
 
 def workload_s(problem: PlanningProblem, plan: Plan) -> float:

@@ -34,9 +34,9 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
 
     The paper has one micro-batch size and plays every number of stages; here a formula (fill, drain
     and workload) sorts the plans of all sizes, and ``score`` judges the first `TRIES` of each. Its
-    list order is the schedule 'wavefront'; where a problem does not allow it, 'early-backward'
-    stands in, which needs half the memory for the same time on balanced stages. The winner is
-    tried with every other schedule that is allowed, too; where memory counts, those plan as well.
+    list order is the schedule 'wavefront'; each is also judged under the next most like it that is
+    allowed, mostly 'early-backward', which needs half the memory for the same time on balanced
+    stages. The winner is tried with all others, too; where memory counts, those plan as well.
 
     Long chains, many sizes and many devices are thinned out by `few_cuts`, `few_sizes` and
     `device_line`.
@@ -63,7 +63,11 @@ def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...])
         if found:
             break
     best = best_of_few(problem, found, score, planner="spp", tries=TRIES)
-    return min([best, *(replace(best, schedule=name) for name in others)], key=score)
+    for name in others[:1]:
+        found = [replace(one, plan=replace(one.plan, schedule=name)) for one in found]
+        found.insert(0, Candidate(best, 0.0))
+        best = best_of_few(problem, found, score, planner="spp", tries=TRIES + 1)
+    return min([best, *(replace(best, schedule=name) for name in problem.schedules)], key=score)
 
 
 def attempts(problem: PlanningProblem) -> Iterator[tuple[ProfileArrays, tuple[int, ...]]]:

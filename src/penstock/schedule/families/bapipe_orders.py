@@ -95,7 +95,9 @@ def fbp_as(shape: PipelineShape) -> Schedule:
     return replace(checked_fit(schedule, shape, "fbp-as"), concurrent=True)
 
 
-ONE_F_ONE_B_AS = Family(one_f_one_b_as)
-ONE_F_ONE_B_SNO = Family(one_f_one_b_sno)
-ONE_F_ONE_B_SO = Family(one_f_one_b_so)
-FBP_AS = Family(fbp_as)
+ONE_F_ONE_B_AS = Family(one_f_one_b_as, depth=lambda from_here, batches: min(from_here, batches))
+ONE_F_ONE_B_SNO = Family(one_f_one_b_sno, depth=ONE_F_ONE_B_AS.depth)
+ONE_F_ONE_B_SO = Family(
+    one_f_one_b_so, depth=lambda from_here, batches: min(2 * from_here - 1, batches)
+)
+FBP_AS = Family(fbp_as, depth=lambda from_here, batches: min(2 * from_here, batches))
