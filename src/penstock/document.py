@@ -28,6 +28,7 @@ __all__ = [
     "parse_toml",
     "read_document",
     "read_text",
+    "write_bytes",
     "write_text",
 ]
 
@@ -194,23 +195,51 @@ def check_place(path: str | Path) -> None:
     Raises:
         BadInput: the folder does not exist or cannot be written to.
     """
-    folder = Path(path).parent
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise BadInput(f"cannot write '{path}': it is a directory; name a file in it")
+    if target.exists() and not target.is_file() and os.access(target, os.W_OK):
+        return
+    folder = target.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "may not be written to" if folder.is_dir() else "does not exist"
         raise BadInput(f"cannot write '{path}': folder '{folder}' {reason}; name another place")
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all: a reader never sees half of it.
+    """Write a file of text whole or not at all, as `write_bytes` does.
 
     Raises:
         BadInput: the folder does not exist or cannot be written to.
     """
-    target = Path(path)
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file whole or not at all: a reader never sees half of it.
+
+    The file is written beside its place and renamed. A link stays a link to the file that is
+    written, and what is no regular file (a device, a pipe) is written to, never replaced.
+
+    Raises:
+        BadInput: the folder does not exist or cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+        else:
+            replace_file(target, content)
+    except OSError as error:
+        raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Write a regular file beside its place, then rename it."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         os.replace(partial, target)
-    except OSError as error:
+    except OSError:
         partial.unlink(missing_ok=True)
-        raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
+        raise

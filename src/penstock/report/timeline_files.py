@@ -1,10 +1,9 @@
 """A timeline as a file that a browser, an image viewer or Perfetto opens, by its ending."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.document import write_text
+from penstock.document import write_bytes, write_text
 from penstock.errors import BadInput
 from penstock.report.device_rows import gantt_rows
 from penstock.report.drawing import Drawing
@@ -88,14 +87,7 @@ def write_drawing(path: str | Path, drawing: Drawing) -> None:
     # Pillow is loaded by those who ask for a bitmap only.
     from penstock.report.drawing_png import drawing_png
 
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(drawing_png(drawing))
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
+    write_bytes(path, drawing_png(drawing))
 
 
 def timeline_note(timeline: Timeline, cluster_name: str = "") -> str:

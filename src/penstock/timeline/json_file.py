@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast, get_args
 
+from penstock.document import write_text
 from penstock.errors import BadInput
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
@@ -126,10 +127,7 @@ def write_timeline(timeline: Timeline, path: Path | str) -> None:
     Raises:
         BadInput: the file cannot be written.
     """
-    try:
-        Path(path).write_text(json.dumps(timeline_to_json(timeline)) + "\n", encoding="utf-8")
-    except OSError as cause:
-        raise BadInput(f"cannot write timeline '{path}': {cause.strerror}") from cause
+    write_text(path, json.dumps(timeline_to_json(timeline)) + "\n")
 
 
 def read_timeline(path: Path | str) -> Timeline:

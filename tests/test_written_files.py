@@ -1,0 +1,63 @@
+"""Files are written whole; links stay links, and devices and pipes are written to."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.document import check_place, write_text
+from penstock.errors import BadInput
+
+
+def test_a_link_stays_a_link_to_the_file_that_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(folder / "file.json")
+    for text in ("first", "second"):
+        write_text(link, text)
+        assert link.is_symlink()
+        assert (folder / "file.json").read_text() == text
+    assert [path.name for path in folder.iterdir()] == ["file.json"]
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    check_place(pipe)
+    write_text(pipe, "through the pipe")
+    reader.join(timeout=30)
+    assert read == ["through the pipe"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_terminal_is_written_to(tmp_path: Path) -> None:
+    controller, terminal = os.openpty()
+    try:
+        write_text(os.ttyname(terminal), "on the screen")
+        assert os.read(controller, 100) == b"on the screen"
+        assert stat.S_ISCHR(os.stat(os.ttyname(terminal)).st_mode)
+    finally:
+        os.close(terminal)
+        os.close(controller)
+
+
+def test_a_directory_is_refused_before_and_while_writing(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is a directory; name a file in it"):
+        check_place(tmp_path)
+    with pytest.raises(BadInput, match="Is a directory"):
+        write_text(tmp_path, "nothing")
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_text(path, "old")
+    with pytest.raises(BadInput, match="No such file or directory; name another place"):
+        write_text(tmp_path / "absent" / "plan.json", "new")
+    assert path.read_text() == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["plan.json"]
