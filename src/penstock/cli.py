@@ -15,8 +15,12 @@ from penstock.command_line import (
     simulate_command,
 )
 from penstock.command_line.terminal import INTERRUPTED, print_error, silence_output
+from penstock.errors import RunFailed
 
 __all__ = ["app", "main"]
+
+SIGNALLED = 128
+"""Exit codes above this one say which signal ended the command."""
 
 app = typer.Typer(
     name="penstock",
@@ -46,11 +50,14 @@ def run() -> int:
     try:
         code: object = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
-    except SystemExit as ended:  # typer's answer when the reader of a pipe has gone
-        if not isinstance(ended.__context__, BrokenPipeError):
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer's, when the reader has gone
+            silence_output()
+            return 0
+        if isinstance(ended.code, int) and ended.code > SIGNALLED:
             raise
-        silence_output()
-        return 0
+        problem = f"the job's own code ended the program (sys.exit({ended.code!r}))"
+        return print_error(RunFailed(f"{problem}; let its functions return"))
     except (Exception, KeyboardInterrupt) as error:
         return print_error(error)
     if code == INTERRUPTED:

@@ -12,6 +12,7 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job
+from penstock.jobs.profile_job import built_model
 from penstock.jobs.registry import DEFAULT_JOB, JOBS
 from penstock.jobs.worker import steps_of
 from penstock.runtime.loss_scaling import LossScaling
@@ -32,6 +33,12 @@ losses = [(1.0, nn.functional.cross_entropy), (0.5, nn.functional.multi_margin_l
 
 def nothing(split, seed, start_step, batch_size):
     return iter(())
+
+def leave():
+    raise SystemExit(0)
+
+def one():
+    return 1
 """
 
 OWN = """
@@ -45,6 +52,8 @@ batch_size = 6
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "job_under_test.py").write_text(MODULE)
+    (tmp_path / "job_that_exits.py").write_text("raise SystemExit(3)")
+    (tmp_path / "job_that_fails.py").write_text("1 / 0")
     return tmp_path
 
 
@@ -165,6 +174,16 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         ),
         ('model = "job_under_test:build"\n', ["key 'data' is missing", "module:function"]),
         (OWN.replace(":build", ""), ["model is 'job_under_test'", "module:function"]),
+        (OWN.replace("job_under_test:b", ".job_under_test:b"), ["whole name"]),
+        (OWN.replace("job_under_test:b", "job_that_exits:b"), ["SystemExit: 3", "runs nothing"]),
+        (OWN.replace("job_under_test:b", "job_that_fails:b"), ["ZeroDivisionError", "nothing"]),
+        ('base = "gpt-text"\nname = "../away"\n', ["'../away' cannot name a directory"]),
+        ('base = "gpt-text"\nname = ".."\n', ["'..' cannot name a directory"]),
+        ('base = "gpt-text"\nname = "a\\u0000b"\n', ["'a\\x00b' cannot name a directory"]),
+        (
+            'base = "gpt-text"\n[optimizer]\nbetas = [0.9, 1.0]\n',
+            ["betas are [0.9, 1.0]", "in [0, 1)"],
+        ),
         (OWN.replace(":build", ":buil"), ["has no function 'buil'", "did you mean 'build'?"]),
         (OWN.replace("job_under_test:b", "no_such_module:b"), ["no_such_module", "beside"]),
     ],
@@ -216,3 +235,18 @@ def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) 
     ):
         with pytest.raises(BadInput, match=message):
             read_job(written(folder, wrong))
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("leave", r"ended the program \(SystemExit: 0\)"),
+        ("one", "returned int, not a torch.nn.Module"),
+    ],
+)
+def test_a_function_that_makes_no_model_is_refused(
+    folder: Path, function: str, problem: str
+) -> None:
+    job = read_job(written(folder, OWN.replace(":build", f":{function}")))
+    with pytest.raises(BadInput, match=problem):
+        built_model(job)

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.errors import BadInput
 from penstock.jobs.run_directory import latest_run, new_run, rows_before, write_rows
+from penstock.jobs.train import checkpoint_to_resume
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +46,23 @@ def test_rows_after_the_checkpoint_and_half_rows_are_dropped() -> None:
         {"step": 2, "loss": 1.0},
         {"step": 2, "evaluation_loss": 0.5},
     ]
+
+
+def test_a_directory_has_one_run_at_a_time() -> None:
+    run = new_run("digits", "shared")
+    other = new_run("digits", "shared")
+    with run.held(), pytest.raises(BadInput, match="'shared' is in use"), other.held():
+        pass
+    with run.held():
+        pass
+
+
+def test_a_run_without_a_checkpoint_is_resumed_from_its_first_step() -> None:
+    said: list[str] = []
+    run = new_run("digits", "killed")
+    assert checkpoint_to_resume(run, said.append) is None
+    assert said == ["'killed' has no checkpoint yet; training starts at the first step"]
+    (run.checkpoints / "step-00000004").mkdir(parents=True)
+    assert checkpoint_to_resume(run, said.append) is None  # half of one
+    (run.checkpoints / "step-00000004" / "state.json").touch()
+    assert checkpoint_to_resume(run, said.append) == run.checkpoints / "step-00000004"

@@ -35,6 +35,9 @@ RECORDED = (
 )
 """What a run records of each step besides metrics."""
 
+LONGEST_NAME = 100
+"""Characters of a job's name: a run's directory adds the time, and file systems have limits."""
+
 Split: TypeAlias = Literal["train", "held-out"]
 """The two parts of a job's data."""
 
@@ -60,7 +63,7 @@ class OptimizerSettings:
     each kind of operation; with neither, parameters are stepped one by one.
 
     Raises:
-        BadInput: both ways to step at once.
+        BadInput: both ways to step at once, or a beta outside [0, 1).
     """
 
     name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
@@ -78,6 +81,9 @@ class OptimizerSettings:
             raise BadInput(
                 "the optimizer is to be both fused and foreach; set one of them, or fused = false"
             )
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise BadInput(f"betas are {list(self.betas)}; each must be in [0, 1)")
 
     @property
     def state_bytes_per_parameter_byte(self) -> float:
@@ -173,8 +179,19 @@ class Job:
         return self.micro_batch_sizes or tuple(divisors)
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name stays in the directory that it is put in."""
+    is_plain = name.isprintable() and "/" not in name and name not in (".", "..")
+    return is_plain and 0 < len(name) <= LONGEST_NAME
+
+
 def check_job(job: Job) -> None:
     """Raise `BadInput` for settings that no training could follow."""
+    if not is_file_name(job.name):
+        raise BadInput(
+            f"job name {job.name[:LONGEST_NAME]!r} cannot name a directory; use 1 to "
+            f"{LONGEST_NAME} printable characters without '/', and not '.' or '..'"
+        )
     at_least = {
         "batch_size": (job.batch_size, 1),
         "steps": (job.steps, 1),

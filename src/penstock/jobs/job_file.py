@@ -277,12 +277,23 @@ def function_at(place: str, key: str) -> Any:
         raise BadInput(
             f'{key} is \'{place}\'; write it as "module:function", for example "my_model:build"'
         )
+    if module_name.startswith("."):
+        raise BadInput(
+            f"{key} is '{place}', but a job file is in no package that '.' could stand for; write "
+            f"the module's whole name"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise BadInput(
             f"{key} is '{place}', but importing '{module_name}' failed: {error}; put the module "
             f"beside the job file or install it"
+        ) from error
+    except (Exception, SystemExit) as error:
+        kind = type(error).__name__
+        raise BadInput(
+            f"{key} is '{place}', but importing '{module_name}' ended with {kind}: {error}; a "
+            f"module of a job only defines, it runs nothing while it is imported"
         ) from error
     function = getattr(module, name, None)
     if not callable(function) and not (key == "loss" and isinstance(function, list)):

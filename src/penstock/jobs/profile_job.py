@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.presets import local_cluster
+from penstock.errors import BadInput
 from penstock.jobs.data_lengths import data_lengths
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
@@ -26,7 +27,14 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.pretrained import sources_of
 
-__all__ = ["CostedJob", "build_and_capture", "cluster_for", "cost_job", "profile_job"]
+__all__ = [
+    "CostedJob",
+    "build_and_capture",
+    "built_model",
+    "cluster_for",
+    "cost_job",
+    "profile_job",
+]
 
 REPEATS = 5
 
@@ -42,6 +50,28 @@ class CostedJob:
     cluster: Cluster
 
 
+def built_model(job: Job) -> nn.Module:
+    """The job's model with its first weights, by the job's seed.
+
+    Raises:
+        BadInput: the job's function ends the program, or returns something else.
+    """
+    torch.manual_seed(job.seed)
+    try:
+        model: object = job.build_model()
+    except SystemExit as error:
+        raise BadInput(
+            f"job '{job.name}': building the model ended the program (SystemExit: {error}); name "
+            f"a function that returns a module"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise BadInput(
+            f"job '{job.name}': building the model returned {type(model).__name__}, not a "
+            f"torch.nn.Module; return the module itself"
+        )
+    return model
+
+
 def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGraph:
     """The job's model with its first weights (by the job's seed), captured.
 
@@ -49,11 +79,10 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
     compared with the model by name and shape.
 
     Raises:
-        BadInput: the weights are not the model's.
+        BadInput: there is no model, or the weights are not the model's.
         CaptureFailed: the model cannot be traced.
     """
-    torch.manual_seed(job.seed)
-    model = job.build_model()
+    model = built_model(job)
     if not is_on_meta(model):
         model.to(device)
     lengths = data_lengths(job)

@@ -1,9 +1,10 @@
 """The files of a run: where they are, and how they are written."""
 
+import fcntl
 import json
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,23 @@ class RunDirectory:
     def logs(self) -> Path:
         """Tracebacks of workers that failed."""
         return self.path / "workers"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the directory; the lock ends with this process at the latest.
+
+        Raises:
+            BadInput: another run has it.
+        """
+        with (self.path / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(
+                    f"run directory '{self.path}' is in use by another run; wait until that has "
+                    f"ended, or name another with --out"
+                ) from None
+            yield
 
     @property
     def is_costed(self) -> bool:

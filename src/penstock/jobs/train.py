@@ -24,7 +24,7 @@ from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
-from penstock.runtime.checkpoint import latest_checkpoint
+from penstock.runtime.checkpoint import has_checkpoint, latest_checkpoint
 from penstock.runtime.endless import updates_per_batch
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.runnable import check_runnable
@@ -113,7 +113,15 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
-    resume_from = latest_checkpoint(directory.checkpoints) if request.resume else None
+    with directory.held():
+        return train_in(directory, job, request, given, say)
+
+
+def train_in(
+    directory: RunDirectory, job: Job, request: TrainRequest, given: Plan | None, say: Log
+) -> TrainResult:
+    """Measure, plan, predict, train and report in a directory that is this run's alone."""
+    resume_from = checkpoint_to_resume(directory, say) if request.resume else None
     if resume_from and job.weights is not None and not Path(job.weights.directory).exists():
         # The checkpoint has them all.
         job = replace(job, weights=None)
@@ -133,6 +141,14 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     start = reports[0].start
     lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
     return finish(job, request, directory, plan, prediction, reports, lengths)
+
+
+def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
+    """The newest checkpoint; none where the run ended before its first one."""
+    if not has_checkpoint(directory.checkpoints):
+        say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
+        return None
+    return latest_checkpoint(directory.checkpoints)
 
 
 def costs_of(

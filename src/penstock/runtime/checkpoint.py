@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from penstock.errors import BadInput
 
 __all__ = [
+    "has_checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
     "make_durable",
@@ -191,8 +192,13 @@ def latest_checkpoint(directory: Path) -> Path:
     """
     found = checkpoints_in(directory)
     if not found:
-        raise BadInput(f"no checkpoint in '{directory}'; train without resuming first")
+        raise BadInput(f"no checkpoint in '{directory}'; name the directory of a run with one")
     return found[-1]
+
+
+def has_checkpoint(directory: Path) -> bool:
+    """Whether there is a complete checkpoint in ``directory``."""
+    return bool(checkpoints_in(directory))
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
