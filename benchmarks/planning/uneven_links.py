@@ -23,7 +23,7 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
 from penstock.planners.gpipe import gpipe
-from penstock.planners.pipedream import pipedream
+from penstock.planners.pipedream.pipedream import pipedream
 from penstock.planners.spp.spp import spp, spp_on_order
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile

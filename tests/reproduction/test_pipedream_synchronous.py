@@ -11,7 +11,7 @@ import pytest
 from reproduction.published import MODELS, needs_profiles
 
 from penstock.planners.dapple.dapple import dapple
-from penstock.planners.pipedream import pipedream
+from penstock.planners.pipedream.pipedream import pipedream
 from penstock.simulate.score import make_score
 
 CLUSTER = "dapple-a"

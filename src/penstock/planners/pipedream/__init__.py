@@ -1,0 +1,1 @@
+"""The planner of PipeDream (SOSP 2019)."""

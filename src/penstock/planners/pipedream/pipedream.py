@@ -1,0 +1,252 @@
+"""PipeDream's planner: the slowest stage made as fast as can be, level by level of the cluster."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.kernels import compiled
+from penstock.plan.candidate import Candidate
+from penstock.plan.cost import rows_by_speed
+from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.run_tables import Floats, RunTables, crossing_table, run_tables
+from penstock.planners.choice import best_candidate
+from penstock.planners.coarse_chain import coarse_problem, expanded
+from penstock.planners.pipedream.levels import Level, levels_of
+from penstock.planners.pipedream.recurrence import Integers, LevelCosts, partition
+
+__all__ = ["pipedream", "pipedream_candidates"]
+
+
+MOST_LAYERS = 120
+"""Longer chains are made coarser: the table grows with the third power of the layers."""
+
+EVERY_COUNT = 16
+"""Of up to so many workers of a level a stage may take any number."""
+
+ONE_LESS = -1
+"""The choice of the recurrence that is no stage."""
+
+Places: TypeAlias = tuple[int, ...]
+"""Devices, by their places in the order of `levels_of`."""
+
+
+def pipedream(problem: PlanningProblem, score: Score) -> Plan:
+    """The plan of PipeDream's dynamic program (SOSP 2019), trained synchronously.
+
+    On every level of the cluster (devices of a host, hosts of a rack, racks; see `levels_of`),
+    with ``A`` the seconds of the slowest stage of layers ``i..j`` on ``m`` workers, and a worker
+    of an upper level a whole unit of the level below:
+
+        T(i, j, m) = (compute(i..j) + 4 (m - 1) P(i..j) / (BW m)) / m
+        A(i, j, m) = min of T(i, j, m) and, over k and m', of
+                     max{ A(i, k, m - m'),  T(k, j, m'),  2 a_k / (BW m'),  2 a_j / (BW m') }
+
+    ``compute`` is forward and backward of a micro-batch on one worker, on an upper level the
+    ``A`` of a whole unit (whose devices share the all-reduce between units); the factor 4 is that
+    of weights sent to and from a parameter server for every micro-batch; ``a`` are bytes of
+    activations at a cut, with their gradients ``2 a``. A stage must fit on every one of its own
+    devices with ``ceil(devices from here to the end / devices of the stage)`` micro-batches in
+    flight, counted through all levels, so a unit's own pipeline depends on what stands behind it;
+    a worker may stay idle. Micro-batches of every size are tried, each plan run by 1F1B with a
+    flush at the end of the batch (the first schedule allowed where 1F1B is not); ``score`` chooses
+    among the sizes.
+
+    Departures: a micro-batch is split over replicas instead of dealt to them in turn; weights are
+    not stashed, so they count once; workers are taken to be as slow as the slowest device, links
+    of a level as slow as the slowest. On more than `EVERY_COUNT` workers of a level not all numbers
+    of replicas are tried (`replicas_tried`), and chains of more than `MOST_LAYERS` layers are cut
+    at likely places only.
+
+    Raises:
+        Infeasible: nothing fits; the message says what would.
+    """
+    coarse, cuts = coarse_problem(problem, MOST_LAYERS)
+    candidates = expanded(pipedream_candidates(coarse), cuts)
+    return best_candidate(problem, candidates, score, planner="pipedream")
+
+
+def pipedream_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
+    """The plan of every micro-batch size."""
+    schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
+    order, levels = levels_of(problem.cluster)
+    tables, layers = run_tables(problem), len(problem.profile.layers)
+    whole = Window(tuple(problem.cluster.devices[d].memory_bytes for d in order), 1, 0)
+    everyone = tuple((place,) for place in range(len(order)))
+    for size in problem.micro_batch_sizes:
+        program = Program(problem, tables, levels, size)
+        top = len(levels) - 1
+        seconds = float(program.solved(top, whole).value[0, -1, -1])
+        if seconds == inf:
+            continue
+        assignments: list[Assignment] = []
+        for run, places in program.stages(top, whole, range(layers), everyone):
+            devices = tuple(order[place] for place in sorted(places))
+            assignments.append((run, devices, rows_by_speed(problem.cluster, devices, size)))
+        plan = fitted_plan(problem, assignments, schedule)
+        if plan is not None:
+            yield Candidate(plan, seconds)
+
+
+def replicas_tried(workers: int) -> list[int]:
+    """Every number of up to `EVERY_COUNT` workers; of more, ever wider steps.
+
+    >>> replicas_tried(3), replicas_tried(30)
+    ([1, 2, 3], [1, 2, 3, 4, 6, 8, 12, 16, 24, 30])
+    """
+    if workers <= EVERY_COUNT:
+        return list(range(1, workers + 1))
+    steps = {n << power for power in range(workers.bit_length()) for n in (1, 3)}
+    return sorted({workers, *(n for n in steps if n < workers)})
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where a unit stands: what its devices have, each the least of all replicas of the unit.
+
+    ``behind``: devices behind the unit and its replicas, to the end of the pipeline.
+    """
+
+    memory_bytes: tuple[float, ...]
+    replicas: int
+    behind: int
+
+    def workers(self, before: int, count: int, each: int) -> "Window":
+        """That of ``count`` of the unit's workers, of ``each`` devices, as replicas of one."""
+        end = (before + count) * each
+        places = [self.memory_bytes[a : a + each] for a in range(before * each, end, each)]
+        least = tuple(map(min, *places)) if count > 1 else places[0]
+        behind = self.behind + self.replicas * (len(self.memory_bytes) - end)
+        return Window(least, self.replicas * count, behind)
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The table of one level: least seconds by ``[lo, hi, workers]``, and how they are reached.
+
+    ``unit_s`` are those on all workers.
+    """
+
+    value: Floats
+    choice: Integers
+    unit_s: Floats
+
+    def stages(self, lo: int, hi: int) -> list[tuple[range, int, int]]:
+        """Layers of each stage, workers before it, and its own, in order."""
+        found: list[tuple[range, int, int]] = []
+        workers = self.value.shape[2] - 1
+        while hi > lo:
+            chosen = int(self.choice[lo, hi, workers])
+            if chosen == ONE_LESS:
+                workers -= 1
+                continue
+            cut, last = divmod(chosen, self.value.shape[2])
+            workers -= last
+            found.append((range(cut, hi), workers, last))
+            hi = cut
+        return found[::-1]
+
+
+@dataclass
+class Program:
+    """The tables of all levels for micro-batches of ``size`` samples; equal ones are made once."""
+
+    problem: PlanningProblem
+    tables: RunTables
+    levels: tuple[Level, ...]
+    size: int
+    solutions: dict[object, Solved] = field(default_factory=dict[object, Solved])
+    fitting: dict[object, Floats] = field(default_factory=dict[object, Floats])
+
+    def __post_init__(self) -> None:
+        profile, size = self.problem.profile, self.size
+        slowest = min(device.speed for device in self.problem.cluster.devices)
+        passes = self.tables.forward_s.at(size) + self.tables.backward_s.at(size)
+        self.compute_s = passes / slowest
+        down = crossing_table(profile, lambda edge: edge.bytes)
+        up = crossing_table(profile, lambda edge: edge.gradient_bytes)
+        self.moved_bytes = down.at(size) + up.at(size)
+        self.saved = self.tables.saved_bytes.at(size)
+        self.again = np.minimum(self.saved, self.tables.input_bytes.at(size))
+        if self.problem.recompute == "off":
+            self.again = self.saved
+        memories = [device.memory_bytes for device in self.problem.cluster.devices]
+        most = self.problem.global_batch // size
+        fullest = self.tables.held_bytes + self.saved + (most - 1) * self.again
+        self.all_fit = bool((fullest <= min(memories)).all())
+
+    def solved(self, level: int, window: Window) -> Solved:
+        """The table of the workers of a unit that stands at ``window``."""
+        if self.all_fit:
+            window = replace(window, behind=0)
+        if (level, window) not in self.solutions:
+            self.solutions[level, window] = self.solve(level, window)
+        return self.solutions[level, window]
+
+    def unit_s(self, level: int, window: Window) -> Floats:
+        """Seconds of a micro-batch on one worker of a level, for every run of layers."""
+        if level:
+            return self.solved(level - 1, window).unit_s
+        in_flight = -(-(window.replicas + window.behind) // window.replicas)
+        in_flight = min(in_flight, self.problem.global_batch // self.size)
+        key = (*window.memory_bytes, window.replicas, in_flight)
+        if key not in self.fitting:
+            kept = (self.saved + (in_flight - 1) * self.again) / window.replicas
+            fits = self.tables.held_bytes + kept <= window.memory_bytes[0]
+            self.fitting[key] = np.where(fits, self.compute_s, inf)
+        return self.fitting[key]
+
+    def solve(self, level: int, window: Window) -> Solved:
+        """Fill the table of a level; that of the highest for whole pipelines only."""
+        here = self.levels[level]
+        counts = [n for n in replicas_tried(here.workers) if n * window.replicas <= self.size]
+        unit = np.zeros((here.workers, here.workers + 1), dtype=np.int64)
+        different: dict[int, tuple[int, Floats]] = {}
+        for count in counts:
+            for before in range(here.workers - count + 1):
+                one = self.unit_s(level, window.workers(before, count, here.devices))
+                unit[before, count], _ = different.setdefault(id(one), (len(different), one))
+        known = (level, window.replicas, unit.tobytes(), *different)
+        if known in self.solutions:
+            return self.solutions[known]
+        reduce_each = np.full(here.workers + 1, inf)
+        for count in counts:
+            reduce_each[count] = 4 * (count - 1) / (here.bytes_per_s * count) / here.devices
+        cuts = len(self.compute_s)
+        starts = 1 if level + 1 == len(self.levels) else cuts
+        value = np.full((starts, cuts, len(reduce_each)), inf)
+        choice = np.full(value.shape, ONE_LESS, dtype=np.int64)
+        costs = LevelCosts(
+            np.stack([one for _, one in different.values()]),
+            unit,
+            self.compute_s / here.devices,
+            self.tables.parameter_bytes,
+            reduce_each,
+            self.moved_bytes / here.bytes_per_s,
+        )
+        compiled(partition)(value, choice, costs)
+        self.solutions[known] = Solved(value, choice, np.ascontiguousarray(value[:, :, -1]))
+        return self.solutions[known]
+
+    def stages(
+        self, level: int, window: Window, layers: range, places: Sequence[Places]
+    ) -> Iterator[tuple[range, Places]]:
+        """Layers and devices of all stages of a unit.
+
+        ``places`` are the devices that stand in each place of the unit, one for each replica.
+        """
+        each = self.levels[level].devices
+        for run, before, count in self.solved(level, window).stages(layers.start, layers.stop):
+            inner = [
+                sum((places[worker * each + place] for worker in range(before, before + count)), ())
+                for place in range(each)
+            ]
+            if level:
+                stood = window.workers(before, count, each)
+                yield from self.stages(level - 1, stood, run, inner)
+            else:
+                yield run, inner[0]
