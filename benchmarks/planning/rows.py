@@ -1,0 +1,211 @@
+"""What is asked of the planners in one row of the benchmark: one model on one cluster."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter, process_time
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.presets import find_cluster
+from penstock.plan.problem import PlanningProblem
+from penstock.planning.assessment import PlannedPipeline
+from penstock.planning.comparison import AUTO, Comparison, compare_plans
+from penstock.planning.explanation import explain_plan, explanation_words
+from penstock.planning.questions import planning_problem, schedules_named
+from penstock.profile.find import find_profile
+from penstock.search.registry import PLANNERS, STARTING_PLANNERS
+
+__all__ = ["BATCHES", "CLUSTERS", "EXPLAINED_GAP", "ROUNDING", "every_schedule", "run_row"]
+
+EXPLAINED_GAP = 0.05
+ROUNDING = 1e-9
+WHOLE = "whole-backwards"
+
+BATCHES = {
+    "bert-48": 64,
+    "xlnet-36": 128,
+    "amoebanet-36": 128,
+    "gnmt-16": 1024,
+    "vgg-19": 2048,
+    "resnet-50": 2048,
+    "vgg-16": 2048,
+    "inception-v3": 2048,
+    "gnmt-8": 1024,
+    "bert-32": 64,
+}
+"""Samples of an iteration: the papers' where they give one."""
+
+CLUSTERS = ("dapple-a", "dapple-b", "dapple-c", "slow-link", "unequal", "graph")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one planner made of one problem."""
+
+    planner: str
+    iteration_s: float | None
+    gap: float | None
+    planning_cpu_s: float
+    schedule: str = ""
+    stages: str = ""
+    micro_batches: int = 0
+    peak_bytes: float = 0.0
+    reason: str = ""
+
+
+def cluster_of(name: str) -> Cluster:
+    """A cluster of the benchmark: a preset, or one that differs from a preset in one respect."""
+    match name:
+        case "slow-link":
+            cluster = find_cluster("dapple-c")
+            hosts = tuple(replace(h, port_bytes_per_s=1e9 / 8) for h in cluster.hosts)
+            return Cluster("slow-link: dapple-c with 1 Gb/s", hosts, cluster.links)
+        case "unequal":
+            return find_cluster("mixed-gpus")
+        case "graph":
+            return find_cluster("graph-8")
+        case _:
+            return find_cluster(name)
+
+
+def problem_of(model: str, cluster: str) -> PlanningProblem:
+    """The question of a row; which schedules a planner may use is said when it is asked.
+
+    The papers' planners fill devices, so all memory is theirs.
+    """
+    return planning_problem(
+        find_profile(model), cluster_of(cluster), BATCHES[model], memory_reserve=0.0
+    )
+
+
+def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
+    """All planners on one problem; what split backwards gain, also within the same memory.
+
+    The published planners keep to their own schedules, and `search` looks over all. Every gap is
+    above the bound for every order.
+    """
+    problem, start_s = problem_of(model, cluster), perf_counter()
+    compared = list(compare_plans(problem, list(PLANNERS), [AUTO], process_time, limit_s=limit_s))
+    (whole,) = compare_plans(problem, ["search"], [WHOLE], process_time, limit_s=limit_s)
+    published = [found for found in compared if found.planner != "search"]
+    (search,) = (found for found in compared if found.planner == "search")
+    best = min([*published, whole], key=lambda found: found.iteration_s)
+    planned, explanation = search.outcome, list[str]()
+    if isinstance(planned, PlannedPipeline) and planned.gap > EXPLAINED_GAP:
+        explanation = explanation_words(explain_plan(planned, problem))
+    return {
+        "model": model,
+        "cluster": cluster,
+        "batch": problem.global_batch,
+        "devices": len(problem.cluster.devices),
+        **bound_of([*compared, whole]),
+        "search_is_best": search.iteration_s <= best.iteration_s * (1 + ROUNDING),
+        "faster_than_whole_backwards": ratio(best, search),
+        "whole_backwards": vars(answer_of(whole)),
+        "equal_memory": within_memory_of(best, search, problem, limit_s),
+        "explanation": explanation,
+        "wall_s": perf_counter() - start_s,
+        "answers": [vars(answer_of(found)) for found in compared],
+    }
+
+
+def bound_of(comparisons: Iterable[Comparison]) -> dict[str, object]:
+    """The bound that all gaps of a row are above."""
+    for found in comparisons:
+        values = found.to_json()
+        if "iteration_s" in values:
+            names = {"bound_s": "lower_bound_s"}
+            names |= {name: name for name in ("bound_argument", "bound_covers")}
+            return {key: values[name] for key, name in names.items()}
+    return {"bound_s": 0.0, "bound_argument": "", "bound_covers": ""}
+
+
+def within_memory_of(
+    best: Comparison, search: Comparison, problem: PlanningProblem, limit_s: float
+) -> dict[str, object]:
+    """What `search` finds where no device may hold more than the fullest one of ``best``.
+
+    The plan that it found with all memory is the answer where that is within the limit already.
+    """
+    if not isinstance(best.outcome, PlannedPipeline):
+        return {}
+    most_bytes = max(best.outcome.prediction.peak_memory_bytes)
+    found = search
+    if peak_bytes_of(search) > most_bytes:
+        held = replace(problem, cluster=with_memory(problem.cluster, most_bytes))
+        (found,) = compare_plans(held, ["search"], [AUTO], process_time, limit_s=limit_s)
+    return {
+        "memory_bytes": most_bytes,
+        "faster": ratio(best, found),
+        "answer": vars(answer_of(found)),
+    }
+
+
+def with_memory(cluster: Cluster, most_bytes: float) -> Cluster:
+    """The cluster with at most so much memory on each device."""
+    hosts = tuple(
+        replace(
+            host,
+            devices=tuple(
+                replace(device, memory_bytes=min(device.memory_bytes, most_bytes))
+                for device in host.devices
+            ),
+        )
+        for host in cluster.hosts
+    )
+    return replace(cluster, hosts=hosts)
+
+
+def peak_bytes_of(found: Comparison) -> float:
+    """The most memory that a plan needs on any device."""
+    planned = found.outcome
+    return max(planned.prediction.peak_memory_bytes) if isinstance(planned, PlannedPipeline) else 0
+
+
+def ratio(slower: Comparison, faster: Comparison) -> float | None:
+    """How many times as long one plan takes as another; none where either is missing."""
+    times = slower.iteration_s, faster.iteration_s
+    return times[0] / times[1] if max(times) < inf else None
+
+
+def answer_of(found: Comparison) -> Answer:
+    """A comparison in the figures that are kept."""
+    values = found.to_json()
+    if "iteration_s" not in values:
+        reason = str(values.get("infeasible") or values.get("failed"))
+        return Answer(found.planner, None, None, found.planning_s, reason=reason)
+    stages = [f"{s['layers'][1] - s['layers'][0]}x{len(s['devices'])}" for s in values["stages"]]
+    return Answer(
+        found.planner,
+        values["iteration_s"],
+        values["gap"],
+        found.planning_s,
+        values["schedule"],
+        ":".join(stages),
+        values["micro_batches"],
+        peak_bytes_of(found),
+    )
+
+
+def every_schedule(model: str, cluster: str, limit_s: float) -> dict[str, object]:
+    """The best plan of the published planners, each under each schedule that `search` may use.
+
+    ``limit_s`` is for each planner and schedule; those that have no plan within it are counted.
+    """
+    problem, start_s = problem_of(model, cluster), process_time()
+    names = schedules_named(AUTO, "search")
+    asked = list(
+        compare_plans(problem, list(STARTING_PLANNERS), names, process_time, limit_s=limit_s)
+    )
+    best = min(asked, key=lambda found: found.iteration_s)
+    return {
+        "model": model,
+        "cluster": cluster,
+        "every_schedule": {
+            "best": vars(answer_of(best)),
+            "asked": len(asked),
+            "limit_s": limit_s,
+            "over_the_limit": sum(found.planning_s > limit_s for found in asked),
+            "cpu_s": process_time() - start_s,
+        },
+    }
