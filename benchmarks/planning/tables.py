@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from rows import CLUSTERS, EXPLAINED_GAP, ROUNDING
 
-__all__ = ["behind", "markdown", "page_tables", "search_of", "summary_of"]
+__all__ = ["behind", "markdown", "page_tables", "search_of", "summary_of", "summary_words"]
 
 Row: TypeAlias = dict[str, Any]
 
@@ -75,6 +75,23 @@ def summary_of(rows: Sequence[Row]) -> dict[str, object]:
     summary["rows_above_5_percent"] = sum(gap > EXPLAINED_GAP for gap in gaps)
     summary["rows_above_15_percent"] = sum(gap > 0.15 for gap in gaps)
     return summary
+
+
+def summary_words(rows: Sequence[Row]) -> list[str]:
+    """The summary in sentences of the page."""
+    gaps, faster = figures(rows, gap_of), figures(rows, faster_of)
+    held = figures(rows, faster_in_same_memory_of)
+    spent = figures(rows, lambda row: search_of(row).get("planning_cpu_s"))
+    slower = sum(bool(behind(row)) for row in done_of(rows))
+    return [
+        f"`search` is behind another plan on {slower} of {len(rows)} rows.",
+        f"Median {median(faster):.2f}, at most {faster[-1]:.2f}.",
+        f"Median {median(held):.2f}, at most {held[-1]:.2f}, at least {held[0]:.2f}.",
+        f"Median {100 * median(gaps):.1f} %, worst {100 * gaps[-1]:.1f} %; "
+        f"{sum(gap > EXPLAINED_GAP for gap in gaps)} of {len(rows)} rows are above 5 %, "
+        f"{sum(gap > 0.15 for gap in gaps)} above 15 %.",
+        f"Median {median(spent):.1f} s, at most {spent[-1]:.1f} s.",
+    ]
 
 
 def by_cluster(rows: Sequence[Row], cell: Callable[[Row], str]) -> Iterator[str]:

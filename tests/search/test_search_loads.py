@@ -82,7 +82,7 @@ def test_walks_find_the_chain_of_fast_links():
     )
     asked = replace(problem(3.0 * MEGABYTE, fast), micro_batch_sizes=(1,))
     start = plan_on(0, 1, 2, 3)
-    plans = list(evenly_loaded_plans(Climber(asked), start))
+    plans = list(evenly_loaded_plans(Climber(asked), start, 0))
     score = make_score(asked)
     best = min(plans, key=score)
     assert [stage.devices[0] for stage in best.stages] in (list(chain), list(chain[::-1]))
@@ -96,5 +96,5 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
     asked = problem(0.0)
     free = LayerCost("free", Affine(), Affine(), Affine(), 0)
     asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
-    plans = list(evenly_loaded_plans(Climber(asked), plan_on(0, 1)))
+    plans = list(evenly_loaded_plans(Climber(asked), plan_on(0, 1), 0))
     assert min(map(make_score(asked), plans)) == 0

@@ -1,4 +1,4 @@
-"""Plans whose devices, engines and ports are loaded evenly: more starts for random walks."""
+"""Plans whose devices, engines and ports are loaded evenly."""
 
 from collections.abc import Iterator
 from math import inf
@@ -21,9 +21,6 @@ Found: TypeAlias = tuple[Reals, Integers, Integers, Integers, Integers]
 POWERS = (0.0, 30.0, 10.0)
 """What counts: only the fullest resource, or others too, the more the lower the power."""
 
-SEEDS = 2
-"""Walks with each power."""
-
 STEPS = 100_000
 """Plans that a walk looks at; on a small cluster about half a second's work."""
 
@@ -34,7 +31,7 @@ KEPT = 4
 """Micro-batch sizes whose best plan is simulated."""
 
 
-def evenly_loaded_plans(climber: Climber, start: Plan) -> Iterator[Plan]:
+def evenly_loaded_plans(climber: Climber, start: Plan, seed: int) -> Iterator[Plan]:
     """The plans in which walks from ``start`` end that ask for loads alone, best first in each.
 
     No order of work is looked at: depth, recompute and schedule are still to be chosen.
@@ -43,17 +40,16 @@ def evenly_loaded_plans(climber: Climber, start: Plan) -> Iterator[Plan]:
     sizes = np.array(sorted(problem.micro_batch_sizes), dtype=np.int64)
     recompute = {"off": 0, "auto": 1, "on": 2}[problem.recompute]
     begin = start_of_plan(start, len(problem.cluster.devices), climber.ways()[0])
-    for seed in range(SEEDS):
-        for power in POWERS:
-            order, cuts, starts = climber.room(begin)
-            found = compiled(wander)(
-                climber.arrays, order, cuts, starts, begin.stages, sizes,
-                int(np.searchsorted(sizes, begin.micro_batch_size)), problem.global_batch,
-                recompute, power, HEAT, STEPS, seed,
-            )  # fmt: skip
-            for number in np.argsort(found[0])[:KEPT].tolist():
-                if found[0][number] < inf:
-                    yield plan_of_walk(climber, found, number, int(sizes[number]))
+    for power in POWERS:
+        order, cuts, starts = climber.room(begin)
+        found = compiled(wander)(
+            climber.arrays, order, cuts, starts, begin.stages, sizes,
+            int(np.searchsorted(sizes, begin.micro_batch_size)), problem.global_batch,
+            recompute, power, HEAT, STEPS, seed,
+        )  # fmt: skip
+        for number in np.argsort(found[0])[:KEPT].tolist():
+            if found[0][number] < inf:
+                yield plan_of_walk(climber, found, number, int(sizes[number]))
 
 
 def plan_of_walk(climber: Climber, found: Found, number: int, size: int) -> Plan:

@@ -1,6 +1,6 @@
 """The default planner: starts from what the others make, and is judged by the simulator."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -11,16 +11,15 @@ from numpy.random import default_rng
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s, proof_of
 from penstock.bounds.plans import relaxed_plans
 from penstock.errors import Infeasible
-from penstock.plan.cost import depths_of, peak_memory_bytes
+from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.schedule.registry import FAMILIES
-from penstock.search.anneal import annealed, deeper_variants
-from penstock.search.climbs import climbed_plans, restarted_plans
+from penstock.search.climbs import climbed_plans
+from penstock.search.depths import deeper_variants, walked_depths
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import FamilySearch, family_steps, plain_families
-from penstock.search.layout import moved_in_flight
 from penstock.search.loads import evenly_loaded_plans
 from penstock.search.moves import neighbours
 from penstock.search.seeds import Climber
@@ -44,38 +43,23 @@ MOVES = 600
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-WORTH_A_RESTART = (0.02, 0.15)
-"""Gaps from which random starts are tried, and tried again."""
+WORTH_LOADING = 0.02
+"""The gap from which evenly loaded plans are tried."""
 
-WALKS = (
-    (0.05, 8e6, 0.03),
-    (0.1, 8e6, 0.02),
-    (0.1, 8e6, 0.03),
-    (0.1, 8e6, 0.02),
-    (0.12, 8e6, 0.03),
-    (0.12, 8e6, 0.03),
-)
-"""Of each random walk the gap from which it is tried, its simulated actions and its heat; ten
-million actions take about ten seconds. The first starts at the bound's relaxed plan, the third and
-the fifth at evenly loaded ones, the others at the best."""
+ROUNDS_OF_LOADS = 2
+"""Rounds of walks to evenly loaded plans; on 16 devices one takes about three seconds."""
 
-DEPTHS_WALKED, DEPTHS_HEAT = 3e6, 0.004
-"""Simulated actions of a walk over depths and recompute alone, and its heat."""
+MOST_LOADED = 64
+"""No such walks on more devices."""
 
-LOADED = 6
-"""Of the evenly loaded plans so many get depths of their own before the best is a start."""
+DEPTHS_WALKED = 3e6
+"""Simulated actions of a walk over depths and recompute; they take about three seconds."""
 
 WALKED = 16 * 40
-"""Devices times layers for which walks are so long; for less they are shorter."""
-
-WORTH_LOADING = 0.02
-"""The gap from which evenly loaded plans are tried under other schedules."""
+"""Devices times layers for which such walks are so long; for less they are shorter."""
 
 LEADING = 6
 """So many of the best plans with whole backwards are tried under other schedules."""
-
-MOST_WALKED = 64
-"""No walks on more devices."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
 """Devices and placements up to which a problem counts as small: then all plans are looked at."""
@@ -104,10 +88,7 @@ def search_steps(
        devices.
     2. Plans with whole backwards and one stage a device (`whole_backward_steps`). They are left
        out where no such plan can win: where their proven bound is not below the best time.
-    3. The devices and the layers of the best of 2, and plans that load devices and links evenly,
-       under the schedules of 1.
-    4. Random starts and walks over plans with whole backwards, where their bound is well below
-       their own best (`restart`, `anneal`), and not above the best time.
+    3. The devices and the layers of the best of 2, under the schedules of 1.
 
     The last step has no plan where nothing fits.
     """
@@ -133,8 +114,6 @@ def search_steps(
             yield whole_backward_steps(best, starts)
             if others:
                 yield family_steps(families, starts_of(best, families.problem))
-        if known and may_win() and not best.all_tried:
-            yield chain(restart(best), anneal(best))
 
     for phase in phases():
         for step in phase:
@@ -153,11 +132,7 @@ def bound_step(best: "Incumbent") -> Iterator[SearchStep]:
 
 def starts_of(best: "Incumbent", problem: PlanningProblem) -> Iterator[Skeleton]:
     """Good plans with whole backwards as starts for other schedules."""
-    plans = best.leading()
-    few = len(problem.cluster.devices) <= MOST_WALKED
-    if few and best.plan is not None and best.gap > WORTH_LOADING:
-        plans += evenly_loaded_plans(best.climber, best.plan)
-    return skeletons_of_plans(problem, plain_families(problem), plans)
+    return skeletons_of_plans(problem, plain_families(problem), best.leading())
 
 
 def whole_backward_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
@@ -168,10 +143,11 @@ def whole_backward_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> It
     2. The plans that hill climbing by a fast estimate ends in (`climbs`), simulated in the
        order of their estimates.
     3. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
-    4. On small problems every plan there is (`every_plan`), but those whose proven bound shows
+    4. Plans that load devices and links evenly (`load_evenly`), where the bound leaves room.
+    5. On small problems every plan there is (`every_plan`), but those whose proven bound shows
        that they cannot win; there the answer is optimal.
 
-    2 and 3 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
+    2 to 4 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
     wins.
     """
     problem, score = best.problem, best.score
@@ -183,10 +159,10 @@ def whole_backward_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> It
             continue
     for plan in relaxed_plans(problem):
         best.offer(plan)
-    for phase in (climb_hills, improve):
+    for phase in (climb_hills, improve, load_evenly):
         if best.gap > PROVEN:
             yield from phase(best)
-    best.all_tried = yield from look_at_all(best)
+    yield from look_at_all(best)
     yield best.step("done")
 
 
@@ -200,7 +176,6 @@ class Incumbent:
     seconds: float = inf
     bound_s: float = 0.0
     tried: dict[Plan, float] = field(default_factory=dict[Plan, float])
-    all_tried: bool = False
 
     @cached_property
     def climber(self) -> Climber:
@@ -264,80 +239,33 @@ def climb_hills(best: Incumbent) -> Iterator[SearchStep]:
         yield best.step("hill climbing")
 
 
-def restart(best: Incumbent) -> Iterator[SearchStep]:
-    """Climb from random starts where there may be something better to find."""
-    for number, worth in enumerate(WORTH_A_RESTART):
-        if best.plan is None or best.gap < worth:
-            return
-        yield best.step("random starts")
-        before_s = best.seconds
-        candidates = restarted_plans(best.climber, best.plan, number)
-        best.spend(ACTIONS_FOR_CANDIDATES, islice(candidates, CANDIDATES))
-        if best.seconds < before_s:
-            yield from improve(best)
+def load_evenly(best: Incumbent) -> Iterator[SearchStep]:
+    """Plans that load devices and links evenly, and the relaxed plan of the bound.
 
-
-def anneal(best: Incumbent) -> Iterator[SearchStep]:
-    """Walk at random, as the simulator judges, where there may be something better to find."""
-    problem, score = best.problem, best.score
-    # Without a relaxed plan the bound is a simple one, whose gap says little.
-    if len(problem.cluster.devices) > MOST_WALKED or proof_of(problem).plan is None:
-        return
-    part = part_walked(problem)
-    others: list[Plan] = []
-    for number, (worth, actions, heat) in enumerate(WALKS):
-        if best.plan is None or best.gap < worth:
-            return
-        yield best.step("annealing")
-        if number == 0:
-            others = yield from other_starts(best, best.plan)
-        start = best.plan if number % 2 or not others else others.pop(0)
-        before_s = best.seconds
-        generator = default_rng([len(problem.profile.layers), number])
-        walked = annealed(problem, score, start, generator, actions * part, heat)
-        best.offer(walked)
-        best.offer(with_depths(best, walked, number))
-        if best.seconds < before_s:
-            yield from improve(best)
-
-
-def other_starts(best: Incumbent, plan: Plan) -> Generator[SearchStep, None, list[Plan]]:
-    """Where walks start: the bound's relaxed plan, and the best of those that load evenly.
-
-    Each with the schedule, depth and recompute that suit it best.
+    Each gets the schedule, depth and recompute that suit it best. What is best after a round is
+    where the walks of the next start.
     """
-    before_s = best.seconds
-    relaxed = best_variant(best, relaxed_plans(best.problem))
-    loaded: dict[Plan, float] = {}
-    for other in evenly_loaded_plans(best.climber, plan):
-        yield best.step("annealing")
-        seconds, variant = best_variant(best, [other])
-        if variant is not None:
-            loaded[variant] = seconds
-    deepened: list[tuple[float, Plan]] = []
-    for number, variant in enumerate(sorted(loaded, key=loaded.__getitem__)[:LOADED]):
-        yield best.step("annealing")
-        deep = with_depths(best, variant, number)
-        best.offer(deep)
-        deepened.append((best.score(deep), deep))
-    if best.seconds < before_s:
-        yield from improve(best)
-    deepened.sort(key=lambda one: one[0])
-    starts = [relaxed[1], *(deep for _, deep in deepened[:2])]
-    return [start for start in starts if start is not None]
-
-
-def with_depths(best: Incumbent, plan: Plan, number: int) -> Plan:
-    """The stages of ``plan`` with the depths and recompute in which a random walk ends."""
     problem = best.problem
-    if "early-backward" not in problem.schedules:
-        return plan
-    actions = DEPTHS_WALKED * part_walked(problem)
-    generator = default_rng([len(problem.profile.layers), number])
-    start = replace(plan, schedule="early-backward", in_flight_limit=depths_of(plan))
-    if best.score(start) == inf:
-        return plan
-    return annealed(problem, best.score, start, generator, actions, DEPTHS_HEAT, moved_in_flight)
+    many = len(problem.cluster.devices) > MOST_LOADED
+    # Without a relaxed plan the bound is a simple one, whose gap says little.
+    if many or best.gap < WORTH_LOADING or proof_of(problem).plan is None:
+        return
+    best_variant(best, relaxed_plans(problem))
+    for seed in range(ROUNDS_OF_LOADS):
+        yield best.step("even loads")
+        if best.plan is None:
+            return
+        before_s = best.seconds
+        loaded = evenly_loaded_plans(best.climber, best.plan, seed)
+        plan = best_variant(best, loaded)
+        if plan is not None:
+            yield best.step("even loads")
+            generator = default_rng([len(problem.profile.layers), seed])
+            actions = DEPTHS_WALKED * part_walked(problem)
+            best.offer(walked_depths(problem, best.score, plan, generator, actions))
+        if best.seconds >= before_s:
+            return
+        yield from improve(best)
 
 
 def part_walked(problem: PlanningProblem) -> float:
@@ -345,8 +273,8 @@ def part_walked(problem: PlanningProblem) -> float:
     return min(1.0, len(problem.cluster.devices) * len(problem.profile.layers) / WALKED)
 
 
-def best_variant(best: Incumbent, plans: Iterable[Plan]) -> tuple[float, Plan | None]:
-    """The fastest of the `deeper_variants` of plans, with its seconds; it is offered too."""
+def best_variant(best: Incumbent, plans: Iterable[Plan]) -> Plan | None:
+    """The fastest of the `deeper_variants` of plans; it is offered too."""
     found_s, found = inf, None
     for plan in plans:
         for variant in deeper_variants(best.problem, plan):
@@ -355,7 +283,7 @@ def best_variant(best: Incumbent, plans: Iterable[Plan]) -> tuple[float, Plan | 
                 found_s, found = seconds, variant
     if found is not None:
         best.offer(found)
-    return found_s, found
+    return found
 
 
 def improve(best: Incumbent) -> Iterator[SearchStep]:
@@ -374,26 +302,25 @@ def improve(best: Incumbent) -> Iterator[SearchStep]:
                 return
 
 
-def look_at_all(best: Incumbent) -> Generator[SearchStep, None, bool]:
-    """On a small problem try every plan that its bound does not rule out; whether it is small."""
+def look_at_all(best: Incumbent) -> Iterator[SearchStep]:
+    """On a small problem try every plan that its bound does not rule out."""
     problem = best.problem
     if len(problem.cluster.devices) > SMALL_CLUSTER:
-        return False
+        return
     placements = list(islice(every_placement(problem), SMALL_PROBLEM + 1))
     if len(placements) > SMALL_PROBLEM:
-        return False
+        return
     yield best.step("all plans")
     bounds = [plan_bound_s(problem, plan) for plan in placements]
     for i in sorted(range(len(placements)), key=bounds.__getitem__):
         if bounds[i] > best.seconds:
-            return True
+            return
         variants = every_variant(problem, placements[i])
         first = next(variants)
         # With one micro-batch in flight a recompute saves nothing, so nothing is leaner.
         if fits(problem, first) or not first.in_flight_limit:
             for plan in chain([first], variants):
                 best.offer(plan)
-    return True
 
 
 def fits(problem: PlanningProblem, plan: Plan) -> bool:

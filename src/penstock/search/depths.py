@@ -1,0 +1,117 @@
+"""How many micro-batches each stage of a plan has in flight: variants, and walks over depths."""
+
+from dataclasses import replace
+from math import inf
+
+from numpy.random import Generator
+
+from penstock.bounds.lower_bound import plan_bound_s
+from penstock.plan.cost import depths_of
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score
+
+__all__ = ["deeper_variants", "moved_in_flight", "walked_depths"]
+
+MOVE_COST = 300
+"""Actions that making a plan counts as, beside those that are simulated."""
+
+HEAT, COLD = 0.004, 1e-4
+"""How much slower plans are taken at first, and at the end."""
+
+LOST = 500
+"""After so many plans in a row without a time a walk ends: nothing fits, or time is up."""
+
+DEPTHS = (1, 2, 3, 4, 6, 8)
+"""Micro-batches in flight that variants have for every stage that is left."""
+
+RECOMPUTE, AGAIN, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
+"""Probabilities that a move changes recompute, and that another follows before the plan is judged;
+and by how much a depth changes at most."""
+
+
+def walked_depths(
+    problem: PlanningProblem, score: Score, start: Plan, generator: Generator, actions: float
+) -> Plan:
+    """The stages of ``start`` with the best depths and recompute on a random walk.
+
+    Simulated annealing (Kirkpatrick et al., Science 1983), judged by ``score``: a slower plan is
+    taken with probability ``exp(-slowdown / heat)``, and the heat falls evenly to nothing while
+    ``actions`` forwards and backwards are simulated. As the random number is drawn first, a plan
+    whose proven bound is too slow for it is not simulated at all. ``start`` itself where the
+    problem leaves no choice of depths, or it does not fit.
+    """
+    current = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
+    if "early-backward" not in problem.schedules or (current_s := score(current)) == inf:
+        return start
+    best, best_s, left, lost = current, current_s, actions, 0
+    while left > 0 and lost < LOST:
+        left -= MOVE_COST
+        plan = moved_in_flight(problem, current, generator)
+        warmth = HEAT * left / actions + COLD
+        limit_s = current_s * (1 + warmth * float(generator.standard_exponential()))
+        if plan_bound_s(problem, plan) > limit_s:
+            continue
+        seconds = score(plan)
+        left -= 2 * plan.micro_batches * len(plan.devices)
+        lost = lost + 1 if seconds == inf else 0
+        if seconds > limit_s or seconds == inf:
+            continue
+        current, current_s = plan, seconds
+        if seconds < best_s:
+            best, best_s = plan, seconds
+    return best
+
+
+def moved_in_flight(problem: PlanningProblem, plan: Plan, generator: Generator) -> Plan:
+    """The same stages with other depths, or recompute, of one of them or several."""
+    while True:
+        if generator.random() < RECOMPUTE and problem.recompute == "auto":
+            plan = other_recompute(plan, generator)
+        else:
+            plan = other_depth(plan, generator)
+        if generator.random() >= AGAIN:
+            return plan
+
+
+def other_recompute(plan: Plan, generator: Generator) -> Plan:
+    """One stage with recompute, or without."""
+    stages = list(plan.stages)
+    place = int(generator.integers(len(stages)))
+    stages[place] = replace(stages[place], recompute=not stages[place].recompute)
+    return replace(plan, stages=tuple(stages))
+
+
+def other_depth(plan: Plan, generator: Generator) -> Plan:
+    """One stage deeper or shallower, by little more often than by much; others make way for it."""
+    depths = plan.in_flight_limit
+    place = int(generator.integers(len(depths)))
+    furthest = 1 + depths[place] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
+    change = int(furthest * generator.random() + 1) * (1 if generator.random() < 0.5 else -1)
+    depth = min(max(1, depths[place] + change), plan.micro_batches)
+    # Depths never grow along the pipeline.
+    before = (max(other, depth) for other in depths[:place])
+    after = (min(other, depth) for other in depths[place + 1 :])
+    return replace(plan, in_flight_limit=(*before, depth, *after))
+
+
+def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
+    """A plan with more micro-batches in flight, with and without recompute."""
+    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
+    stages = len(plan.stages)
+    found: list[Plan] = []
+    for again in choices:
+        same = tuple(replace(stage, recompute=again) for stage in plan.stages)
+        found += [
+            replace(plan, stages=same, schedule=schedule, in_flight_limit=())
+            for schedule in problem.schedules
+        ]
+        if "early-backward" in problem.schedules:
+            limits = [
+                tuple(min(plan.micro_batches, depth * (stages - s)) for s in range(stages))
+                for depth in DEPTHS
+            ]
+            found += [
+                replace(plan, stages=same, schedule="early-backward", in_flight_limit=limit)
+                for limit in dict.fromkeys(limits)
+            ]
+    return found
