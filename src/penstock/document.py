@@ -7,6 +7,7 @@ alike everywhere, each with one line.
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -36,6 +37,16 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 """What a JSON document can hold."""
 
 EntryType = TypeVar("EntryType", bound="Entry")
+
+LONGEST_SHOWN = 60
+"""Characters of a value in a message."""
+
+LONGEST_INTEGER = 20
+"""Characters of a whole number of 64 bits."""
+
+MOST_PARTS = 50
+LONG_KEY = re.compile(rf"^(?:[^=\n.]*\.){{{MOST_PARTS},}}[^=\n]*[=\]]", re.MULTILINE)
+"""Keys of many parts, for which the reader of TOML takes memory in proportion to their square."""
 
 
 class Entry(BaseModel):
@@ -93,29 +104,60 @@ def parse_json(text: str, path: str | Path, thing: str) -> Json:
     """The value of a JSON text.
 
     Raises:
-        BadInput: a syntax error, with its line and column.
+        BadInput: a syntax error, with its line and column; a key twice in one object, or a whole
+            number of more than 64 bits.
     """
     try:
-        return json.loads(text)
+        return json.loads(
+            text,
+            object_pairs_hook=object_of,
+            parse_int=integer,
+        )
     except json.JSONDecodeError as error:
         raise BadInput(
             f"{thing} '{path}' is not valid JSON: line {error.lineno}, column {error.colno}: "
             f"{error.msg}; correct it or write the file again"
         ) from None
+    except ValueError as error:
+        raise BadInput(f"{thing} '{path}' holds {error}; correct it") from None
     except RecursionError:
         raise BadInput(f"{thing} '{path}' is nested too deeply; write the file again") from None
+
+
+def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """A JSON object of which no key is lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {shown(twice)} twice in one object")
+    return found
+
+
+def integer(text: str) -> int:
+    """A whole number of a document."""
+    if len(text) > LONGEST_INTEGER or not -(2**63) <= int(text) < 2**63:
+        raise ValueError(f"the number {shorter(text)}, which has more than 64 bits")
+    return int(text)
 
 
 def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
     """The table of a TOML text.
 
     Raises:
-        BadInput: a syntax error, with its line and column.
+        BadInput: a syntax error, with its line and column; a number of thousands of digits;
+            tables in tables without end.
     """
+    if LONG_KEY.search(text):
+        raise BadInput(f"{thing} '{path}' has a key of more than {MOST_PARTS} parts; correct it")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{thing} '{path}' is not valid TOML: {error}; correct it") from None
+    except ValueError as error:
+        raise BadInput(f"{thing} '{path}' holds {error}; correct it") from None
+    except RecursionError:
+        raise BadInput(f"{thing} '{path}' is nested too deeply; write the file again") from None
 
 
 def check_document(entry: type[EntryType], data: object, path: str | Path) -> EntryType:
@@ -162,8 +204,12 @@ def describe(problem: ErrorDetails) -> str:
 
 def shown(value: object) -> str:
     """A value as it stands in a message: short, on one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shorter(repr(value))
+
+
+def shorter(text: str) -> str:
+    """A text, or its beginning where it is long."""
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def json_text(document: Mapping[str, object]) -> str:

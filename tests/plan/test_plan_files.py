@@ -1,6 +1,7 @@
 """Plans on disk, and what is said of wrong ones."""
 
 import json
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ def test_every_plan_survives_a_round_trip(problem: PlanningProblem):
         assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "p.json") == plan
 
 
+COSTS = {"forward_s": 1.0, "input_backward_s": 1.0, "weight_backward_s": 1.0}
+
+
 def test_a_file_shows_layers_as_half_open_ranges_one_stage_a_line(tmp_path: Path):
     write_plan(PLAN, tmp_path / "plan.json")
     text = (tmp_path / "plan.json").read_text()
@@ -50,6 +54,10 @@ def test_a_file_shows_layers_as_half_open_ranges_one_stage_a_line(tmp_path: Path
         ({"micro_batches": "three"}, ["micro_batches", "three", "integer"]),
         ({"micro_batches": 0}, ["0 micro-batches", ">= 1"]),
         ({"stages": []}, ["no stages", "at least one"]),
+        ({"costs": [COSTS | {"forward_s": inf}]}, ["costs[0].forward_s is inf", "finite"]),
+        ({"costs": [COSTS | {"transfer_s": nan}]}, ["costs[0].transfer_s is nan", "finite"]),
+        ({"costs": [COSTS | {"saved_bytes": -1.0}]}, ["costs[0].saved_bytes is -1.0", "or equal"]),
+        ({"memory_bytes": [nan]}, ["memory_bytes[0] is nan"]),
         ({"stages": [{"layers": [0], "devices": [0], "slices": [4]}]}, ["stages[0].layers", "[0]"]),
         ({"stages": [{"layers": [0, 2], "devices": [0]}]}, ["stages[0].slices", "missing"]),
         (

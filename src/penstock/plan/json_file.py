@@ -1,7 +1,7 @@
 """Plans as JSON, one line for each stage, to be read and edited by hand."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,10 @@ from penstock.plan.plan import Plan, Stage
 from penstock.schedule.shape import StageCost
 
 __all__ = ["plan_from_json", "plan_to_json", "read_plan", "write_plan"]
+
+
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds or bytes."""
 
 
 class StageEntry(Entry):
@@ -28,11 +32,11 @@ class StageEntry(Entry):
 class CostEntry(Entry):
     """What the schedule was told of a stage; see `penstock.schedule.shape.StageCost`."""
 
-    forward_s: float
-    input_backward_s: float
-    weight_backward_s: float
-    transfer_s: float = 0.0
-    saved_bytes: float = 0.0
+    forward_s: Figure
+    input_backward_s: Figure
+    weight_backward_s: Figure
+    transfer_s: Figure = 0.0
+    saved_bytes: Figure = 0.0
 
 
 class PlanEntry(Entry):
@@ -45,7 +49,7 @@ class PlanEntry(Entry):
     micro_batches: int
     micro_batch_size: int
     in_flight_limit: list[int] = Field(default_factory=list[int])
-    memory_bytes: list[float] = Field(default_factory=list[float])
+    memory_bytes: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list[float])
     costs: list[CostEntry] = Field(default_factory=list[CostEntry])
     stages: list[StageEntry]
 

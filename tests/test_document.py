@@ -1,4 +1,4 @@
-"""Files are written whole; links stay links, and devices and pipes are written to."""
+"""Documents are refused in one line; files are written whole, and devices and pipes written to."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.document import check_place, write_text
+from penstock.document import check_place, parse_json, parse_toml, write_text
 from penstock.errors import BadInput
 
 
@@ -61,3 +61,50 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
         write_text(tmp_path / "absent" / "plan.json", "new")
     assert path.read_text() == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"batch": 9223372036854775808}', "9223372036854775808, which has more than 64 bits"),
+        (f'{{"batch": 1{"0" * 5000}}}', "0..., which has more than 64 bits"),
+        ('{"a": {"batch": 1, "rows": 2, "batch": 3}}', "the key 'batch' twice in one object"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_json_that_says_nothing_is_refused_in_one_short_line(text: str, problem: str) -> None:
+    with pytest.raises(BadInput) as found:
+        parse_json(text, "plan.json", "plan")
+    message = str(found.value)
+    assert message.startswith("plan 'plan.json'")
+    assert problem in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"speed = 1{'0' * 5000}", "digits"),
+        (f"{'a.' * 20_000}a = 1", "a key of more than 50 parts"),
+        (f"[{'a.' * 20_000}a]", "a key of more than 50 parts"),
+        (f"a = {'[' * 100_000}", "nested too deeply"),
+    ],
+)
+def test_toml_that_says_nothing_is_refused_in_one_short_line(text: str, problem: str) -> None:
+    with pytest.raises(BadInput) as found:
+        parse_toml(text, "cluster.toml", "cluster")
+    message = str(found.value)
+    assert message.startswith("cluster 'cluster.toml'")
+    assert problem in message
+    assert len(message) < 200
+
+
+def test_numbers_and_dotted_values_of_documents_are_read() -> None:
+    text = '{"least": -9223372036854775808, "small": 1e-300, "list": [{"a": 1}, {"a": 2}]}'
+    assert parse_json(text, "a.json", "plan") == {
+        "least": -(2**63),
+        "small": 1e-300,
+        "list": [{"a": 1}, {"a": 2}],
+    }
+    dotted = f'a.b.c = "{"x." * 100}"'
+    assert parse_toml(dotted, "a.toml", "job") == {"a": {"b": {"c": "x." * 100}}}
