@@ -86,8 +86,10 @@ def search_steps(
 
     1. Plans under the schedules that planners do not know (`family_steps`), on equal groups of
        devices.
-    2. Plans with whole backwards and one stage a device (`whole_backward_steps`). They are left
-       out where no such plan can win: where their proven bound is not below the best time.
+    2. The plans of ``starts``, the other planners; so the answer is never worse than theirs under
+       the same score. Then further ones with whole backwards and one stage a device
+       (`whole_backward_steps`), but where no such plan can win: where their proven bound is not
+       below the best time.
     3. The devices and the layers of the best of 2, under the schedules of 1.
 
     The last step has no plan where nothing fits.
@@ -101,7 +103,7 @@ def search_steps(
     answer = SearchStep("", None, inf)
 
     def may_win() -> bool:
-        """Whether a plan with whole backwards can win, or serve as a start for others."""
+        """Whether a plan with whole backwards can win."""
         return not known or best.bound_s * (1 + PROVEN) < answer.seconds
 
     def phases() -> Iterator[Iterator[SearchStep]]:
@@ -110,10 +112,11 @@ def search_steps(
                 families, skeletons(families.problem, plain_families(families.problem))
             )
         yield bound_step(best)
+        yield planner_steps(best, starts)
         if may_win():
-            yield whole_backward_steps(best, starts)
-            if others:
-                yield family_steps(families, starts_of(best, families.problem))
+            yield whole_backward_steps(best)
+        if others:
+            yield family_steps(families, starts_of(best, families.problem))
 
     for phase in phases():
         for step in phase:
@@ -135,30 +138,32 @@ def starts_of(best: "Incumbent", problem: PlanningProblem) -> Iterator[Skeleton]
     return skeletons_of_plans(problem, plain_families(problem), best.leading())
 
 
-def whole_backward_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
-    """Ever better plans with whole backwards and one stage a device.
-
-    1. The plans of ``starts``, the other planners; so the answer is never worse than theirs under
-       the same score. Beside them the relaxed plan of the lower bound, on real devices.
-    2. The plans that hill climbing by a fast estimate ends in (`climbs`), simulated in the
-       order of their estimates.
-    3. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
-    4. Plans that load devices and links evenly (`load_evenly`), where the bound leaves room.
-    5. On small problems every plan there is (`every_plan`), but those whose proven bound shows
-       that they cannot win; there the answer is optimal.
-
-    2 to 4 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
-    wins.
-    """
-    problem, score = best.problem, best.score
+def planner_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
+    """The plans of the other planners, and the relaxed plan of the lower bound on real devices."""
     for name, planner in starts.items():
         yield best.step(f"planner {name}")
         try:
-            best.offer(planner(problem, score))
+            best.offer(planner(best.problem, best.score))
         except Infeasible:
             continue
-    for plan in relaxed_plans(problem):
+    for plan in relaxed_plans(best.problem):
         best.offer(plan)
+    yield best.step("planners")
+
+
+def whole_backward_steps(best: "Incumbent") -> Iterator[SearchStep]:
+    """Ever better plans with whole backwards and one stage a device.
+
+    1. The plans that hill climbing by a fast estimate ends in (`climbs`), simulated in the
+       order of their estimates.
+    2. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
+    3. Plans that load devices and links evenly (`load_evenly`), where the bound leaves room.
+    4. On small problems every plan there is (`every_plan`), but those whose proven bound shows
+       that they cannot win; there the answer is optimal.
+
+    1 to 3 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
+    wins.
+    """
     for phase in (climb_hills, improve, load_evenly):
         if best.gap > PROVEN:
             yield from phase(best)
