@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,26 @@ def test_workers_of_all_launches_are_forks_of_one_server_that_see_what_has_chang
     assert first != os.getpid()
     # Forks of a process with further threads could hang.
     assert len(list(Path(f"/proc/{first}/task").iterdir())) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which sockets listen")
+def test_the_store_listens_on_loopback_only() -> None:
+    from workers_under_test import listening_addresses
+
+    assert launch_workers(listening_addresses, workers=1) == (["0100007F"],)
+
+
+def test_no_directory_is_left_but_where_a_worker_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers_under_test import fail, threads_and_rank
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    launch_workers(threads_and_rank, workers=1)
+    assert not list(tmp_path.glob("penstock-*"))
+    with pytest.raises(RunFailed, match="penstock-workers-"):
+        launch_workers(fail, ("foreign", 0), workers=1)
+    assert len(list(tmp_path.glob("penstock-workers-*/worker-0-traceback.txt"))) == 1
 
 
 def test_an_error_of_ours_comes_back_as_itself(tmp_path: Path) -> None:

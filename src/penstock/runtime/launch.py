@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -90,18 +91,10 @@ def launch_workers(
     """
     if workers < 1:
         raise BadInput(f"workers is {workers}; at least 1 is needed")
-    if log_directory is None:
-        log_directory = Path(tempfile.mkdtemp(prefix="penstock-workers-"))
-    log_directory.mkdir(parents=True, exist_ok=True)
-    for stale in log_directory.glob("worker-*"):
-        stale.unlink()
     threads = threads or threads_per_worker(workers)
-    # The store lives in this process and the kernel chooses its port: no race for a free one.
-    store = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )
-    call = (function, arguments, threads, log_directory)
-    with quiet_torchrun(), restored_signals():
+    store = loopback_store()
+    with log_files(log_directory) as directory, quiet_torchrun(), restored_signals():
+        call = (function, arguments, threads, directory)
         try:
             context = start(call, workers, store.port, threads)
         except SignalException as interruption:
@@ -112,10 +105,44 @@ def launch_workers(
             raise interrupted(interruption) from None
         finally:
             stop(context, shutdown_s)
-    assert result is not None  # wait() without a limit ends with a result or an exception
-    if result.is_failed():
-        raise root_cause(result, log_directory)
+        assert result is not None  # wait() without a limit ends with a result or an exception
+        if result.is_failed():
+            raise root_cause(result, directory)
     return tuple(result.return_values[rank] for rank in range(workers))
+
+
+def loopback_store() -> distributed.TCPStore:  # pyright: ignore[reportPrivateImportUsage]
+    """The workers' store, in this process, which no other machine can reach.
+
+    The kernel chooses its port: no race for a free one. Torch's own socket would listen on all
+    interfaces.
+    """
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    return distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+@contextmanager
+def log_files(given: Path | None) -> Iterator[Path]:
+    """The directory of the workers' tracebacks, without those of an earlier launch.
+
+    One that nobody gave is removed again, unless a worker has written why it failed.
+    """
+    directory = given or Path(tempfile.mkdtemp(prefix="penstock-workers-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    for stale in directory.glob("worker-*"):
+        stale.unlink()
+    try:
+        yield directory
+    finally:
+        if given is None and not any(directory.iterdir()):
+            directory.rmdir()
 
 
 def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PContext:
