@@ -103,10 +103,13 @@ def plan(
     values: dict[str, object] = {**planned.to_json(planning_s)}
     words: list[str] = []
     if explain:
+        from penstock.planning.assumed_split import whole_backwards_words
         from penstock.planning.explanation import explain_plan, explanation_words
 
         explanation = explain_plan(planned, problem)
         values["explanation"], words = explanation.to_json(), explanation_words(explanation)
+        if planned.assumed_split:
+            words.append(whole_backwards_words(problem))
     endless = without_flush(planned, problem, only_paying=not explain)
     if explain:
         values["without_flush"] = [option.to_json() for option in endless]
@@ -168,6 +171,8 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         ", ".join(parts),
     ]
     lines += reserve_lines(planned.memory_reserve)
+    if planned.assumed_split:
+        lines.append(str(planned.assumed_split))
     if planned.by_length:
         mean_s = seconds_text(expected_s(planned.by_length))
         lines.append(f"mean over lengths {mean_s} ({', '.join(map(str, planned.by_length))})")

@@ -12,6 +12,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
+from penstock.planning.assumed_split import AssumedSplit, assumed_split
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.simulation import Prediction, simulate_plan
 
@@ -39,7 +40,8 @@ class PlannedPipeline:
     ``spp_bound_s`` is SPP's bound of a plan in its order of work, infinite for other orders. Where
     batches have different lengths, ``prediction`` is that of the mean costs, which the bound is of,
     and ``by_length`` has what each length takes. ``memory_reserve`` is the share of each device's
-    memory that the plan had to leave free.
+    memory that the plan had to leave free. ``assumed_split`` is there where the plan splits
+    backwards and the profile does not.
     """
 
     plan: Plan
@@ -49,6 +51,7 @@ class PlannedPipeline:
     spp_bound_s: float
     by_length: tuple[LengthPrediction, ...] = ()
     memory_reserve: float = 0.0
+    assumed_split: AssumedSplit | None = None
 
     @property
     def lower_bound_s(self) -> float:
@@ -99,6 +102,7 @@ class PlannedPipeline:
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
             **(lengths if by_length else {}),
+            **({"assumed_split": self.assumed_split.to_json()} if self.assumed_split else {}),
         }
 
 
@@ -152,12 +156,14 @@ def assess_plan(
         cluster=problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
+    prediction = simulate(problem.profile)
     return PlannedPipeline(
         plan,
-        simulate(problem.profile),
+        prediction,
         bound or lower_bound(problem),
         baselines,
         spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
         predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
         problem.memory_reserve,
+        assumed_split(problem, plan, prediction.iteration_s),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock.document import Json
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.assessment import PlannedPipeline
+from penstock.planning.assumed_split import AssumedSplit
 from penstock.planning.memory_limits import Change, Fullness, best_forbidden, fullest_of
 from penstock.planning.path_shares import (
     AllReduce,
@@ -46,6 +47,7 @@ class Explanation:
     busiest_link: Utilisation | None
     fullest: Fullness
     forbidden: Change | None
+    assumed_split: AssumedSplit | None = None
 
     def seconds(self, kind: ShareKind) -> float:
         """Seconds of one kind on the critical path."""
@@ -97,6 +99,7 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
         busiest_link=links[0] if links else None,
         fullest=fullest_of(problem.cluster, peaks),
         forbidden=best_forbidden(problem, plan, stage) if is_searched else None,
+        assumed_split=planned.assumed_split,
     )
 
 
@@ -111,7 +114,14 @@ def explanation_words(explanation: Explanation) -> list[str]:
         )
     elif fullest.share >= NEAR_THE_LIMIT:
         words.append(f"Device {fullest.device} is full: {memory_words(fullest)}.")
+    if explanation.assumed_split:
+        words.append(sentence(str(explanation.assumed_split)))
     return words
+
+
+def sentence(words: str) -> str:
+    """With a capital at its beginning and a full stop."""
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def memory_words(fullness: Fullness) -> str:

@@ -117,6 +117,7 @@ class ProfileEntry(Entry):
     edges: list[EdgeEntry] = Field(default_factory=list[EdgeEntry])
     shared: list[SharedEntry] = Field(default_factory=list[SharedEntry])
     by_length: list[LengthCostsEntry] = Field(default_factory=list[LengthCostsEntry])
+    halves_assumed: bool = False
 
 
 def read_profile(path: str | Path) -> ModelProfile:
@@ -146,6 +147,7 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
             source=entry.source,
             device=entry.device,
             by_length=tuple(costs.value() for costs in entry.by_length),
+            halves_assumed=entry.halves_assumed,
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -163,6 +165,7 @@ def write_profile(profile: ModelProfile, path: str | Path) -> None:
         "name": profile.name,
         "source": profile.source,
         **({"device": profile.device} if profile.device else {}),
+        **({"halves_assumed": True} if profile.halves_assumed else {}),
         "batch_size": profile.batch_size,
         "step_s_per_byte": profile.step_s_per_byte,
         "layers": [asdict(layer) for layer in profile.layers],

@@ -124,6 +124,7 @@ class ModelProfile:
 
     Where batches have different lengths, ``by_length`` has the costs of each, from short to long;
     then times and edges are the means over them, and bytes kept are those of the longest batch.
+    ``halves_assumed``: the backward was measured as one, and the times of its halves are assumed.
 
     Raises:
         BadInput: no layers, a negative or non-finite figure, an edge that does not point forward.
@@ -138,6 +139,7 @@ class ModelProfile:
     source: str = "unknown"
     device: str = ""
     by_length: tuple[LengthCosts, ...] = ()
+    halves_assumed: bool = False
 
     def __post_init__(self) -> None:
         check_profile(self)

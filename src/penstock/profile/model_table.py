@@ -94,6 +94,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
         ),
         batch_size=batch,
         source=entry.source,
+        halves_assumed=True,
     )
     return without_batch_inputs(profile)
 

@@ -105,6 +105,7 @@ def piper_from_json(data: object, path: str | Path) -> ModelProfile:
         edges=tuple(edge_of(edge, index, edge.source in inputs) for edge in graph.edges),
         batch_size=1,
         source=f"Piper {Path(path).name}; a sample is one micro-batch of the profiled size",
+        halves_assumed=True,
     )
     return without_batch_inputs(profile)
 

@@ -1,0 +1,95 @@
+"""How much of a plan's time rests on a split of the backward that nobody measured.
+
+Published profiles have one time for the backward of a layer. Readers divide it evenly into the
+half for the inputs and the half for the weights, which schedules with split backwards do apart.
+"""
+
+from dataclasses import dataclass, replace
+
+from penstock.bounds.lower_bound import lower_bound
+from penstock.document import Json
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
+from penstock.profile.model_profile import LayerCost, ModelProfile
+from penstock.schedule.registry import FAMILIES
+from penstock.simulate.simulation import simulate_plan
+from penstock.words import seconds_text
+
+__all__ = ["AssumedSplit", "assumed_split", "whole_backwards_words"]
+
+ASSUMED = 0.5
+"""The share of a backward that readers of profiles give to its inputs."""
+
+OTHERS = {1 / 3: "a third", 2 / 3: "two thirds"}
+"""Shares that the same plan is played with."""
+
+
+@dataclass(frozen=True)
+class AssumedSplit:
+    """Seconds of an iteration as assumed, and with other shares of the backward for its inputs."""
+
+    iteration_s: float
+    others: tuple[tuple[float, float], ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """The shares and what the plan takes with each."""
+        others: list[Json] = [
+            {"input_share": share, "iteration_s": seconds} for share, seconds in self.others
+        ]
+        return {"input_share": ASSUMED, "others": others}
+
+    def __str__(self) -> str:
+        told = " and ".join(
+            f"{seconds_text(seconds)} ({100 * (seconds / self.iteration_s - 1):+.1f} %) with "
+            f"{OTHERS[share]}"
+            for share, seconds in self.others
+        )
+        return (
+            f"the profile has no times for the halves of a backward: half of it is assumed to be "
+            f"for the inputs; the same plan takes {told}"
+        )
+
+
+def assumed_split(problem: PlanningProblem, plan: Plan, iteration_s: float) -> AssumedSplit | None:
+    """What the plan takes with other splits; none where the split is known or plays no part.
+
+    The order of work stays the one that was made for the assumed split.
+    """
+    if not problem.profile.halves_assumed or not FAMILIES[plan.schedule].splits:
+        return None
+    seconds = tuple(
+        (share, played_s(problem, plan, with_input_share(problem.profile, share)))
+        for share in OTHERS
+    )
+    return AssumedSplit(iteration_s, seconds)
+
+
+def whole_backwards_words(problem: PlanningProblem) -> str:
+    """What plans take at least for which the split plays no part."""
+    bound = lower_bound(replace(problem, schedules=PlanningProblem.schedules))
+    return f"No plan with {bound.covers} takes less than {seconds_text(bound.seconds)}."
+
+
+def played_s(problem: PlanningProblem, plan: Plan, profile: ModelProfile) -> float:
+    """Seconds of an iteration of the plan with these costs."""
+    return simulate_plan(
+        plan,
+        profile,
+        problem.cluster,
+        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
+        with_timeline=False,
+    ).iteration_s
+
+
+def with_input_share(profile: ModelProfile, share: float) -> ModelProfile:
+    """The profile with this share of every backward for its inputs."""
+
+    def split(layer: LayerCost) -> LayerCost:
+        whole = layer.backward_s
+        return replace(
+            layer,
+            backward_input_s=whole.scaled(share),
+            backward_weight_s=whole.scaled(1 - share),
+        )
+
+    return replace(profile, layers=tuple(map(split, profile.layers)))
