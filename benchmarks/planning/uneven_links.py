@@ -67,7 +67,7 @@ BASELINES: dict[str, Callable[[PlanningProblem, Score], Plan]] = {
 def gains(model: str, devices: int, spread: float, seed: int) -> dict[str, float]:
     """The gain of SPP over every baseline that has a plan."""
     profile, cluster = find_profile(model), uneven_cluster(devices, spread, seed)
-    problem = planning_problem(profile, cluster, BATCHES[model], memory_reserve=0.0)
+    problem = planning_problem(profile, cluster, BATCHES[model], memory_reserve=0.0, as_fast=0.0)
     score = make_score(problem)
     ours_s = score(spp(problem, score))
     found: dict[str, float] = {}

@@ -35,8 +35,9 @@ class Published:
             find_cluster(cluster),
             self.global_batch,
             micro_batch_size=micro_batch_size,
-            # The papers' planners fill devices.
+            # The papers' planners fill devices, and nothing but time decides.
             memory_reserve=0.0,
+            as_fast=0.0,
         )
 
 

@@ -45,9 +45,8 @@ def problem_of(
     size = Affine(0.0, 1.0)
     edges = tuple(Edge(i, i + 1, f"t{i}", size, size) for i in range(len(layers) - 1))
     host = Host("host", (Device("device", memory_bytes),) * devices, link_bytes_per_s=50.0)
-    return planning_problem(
-        ModelProfile("chain", layers, edges), Cluster("one host", (host,)), batch, planner="search"
-    )
+    profile, cluster = ModelProfile("chain", layers, edges), Cluster("one host", (host,))
+    return planning_problem(profile, cluster, batch, planner="search", as_fast=0.0)
 
 
 @settings(deadline=None, max_examples=20)
@@ -110,7 +109,7 @@ def test_bert_is_planned_at_least_as_fast_as_by_rescheduling_one_plan(
 ) -> None:
     """The times are those of the earlier search, which took over one plan for every schedule."""
     profile, machines = packaged("bert-48"), find_cluster(cluster)
-    problem = planning_problem(profile, machines, 64, planner="search")
+    problem = planning_problem(profile, machines, 64, planner="search", as_fast=0.0)
     score = make_score(problem)
     plan = find_plan(problem, "search", score)
     assert score(plan) <= found_before_s * 1.0005

@@ -19,7 +19,7 @@ from penstock.jobs.run_directory import RunDirectory, latest_run, new_run, read_
 from penstock.jobs.worker import WARM_UP_STEPS, WorkerReport, WorkerTask, train_worker
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
-from penstock.plan.problem import MEMORY_RESERVE, PlanningProblem
+from penstock.plan.problem import AS_FAST, MEMORY_RESERVE, PlanningProblem
 from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
@@ -203,6 +203,7 @@ def plan_for(
         problem_of(job, profile, cluster),
         schedules=schedules_named(request.schedule, request.planner),
         memory_reserve=request.memory_reserve,
+        as_fast=AS_FAST,
     )
     return find_plan(problem, request.planner, make_score(problem))
 

@@ -12,6 +12,7 @@ from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
 __all__ = [
+    "AS_FAST",
     "MEMORY_RESERVE",
     "Planner",
     "PlanningProblem",
@@ -25,6 +26,10 @@ MEMORY_RESERVE = 0.05
 """The share of each device's memory that plans leave free, where nothing else is asked for: for the
 allocator's gaps, and for what a profile does not know."""
 
+AS_FAST = 0.002
+"""Plans that are slower than the best by at most this part count as being as fast, where nothing
+else is asked for: profiles are no more precise."""
+
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
 
@@ -36,7 +41,8 @@ class PlanningProblem:
     ``optimizer_bytes_per_parameter_byte`` is the optimizer's state, 2 for Adam in the precision
     of the parameters. ``schedules`` are the schedule names a plan may use, in order of preference.
     ``max_stages`` bounds the depth (0: no bound). ``memory_reserve`` is the share of each device's
-    memory that plans leave free; the devices of ``cluster`` then have so much less.
+    memory that plans leave free; the devices of ``cluster`` then have so much less. A plan may be
+    slower by the part ``as_fast`` where it is simpler (`penstock.search.preference`).
 
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
@@ -53,6 +59,7 @@ class PlanningProblem:
     schedules: tuple[str, ...] = ("1f1b", "early-backward", "gpipe")
     max_stages: int = 0
     memory_reserve: float = 0.0
+    as_fast: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_reserve < 1:

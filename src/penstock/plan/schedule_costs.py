@@ -8,7 +8,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
 
-__all__ = ["priced", "with_costs"]
+__all__ = ["least_room", "priced", "with_costs"]
 
 
 def priced(problem: PlanningProblem, plan: Plan) -> Plan:
@@ -64,8 +64,18 @@ def room_of_group(
 ) -> tuple[float, int]:
     """Bytes left for saved activations on the replica that has least, and which one that is.
 
-    Least in micro-batches: bytes left over bytes that all stages of the group save of one. More
-    than all micro-batches of the plan need is not counted.
+    More than all micro-batches of the plan need is not counted.
+    """
+    left, kept, replica = least_room(problem, plan, devices)
+    return min(left, plan.micro_batches * kept), replica
+
+
+def least_room(
+    problem: PlanningProblem, plan: Plan, devices: tuple[int, ...]
+) -> tuple[float, float, int]:
+    """Of the replica with room for the fewest micro-batches: bytes left, bytes of one, its number.
+
+    Bytes of one are those that all stages of the group save of it.
     """
     stages = stages_on(plan, devices)
     state = sum(state_bytes(problem, stage.layers) for stage in stages)
@@ -74,15 +84,13 @@ def room_of_group(
     for replica, device in enumerate(devices):
         memory_bytes = problem.cluster.devices[device].memory_bytes
         kinds.setdefault((memory_bytes, tuple(s.slices[replica] for s in stages)), replica)
-    rooms: list[tuple[float, float, int]] = []
+    rooms: list[tuple[float, float, float, int]] = []
     for (memory_bytes, _), replica in kinds.items():
         left = memory_bytes - state
         left -= max(working_bytes(problem, stage, replica) for stage in stages)
         kept = sum(kept_bytes(problem, stage, replica) for stage in stages)
-        needed = plan.micro_batches * kept
-        rooms.append((left / kept if kept else left, min(left, needed), replica))
-    _, left, replica = min(rooms)
-    return left, replica
+        rooms.append((left / kept if kept else left, left, kept, replica))
+    return min(rooms)[1:]
 
 
 def stages_on(plan: Plan, devices: tuple[int, ...]) -> list[Stage]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.plan.problem import MEMORY_RESERVE, PlanningProblem, RecomputeChoice
+from penstock.plan.problem import AS_FAST, MEMORY_RESERVE, PlanningProblem, RecomputeChoice
 from penstock.planners.registry import OWN_SCHEDULES
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
@@ -65,12 +65,14 @@ def planning_problem(
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
+    as_fast: float = AS_FAST,
 ) -> PlanningProblem:
     """The question for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
     ``schedule`` is explained in `schedules_named`. ``planner`` is for schedule "auto": `search`
     chooses among more than the others. ``max_stages`` 0 allows any number of stages.
-    ``memory_reserve`` is the share of each device's memory that plans leave free.
+    ``memory_reserve`` is the share of each device's memory that plans leave free. Of plans that are
+    slower than the best by the part ``as_fast`` at most, `search` answers with the simplest.
 
     Raises:
         BadInput: an unknown schedule, a reserve of all memory, or sizes that do not go together.
@@ -87,6 +89,7 @@ def planning_problem(
         schedules=schedules,
         max_stages=max_stages,
         memory_reserve=memory_reserve,
+        as_fast=as_fast,
     )
 
 

@@ -22,6 +22,7 @@ from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import FamilySearch, family_steps, plain_families
 from penstock.search.loads import evenly_loaded_plans
 from penstock.search.moves import neighbours
+from penstock.search.preference import preferred
 from penstock.search.seeds import Climber
 from penstock.search.skeletons import Skeleton, skeletons, skeletons_of_plans
 from penstock.search.step import SearchStep
@@ -91,6 +92,8 @@ def search_steps(
        (`whole_backward_steps`), but where no such plan can win: where their proven bound is not
        below the best time.
     3. The devices and the layers of the best of 2, under the schedules of 1.
+    4. Of all plans judged that are about as fast as the best, and of those on other devices of the
+       same kinds, the one that people would choose (`preferred`).
 
     The last step has no plan where nothing fits.
     """
@@ -124,6 +127,13 @@ def search_steps(
             better = allowed and step.seconds < answer.seconds
             answer = step if better else replace(answer, doing=step.doing)
             yield answer
+    judged = {**best.tried, **families.judged}
+    allowed = {
+        plan: s for plan, s in judged.items() if s < inf and plan.schedule in problem.schedules
+    }
+    if allowed:
+        plan, seconds = preferred(problem, allowed, score)
+        answer = SearchStep("", replace(plan, planner="search"), seconds)
     yield replace(answer, doing="done")
 
 
