@@ -124,6 +124,18 @@ def test_several_iterations_are_played_in_a_row(
     assert changed["steady_s"] > changed["before"]["steady_s"]
 
 
+def test_steps_may_be_checked_afterwards(penstock: Penstock, run_directory: Path) -> None:
+    """Nothing is slower for it where steps take no time, and the copies are counted."""
+    command = ["simulate", run_directory / "plan.json", "--iterations", 3]
+    before = penstock(*command, "--json").values
+    after = penstock(*command, "--optimizer-sync", "after", "--json").values
+    assert (before["optimizer_sync"], after["optimizer_sync"]) == ("before", "after")
+    assert after["steady_s"] <= before["steady_s"] * (1 + 1e-9)
+    shown = penstock(*command, "--optimizer-sync", "after").output
+    assert "Steps are checked afterwards and kept until then: peak memory" in shown
+    refused(penstock(*command, "--optimizer-sync", "never"), "--optimizer-sync", "never")
+
+
 def test_people_get_before_and_after_what_binds_and_a_chart(
     penstock: Penstock, run_directory: Path
 ) -> None:

@@ -99,10 +99,12 @@ def test_without_a_timeline_the_figures_are_the_same(case: Case, iterations: int
     assert short.peak_memory_bytes == whole.peak_memory_bytes
 
 
+TWO_STAGES = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
+
+
 def test_each_device_goes_on_after_its_own_step() -> None:
     """1F1B on two equal stages: the drain of one iteration overlaps the fill of the next."""
-    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
-    plan = Plan(stages, 4, 1, "1f1b")
+    plan = Plan(TWO_STAGES, 4, 1, "1f1b")
     # Stage 1 works from 1 to 13, stage 0 ends at 15: then stage 1 waits for its first input.
     alone = simulate_plan(plan, MODEL, CLUSTER)
     many = simulate_plan(plan, MODEL, CLUSTER, iterations=5)
@@ -110,6 +112,46 @@ def test_each_device_goes_on_after_its_own_step() -> None:
     assert many.iteration_s == 15.0
     assert many.steady_s == 15.0
     assert {event.micro_batch for event in many.timeline.events} == set(range(20))
+
+
+def test_where_steps_are_checked_afterwards_iterations_overlap() -> None:
+    """ZB-H2 on two equal stages: no device idles from its first start on.
+
+    Stage 0 works from 0 to 12 and stage 1 from 1 to 13. Where steps wait for all, so does the next
+    iteration; else it fits into the slant.
+    """
+    plan = Plan(TWO_STAGES, 4, 1, "zb-h2")
+    for iterations in (2, 5):
+        before = simulate_plan(plan, MODEL, CLUSTER, iterations=iterations)
+        after = simulate_plan(plan, MODEL, CLUSTER, iterations=iterations, optimizer_sync="after")
+        assert (before.iteration_s, before.steady_s) == (13.0, 13.0)
+        assert (after.iteration_s, after.steady_s) == (13.0, 12.0)
+    assert simulate_plan(plan, MODEL, CLUSTER, optimizer_sync="after").iteration_s == 13.0
+
+
+def test_steps_begin_together_where_they_wait_for_all() -> None:
+    """Stage 1's gradients are there 1 s after those of stage 0; each step takes 0.3 s."""
+    stepped = replace(MODEL, step_s_per_byte=0.0003)
+    for schedule in ("zb-h2", "gpipe"):
+        plan = Plan(TWO_STAGES, 4, 1, schedule)
+        timeline = simulate_plan(plan, stepped, CLUSTER, iterations=3).timeline
+        steps = [e for e in timeline.events if e.kind == "STEP"]
+        starts = [[e.start_s for e in steps if e.device == device] for device in (0, 1)]
+        assert starts[0] == starts[1] and len(starts[0]) == 3
+        ends = [e.end_s for e in timeline.events if e.kind != "STEP" and e.end_s <= starts[0][1]]
+        assert starts[0][1] == max(ends)
+        assert not [e for e in timeline.events if e.kind == "REDUCE"]
+
+
+def test_what_can_be_undone_is_kept_twice() -> None:
+    """Adam: 1,000 bytes of parameters a stage, twice as much state; a copy is 6/11 of a step."""
+    stepped = replace(MODEL, step_s_per_byte=0.0003)
+    plan = Plan(TWO_STAGES, 4, 1, "1f1b")
+    plain = simulate_plan(plan, stepped, CLUSTER)
+    kept = simulate_plan(plan, stepped, CLUSTER, optimizer_sync="after")
+    for before, after in zip(plain.peak_memory_bytes[:2], kept.peak_memory_bytes[:2], strict=True):
+        assert after - before == 3000.0
+    assert kept.iteration_s - plain.iteration_s == pytest.approx(0.3 * 6 / 11)
 
 
 def test_without_a_flush_the_pipeline_stays_full() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -56,6 +56,10 @@ def simulate(
     iterations: Annotated[
         int, Option(min=1, max=MOST_ITERATIONS, metavar="N", help="Play so many in a row.")
     ] = 1,
+    optimizer_sync: Annotated[
+        Literal["before", "after"],
+        Option(help="Of several iterations: agree on a step before it is taken, or afterwards."),
+    ] = "before",
     timeline: Annotated[bool, Option("--timeline", help="Add the timeline to the JSON.")] = False,
     trace: Annotated[str, Option(metavar="PATH", help="Write a trace for ui.perfetto.dev.")] = "",
     picture: Annotated[
@@ -80,7 +84,7 @@ def simulate(
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     start_s = perf_counter()
-    before = play(given, costs, machines, iterations)
+    before = play(given, costs, machines, iterations, optimizer_sync)
     after = play_changed(before, asked) if asked.words else before
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
@@ -107,16 +111,21 @@ def values_of(
 def iteration_lines(played: "PlayedPlan") -> list[str]:
     """What several iterations take, where several were played."""
     from penstock.timeline.metrics import iteration_s
-    from penstock.words import seconds_text
+    from penstock.words import seconds_text, size_text
 
     if played.repeated is None:
         return []
     each_s = played.repeated.steady_s
     rate = played.planned.plan.global_batch / each_s if each_s > 0 else 0.0
-    return [
+    lines = [
         f"{played.iterations} iterations in a row: {seconds_text(iteration_s(played.timeline))}, "
         f"{seconds_text(each_s)} for each after the first, {rate:.4g} samples a second"
     ]
+    if played.optimizer_sync == "after":
+        peak = size_text(max(played.repeated.peak_memory_bytes))
+        room = "" if played.repeated.fits else ", more than there is"
+        lines.append(f"Steps are checked afterwards and kept until then: peak memory {peak}{room}")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

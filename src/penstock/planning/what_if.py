@@ -26,6 +26,7 @@ from penstock.planning.questions import named, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
+from penstock.schedule.weight_rule import OptimizerSync
 from penstock.search.recut import recut
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
@@ -159,6 +160,7 @@ class PlayedPlan:
     planned: PlannedPipeline
     iterations: int = 1
     repeated: Prediction | None = None
+    optimizer_sync: OptimizerSync = "before"
 
     @property
     def timeline(self) -> Timeline:
@@ -172,7 +174,7 @@ class PlayedPlan:
 
     @property
     def peak_memory_bytes(self) -> float:
-        """The highest peak of any device."""
+        """The highest peak of any device in one iteration."""
         return max(self.planned.prediction.peak_memory_bytes)
 
     @cached_property
@@ -184,14 +186,26 @@ class PlayedPlan:
         """The keys of a plan, and of several iterations; what binds it where that is asked for."""
         values = self.planned.to_json(seconds)
         if self.repeated:
-            values |= {"iterations": self.iterations, "steady_s": self.repeated.steady_s}
+            values |= {
+                "iterations": self.iterations,
+                "optimizer_sync": self.optimizer_sync,
+                "steady_s": self.repeated.steady_s,
+            }
         if explained:
             values |= {"explanation": self.explanation.to_json()}
         return values
 
 
-def play(plan: Plan, profile: ModelProfile, cluster: Cluster, iterations: int = 1) -> PlayedPlan:
+def play(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    iterations: int = 1,
+    optimizer_sync: OptimizerSync = "before",
+) -> PlayedPlan:
     """Play one iteration of a plan on a cluster, and ``iterations`` in a row where more are asked.
+
+    ``optimizer_sync`` is that of `simulate_plan`, and counts in the latter.
 
     Raises:
         BadInput: the plan is not one for this profile or cluster, or its schedule cannot be played.
@@ -206,8 +220,9 @@ def play(plan: Plan, profile: ModelProfile, cluster: Cluster, iterations: int = 
             cluster,
             optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
             iterations=iterations,
+            optimizer_sync=optimizer_sync,
         )
-    return PlayedPlan(problem, planned, iterations, repeated)
+    return PlayedPlan(problem, planned, iterations, repeated, optimizer_sync)
 
 
 def play_changed(before: PlayedPlan, asked: WhatIf) -> PlayedPlan:
@@ -219,4 +234,4 @@ def play_changed(before: PlayedPlan, asked: WhatIf) -> PlayedPlan:
     cluster = changed_cluster(before.problem.cluster, asked)
     problem = replace(before.problem, cluster=cluster)
     plan = changed_plan(problem, before.planned.plan, asked)
-    return play(plan, problem.profile, cluster, before.iterations)
+    return play(plan, problem.profile, cluster, before.iterations, before.optimizer_sync)

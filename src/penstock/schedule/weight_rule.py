@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["SYNCHRONOUS", "Prediction", "Version", "WeightRule"]
+__all__ = ["SYNCHRONOUS", "OptimizerSync", "Prediction", "Version", "WeightRule"]
+
+OptimizerSync: TypeAlias = Literal["before", "after"]
+"""Where updates wait for a flush: whether ranks agree on a step before they take it, or after."""
 
 Prediction: TypeAlias = Literal["none", "momentum", "adam", "optimizer"]
 """From what the weights of a later step are predicted in the method's paper: SpecTrain's momentum,

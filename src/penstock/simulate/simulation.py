@@ -9,9 +9,12 @@ from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import check_speeds
+from penstock.plan.undoable_step import with_undoable_step
 from penstock.profile.model_profile import ModelProfile
+from penstock.schedule.weight_rule import OptimizerSync
 from penstock.simulate import compiled, plain
 from penstock.simulate.catalogue import workload_of
+from penstock.simulate.gradients import Ports, Share, TiedGroup
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
 from penstock.simulate.trace import Engine, Trace, spans_of_actions, timeline_of
 from penstock.simulate.workload import Workload
@@ -55,12 +58,16 @@ def simulate_plan(
     optimizer_bytes_per_parameter_byte: float = 2.0,
     shard_optimizer: bool = False,
     iterations: int = 1,
+    optimizer_sync: OptimizerSync = "before",
     with_timeline: bool = True,
 ) -> Prediction:
     """Play iterations of ``plan``; the same order of work that a run executes.
 
     Each device begins its next iteration right after its own step; its micro-batches are numbered
-    on. Where weights are updated without a flush, the order is that of all iterations together:
+    on. Of several iterations a step waits for the gradients of all devices, but for
+    ``optimizer_sync="after"``, where what it changes is kept and it can be undone
+    (`penstock.plan.undoable_step`). Where weights are updated without a flush, the order is that of
+    all iterations together:
 
         steady_s = (end of the last iteration - end of the first) / (iterations - 1)
 
@@ -79,9 +86,12 @@ def simulate_plan(
         raise BadInput(f"{iterations} iterations to simulate; ask for at least 1")
     check_plan_fits_inputs(plan, profile, cluster)
     check_speeds(profile, cluster)
-    workload = workload_of_iterations(
-        plan, profile, cluster, optimizer_bytes_per_parameter_byte, shard_optimizer, iterations
-    )
+    state = optimizer_bytes_per_parameter_byte
+    if optimizer_sync == "after":
+        profile, state = with_undoable_step(profile, state)
+    workload = workload_of_iterations(plan, profile, cluster, state, shard_optimizer, iterations)
+    if optimizer_sync == "before" and workload.iterations > 1:
+        workload = waiting_for_all(workload)
     if not with_timeline and not workload.schedule.concurrent:
         return prediction_in_short(workload, cluster, plan.micro_batches, iterations)
     trace = engine_for(workload)(workload)
@@ -149,6 +159,19 @@ def workload_of_iterations(
         shard_optimizer=shard_optimizer,
         iterations=iterations,
     )
+
+
+def waiting_for_all(workload: Workload) -> Workload:
+    """The same where no step starts before the gradients of all devices are there.
+
+    All instances share a sum that takes no time.
+    """
+    instances = len(workload.parts.stages)
+    if instances == 1:
+        return workload
+    wait = TiedGroup(tuple(range(instances)), (Share(-1, 1, 0.0, 0.0),), Ports())
+    ties = sorted([*workload.parts.ties, wait], key=lambda tie: tie.stages)
+    return replace(workload, parts=replace(workload.parts, ties=tuple(ties)))
 
 
 def peaks_of(workload: Workload, timeline: Timeline) -> tuple[float, ...]:

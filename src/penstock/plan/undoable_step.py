@@ -1,0 +1,30 @@
+"""What a step costs that is taken before all ranks are heard, so that it may have to be undone.
+
+See `penstock.runtime.overlapped`. What the step changes is copied before it.
+"""
+
+from dataclasses import replace
+
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["with_undoable_step"]
+
+
+def with_undoable_step(
+    profile: ModelProfile, optimizer_bytes_per_parameter_byte: float
+) -> tuple[ModelProfile, float]:
+    """The profile and the optimizer's bytes of each parameter byte where steps can be undone.
+
+    Parameters and state, ``1 + s`` bytes, are kept twice. The time of a copy is told by the memory
+    that is touched, as that of a prediction is (`penstock.simulate.stage_work`): it reads and
+    writes ``2 (1 + s)``; a step clears gradients, takes their norm and scales them (4), reads
+    gradients, parameters and state and writes the last two (``1 + 2 (1 + s)``).
+
+    >>> profile, state = with_undoable_step(ModelProfile("m", (), step_s_per_byte=11.0), 2.0)
+    >>> profile.step_s_per_byte, state
+    (17.0, 5.0)
+    """
+    touched = 2 * (1 + optimizer_bytes_per_parameter_byte)
+    step_s = profile.step_s_per_byte * (1 + touched / (5 + touched))
+    kept = 1 + 2 * optimizer_bytes_per_parameter_byte
+    return replace(profile, step_s_per_byte=step_s), kept
