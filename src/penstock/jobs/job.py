@@ -16,6 +16,7 @@ from penstock.runtime.callbacks import Callback
 from penstock.runtime.loss_scaling import LossScaling
 from penstock.runtime.pipeline import Verification
 from penstock.runtime.pretrained import Weights
+from penstock.schedule.weight_rule import OptimizerSync
 
 __all__ = ["RECORDED", "Data", "Job", "OptimizerSettings", "Split"]
 
@@ -110,11 +111,11 @@ class Job:
     ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
     a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
     ``weights`` are first weights, `Pipeline`'s; ``save_weights`` is a directory for the last ones.
-    ``compile``, ``metrics``, ``callbacks``, ``verify`` and ``dynamic`` are those of `Pipeline`;
-    ``dynamic`` may be ``"auto"``: what differs between the first batches of the data varies. A
-    callback that calls ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``,
-    ``loss``, metrics and callbacks must be importable functions, because each worker process
-    imports them anew.
+    ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync`` and ``dynamic`` are
+    those of `Pipeline`; ``dynamic`` may be ``"auto"``: what differs between the first batches of
+    the data varies. A callback that calls ``pipe.stop()`` ends the run after the next step.
+    ``build_model``, ``data``, ``loss``, metrics and callbacks must be importable functions, because
+    each worker process imports them anew.
 
     Raises:
         BadInput: a count or rate outside its range.
@@ -139,6 +140,7 @@ class Job:
     shard_optimizer: bool = False
     gradient_noise: bool = False
     compile: bool = False
+    optimizer_sync: OptimizerSync = "before"
     loss_scaling: LossScaling = field(default_factory=LossScaling)
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     callbacks: tuple[Callback, ...] = ()
@@ -208,6 +210,11 @@ def check_job(job: Job) -> None:
     for setting, (value, least) in at_least.items():
         if not least <= value < float("inf"):
             raise BadInput(f"job '{job.name}': {setting} is {value}; it must be >= {least}")
+    if job.optimizer_sync == "after" and job.accumulate > 1:
+        raise BadInput(
+            f"job '{job.name}': optimizer_sync is \"after\", and steps take {job.accumulate} "
+            f"batches; set accumulate = 1, or leave optimizer_sync out"
+        )
     for name in job.metrics:
         if name in RECORDED or name.startswith("evaluation_"):
             raise BadInput(

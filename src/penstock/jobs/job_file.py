@@ -142,6 +142,7 @@ class JobEntry(Entry):
     shard_optimizer: bool | None = None
     gradient_noise: bool | None = None
     compile: bool | None = None
+    optimizer_sync: Literal["before", "after"] | None = None
     callbacks: list[str] | None = None
     metrics: dict[str, str] | None = None
     weights: str | WeightsEntry | None = None

@@ -20,6 +20,7 @@ from penstock.jobs.worker import WARM_UP_STEPS, WorkerReport, WorkerTask, train_
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, MEMORY_RESERVE, PlanningProblem
+from penstock.plan.undoable_step import with_undoable_step
 from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
@@ -174,12 +175,15 @@ def costs_of(
 
 def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
     """What a planner is asked for a job."""
+    state = job.optimizer.state_bytes_per_parameter_byte
+    if job.optimizer_sync == "after":
+        _, state = with_undoable_step(profile, state)
     return PlanningProblem(
         profile=profile,
         cluster=cluster,
         global_batch=job.batch_size,
         micro_batch_sizes=job.micro_batch_choices(),
-        optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
+        optimizer_bytes_per_parameter_byte=state,
     )
 
 
@@ -244,8 +248,8 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
 def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
     """One simulated iteration of ``plan``, as long as a step of all its batches takes.
 
-    Without a flush, as long as one takes in the steady state. The sums over replicas come after the
-    last of them only; they are counted after each.
+    Without a flush, or where steps are checked afterwards, as long as one takes in the steady
+    state. The sums over replicas come after the last of them only; they are counted after each.
     """
     ask = partial(
         simulate_plan,
@@ -254,9 +258,10 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
         cluster,
         optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
         shard_optimizer=job.shard_optimizer,
+        optimizer_sync=job.optimizer_sync,
     )
     prediction = ask()
-    if not updates_per_batch(plan):
+    if not updates_per_batch(plan) and job.optimizer_sync == "before":
         return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
     several = ask(iterations=STEADY_ITERATIONS)
     peaks = several.peak_memory_bytes

@@ -110,6 +110,7 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         metrics=job.metrics,
         callbacks=job.callbacks,
         verify=job.verify,
+        optimizer_sync=job.optimizer_sync,
     )
 
 
@@ -184,11 +185,11 @@ def trained(
     """Train to the end of the run, step by step; the memory of one step goes to ``memory``.
 
     The lengths of each step's batch go to ``lengths``; several batches have none. Where the plan's
-    schedule updates without a flush, steps follow one another without a pause up to the next
-    evaluation or checkpoint.
+    schedule updates without a flush, or steps are checked afterwards, they follow one another
+    without a pause up to the next evaluation or checkpoint.
     """
     steps = noting_lengths(pipe, steps_of(job, start), lengths)
-    if not updates_per_batch(pipe.plan):
+    if not updates_per_batch(pipe.plan) and job.optimizer_sync == "before":
         for step, batches in enumerate(steps, start + 1):
             if step == measured_step(start, job.steps):
                 with pipe.measuring_memory() as measured:

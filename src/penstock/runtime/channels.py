@@ -5,7 +5,7 @@ the two meet: rows are cut out of what a stage made, and put together to what a 
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -135,6 +135,40 @@ class PipelineChannels:
         """Expect more messages of every peer; after its last one its first comes again."""
         if self.transport is not None:
             self.transport.proceed(streams)
+
+    def begin_with(self, first: Container[Action]) -> None:
+        """Open the channels for the messages of ``first``, the actions that every peer begins with.
+
+        `go_on` opens them for the others, `discard` takes what came and is not wanted.
+        """
+        self.begin(announced=False)
+        self.proceed(self._split(first)[0])
+
+    def go_on(self, first: Container[Action]) -> None:
+        """Open the channels for all messages but those of ``first``."""
+        self.proceed(self._split(first)[1])
+
+    def discard(self, first: Container[Action]) -> None:
+        """Wait for all messages of ``first`` that have not been taken, and drop them."""
+        counts = [len(messages) for messages in self._split(first)[0].values()]
+        for stream, count in zip(self._streams, counts, strict=True):
+            for arrival in stream.arrivals[stream.taken : count]:
+                assert arrival.inlet is not None
+                arrival.inlet.wait()
+                arrival.inlet.take()
+
+    def _split(
+        self, first: Container[Action]
+    ) -> tuple[dict[int, Sequence[Message]], dict[int, Sequence[Message]]]:
+        """Every peer's messages: those of the actions ``first``, and those behind them."""
+        begun, others = dict[int, Sequence[Message]](), dict[int, Sequence[Message]]()
+        for peer, stream in self._messages.streams.items():
+            count = sum(
+                m.kind == "F" and Action("F", m.sender_stage, m.micro_batch) in first
+                for m in stream
+            )
+            begun[peer], others[peer] = stream[:count], stream[count:]
+        return begun, others
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
         """What takes the messages for ``action`` and puts their rows together."""

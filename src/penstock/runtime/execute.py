@@ -55,11 +55,14 @@ def work_of(action: Action, stage: StageRunner) -> Callable[[int, Tensors], Tens
             return lambda micro_batch, _: stage.recompute(micro_batch)
 
 
-def execute(steps: Sequence[Step], channels: Channels, clock: Clock) -> None:
+def execute(
+    steps: Sequence[Step], channels: Channels, clock: Clock, *, drains: bool = True
+) -> None:
     """Run ``steps``; gradients accumulate in place.
 
     The loop knows no schedule by name: it does what the actions say. ``receive`` returns what the
     producers of an action sent, ``send`` returns at once; compute is timed apart from waiting.
+    Where it ``drains``, it ends when all that it sent is on its way.
 
     Raises:
         RunFailed: a stage raised, or a peer vanished; names rank, action and cause.
@@ -80,4 +83,5 @@ def execute(steps: Sequence[Step], channels: Channels, clock: Clock) -> None:
             text = str(cause).strip().partition("\n")[0] or type(cause).__name__
             where = f"rank {channels.device}, stage {stage}, {kind}{micro_batch}"
             raise RunFailed(f"{where}: {text}") from cause
-    channels.drain()
+    if drains:
+        channels.drain()

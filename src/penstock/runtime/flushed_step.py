@@ -6,11 +6,12 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from penstock.runtime.batch_metrics import Means
 from penstock.runtime.metrics import StepMetrics, Totals
-from penstock.runtime.training import Training
+from penstock.runtime.training import Training, Update
 from penstock.runtime.worker import Worker
 
-__all__ = ["flushed_step"]
+__all__ = ["flushed_step", "metrics_of"]
 
 
 def flushed_step(
@@ -39,8 +40,15 @@ def flushed_step(
     if worker.places:
         worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
     worker.optimizer_s = time.perf_counter() - reduced
+    return metrics_of(training.steps, totals, update, samples, worker.means)
+
+
+def metrics_of(
+    step: int, totals: Totals, update: Update, samples: int, means: Means
+) -> StepMetrics:
+    """What a step tells its caller."""
     return StepMetrics(
-        training.steps,
+        step,
         totals.loss,
         totals.gradient_norm,
         update.learning_rate,
@@ -50,5 +58,5 @@ def flushed_step(
         update.skipped,
         update.loss_scale,
         update.noise,
-        {name: value for name, (value, _) in worker.means.items()},
+        {name: value for name, (value, _) in means.items()},
     )

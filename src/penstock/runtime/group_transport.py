@@ -5,7 +5,8 @@ stream that no other traffic can hold up; all ranks create all groups in the sam
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -67,7 +68,7 @@ class GroupTransport:
             self._post(peer)
 
     def at(self, position: int) -> None:
-        """Count the actions: their number scales the bound of `exchange`."""
+        """Count the actions: their number scales the bound of `announce`."""
         self._actions += 1
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
@@ -105,18 +106,23 @@ class GroupTransport:
             message, _, work = self._sending.popleft()
             self._wait(work, message, message.receiver)
 
-    def exchange(self, values: list[float], what: str) -> list[list[float]]:
-        """A few numbers of every rank; ranks with little to do wait here for the busiest."""
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """A few numbers of every rank; ranks with little to do wait for the busiest."""
         own = torch.tensor(values, dtype=torch.float64)
         rows = [torch.empty_like(own) for _ in range(self._world.size)]
-        bound_s = self._world.timeout_s * self._actions
-        try:
+        actions = self._actions
+        work: dist.Work | None = None
+        with self._failing(f"{what} of all ranks", -1):
             work = dist.all_gather(rows, own, group=self._sums, async_op=True)
-            assert work is not None
-            work.wait(timedelta(seconds=bound_s))
-        except RuntimeError as cause:
-            raise self._failure(cause, f"{what} of all ranks", -1) from cause
-        return [row.tolist() for row in rows]
+
+        def of_all() -> list[list[float]]:
+            bound_s = self._world.timeout_s * max(actions, self._actions)
+            with self._failing(f"{what} of all ranks", -1):
+                assert work is not None
+                work.wait(timedelta(seconds=bound_s))
+            return [row.tolist() for row in rows]
+
+        return of_all
 
     def abort(self) -> None:
         """Close the connections; peers' operations end with an error."""
@@ -143,14 +149,20 @@ class GroupTransport:
     def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
         if work is None:
             return
-        try:
+        with self._failing(str(message), peer):
             # NCCL only orders streams here and is bounded by its own watchdog.
             if self._world.backend == "nccl":
                 work.wait()
             else:
                 work.wait(timedelta(seconds=self._world.timeout_s))
+
+    @contextmanager
+    def _failing(self, what: str, peer: int) -> Iterator[None]:
+        """Within, an operation of torch's that fails tells who waited for what."""
+        try:
+            yield
         except RuntimeError as cause:
-            raise self._failure(cause, str(message), peer) from cause
+            raise self._failure(cause, what, peer) from cause
 
     def _failure(self, cause: RuntimeError, what: str, peer: int) -> RunFailed:
         """What a failed wait means: too long, or the other end is gone."""

@@ -14,9 +14,18 @@ from penstock.runtime.messages import Boundary, RankMessages, messages_of_rank
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.stage_runner import StageWork
 from penstock.schedule.action import Action
+from penstock.schedule.dependencies import predecessors
+from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["Iteration", "Place", "StagePart", "places_of", "prepare_iteration"]
+__all__ = [
+    "Iteration",
+    "Place",
+    "StagePart",
+    "places_of",
+    "prepare_iteration",
+    "warm_up_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,10 @@ class StagePart:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One rank's work on a batch of a certain size: its actions, and each stage's part."""
+    """One rank's work on a batch of a certain size: its actions, and each stage's part.
+
+    ``warm_up`` are the forwards of all ranks that `warm_up_of` names.
+    """
 
     cut: BatchCut
     order: tuple[Action, ...]
@@ -53,6 +65,7 @@ class Iteration:
     parts: dict[int, StagePart]
     training: bool
     lengths: LengthsOf = ()
+    warm_up: frozenset[Action] = frozenset()
 
     def work(
         self,
@@ -118,7 +131,8 @@ def prepare_iteration(
     places = places_of(plan, rank)
     order = tuple(schedule.of(places[0].group)) if places else ()
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
-    return Iteration(cut, order, messages, parts, training, lengths)
+    warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
+    return Iteration(cut, order, messages, parts, training, lengths, warm_up)
 
 
 def part_of(
@@ -139,3 +153,30 @@ def part_of(
         ends[-1] if ends else -1,
         frozenset(action.micro_batch for action in own if action.kind == "I"),
     )
+
+
+def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
+    """The forwards that every group starts with and that need nothing else, but for the loss.
+
+    Of each group the first actions of its order, as far as they are forwards of stages before the
+    last whose own inputs come from such forwards: all of them can run, and be run again, before
+    any other action has.
+
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
+    >>> shape = PipelineShape(stages=3, micro_batches=4)
+    >>> sorted(map(str, warm_up_of(one_f_one_b(shape), shape)))
+    ['0F0', '0F1', '0F2', '1F0', '1F1']
+    """
+    found = set[Action]()
+    ends = [0] * len(schedule.orders)
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for group, order in enumerate(schedule.orders):
+            for action in order[ends[group] :]:
+                last = action.kind != "F" or action.stage == shape.stages - 1
+                if last or not found.issuperset(predecessors(action, shape)):
+                    break
+                found.add(action)
+                ends[group] += 1
+    return frozenset(found)

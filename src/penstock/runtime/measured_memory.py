@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from penstock.runtime.overlapped import OverlappedTraining
 from penstock.runtime.training import Training
 from penstock.runtime.worker import Worker
 
@@ -61,13 +62,20 @@ def measured_memory(
         found.peak_bytes = float(before + most)
 
 
-def lasting_tensors(worker: Worker, training: Training) -> Iterator[torch.Tensor]:
-    """What a rank holds between steps: parameters, gradients, buffers, the optimizer's state."""
+def lasting_tensors(
+    worker: Worker, training: Training, overlapped: OverlappedTraining | None = None
+) -> Iterator[torch.Tensor]:
+    """What a rank holds between steps: parameters, gradients, buffers, the optimizer's state.
+
+    Also the copies that are kept to undo a step.
+    """
     for tensor in worker.held_tensors().values():
         yield tensor
         if tensor.grad is not None:
             yield tensor.grad
     yield from training.tensors().values()
+    if overlapped is not None:
+        yield from overlapped.copies
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -30,6 +30,7 @@ from penstock.runtime.loader_state import StatefulLoader
 from penstock.runtime.loss_scaling import LossScaling, check_parameter_types, loss_scaling_for
 from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.overlapped import overlapped_training
 from penstock.runtime.pipeline_state import load_state, restore, save_state, state_tensors
 from penstock.runtime.pretrained import Weights
 from penstock.runtime.stage_building import build_stages, check_plan_fits, graph_of
@@ -38,6 +39,7 @@ from penstock.runtime.verify import VerifyResult, verify
 from penstock.runtime.weight_saving import save_weights
 from penstock.runtime.worker import Worker
 from penstock.runtime.world import join_world
+from penstock.schedule.weight_rule import OptimizerSync
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics", "Verification"]
@@ -74,6 +76,8 @@ class Pipeline:
     ``compile``: stages are compiled by ``torch.compile`` for the rows of a full micro-batch; that
     takes time once. ``verify`` is ``"first-step"`` where the first step is to be compared with the
     model left whole, as `verify` does, before it changes anything; `verified` tells how it was.
+    ``optimizer_sync`` is ``"after"`` where `stream` may take an optimizer's step before all ranks
+    have told whether it is to be clipped or skipped; it is undone where it was wrong, to the bit.
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -106,13 +110,13 @@ class Pipeline:
         prediction_error_every: int = 0,
         dynamic: Dynamic | None = None,
         verify: Verification = "off",
+        optimizer_sync: OptimizerSync = "before",
     ) -> None:
-        check_settings(clip_norm, timeout_s, verify)
+        check_settings(clip_norm, timeout_s, verify, optimizer_sync)
         check_given(metrics or {}, callbacks)
         scaling = loss_scaling_for(autocast, loss_scaling)
-        self._graph = graph_of(model, batch, loss, granularity, dynamic)
-        if metrics:
-            self._graph = self._graph.with_outputs()
+        graph = graph_of(model, batch, loss, granularity, dynamic)
+        self._graph = graph.with_outputs() if metrics else graph
         self._world = join_world(device, timeout_s)
         check_plan_fits(plan, self._graph, self._world)
         self._graph.batch_leaves(batch)
@@ -149,16 +153,13 @@ class Pipeline:
             loss_scaling=scaling,
         )
         self._first = FirstStep(self._worker) if verify == "first-step" else None
+        both = self._worker, self._training
         self._endless = self._world.agreed(
-            partial(
-                endless_training,
-                self._worker,
-                self._training,
-                clip_norm=clip_norm,
-                measure_every=prediction_error_every,
-                compiled=compile,
+            lambda: endless_training(
+                *both, clip_norm=clip_norm, measure_every=prediction_error_every, compiled=compile
             )
         )
+        self._overlapped = self._world.agreed(lambda: overlapped_training(*both, optimizer_sync))
 
     @property
     def plan(self) -> Plan:
@@ -232,6 +233,7 @@ class Pipeline:
         elif first is not None:
             metrics = first.flushed(self._training, leaves)
         else:
+            self._drain()
             metrics = flushed_step(self._worker, self._training, leaves)
         self._tell(metrics)
         return metrics
@@ -242,13 +244,22 @@ class Pipeline:
         Where the plan's schedule updates without a flush, each batch follows the one before without
         a pause. Its metrics come when the next one is under way, so `steps` may be one ahead of
         them. Whatever needs weights at rest (`evaluate`, `save`, ...) runs the pipeline empty
-        first, as does the end of the batches. With other schedules a `step` for each.
+        first, as does the end of the batches. So it is where ``optimizer_sync`` is ``"after"``, but
+        weights and losses are those of a `step` for each. Else it is just that.
 
         Raises:
             BadInput: as `step`; or a batch has fewer samples than the plan has micro-batches.
             LossNotFinite: as `step`; without a flush weights have been changed by then.
             RunFailed: as `step`.
         """
+        if self._overlapped is not None:
+            left = iter(batches)
+            if self._first is not None and self._is_first:
+                yield from map(self.step, islice(left, 1))
+            for metrics in self._overlapped.stream(map(self._graph.batch_leaves, left)):
+                self._tell(metrics)
+                yield metrics
+            return
         if self._endless is None:
             for batch in batches:
                 yield self.step(batch)
@@ -328,7 +339,7 @@ class Pipeline:
 
     def measuring_memory(self) -> AbstractContextManager[MeasuredMemory]:
         """Around a step: finds the most bytes that this rank's tensors take; slows the step."""
-        held = partial(lasting_tensors, self._worker, self._training)
+        held = partial(lasting_tensors, self._worker, self._training, self._overlapped)
         return measured_memory(self._world.device, held)
 
     def state_dict(self) -> dict[str, Any]:
@@ -434,6 +445,8 @@ class Pipeline:
         """Run the pipeline empty, where micro-batches are in flight; every rank must."""
         if self._endless is not None:
             self._endless.drain()
+        if self._overlapped is not None:
+            self._overlapped.drain()
 
     def _tell(self, event: Event) -> None:
         for callback in self._callbacks:
@@ -459,11 +472,18 @@ def prepare_compiled(compiler: StageCompiler, worker: Worker, batch: Batch) -> N
     compiler.prepare(worker.plan, worker.world, leaves, worker.autocast, lengths)
 
 
-def check_settings(clip_norm: float | None, timeout_s: float, verify: str) -> None:
+def check_settings(
+    clip_norm: float | None, timeout_s: float, verify: str, optimizer_sync: str
+) -> None:
     """Raise `BadInput` for a setting that cannot be right."""
-    if verify not in get_args(Verification):
-        allowed = " or ".join(f'"{choice}"' for choice in get_args(Verification))
-        raise BadInput(f'verify is "{verify}"; it must be {allowed}')
+    choices = {
+        "verify": (verify, get_args(Verification)),
+        "optimizer_sync": (optimizer_sync, get_args(OptimizerSync)),
+    }
+    for name, (choice, choices_of) in choices.items():
+        if choice not in choices_of:
+            allowed = " or ".join(f'"{each}"' for each in choices_of)
+            raise BadInput(f'{name} is "{choice}"; it must be {allowed}')
     if clip_norm is not None and not clip_norm > 0:
         raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
     if not timeout_s > 0:

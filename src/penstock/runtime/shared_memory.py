@@ -198,9 +198,9 @@ class SharedMemoryTransport:
             advance=self._flush,
         )
 
-    def exchange(self, values: list[float], what: str) -> list[list[float]]:
-        """A few numbers of every rank."""
-        return self.segments.exchange(values, what)
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """A few numbers of every rank, when what is returned is called."""
+        return self.segments.announce(values, what, self._flush)
 
     def abort(self) -> None:
         """Raise the flag that peers look at while they wait."""

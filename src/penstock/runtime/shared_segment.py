@@ -47,7 +47,7 @@ class Word(IntEnum):
     CLOSED = 16
     POSITION = 24  # the action it is at, coded
     CORE = 32  # the processor core it was last seen on
-    BANKS = 64  # two banks of values for `exchange`
+    BANKS = 64  # two banks of values for `announce`
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,14 @@ class Segments:
                     peer, f"rank {peer} ended while rank {self.rank} waited for {what()}"
                 )
 
-    def exchange(self, values: list[float], what: str) -> list[list[float]]:
-        """The values of all ranks, by rank; every rank calls with equally many.
+    def announce(
+        self, values: list[float], what: str, advance: Callable[[], bool] | None = None
+    ) -> Callable[[], list[list[float]]]:
+        """Give this rank's values; what is returned waits for those of all ranks, by rank.
 
-        Two banks suffice: a rank that writes values n + 2 has seen everybody's n + 1, which they
-        wrote after reading all n.
+        Every rank gives equally many, and waits for them before it gives the next. So two banks
+        suffice: a rank that writes values n + 2 has seen everybody's n + 1, which they wrote after
+        reading all n. ``advance`` is that of `wait`.
         """
         self._exchanges += 1
         number = self._exchanges
@@ -208,17 +211,25 @@ class Segments:
         for segment in self.peers.values():
             if segment.words[Word.ASLEEP]:
                 segment.ring_bell()
-        for peer, segment in self.peers.items():
-            words = segment.words
 
-            def ready(words: memoryview = words) -> bool:
-                return words[base] == number
+        def of_all() -> list[list[float]]:
+            for peer, segment in self.peers.items():
+                words = segment.words
 
-            self.wait(
-                ready, lambda peer=peer: f"{what} of rank {peer}", peer, progress=self.positions
-            )
-        stop = base + 1 + len(values)
-        return [list(self.all[rank].numbers[base + 1 : stop]) for rank in range(len(self.all))]
+                def ready(words: memoryview = words) -> bool:
+                    return words[base] == number
+
+                self.wait(
+                    ready,
+                    lambda peer=peer: f"{what} of rank {peer}",
+                    peer,
+                    advance,
+                    self.positions,
+                )
+            stop = base + 1 + len(values)
+            return [list(self.all[rank].numbers[base + 1 : stop]) for rank in range(len(self.all))]
+
+        return of_all
 
     def positions(self) -> tuple[int, ...]:
         """Where every peer is, as it last said."""

@@ -25,7 +25,14 @@ from penstock.runtime.training_state import (
     restore_optimizer,
 )
 
-__all__ = ["MakeOptimizer", "MakeSchedule", "Training", "Update", "merged_states"]
+__all__ = [
+    "MakeOptimizer",
+    "MakeSchedule",
+    "Training",
+    "Update",
+    "mean_factor",
+    "merged_states",
+]
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
@@ -91,26 +98,50 @@ class Training:
         Raises:
             LossNotFinite: the loss, or a gradient that no loss scale can mend, is not finite.
         """
-        rate, scaler = self.learning_rate, self.scaler
+        update = self.judge(totals, samples, self.learning_rate)
+        if not update.skipped:
+            if buckets is not None:
+                buckets.scale(mean_factor(totals.weight, seed))
+            self.step(buckets, self.clip_factor(totals))
+        return update
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped where their norm is large."""
+        return self._clip_norm is not None
+
+    def judge(self, totals: Totals, samples: int, rate: float) -> Update:
+        """Count a step at a learning rate, and learn from its numbers whether to take it.
+
+        Changes no weights.
+
+        Raises:
+            LossNotFinite: as `update`.
+        """
+        scaler = self.scaler
         totals.check_finite(self.steps + 1, rate, loss_scaled=scaler is not None)
         scale = scaler.scale if scaler is not None else 1.0
         overflow = not isfinite(totals.gradient_norm)
         if scaler is not None:
             scaler.update(overflow, totals.weight, self.steps + 1)
         self.steps += 1
-        if overflow:
-            return Update(rate, scale, True, None)
+        noise = None
+        if totals.noisy_square > 0 and not overflow:
+            noise = self.noise.add(totals.variance, totals.noisy_square, samples)
+        return Update(rate, scale, overflow, noise)
+
+    def clip_factor(self, totals: Totals) -> float:
+        """What clipping multiplies the gradients of the mean loss with."""
+        return clip_factor(totals.gradient_norm, self._clip_norm)
+
+    def step(self, buckets: GradientBuckets | None, factor: float = 1.0) -> None:
+        """Multiply the gradients with ``factor`` and change weights, then the learning rate."""
         if buckets is not None:
-            factor = clip_factor(totals.gradient_norm, self._clip_norm) / totals.weight
-            buckets.scale(factor / seed)
+            buckets.scale(factor)
         if self.optimizer is not None:
             self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
-        noise = None
-        if totals.noisy_square > 0:
-            noise = self.noise.add(totals.variance, totals.noisy_square, samples)
-        return Update(rate, scale, False, noise)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
@@ -142,6 +173,11 @@ class Training:
         if state.get("gradient_noise"):
             self.noise.restore(state["gradient_noise"])
         self.steps = state["steps"]
+
+
+def mean_factor(weight: float, seed: float) -> float:
+    """What turns summed gradients into those of the mean loss of ``weight`` terms, not scaled."""
+    return 1.0 / weight / seed
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

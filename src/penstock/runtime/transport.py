@@ -8,9 +8,12 @@ import torch
 from penstock.runtime.messages import Message
 from penstock.schedule.action import Action
 
-__all__ = ["Inlet", "Transport", "position_code", "position_name"]
+__all__ = ["Inlet", "Transport", "announced", "position_code", "position_name"]
 
 KINDS = "FBIWR"
+
+ANNOUNCED_AT_ONCE = 48
+"""A transport carries some 60 numbers at once."""
 
 
 class Inlet(Protocol):
@@ -66,8 +69,11 @@ class Transport(Protocol):
         """Wait until everything sent is on its way, so that nothing is left for the next time."""
         ...
 
-    def exchange(self, values: list[float], what: str) -> list[list[float]]:
-        """A few numbers of every rank, by rank, on every rank."""
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """Give a few numbers of this rank; what is returned waits for those of all, by rank.
+
+        Every rank calls it before it announces more.
+        """
         ...
 
     def abort(self) -> None:
@@ -77,6 +83,26 @@ class Transport(Protocol):
     def close(self) -> None:
         """Leave in peace; every rank does."""
         ...
+
+
+def announced(
+    transport: Transport | None, values: list[float], what: str
+) -> Callable[[], list[list[float]]]:
+    """`Transport.announce` for any count of numbers; without a transport there is only this rank.
+
+    Those that are too many follow when they are waited for.
+    """
+    if transport is None:
+        return lambda: [values]
+    first, rest = values[:ANNOUNCED_AT_ONCE], values[ANNOUNCED_AT_ONCE:]
+    of_all = transport.announce(first, what)
+
+    def whole() -> list[list[float]]:
+        rows = of_all()
+        more = announced(transport, rest, what)() if rest else [[] for _ in rows]
+        return [[*row, *others] for row, others in zip(rows, more, strict=True)]
+
+    return whole
 
 
 def position_code(action: Action) -> int:

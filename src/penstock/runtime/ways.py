@@ -4,10 +4,31 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.lengths import LengthsOf
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.iteration import prepare_iteration
 from penstock.runtime.messages import Boundary, Message, Part
 
-__all__ = ["rare_messages"]
+__all__ = ["messages_by_rank"]
+
+
+def messages_by_rank(
+    plan: Plan,
+    ranks: int,
+    boundaries: Sequence[Boundary],
+    also_crossed: Sequence[Boundary],
+    lengths: LengthsOf,
+) -> list[list[Message]]:
+    """What every rank sends in a full iteration or may ever send, to size and open the ways."""
+    by_rank: list[list[Message]] = []
+    for rank in range(ranks):
+        iteration = prepare_iteration(plan, boundaries, rank, plan.global_batch, True, lengths)
+        by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
+    usual = [message for sent in by_rank for message in sent]
+    crossed = [boundary.at(lengths) for boundary in (*boundaries, *also_crossed)]
+    for message in rare_messages(plan, crossed, usual):
+        by_rank[message.sender].append(message)
+    return by_rank
 
 
 def rare_messages(

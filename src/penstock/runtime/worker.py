@@ -1,6 +1,6 @@
 """One rank's share of a plan: its stages, its channels, its gradients."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -23,7 +23,7 @@ from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.gradient_noise import NoiseMeter, check_replicated
 from penstock.runtime.host_memory import keep_freed_memory
 from penstock.runtime.iteration import Iteration, Place, places_of, prepare_iteration
-from penstock.runtime.messages import Boundary, Message, boundaries_of
+from penstock.runtime.messages import Boundary, boundaries_of
 from penstock.runtime.metrics import RankTotals, Totals
 from penstock.runtime.prepared import Prepared, check_sizes
 from penstock.runtime.random_stream import RandomStream
@@ -39,8 +39,9 @@ from penstock.runtime.shared_segment import PeerFailed
 from penstock.runtime.shared_sums import share_sums
 from penstock.runtime.stage_building import runner_of
 from penstock.runtime.stage_runner import LossTerm, ModuleRunner
+from penstock.runtime.transport import announced
 from penstock.runtime.watchdog import AbortNote
-from penstock.runtime.ways import rare_messages
+from penstock.runtime.ways import messages_by_rank
 from penstock.runtime.world import World
 
 __all__ = ["Worker"]
@@ -49,8 +50,6 @@ INSTANCES = count()
 """Pipelines are made in the same order on every rank, so their numbers agree."""
 
 FINGERPRINT_VALUES = 256
-
-EXCHANGED_AT_ONCE = 48
 
 
 class Worker:
@@ -107,7 +106,10 @@ class Worker:
         stage_devices = plan.device_groups
         self.groups = make_groups(world, [*self.holders.values(), *stage_devices])
         self._norm_groups = make_groups(world, stage_devices)
-        self.transport = open_transport(world, transport, self._messages_by_rank(also_crossed))
+        ever = messages_by_rank(
+            plan, world.size, self.boundaries, also_crossed, graph.largest_lengths
+        )
+        self.transport = open_transport(world, transport, ever)
         self.buckets: GradientBuckets | None = None
         self._running = Prepared[tuple[PipelineChannels, tuple[Step, ...]]]()
         if programs:
@@ -259,8 +261,7 @@ class Worker:
             self.metrics.begin()
         with self.guarded():
             if buckets is not None:
-                buckets.zero()
-                self._prepare_noise(buckets, iterations)
+                self.zero_gradients(buckets, iterations)
             with within or nullcontext(), self.random.drawn():
                 for number, (leaves, iteration) in enumerate(zip(batches, iterations, strict=True)):
                     if number:
@@ -319,6 +320,26 @@ class Worker:
         """One batch through the pipeline; gradients are summed over ranks behind the last one."""
         if not self.programs:
             return []
+        self.take(leaves, iteration, seed, last=last)
+        channels, steps = self.ready(iteration)
+        channels.begin()
+        execute(steps, channels, self.clock)
+        return self.loss_terms
+
+    @property
+    def loss_terms(self) -> list[LossTerm]:
+        """Those of the latest batch that this rank computed."""
+        return [term for runner in self.runners.values() for term in runner.loss_terms]
+
+    def take(
+        self,
+        leaves: Sequence[torch.Tensor],
+        iteration: Iteration,
+        seed: float = 1.0,
+        *,
+        last: bool = True,
+    ) -> None:
+        """Give the stages their rows of a batch; see `run` for the others."""
         if self.metrics is not None:
             rows = self.rows_of_last_stage(iteration)
             self.metrics.take_batch(dict(enumerate(leaves)), rows)
@@ -327,12 +348,8 @@ class Worker:
             work = iteration.work(stage, leaves, inputs, self.world.device)
             runner.begin(work if last else replace(work, last_backward=-1))
             runner.seed = seed
-        channels, steps = self._ready(iteration)
-        channels.begin()
-        execute(steps, channels, self.clock)
-        return [term for runner in self.runners.values() for term in runner.loss_terms]
 
-    def _ready(self, iteration: Iteration) -> tuple[PipelineChannels, tuple[Step, ...]]:
+    def ready(self, iteration: Iteration) -> tuple[PipelineChannels, tuple[Step, ...]]:
         """The channels and the steps of ``iteration``, looked up once."""
         rows = iteration.cut.micro_batches[-1].stop
 
@@ -361,8 +378,9 @@ class Worker:
             rows = self.exchange(own, "the lengths of a batch")
         check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
 
-    def _prepare_noise(self, buckets: GradientBuckets, iterations: Sequence[Iteration]) -> None:
-        """Prepare to take norms of gradients: behind the first of several batches, or unsummed."""
+    def zero_gradients(self, buckets: GradientBuckets, iterations: Sequence[Iteration]) -> None:
+        """Before the backwards of a step; norms are taken behind its first batch, or unsummed."""
+        buckets.zero()
         if self.noise is not None:
             samples = sum(iteration.cut.micro_batches[-1].stop for iteration in iterations)
             self.noise.begin(iterations[0].cut, samples)
@@ -374,15 +392,15 @@ class Worker:
             check_replicated(self.graph.parameter_uses, self.holders)
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
-        """A few numbers of every rank, by rank."""
-        if self.transport is None:
-            return [values]
-        # A transport carries some 60 numbers at once.
-        parts = [
-            self.transport.exchange(values[start : start + EXCHANGED_AT_ONCE], what)
-            for start in range(0, len(values), EXCHANGED_AT_ONCE)
-        ]
-        return [[n for part in parts for n in part[rank]] for rank in range(self.world.size)]
+        """Numbers of every rank, by rank."""
+        return self.announce(values, what)()
+
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """Give numbers of this rank; what is returned waits for those of all, by rank.
+
+        Every rank calls it before it announces more.
+        """
+        return announced(self.transport, values, what)
 
     def rows_of_last_stage(self, iteration: Iteration) -> Sequence[range]:
         """The rows of each micro-batch that this rank's replica of the last stage computes."""
@@ -470,21 +488,6 @@ class Worker:
             sum(n * fingerprint(leaf) for n, leaves in enumerate(batches, 1) for leaf in leaves),
             *noise,
         ).values()
-
-    def _messages_by_rank(self, also_crossed: Sequence[Boundary]) -> list[list[Message]]:
-        """What every rank sends in a full iteration or may ever send, to size and open the ways."""
-        by_rank: list[list[Message]] = []
-        lengths = self.graph.largest_lengths
-        for rank in range(self.world.size):
-            iteration = prepare_iteration(
-                self.plan, self.boundaries, rank, self.plan.global_batch, True, lengths
-            )
-            by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
-        usual = [message for sent in by_rank for message in sent]
-        crossed = [boundary.at(lengths) for boundary in (*self.boundaries, *also_crossed)]
-        for message in rare_messages(self.plan, crossed, usual):
-            by_rank[message.sender].append(message)
-        return by_rank
 
 
 def fingerprint(leaf: torch.Tensor) -> float:
