@@ -7,9 +7,10 @@ The script starts its own rank processes, one thread each, every rank on a core 
 there are cores. Parts: ``overhead`` (seconds beyond the ideal of an action, on a model that hardly
 computes; all that ``--quick`` measures), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
 each rank), ``data-parallel`` (against DistributedDataParallel), ``options`` (ours with an option
-against ours without), ``without-flush`` (asynchronous schedules against 1F1B, measured and as
-simulated) and ``end-to-end`` (rounds of profile, plan and run, each against the
-rival's best schedule). docs/benchmarks/runtime.md says what is measured, and how.
+against ours without), ``overlap`` (optimizer steps that are checked afterwards, measured and as
+simulated), ``without-flush`` (asynchronous schedules against 1F1B, measured and as simulated) and
+``end-to-end`` (rounds of profile, plan and run, each against the rival's best schedule).
+docs/benchmarks/runtime.md says what is measured, and how.
 """
 
 import argparse
@@ -46,6 +47,7 @@ PARTS = (
     "memory",
     "data-parallel",
     "options",
+    "overlap",
     "without-flush",
     "end-to-end",
 )
@@ -107,6 +109,12 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
                 )[0]
                 for option in OPTIONS
             ]
+        case "overlap":
+            tasks = [
+                ("overlapping", {"model_name": name, "micro_batches": count, "rounds": 5})
+                for name, count in (("waiting", 8), ("waiting", 16), ("gpt", 8))
+            ]
+            return run_tasks(tasks, 4, LIMIT_S)
         case "without-flush":
             tasks = [
                 ("endless", {"schedules": list(ENDLESS), "micro_batches": count, "rounds": 3})

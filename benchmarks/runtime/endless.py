@@ -19,11 +19,11 @@ from penstock.measure.layer_times import measure_profile
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
-from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.pipeline import MakeOptimizer, Pipeline
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import simulate_plan
 
-__all__ = ["compare_endless"]
+__all__ = ["compare_endless", "exhaust", "measured_profile"]
 
 BATCHES = 4
 """Batches in a row for each measurement; without a flush the pipeline fills and drains once."""
@@ -35,15 +35,7 @@ def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> di
     One stage a rank, cut between blocks, SGD with momentum. The first schedule is the one that the
     others are divided by.
     """
-    model = make_model("gpt")
-    graph = capture_model(
-        nn.Sequential(*model.blocks), model.batch(1), loss=model.loss, granularity="block"
-    )
-    profiles: list[Any] = [None] * dist.get_world_size()
-    whole = nn.Sequential(*make_model("gpt").blocks)
-    step_s_per_byte = measure_step_s_per_byte(whole, make_optimizer)
-    own = measure_profile(graph, model.batch(1), repeats=7, step_s_per_byte=step_s_per_byte)
-    dist.all_gather_object(profiles, own)
+    model, profile = make_model("gpt"), measured_profile(make_optimizer)
     pipes = {name: pipeline_of(name, model, micro_batches) for name in schedules}
     batches = [model.batch(micro_batches) for _ in range(BATCHES)]
     taken: dict[str, list[float]] = {name: [] for name in schedules}
@@ -55,7 +47,6 @@ def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> di
                 taken[name].append(seconds)
     ranks = dist.get_world_size()
     cluster = cluster_of_ranks(ranks)
-    profile = median_profile(profiles)
     predicted = {name: predicted_s(pipe, profile, cluster) for name, pipe in pipes.items()}
     for pipe in pipes.values():
         pipe.close()
@@ -79,6 +70,19 @@ def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> di
             for name in schedules
         ],
     }
+
+
+def measured_profile(make: MakeOptimizer) -> ModelProfile:
+    """The GPT-like model on these ranks, all of which measure at once."""
+    model = make_model("gpt")
+    graph = capture_model(
+        nn.Sequential(*model.blocks), model.batch(1), loss=model.loss, granularity="block"
+    )
+    profiles: list[Any] = [None] * dist.get_world_size()
+    step_s_per_byte = measure_step_s_per_byte(nn.Sequential(*make_model("gpt").blocks), make)
+    own = measure_profile(graph, model.batch(1), repeats=7, step_s_per_byte=step_s_per_byte)
+    dist.all_gather_object(profiles, own)
+    return median_profile(profiles)
 
 
 def pipeline_of(schedule: str, model: Model, micro_batches: int) -> Pipeline:

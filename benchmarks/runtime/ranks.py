@@ -15,6 +15,7 @@ from end_to_end import compare_data_parallel, compare_end_to_end
 from endless import compare_endless
 from memory import measure_memory
 from options import compare_option
+from overlapping import compare_overlapping
 
 __all__ = ["main"]
 
@@ -25,6 +26,7 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "data_parallel": compare_data_parallel,
     "option": compare_option,
     "endless": compare_endless,
+    "overlapping": compare_overlapping,
 }
 
 
