@@ -4,7 +4,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from types import FunctionType
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def answer(package: Path, cache: Path, **more: str) -> tuple[float, list[str]]:
         "print(compiled(total)(np.arange(4.0)), *names)\n"
     )
     environment = {**os.environ, "PENSTOCK_CACHE_DIR": str(cache), **more}
-    environment["PYTHONPATH"] = str(package.parent)
+    environment["PYTHONPATH"] = os.pathsep.join((str(package.parent), str(SOURCE.parent)))
     done = subprocess.run(
         [sys.executable, "-B", "-c", program], env=environment, capture_output=True, text=True
     )
@@ -110,6 +111,23 @@ class Pair(NamedTuple):
 class SwappedPair(NamedTuple):
     second: np.ndarray
     first: np.ndarray
+
+
+def signs(values: np.ndarray) -> int:
+    return stepped(0, len(values)) + stepped(1, len(values)) + stepped(-1, len(values))
+
+
+def stepped(first: int, step: int) -> int:
+    return first + step
+
+
+def test_what_a_kernel_calls_is_compiled_once_and_has_no_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    assert compiled(signs)(np.zeros(5)) == 15
+    (part,) = kernels.helper(cast("FunctionType", stepped)).overloads.values()
+    assert part.library.get_pointer_to_function(part.fndesc.llvm_func_name) == 0
 
 
 def first_of(pair: Pair | SwappedPair) -> float:

@@ -85,10 +85,13 @@ def helper(function: FunctionType) -> Any:
     """What a kernel calls, only ever called by compiled code: it needs no way in from Python."""
     import numba
 
+    from penstock.kernel_parts import PartCompiler, forget_literals
+
     if function not in helpers:
         plain = with_helpers(function)
         options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-        helpers[function] = numba.njit(**options)(plain)
+        helpers[function] = numba.njit(pipeline_class=PartCompiler, **options)(plain)
+        forget_literals(helpers[function])
     return helpers[function]
 
 

@@ -37,9 +37,11 @@ from penstock.simulate.assembly_tables import (
     STAGE_HEAD,
     TIE_HEAD,
     count_all,
+    last_of,
     number_links,
     stage_table,
 )
+from penstock.simulate.borrowed import borrowed
 from penstock.simulate.layout import COUNTS, HEADER, LENGTHS, PIECES, REALS, STEP
 
 Whole: TypeAlias = npt.NDArray[np.int64]
@@ -60,11 +62,10 @@ def allocate(header):
         else:
             header[field] = real
             real += length
-    w, x = np.empty(whole, dtype=np.int64), np.empty(real)
+    w, x = np.zeros(whole, dtype=np.int64), np.zeros(real)
     copy_into(w, header)
-    w[HEADER : w[at.QUEUE]] = 0
-    x[:] = 0.0
-    x[w[at.NEXT] : w[at.NEXT] + w[at.PLACES]] = np.inf
+    for place in range(w[at.NEXT], w[at.NEXT] + w[at.PLACES]):
+        x[place] = np.inf
     return w, x
 
 
@@ -95,11 +96,12 @@ def fill_replicas(w, x, table, stage_whole, stage_real):
 def fill_streams(w, table, groups, order_start, order_words):
     """Write down the orders of every stream; positions are those of words in the whole array."""
     each, span = w[at.STREAMS_EACH], 0
-    w[w[at.WORD] : w[at.WORD] + w[at.WORDS]] = order_words
-    instance_of = np.full(groups.max() + 1, -1)
-    for s in range(len(groups) - 1, -1, -1):
+    for k in range(w[at.WORDS]):
+        w[w[at.WORD] + k] = order_words[k]
+    instance_of = np.zeros(w[at.INSTANCES], dtype=np.int64)
+    for s in range(w[at.INSTANCES] - 1, -1, -1):
         instance_of[groups[s]] = s
-    for group in range(len(instance_of)):
+    for group in range(last_of(groups) + 1):
         s = instance_of[group]
         for i in range(table[s, REPLICAS]):
             for k in range(each):
@@ -169,7 +171,10 @@ def running_sum(w, start, count):
     """Turn the lengths of ``count`` lists into where they start; a copy of these to fill them."""
     for k in range(count):
         w[start + k + 1] += w[start + k]
-    return w[start : start + count].copy()
+    starts = np.empty(count, dtype=np.int64)
+    for k in range(count):
+        starts[k] = w[start + k]
+    return starts
 
 
 def fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires):
@@ -444,7 +449,8 @@ def number_through(
         links,
         record,
     )
-    w, x = allocate(header)
+    whole, real = allocate(header)
+    w, x = borrowed(whole), borrowed(real)
     fill_replicas(w, x, table, stage_whole, stage_real)
     fill_streams(w, table, groups, order_start, order_words)
     fill_hosts(w, host_slots)
@@ -454,4 +460,4 @@ def number_through(
         await_own_forwards(w)
     fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_real, wires)
     fill_users(w)
-    return w, x
+    return whole, real

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.simulate import layout as at
 from penstock.simulate.layout import PIECES, SEVERAL, STANDS_STILL
 
-__all__ = ["count_all", "number_links", "stage_table"]
+__all__ = ["count_all", "last_of", "number_links", "stage_table"]
 
 # Columns of the table of instances: where the records are, the first replica, the position of its
 # device, then what the heads of the records say.
@@ -20,6 +20,14 @@ RECORD, REAL_RECORD, FIRST, DEVICE, REPLICAS, SEGMENTS, BUCKETS, OUTGOING, INCOM
 STAGE_HEAD = 5
 PAIR = 5
 TIE_HEAD = 4
+
+
+def last_of(numbers):
+    """The highest of some numbers from zero on."""
+    highest = 0
+    for number in numbers:
+        highest = max(highest, number)
+    return highest
 
 
 def stage_table(groups, stage_whole):
@@ -41,7 +49,7 @@ def stage_table(groups, stage_whole):
 
 def place_devices(groups, table):
     """The first device position of every instance: that of its group. The last row counts all."""
-    first = np.zeros(groups.max() + 2, dtype=np.int64)
+    first = np.zeros(last_of(groups) + 2, dtype=np.int64)
     for s in range(len(groups)):
         first[groups[s] + 1] = table[s, REPLICAS]
     for group in range(len(first) - 1):
@@ -57,8 +65,10 @@ def number_links(table, groups, stage_whole, separate_links):
     Links are numbered from zero, host after host; a device of another host has -1.
     """
     hosts, devices = len(separate_links), table[-1, DEVICE]
-    first, place = np.full(devices, -1, dtype=np.int64), np.zeros(devices, dtype=np.int64)
-    if separate_links.max() == 0:
+    first, place = np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
+    for device in range(devices):
+        first[device] = -1
+    if last_of(separate_links) == 0:
         return first, place, 0
     host_of, held = np.zeros(devices, dtype=np.int64), np.zeros(hosts, dtype=np.int64)
     for s in range(len(groups)):
@@ -121,7 +131,7 @@ def count_all(
     w[at.DEVICES] = table[-1, DEVICE]
     w[at.REPLICAS] = table[-1, FIRST]
     w[at.STREAMS] = w[at.DEVICES] * w[at.STREAMS_EACH]
-    counted = np.zeros(groups.max() + 1, dtype=np.int64)
+    counted = np.zeros(last_of(groups) + 1, dtype=np.int64)
     for s in range(w[at.INSTANCES]):
         replicas, segments = table[s, REPLICAS], table[s, SEGMENTS]
         w[at.INSTANCE_SEGMENTS] += segments

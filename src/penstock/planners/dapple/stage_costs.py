@@ -9,6 +9,8 @@ The rules are those of `penstock.plan.cost` and `penstock.plan.window_costs`, on
 
 import numpy as np
 
+from penstock.kernels import copy_into
+
 __all__ = [
     "LOADS",
     "depth_of",
@@ -124,7 +126,7 @@ def add_load(loads, count, latency_s, tensors, rows):
     kept = 0
     for i in range(count):
         if loads[i, 0] > latency_s or loads[i, 1] > tensors or loads[i, 2] > rows:
-            loads[kept] = loads[i]
+            copy_into(loads[kept], loads[i])
             kept += 1
     if kept == LOADS:
         kept -= 1
