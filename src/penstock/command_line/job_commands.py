@@ -18,8 +18,11 @@ from penstock.command_line.options import (
 from penstock.command_line.progress import say_when_compiling
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
+from penstock.waiting import told_if_long
 
 __all__ = ["catalogue", "profile", "report", "train", "verify"]
+
+LOADING = "loading PyTorch"
 
 
 def profile(
@@ -33,12 +36,13 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Capture the model of JOB and cost it layer by layer."""
-    from penstock.jobs.job_file import find_job
-    from penstock.jobs.profile_job import profile_job
-    from penstock.profile.json_file import write_profile
-    from penstock.report.tables import profile_table
-
     terminal = Terminal(as_json, quiet)
+    with told_if_long(terminal.note, LOADING):
+        from penstock.jobs.job_file import find_job
+        from penstock.jobs.profile_job import profile_job
+        from penstock.profile.json_file import write_profile
+        from penstock.report.tables import profile_table
+
     found = find_job(job)
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
@@ -79,11 +83,12 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train JOB on local workers; -o is the run directory."""
-    from penstock.jobs.job_file import find_job
-    from penstock.jobs.train import TrainRequest, train_job
-
     terminal = Terminal(as_json, quiet)
     say_when_compiling(terminal.note)
+    with told_if_long(terminal.note, LOADING):
+        from penstock.jobs.job_file import find_job
+        from penstock.jobs.train import TrainRequest, train_job
+
     request = TrainRequest(
         workers=workers,
         steps=steps,
@@ -127,10 +132,11 @@ def verify(
     quiet: Quiet = False,
 ) -> None:
     """Compare loss, gradients and buffers of JOB's pipeline with its model; -o writes the JSON."""
-    from penstock.jobs.job_file import find_job
-    from penstock.jobs.verify_job import verify_job
-
     terminal = Terminal(as_json, quiet)
+    with told_if_long(terminal.note, LOADING):
+        from penstock.jobs.job_file import find_job
+        from penstock.jobs.verify_job import verify_job
+
     found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.command_line.terminal import Terminal
 from penstock.kernels import when_compiling
+from penstock.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from penstock.search.step import SearchStep
@@ -21,10 +22,7 @@ SECONDS_BETWEEN_LINES = 2.0
 
 REFRESHES_PER_S = 5
 
-PATIENCE_S = 3.0
-"""What takes longer than this says what it is."""
-
-COMPILING = "compiling inner loops: once on this machine, up to a minute for a first plan"
+COMPILING = "compiling inner loops: once on this machine, up to half a minute for a first plan"
 
 
 class PlanningProgress:

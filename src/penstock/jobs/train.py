@@ -34,6 +34,7 @@ from penstock.search.registry import PLANNERS
 from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.waiting import told_if_long
 
 __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "train_job"]
 
@@ -127,16 +128,19 @@ def train_in(
         # The checkpoint has them all.
         job = replace(job, weights=None)
     profile, cluster = costs_of(job, request, directory, say)
-    plan = given or plan_for(job, request, directory, profile, cluster, say)
+    with told_if_long(say, "planning"):
+        plan = given or plan_for(job, request, directory, profile, cluster, say)
     check_plan_fits(plan, job, request.workers, f"the plan of '{directory.path}'")
     check_layers(plan, profile)
     directory.write_plan(plan)
-    prediction = predict(job, plan, profile, cluster)
+    with told_if_long(say, "simulating a step of the plan"):
+        prediction = predict(job, plan, profile, cluster)
     by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
     if by_length:
         prediction = replace(prediction, iteration_s=expected_s(by_length))
     directory.write_predicted(prediction.timeline)
     say(f"plan: {in_words(plan)}; predicted {1000 * prediction.iteration_s:.0f} ms a step")
+    say(f"starting {request.workers} workers")
     task = WorkerTask(job, plan, directory.path, resume_from, request.device, request.shown)
     reports = run_workers(task, request.workers, directory, say)
     start = reports[0].start

@@ -1,11 +1,13 @@
 """What every worker of a training run does: the same loop over the same batches."""
 
 import math
+import os
+import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +25,7 @@ from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.timeline.timeline import Timeline
+from penstock.waiting import told_if_long
 
 __all__ = ["WARM_UP_STEPS", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
 
@@ -121,8 +124,10 @@ def train_worker(task: WorkerTask) -> WorkerReport:
         LossNotFinite: the loss became NaN or infinite; the last checkpoint is intact.
         RunFailed: a peer vanished or a stage failed.
     """
-    job = task.job
-    with pipeline_of(job, task.plan, task.device) as pipe:
+    job, shown = task.job, task.shown and os.environ["RANK"] == "0"
+    with told_if_long(say if shown else ignore, "building the model and the stages"):
+        made = pipeline_of(job, task.plan, task.device)
+    with made as pipe:
         start = pipe.load(task.resume_from) if task.resume_from else 0
         return train(pipe, task, start)
 
@@ -136,7 +141,9 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     lengths = deque[Mapping[str, int]]()
     with closing(display), closing(Records(directory, start, writes=first)) as records:
-        for step, metrics in enumerate(trained(pipe, job, start, memory, lengths), start + 1):
+        steps = trained(pipe, job, start, memory, lengths)
+        words = "the first step" if job.verify == "off" else "the first step, and the model's own"
+        for step, metrics in enumerate(told_of_first(steps, display.note, words), start + 1):
             loss, samples = metrics.loss, metrics.samples
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
@@ -173,6 +180,24 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         start=start,
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
+
+
+def told_of_first(
+    steps: Iterator[StepMetrics], note: Callable[[str], None], words: str
+) -> Iterator[StepMetrics]:
+    """``steps``; where the first takes long, ``note`` says that it is waited for."""
+    with told_if_long(note, words):
+        first = list(islice(steps, 1))
+    return chain(first, steps)
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def ignore(text: str) -> None:
+    """Say nothing."""
 
 
 def trained(

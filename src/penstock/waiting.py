@@ -1,0 +1,22 @@
+"""A line that says what is waited for, where that takes longer than a few seconds."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from threading import Timer
+
+__all__ = ["PATIENCE_S", "told_if_long"]
+
+PATIENCE_S = 3.0
+"""What takes longer than this says what it is."""
+
+
+@contextmanager
+def told_if_long(note: Callable[[str], None], words: str) -> Generator[None]:
+    """Let ``note`` say ``words``, once, where the block takes longer than `PATIENCE_S`."""
+    timer = Timer(PATIENCE_S, note, (words,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,27 @@
+import time
+
+import pytest
+
+from penstock import waiting
+from penstock.waiting import told_if_long
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.2, ["planning"]), (0.0, [])])
+def test_only_what_takes_long_is_told_and_once(
+    seconds: float, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
+    heard = list[str]()
+    with told_if_long(heard.append, "planning"):
+        time.sleep(seconds)
+    time.sleep(0.1)
+    assert heard == told
+
+
+def test_nothing_is_told_of_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
+    heard = list[str]()
+    with pytest.raises(ZeroDivisionError), told_if_long(heard.append, "planning"):
+        raise ZeroDivisionError
+    time.sleep(0.1)
+    assert heard == []
