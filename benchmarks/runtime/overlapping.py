@@ -56,13 +56,19 @@ class Wait(torch.autograd.Function):
         return grad_outputs[0]
 
 
+def wait_for(gradient: torch.Tensor | None) -> None:
+    """Wait while a weight's gradient is made; the first half of a backward makes none."""
+    if gradient is not None:
+        time.sleep(WAIT_S)
+
+
 class Waiting(nn.Module):
     """A small layer whose forward and both halves of whose backward take equally long."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
-        self.linear.weight.register_hook(lambda _: time.sleep(WAIT_S))
+        self.linear.weight.register_hook(wait_for)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """A linear layer."""
