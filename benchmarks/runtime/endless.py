@@ -1,7 +1,7 @@
 """Schedules without a flush against 1F1B with one, on real ranks and as the simulator predicts."""
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -19,7 +19,7 @@ from penstock.measure.layer_times import measure_profile
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
-from penstock.runtime.pipeline import MakeOptimizer, Pipeline
+from penstock.runtime.pipeline import Pipeline
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import simulate_plan
 
@@ -72,7 +72,7 @@ def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> di
     }
 
 
-def measured_profile(make: MakeOptimizer) -> ModelProfile:
+def measured_profile(make: Callable[[Sequence[nn.Parameter]], Optimizer]) -> ModelProfile:
     """The GPT-like model on these ranks, all of which measure at once."""
     model = make_model("gpt")
     graph = capture_model(
