@@ -23,7 +23,7 @@ GIVE_UP_S = 300.0
 
 @dataclass(frozen=True)
 class SpeedCase:
-    """A command with the most wall seconds that it may take on two free cores."""
+    """A command with the most CPU seconds that it may take."""
 
     name: str
     arguments: tuple[str, ...]
@@ -108,18 +108,18 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
     graph = (f"{folder}/graph-1250.txt", "--profile-batch", "32")
     return [
         SpeedCase("bert-48 on 16 devices, dapple", (*bert, "--planner", "dapple"), 1.0),
-        SpeedCase("bert-48 on 16 devices, search", bert, 3.0),
-        SpeedCase("gnmt-16 on 16", ("gnmt-16", "--cluster", "dapple-a", "--batch", "1024"), 10.0),
+        SpeedCase("bert-48 on 16 devices, search", bert, 5.0),
+        SpeedCase("gnmt-16 on 16", ("gnmt-16", "--cluster", "dapple-a", "--batch", "1024"), 15.0),
         SpeedCase(
             "inception-v3 on 16",
             ("inception-v3", "--cluster", "dapple-a", "--batch", "2048"),
-            10.0,
+            15.0,
         ),
-        SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 20.0),
+        SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 30.0),
         SpeedCase(
-            "96 layers on 1,024", (deep, "--cluster", "h100-pod-1024", "--batch", "2048"), 90.0
+            "96 layers on 1,024", (deep, "--cluster", "h100-pod-1024", "--batch", "2048"), 120.0
         ),
-        SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 60.0),
+        SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 30.0),
     ]
 
 
@@ -157,7 +157,7 @@ def measure_speed(out: Path, machine: dict[str, object]) -> int:
             print(row_of(speed), flush=True)
             document = {"machine": machine, "speeds": [asdict(s) for s in speeds]}
             out.write_text(json.dumps(document, indent=1) + "\n")
-            head = ["| command | wall | CPU | budget | peak memory |", "|---|---|---|---|---|"]
+            head = ["| command | wall | CPU | aim, CPU | peak memory |", "|---|---|---|---|---|"]
             out.with_suffix(".md").write_text("\n".join([*head, *map(row_of, speeds)]) + "\n")
     return 1 if any(speed.exit_code for speed in speeds) else 0
 
