@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, TypeAlias
 
-from rows import CLUSTERS, EXPLAINED_GAP, ROUNDING
+from rows import CLUSTERS, EXPLAINED_GAP
 
 __all__ = ["behind", "markdown", "page_tables", "search_of", "summary_of", "summary_words"]
 
 Row: TypeAlias = dict[str, Any]
+
+CHOICE = 0.002
+"""Of plans so near the fastest one `search` answers with that which people would choose."""
 
 
 def search_of(row: Row) -> Row:
@@ -22,13 +25,13 @@ def done_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def behind(row: Row) -> str:
-    """Which plan is faster than that of `search`; empty where none is."""
+    """Which plan is faster than that of `search` by more than `CHOICE`; empty where none is."""
     mine = search_of(row).get("iteration_s")
     others = [*row["answers"], row["whole_backwards"], row["equal_memory"].get("answer", {})]
     others.append(row.get("every_schedule", {}).get("best", {}))
     for other in others:
         seconds = other.get("iteration_s")
-        if seconds and (mine is None or seconds < mine * (1 - ROUNDING)):
+        if seconds and (mine is None or seconds < mine * (1 - CHOICE)):
             return f"{other['planner']} under {other['schedule']}"
     return ""
 
@@ -119,7 +122,8 @@ def milliseconds(row: Row) -> str:
     found = search_of(row)
     if found.get("iteration_s") is None:
         return "-"
-    return f"{1e3 * found['iteration_s']:.4g}, {found['schedule']}"
+    milliseconds_text = f"{1e3 * found['iteration_s']:,.{0 if found['iteration_s'] >= 1 else 1}f}"
+    return f"{milliseconds_text}, {found['schedule']}"
 
 
 def over_published(row: Row) -> float | None:

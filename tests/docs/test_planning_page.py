@@ -1,0 +1,56 @@
+"""The page on planning shows the tables of the benchmark's results, and what they say together."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "benchmarks" / "planning"
+PAGE = ROOT / "docs" / "benchmarks" / "planning.md"
+
+
+@pytest.fixture(scope="module")
+def tables() -> Any:
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location("planning_tables", FOLDER / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_the_tables_of_the_page_are_those_of_the_results(
+    tables: Any, rows: list[dict[str, Any]]
+) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for title, table in tables.page_tables(rows).items():
+        assert "\n".join(table) in page, title
+
+
+def test_the_page_says_what_the_rows_say_together(tables: Any, rows: list[dict[str, Any]]) -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for sentence in tables.summary_words(rows):
+        assert sentence in page
+
+
+def test_search_is_behind_no_plan_of_any_row(tables: Any, rows: list[dict[str, Any]]) -> None:
+    assert rows
+    assert {row["model"] for row in rows if tables.behind(row) or "failed" in row} == set()
+
+
+def test_a_row_on_which_search_is_behind_is_told(tables: Any, rows: list[dict[str, Any]]) -> None:
+    row = rows[0]
+    best = tables.search_of(row)["iteration_s"]
+    faster = {"planner": "dapple", "schedule": "zb-v", "iteration_s": 0.99 * best}
+    assert tables.behind(row) == ""
+    assert tables.behind(row | {"every_schedule": {"best": faster}}) == "dapple under zb-v"
