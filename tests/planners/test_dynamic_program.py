@@ -15,10 +15,10 @@ from penstock.plan.candidate import Candidate
 from penstock.plan.cost import estimate_s, peak_memory_bytes
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import run_tables
-from penstock.plan.window_costs import CostSource
-from penstock.planners.chain_table import fill
-from penstock.planners.dynamic_program import dynamic_program
+from penstock.planners.dynamic_program import candidates as table_candidates
+from penstock.planners.dynamic_program import dynamic_program, table_of
+from penstock.planners.spp.arrays import ProfileArrays
+from penstock.planners.spp.partition import PartitionTable
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import simulate_plan
 
@@ -26,14 +26,17 @@ ROUNDING = 1e-9
 """Prefix sums and sums over layers add in a different order."""
 
 
+def table(problem: PlanningProblem, size: int, schedule: str) -> PartitionTable:
+    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
+    return table_of(arrays, tuple(range(len(problem.cluster.devices))), size, schedule)
+
+
 def candidates(problem: PlanningProblem) -> list[tuple[str, int, Candidate]]:
-    order = tuple(range(len(problem.cluster.devices)))
-    tables = run_tables(problem)
     return [
         (schedule, size, candidate)
         for size in problem.micro_batch_sizes
         for schedule in problem.schedules
-        for candidate in fill(CostSource(problem, tables, size), order, schedule).candidates()
+        for candidate in table_candidates(table(problem, size, schedule))
     ]
 
 
@@ -82,17 +85,15 @@ def test_the_table_finds_the_least_estimate_of_every_plan_that_fits(problem: Pla
 @given(problems())
 def test_the_compiled_table_equals_its_plain_twin(problem: PlanningProblem):
     order = tuple(range(len(problem.cluster.devices)))
-    source = CostSource(problem, run_tables(problem), problem.micro_batch_sizes[-1])
-    schedule = problem.schedules[0]
-    table = fill(source, order, schedule)
-    best_s = table.value[:, 0].min(axis=2)
+    size, schedule = problem.micro_batch_sizes[-1], problem.schedules[0]
+    best_s = table(problem, size, schedule).workloads()
     compiled = {
         (k, position): best_s[k, position]
         for k in range(best_s.shape[0])
         for position in range(best_s.shape[1])
         if best_s[k, position] < inf
     }
-    plain = plain_best_s(problem, order, source.micro_batch_size, schedule)
+    plain = plain_best_s(problem, order, size, schedule)
     assert compiled == pytest.approx(plain, rel=ROUNDING)
 
 

@@ -1,4 +1,4 @@
-"""The recurrence of `penstock.planners.chain_table` as one would write it on paper."""
+"""The recurrence of `penstock.planners.dynamic_program` as one would write it on paper."""
 
 from functools import cache
 from math import inf
@@ -24,7 +24,7 @@ def plain_best_s(
     """Least seconds by (number of stages, first device in use), where any plan fits.
 
     Slow: every look-up sums over layers. For the recurrence see
-    `penstock.planners.chain_table.fill`.
+    `penstock.planners.spp.partition.partition`.
     """
     layers = len(problem.profile.layers)
     micro_batches = problem.global_batch // micro_batch_size

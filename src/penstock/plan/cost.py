@@ -194,7 +194,7 @@ def depths_of(plan: Plan) -> tuple[int, ...]:
 
 
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
-    """Seconds of an iteration by the recurrence of `penstock.planners.chain_table`.
+    """Seconds of an iteration by the recurrence of `penstock.planners.dynamic_program`.
 
     An estimate, not a bound: it lets no all-reduce overlap the drain of the stages before it, and
     knows no waiting of uneven stages for one another.

@@ -1,6 +1,6 @@
 """What every contiguous run of layers costs, as square arrays: row ``lo``, column ``hi``."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,11 +34,6 @@ class AffineTable:
         """The cost of every run for ``samples`` samples."""
         return self.fixed + samples * self.per_sample
 
-    def at_cuts(self, cuts: Sequence[int]) -> "AffineTable":
-        """The runs between some of the cuts only."""
-        square = np.ix_(cuts, cuts)
-        return AffineTable(self.fixed[square], self.per_sample[square])
-
 
 @dataclass(frozen=True)
 class RunTables:
@@ -54,18 +49,6 @@ class RunTables:
     input_bytes: AffineTable
     parameter_bytes: Floats
     held_bytes: Floats
-
-    def at_cuts(self, cuts: Sequence[int]) -> "RunTables":
-        """The runs between some of the cuts only."""
-        square = np.ix_(cuts, cuts)
-        return RunTables(
-            forward_s=self.forward_s.at_cuts(cuts),
-            backward_s=self.backward_s.at_cuts(cuts),
-            saved_bytes=self.saved_bytes.at_cuts(cuts),
-            input_bytes=self.input_bytes.at_cuts(cuts),
-            parameter_bytes=self.parameter_bytes[square],
-            held_bytes=self.held_bytes[square],
-        )
 
 
 def run_tables(problem: PlanningProblem) -> RunTables:

@@ -1,7 +1,10 @@
-"""The planner of the exact dynamic program; its recurrence is in `chain_table`."""
+"""The exact dynamic program over cuts, devices and replicas, with fill and drain."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
+
+import numpy as np
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.cost import leanest_schedule
@@ -9,14 +12,20 @@ from penstock.plan.leanest import device_orders
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.problem_memo import remembered
-from penstock.plan.run_tables import run_tables
-from penstock.plan.window_costs import CostSource
-from penstock.planners.chain_table import MOST_CUTS, fill
 from penstock.planners.choice import best_candidate
 from penstock.planners.coarse_chain import likely_cuts
+from penstock.planners.spp.arrays import ProfileArrays, device_line
+from penstock.planners.spp.graph import link_arrays
+from penstock.planners.spp.partition import PartitionTable, partition
 
 __all__ = ["dynamic_program", "known_candidates", "pipeline_candidates"]
 
+
+MOST_CUTS = 100
+"""Longer chains are cut at likely places only: a table grows with the square of the cuts."""
+
+MOST_BLOCKS = 16
+"""On more devices a stage takes whole blocks of neighbours."""
 
 CANDIDATES_OF_A_TABLE = 16
 """The best of a table that are considered further."""
@@ -26,7 +35,7 @@ SCORED = 60
 
 
 def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
-    """The best of the plans that the recurrence of `chain_table.fill` finds.
+    """The best of the plans that the recurrence of `partition` that counts fill and drain finds.
 
     One table for every micro-batch size and device order; from each table the best plans for every
     number of stages and of devices. ``score`` judges those with the least estimates.
@@ -53,14 +62,33 @@ def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     schedule = leanest_schedule(problem)
     others = [name for name in problem.schedules if name != schedule]
     seen: set[Plan] = set()
-    tables = run_tables(problem)
-    cuts = likely_cuts(problem, MOST_CUTS)
+    arrays = ProfileArrays(problem, likely_cuts(problem, MOST_CUTS))
     for micro_batch_size in problem.micro_batch_sizes:
-        source = CostSource(problem, tables, micro_batch_size, cuts)
         for order in device_orders(problem):
-            for candidate in fill(source, order, schedule).candidates(CANDIDATES_OF_A_TABLE):
+            table = table_of(arrays, order, micro_batch_size, schedule)
+            for candidate in candidates(table, CANDIDATES_OF_A_TABLE):
                 if candidate.plan not in seen:
                     seen.add(candidate.plan)
                     yield candidate
                     for name in others:
                         yield replace(candidate, plan=replace(candidate.plan, schedule=name))
+
+
+def table_of(
+    arrays: ProfileArrays, order: tuple[int, ...], micro_batch_size: int, schedule: str
+) -> PartitionTable:
+    """The table for one micro-batch size and order of devices."""
+    line = device_line(order, micro_batch_size, MOST_BLOCKS)
+    links = link_arrays(arrays.problem.cluster, line.order)
+    return partition(arrays, line, links, micro_batch_size, schedule, drains=True)
+
+
+def candidates(table: PartitionTable, most: int = 0) -> Iterator[Candidate]:
+    """The best plan for every number of stages on every end of the device order.
+
+    Only the ``most`` best of them, where that is not 0.
+    """
+    best_s = table.workloads()
+    found = sorted((float(best_s[k, p]), int(k), int(p)) for k, p in np.argwhere(best_s < inf))
+    for seconds, k, position in found[: most or len(found)]:
+        yield Candidate(table.plan(table.steps(k, position)), seconds)

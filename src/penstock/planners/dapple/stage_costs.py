@@ -1,7 +1,6 @@
 """What stages and transfers cost in DAPPLE's search, compiled by numba.
 
-The rules are those of `penstock.plan.cost` and `penstock.plan.window_costs`, on the arrays of
-`penstock.planners.dapple.arrays`.
+The rules are those of `penstock.plan.cost`, on the arrays of `penstock.planners.dapple.arrays`.
 """
 
 # Helpers of compiled functions have no types of their own: numba finds them.
@@ -137,7 +136,7 @@ def add_load(loads, count, latency_s, tensors, rows):
 
 
 def transfer_loads(links, senders, sender_rows, receivers, receiver_rows, busy, loads):
-    """The busiest resources of one transfer, as `penstock.plan.window_costs` has them.
+    """The busiest resources of one transfer, as `split_concat_s` has them.
 
     ``busy[r]`` is room for latency, tensors and rows of resource ``r``: senders' engines,
     receivers' engines, ports out, ports in. Each tensor's bytes weigh ``tensors`` where they do

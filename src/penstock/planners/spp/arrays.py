@@ -63,20 +63,22 @@ class DeviceLine:
         return self.order[position * self.block : (position + width) * self.block]
 
 
-def device_line(order: tuple[int, ...], micro_batch_size: int) -> DeviceLine:
+def device_line(
+    order: tuple[int, ...], micro_batch_size: int, most_blocks: int = MOST_BLOCKS
+) -> DeviceLine:
     """``order`` as the planners see it, small enough for tables over positions and widths.
 
-    Up to `MOST_BLOCKS` devices every device is a block. On more, ``ceil(devices / MOST_BLOCKS)``
+    Up to ``most_blocks`` devices every device is a block. On more, ``ceil(devices / most_blocks)``
     neighbours are one, but never more than a micro-batch has rows; devices behind the last whole
-    block stay idle, and so do those behind the first `MOST_BLOCKS` blocks. Widths above
+    block stay idle, and so do those behind the first ``most_blocks`` blocks. Widths above
     `ALL_WIDTHS` blocks: 1 to 8, then 12, 16, 24, 32, 48, 64, and all of them. No window is wider
     than a micro-batch has rows.
 
     >>> device_line(tuple(range(130)), 256).block
     3
     """
-    block = min(-(-len(order) // MOST_BLOCKS), micro_batch_size)
-    blocks = min(len(order) // block, MOST_BLOCKS)
+    block = min(-(-len(order) // most_blocks), micro_batch_size)
+    blocks = min(len(order) // block, most_blocks)
     if blocks <= ALL_WIDTHS:
         widths = set(range(1, blocks + 1))
     else:

@@ -119,13 +119,14 @@ def channel_s(
 ) -> None:
     """For every next window and cut: seconds to move a micro-batch down and its gradients up.
 
-    The sender's devices stand at ``first ..`` of the order, every receiver's right behind them.
-    Each direction takes as long as its busiest engine or port: split/concat as in
+    ``out[0]`` becomes both directions together, ``out[1]`` the busier one. The sender's devices
+    stand at ``first ..`` of the order, every receiver's right behind them. Each direction takes as
+    long as its busiest engine or port: split/concat as in
     `penstock.cluster.collectives.split_concat_s`.
     """
     senders = slices.shape[0]
     hosts = host.max() + 1
-    cuts = out.shape[1]
+    cuts = out.shape[2]
     for w in range(next_slices.shape[0]):
         receivers = widths[w]
         engines = senders + receivers
@@ -155,12 +156,12 @@ def channel_s(
             if full:
                 receiver += 1
                 need += next_slices[w, receiver] if receiver < receivers else 0
-        busiest_each_way(out[w], loads, sizes, cuts)
+        busiest_each_way(out[:, w], loads, sizes, cuts)
 
 
 def busiest_each_way(out, loads, sizes, cuts):
-    """The busiest resource down plus the busiest up, for every cut."""
-    out[:] = 0.0
+    """The busiest resource down plus the busiest up, and the busier of the two, for every cut."""
+    out[:, :] = 0.0
     seconds = np.zeros(cuts)
     for direction in range(2):
         seconds[:] = 0.0
@@ -175,15 +176,21 @@ def busiest_each_way(out, loads, sizes, cuts):
                 if fixed + per_sample > 0:
                     taken = latency_s + tensors * fixed + rows * per_sample
                     seconds[cut] = max(seconds[cut], taken)
-        out += seconds
+        for cut in range(cuts):
+            out[0, cut] += seconds[cut]
+            out[1, cut] = max(out[1, cut], seconds[cut])
 
 
-def best_next(own, micro_batches, channel, rest, hi, best, best_choice):
+def best_next(own, busy, micro_batches, channel, rest, hi, drains, best, best_choice):
     """The better of ``best`` and a stage that ends at ``hi`` with any next window behind it."""
-    for w in range(channel.shape[0]):
-        whole = max(own, micro_batches * channel[w, hi], rest[w])
+    for w in range(channel.shape[1]):
+        if drains:
+            behind = busy + channel[0, w, hi] + rest[w]
+            whole = max(own, micro_batches * channel[1, w, hi], behind)
+        else:
+            whole = max(own, micro_batches * channel[0, w, hi], rest[w])
         if whole < best:
-            best, best_choice = whole, hi * (channel.shape[0] + 1) + w
+            best, best_choice = whole, hi * (channel.shape[1] + 1) + w
     return best, best_choice
 
 
@@ -208,6 +215,7 @@ def extend(
     width: int,
     micro_batches: int,
     mode: int,
+    drains: bool,
 ) -> None:
     """Fill ``value[k, lo, position, width]`` for all ``k`` and ``lo``.
 
@@ -245,14 +253,16 @@ def extend(
                     continue
                 if k > 1 and least[k - 1, hi, behind] >= best:
                     continue
-                own = tail + micro_batches * stage_s(
+                busy = stage_s(
                     prefix, held, inputs, workspaces, kinds, crowd, lo, hi, depths[k], mode
                 )
+                own = tail + micro_batches * busy
                 if k == 1:
-                    best, best_choice = own, layers * (channel.shape[0] + 1)
+                    best, best_choice = own, layers * (channel.shape[1] + 1)
                     continue
+                rest = value[k - 1, hi, behind]
                 best, best_choice = best_next(
-                    own, micro_batches, channel, value[k - 1, hi, behind], hi, best, best_choice
+                    own, busy, micro_batches, channel, rest, hi, drains, best, best_choice
                 )
             value[k, lo, position, width] = best
             choice[k, lo, position, width] = best_choice

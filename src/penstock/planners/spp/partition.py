@@ -28,6 +28,8 @@ def partition(
     links: LinkArrays,
     micro_batch_size: int,
     schedule: str,
+    *,
+    drains: bool = False,
 ) -> "PartitionTable":
     """The least workload of every number of stages on consecutive devices (SPP, PRM).
 
@@ -45,7 +47,19 @@ def partition(
     that does not fit costs infinity. Costs are those of this project: ``P`` of whole rows and
     unequal devices, ``X`` by its busiest engine or port where the paper divides by ``r * r'`` and
     the slowest link. Devices at either end of the line may stay idle, where the paper uses all.
-    Exact for this objective, which a test holds against brute force.
+
+    Where a table ``drains``, a plan is judged by fill and drain as well:
+
+        V(1, lo, p, r) = M * P + R
+        V(k, lo, p, r) = min over end hi and next replicas r' of
+                         max{ M * P + R,   M * Y,   P + X + V(k - 1, hi, p + r, r') }
+
+    with ``Y`` the busier direction of the channel: a stage is busy for ``M * P`` between the fill
+    and the drain of the stages before it, as in the warm-up and ending phases of DAPPLE (PPoPP
+    2021). It is not the iteration time: an all-reduce is counted as if it held up the drain of the
+    stages before, and skip tensors as if they passed through every stage.
+
+    Exact for either objective, which tests hold against brute force.
     """
     problem = arrays.problem
     most_stages = min(line.blocks, arrays.layers, problem.max_stages or arrays.layers)
@@ -62,6 +76,7 @@ def partition(
         value=np.full(shape, inf),
         choice=np.full(shape, -1, dtype=np.int64),
         depths=np.array([0, *(depth(k, micro_batches) for k in range(1, most_stages + 1))]),
+        drains=drains,
     )
     fill(table)
     return table
@@ -111,6 +126,7 @@ def fill(table: "PartitionTable") -> None:
                 number,
                 table.micro_batches,
                 arrays.recompute_mode,
+                table.drains,
             )
         least[:, :-1, position] = value[:, :, position].min(axis=2, initial=inf)
         floor[:, :, position] = np.minimum.accumulate(least[:, :, position], axis=1)
@@ -147,6 +163,7 @@ class PartitionTable:
     value: Floats
     choice: Integers
     depths: Integers
+    drains: bool
 
     @property
     def micro_batches(self) -> int:
@@ -164,9 +181,12 @@ class PartitionTable:
         return np.stack([self.arrays.activations, self.arrays.gradients])
 
     def channel(self, position: int, window: WindowArrays, width: int) -> Floats:
-        """Seconds from a window to each width of the next (row) for each cut (column)."""
+        """Seconds from a window to each width of the next for each cut, both ways and the busier.
+
+        A table for each of the two.
+        """
         line, links = self.line, self.links
-        seconds = np.full((len(line.widths), self.arrays.layers + 1), inf)
+        seconds = np.full((2, len(line.widths), self.arrays.layers + 1), inf)
         receivers = self.receivers[position + width]
         if receivers.shape[0]:
             compiled(channel_s)(
@@ -223,7 +243,9 @@ class PartitionTable:
         memory = (arrays.prefix, arrays.held_bytes, arrays.inputs, arrays.workspaces, window.kinds)
         ends, depth = (run.start, run.stop), int(self.depths[k])
         kept = mode != ALWAYS and bool(compiled(fits)(*memory, *ends, depth, False))
-        channel = self.channel(position, window, width) if k > 1 else np.zeros((1, run.stop + 1))
+        channel_s = 0.0
+        if k > 1:
+            channel_s = float(self.channel(position, window, width)[0, next_number, run.stop])
         return Step(
             stage=Stage(
                 layers=range(arrays.cuts[run.start], arrays.cuts[run.stop]),
@@ -232,7 +254,7 @@ class PartitionTable:
                 recompute=not kept,
             ),
             busy_s=float(compiled(stage_s)(*memory, window.crowd, *ends, depth, mode)),
-            channel_s=float(channel[next_number if k > 1 else 0, run.stop]),
+            channel_s=channel_s,
         )
 
     def plan(self, steps: Sequence["Step"]) -> Plan:
