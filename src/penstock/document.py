@@ -246,7 +246,7 @@ def check_place(path: str | Path) -> None:
         raise BadInput(f"cannot write '{path}': it is a directory; name a file in it")
     if target.exists() and not target.is_file() and os.access(target, os.W_OK):
         return
-    folder = target.parent
+    folder = target.parent if Path(path).is_symlink() else Path(path).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "may not be written to" if folder.is_dir() else "does not exist"
         raise BadInput(f"cannot write '{path}': folder '{folder}' {reason}; name another place")
