@@ -77,7 +77,7 @@ def test_a_planner_and_a_schedule_are_a_file_and_a_line_each(tmp_path: Path) -> 
     )
     (package / "planners" / "halves.py").write_text(PLANNER)
     registry = package / "planners" / "registry.py"
-    add_line(registry, before="}\n", line='    "halves": halves,\n')
+    add_line(registry, before='}\n"""All but', line='    "halves": halves,\n')
     add_line(registry, before="\n__all__", line="from penstock.planners.halves import halves\n")
     done = subprocess.run(
         [sys.executable, "-B", "-c", PROGRAM],

@@ -25,8 +25,7 @@ STARTING_PLANNERS: dict[str, Planner] = {
     "piper": piper,
     "spp": spp,
 }
-"""All but the default (`registry`), which improves on their plans; quick ones first.
-"""
+"""All but the default (`registry`), which improves on their plans; quick ones first."""
 
 OWN_SCHEDULES: dict[str, tuple[str, ...]] = {
     "bapipe": METHODS,
