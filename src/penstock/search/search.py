@@ -145,7 +145,8 @@ def bound_step(best: "Incumbent") -> Iterator[SearchStep]:
 
 def starts_of(best: "Incumbent", problem: PlanningProblem) -> Iterator[Skeleton]:
     """Good plans with whole backwards as starts for other schedules."""
-    return skeletons_of_plans(problem, plain_families(problem), best.leading())
+    plans = [*best.leading(), *best.loaded]
+    return skeletons_of_plans(problem, plain_families(problem), plans)
 
 
 def planner_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
@@ -183,7 +184,7 @@ def whole_backward_steps(best: "Incumbent") -> Iterator[SearchStep]:
 
 @dataclass
 class Incumbent:
-    """The best plan so far, and which plans were tried."""
+    """The best plan so far, which plans were tried, and those that load devices evenly."""
 
     problem: PlanningProblem
     score: Score
@@ -191,6 +192,7 @@ class Incumbent:
     seconds: float = inf
     bound_s: float = 0.0
     tried: dict[Plan, float] = field(default_factory=dict[Plan, float])
+    loaded: list[Plan] = field(default_factory=list[Plan])
 
     @cached_property
     def climber(self) -> Climber:
@@ -271,16 +273,16 @@ def load_evenly(best: Incumbent) -> Iterator[SearchStep]:
         if best.plan is None:
             return
         before_s = best.seconds
-        loaded = evenly_loaded_plans(best.climber, best.plan, seed)
+        loaded = list(evenly_loaded_plans(best.climber, best.plan, seed))
+        best.loaded += loaded
         plan = best_variant(best, loaded)
         if plan is not None:
             yield best.step("even loads")
             generator = default_rng([len(problem.profile.layers), seed])
             actions = DEPTHS_WALKED * part_walked(problem)
             best.offer(walked_depths(problem, best.score, plan, generator, actions))
-        if best.seconds >= before_s:
-            return
-        yield from improve(best)
+        if best.seconds < before_s:
+            yield from improve(best)
 
 
 def part_walked(problem: PlanningProblem) -> float:
