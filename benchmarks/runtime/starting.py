@@ -2,13 +2,14 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from penstock.runtime.launch import loopback_store
 
 __all__ = ["run_tasks"]
 
@@ -28,13 +29,11 @@ def run_tasks(tasks: list[Task], ranks: int, limit_s: float) -> list[dict[str, A
     with tempfile.TemporaryDirectory() as directory:
         given, found = Path(directory) / "tasks.json", Path(directory) / "results.jsonl"
         given.write_text(json.dumps(tasks))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        store = loopback_store()
         processes = [
             subprocess.Popen(
                 [sys.executable, str(HERE / "ranks.py"), str(given), str(found)],
-                env=environment(rank, ranks, port),
+                env=environment(rank, ranks, store.port),
                 stdout=sys.stderr,
             )
             for rank in range(ranks)
@@ -58,6 +57,8 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -4,10 +4,10 @@ from functools import cache
 from math import inf
 
 from penstock.plan.cost import (
-    backward_s,
     depth_function,
     device_memory_bytes,
     forward_s,
+    micro_batch_s,
     rows_by_speed,
     tail_s,
     transfer,
@@ -45,7 +45,7 @@ def plain_best_s(
 
     def busy_s(stage: Stage, in_flight: int) -> float:
         """Seconds of one micro-batch; infinite where it does not fit."""
-        kept_s = forward_s(problem, stage) + backward_s(problem, stage)
+        kept_s = micro_batch_s(problem, stage)
         if problem.recompute != "on" and fits(stage, in_flight, recompute=False):
             return kept_s
         if problem.recompute != "off" and fits(stage, in_flight, recompute=True):

@@ -24,8 +24,8 @@ from penstock.command_line.options import (
     Quiet,
     Recompute,
 )
-from penstock.command_line.planning_commands import reserve_lines
 from penstock.command_line.progress import PlanningProgress, planning_progress
+from penstock.command_line.shown_plan import reserve_lines
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """``penstock plan``: what needs no torch and no running job."""
 
-from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,16 +24,13 @@ from penstock.command_line.options import (
     ScheduleNames,
 )
 from penstock.command_line.progress import planning_progress
+from penstock.command_line.shown_plan import show_planned
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
-    from penstock.cluster.cluster import Cluster
-    from penstock.planning.assessment import PlannedPipeline
-    from penstock.profile.model_profile import ModelProfile
-
-__all__ = ["headline", "plan", "reserve_lines", "show_planned"]
+__all__ = ["plan"]
 
 
 def plan(
@@ -117,68 +113,3 @@ def plan(
         words.append(advice_words(endless))
     show_planned(terminal, planned, costs, machines, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
-
-
-def show_planned(
-    terminal: Terminal,
-    planned: "PlannedPipeline",
-    profile: "ModelProfile",
-    cluster: "Cluster",
-    values: Mapping[str, object],
-    parts: Sequence["RenderableType"] = (),
-) -> None:
-    """Print a plan with its prediction and ``parts``; a note where it does not fit in memory."""
-    from penstock.report.tables import plan_table
-
-    prediction = planned.prediction
-    table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
-    terminal.show(values, *headline(planned), table, *parts)
-    if prediction.too_full:
-        devices = ", ".join(map(str, prediction.too_full))
-        terminal.note(
-            f"the plan does not fit in the memory of device {devices}; recompute or replan"
-        )
-
-
-def reserve_lines(share: float) -> list[str]:
-    """How much memory plans leave free, where they do."""
-    words = f"{100 * share:g} % of each device's memory is kept free (--memory-reserve)"
-    return [words] if share else []
-
-
-def headline(planned: "PlannedPipeline") -> list[str]:
-    """A plan in two lines."""
-    from math import isfinite
-
-    from penstock.simulate.by_length import expected_s
-    from penstock.words import percent_text, seconds_text
-
-    plan, prediction = planned.plan, planned.prediction
-    is_bounded = isfinite(planned.gap)
-    parts = [
-        f"iteration {seconds_text(prediction.iteration_s)}",
-        *([f"{percent_text(planned.gap)} above the bound"] if is_bounded else []),
-        f"bubble {percent_text(prediction.bubble)}",
-        f"{planned.speedup_over_one_device:.2f}x one device",
-    ]
-    if isfinite(planned.speedup_over_data_parallel):
-        parts.append(f"{planned.speedup_over_data_parallel:.2f}x data parallelism")
-    else:
-        parts.append("data parallelism does not fit")
-    lines = [
-        f"{plan.planner}, {plan.schedule}: {plan.micro_batches} micro-batches of "
-        f"{plan.micro_batch_size} samples",
-        ", ".join(parts),
-    ]
-    lines += reserve_lines(planned.memory_reserve)
-    if planned.assumed_split:
-        lines.append(str(planned.assumed_split))
-    if planned.by_length:
-        mean_s = seconds_text(expected_s(planned.by_length))
-        lines.append(f"mean over lengths {mean_s} ({', '.join(map(str, planned.by_length))})")
-    if is_bounded and planned.bound.argument:
-        covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
-        lines.append(
-            f"bound {seconds_text(planned.lower_bound_s)}{covers}: {planned.bound.argument}"
-        )
-    return lines

@@ -12,7 +12,7 @@ from penstock.command_line.numba_start import (
     start_numba_without_scipy,
 )
 from penstock.command_line.options import AsJson, Out, PlanPath, ProfileBatch, Quiet
-from penstock.command_line.planning_commands import show_planned
+from penstock.command_line.shown_plan import show_planned
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:

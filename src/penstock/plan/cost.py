@@ -29,6 +29,7 @@ __all__ = [
     "estimate_s",
     "forward_s",
     "leanest_schedule",
+    "micro_batch_s",
     "peak_memory_bytes",
     "rows_by_speed",
     "slowest_s",
@@ -102,6 +103,18 @@ def forward_s(problem: PlanningProblem, stage: Stage) -> float:
 def backward_s(problem: PlanningProblem, stage: Stage) -> float:
     """Seconds of one full backward on the slowest replica, without recompute."""
     return slowest_s(problem, stage, lambda rows: problem.profile.backward_s(stage.layers, rows))
+
+
+def micro_batch_s(problem: PlanningProblem, stage: Stage) -> float:
+    """Seconds of a forward and a full backward on the slowest replica, without recompute.
+
+    No more than a forward and a backward apart, where one replica is slowest in each: with slices
+    of different sizes, what does not depend on the rows weighs most where the fewest are.
+    """
+    profile, run = problem.profile, stage.layers
+    return slowest_s(
+        problem, stage, lambda rows: profile.forward_s(run, rows) + profile.backward_s(run, rows)
+    )
 
 
 def slowest_s(
@@ -203,7 +216,7 @@ def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
     rest_s = 0.0
     for index in reversed(range(len(plan.stages))):
         stage = plan.stages[index]
-        busy_s = forward_s(problem, stage) + backward_s(problem, stage)
+        busy_s = micro_batch_s(problem, stage)
         if stage.recompute and depths[index] > 1:
             busy_s += forward_s(problem, stage)
         own_s = plan.micro_batches * busy_s + tail_s(problem, stage)

@@ -20,7 +20,10 @@ def with_undoable_step(
     writes ``2 (1 + s)``; a step clears gradients, takes their norm and scales them (4), reads
     gradients, parameters and state and writes the last two (``1 + 2 (1 + s)``).
 
-    >>> profile, state = with_undoable_step(ModelProfile("m", (), step_s_per_byte=11.0), 2.0)
+    >>> from penstock.profile.model_profile import Affine, LayerCost
+    >>> layer = LayerCost("layer", Affine(), Affine(), Affine())
+    >>> profile = ModelProfile("m", (layer,), step_s_per_byte=11.0)
+    >>> profile, state = with_undoable_step(profile, 2.0)
     >>> profile.step_s_per_byte, state
     (17.0, 5.0)
     """

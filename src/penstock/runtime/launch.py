@@ -37,7 +37,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed
 
-__all__ = ["launch_workers", "threads_per_worker"]
+__all__ = ["launch_workers", "loopback_store", "threads_per_worker"]
 
 IMPORTED_ONCE = (__name__, "penstock.runtime.pipeline")
 """What the server imports that workers are forked from; it starts no threads and no devices."""
