@@ -3,19 +3,13 @@
 from math import inf
 from random import Random
 
-import pytest
 from bound_strategies import bound_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.every_plan import every_plan_at_all
 from strategies import Case, cases
 
-from penstock.bounds.headroom import headroom
-from penstock.bounds.lower_bound import bound_of_size, lower_bound, lower_bound_s, plan_bound_s
-from penstock.bounds.program import least_relaxed
-from penstock.bounds.reach import reach
-from penstock.bounds.relaxation import relaxation
-from penstock.bounds.steps import insert
+from penstock.bounds.lower_bound import lower_bound, lower_bound_s, plan_bound_s
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.action import Action
@@ -81,30 +75,3 @@ def is_ready(action: Action, stages: int, done: set[Action]) -> bool:
         return stage == 0 or Action("F", stage - 1, m) in done
     last = stage == stages - 1
     return Action("F", stage, m) in done and (last or Action("B", stage + 1, m) in done)
-
-
-@settings(max_examples=25, deadline=None)
-@given(problem=bound_problems())
-def test_the_compiled_program_is_the_plain_one(problem: PlanningProblem):
-    floors = {size: bound_of_size(problem, size).seconds for size in problem.micro_batch_sizes}
-    plain_s, plain = least_relaxed(relaxation(problem, headroom, reach), floors)
-    compiled_s, compiled = least_relaxed(relaxation(problem), floors)
-    assert plain_s == pytest.approx(compiled_s)
-    assert (plain is None) == (compiled is None)
-    if plain and compiled:
-        assert plain.micro_batch_size == compiled.micro_batch_size
-        assert plain.stages == compiled.stages
-
-
-@given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=12))
-def test_a_front_has_a_point_below_every_point_that_it_was_given(
-    given_points: list[tuple[int, int, int, int]],
-):
-    import numpy as np
-
-    points, parents, count = np.empty((4, 4)), np.empty((4, 2), dtype=np.int64), 0
-    for point in given_points:
-        count = insert(points, parents, count, np.array(point, dtype=np.float64), 0, 0)
-    assert 1 <= count <= 4
-    for point in given_points:
-        assert any((points[i] <= point).all() for i in range(count))

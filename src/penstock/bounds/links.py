@@ -25,11 +25,8 @@ class LinkLimits:
 
     ``receive_rates[r]`` bounds the bytes per second that ``r`` devices take in together, each at
     its best link; ``send_rates`` likewise. ``ring_rates[r]`` bounds the slowest link of a ring
-    all-reduce over ``r`` devices. ``second_rate`` bounds the second best link into any device,
-    ``second_send_rate`` out of any.
-    ``there_and_back``: seconds per byte from one device to another and back, for the pairs that no
-    other pair beats in both. ``host_devices`` is how many devices the largest host has, 0
-    where staying inside a host is no advantage worth an argument.
+    all-reduce over ``r`` devices. ``inside_rate`` and ``across_rate``: the best of any link inside
+    a host, and between hosts.
     """
 
     cluster: Cluster
@@ -37,13 +34,9 @@ class LinkLimits:
     receive_rates: tuple[float, ...]
     send_rates: tuple[float, ...]
     ring_rates: tuple[float, ...]
-    host_devices: int
     inside_rate: float
     across_rate: float
     across_latency_s: float
-    second_rate: float
-    second_send_rate: float
-    there_and_back: Floats
 
     @property
     def best_rate(self) -> float:
@@ -64,36 +57,25 @@ class LinkLimits:
                 return count
         return len(self.hosts_by_size)
 
-    def ways_inside(self, replicas: int) -> tuple[Way, ...]:
-        """The least that an all-reduce of ``replicas`` devices of one host can take."""
-        if replicas < 2:
-            return ()
-        return (ring(replicas, self.latency_s, min(self.inside_rate, self.ring_rates[replicas])),)
-
-    def ways_across(self, replicas: int) -> tuple[Way, ...]:
-        """The same for devices of at least two hosts (see `all_reduce_ways`)."""
-        if replicas < 2:
-            return ()
-        rate = min(self.across_rate, self.ring_rates[replicas])
+    def two_levels(self, replicas: int) -> tuple[Way, ...]:
+        """The least that an all-reduce in two levels takes on at least two hosts."""
         hosts = max(2, self.fewest_hosts(replicas))
-        flat = ring(replicas, self.across_latency_s, rate)
         if hosts >= replicas:
-            return (flat,)
+            return ()
         leaders = ring(hosts, self.across_latency_s, min(self.across_rate, self.ring_rates[hosts]))
         inside_s_per_byte = 1 / self.inside_rate if self.inside_rate > 0 else inf
         return (
-            flat,
             Way(2 * self.latency_s + leaders.latency_s, 2 * inside_s_per_byte + leaders.s_per_byte),
         )
 
     def ways(self, replicas: int) -> tuple[Way, ...]:
-        """The same wherever the devices are."""
+        """The least that an all-reduce of ``replicas`` devices takes (see `all_reduce_ways`)."""
         if replicas < 2:
             return ()
         flat = ring(replicas, self.latency_s, self.ring_rates[replicas])
         if max(self.hosts_by_size) == 1 or len(self.hosts_by_size) == 1:
             return (flat,)
-        return (flat, *self.ways_across(replicas)[1:])
+        return (flat, *self.two_levels(replicas))
 
 
 def ring(replicas: int, latency_s: float, rate: float) -> Way:
@@ -107,25 +89,10 @@ def link_limits(cluster: Cluster) -> LinkLimits:
     rates, latencies = links_to_others(cluster)
     count = len(cluster.devices)
     if count == 1:
-        return LinkLimits(
-            cluster,
-            0.0,
-            (0.0, inf),
-            (0.0, inf),
-            (inf, inf),
-            0,
-            inf,
-            inf,
-            0.0,
-            inf,
-            inf,
-            best_pairs(rates),
-        )
+        return LinkLimits(cluster, 0.0, (0.0, inf), (0.0, inf), (inf, inf), inf, inf, 0.0)
     hosts = np.array(cluster.host_index)
     elsewhere = hosts[:, None] != hosts[None, :]
     beside = ~elsewhere & ~np.eye(count, dtype=bool)
-    largest = max(len(host.devices) for host in cluster.hosts)
-    split = bool(elsewhere.any()) and bool(beside.any())
     # Over all its links together a device is no faster than so many times its best one.
     at_once = most_links_at_once(cluster)
     return LinkLimits(
@@ -134,13 +101,9 @@ def link_limits(cluster: Cluster) -> LinkLimits:
         receive_rates=best_sums(at_once * rates.max(axis=0)),
         send_rates=best_sums(at_once * rates.max(axis=1)),
         ring_rates=best_rings(rates),
-        host_devices=largest if split and not cluster.links else 0,
         inside_rate=float(rates[beside].max()) if beside.any() else 0.0,
         across_rate=float(rates[elsewhere].max()) if elsewhere.any() else 0.0,
         across_latency_s=float(latencies[elsewhere].min()) if elsewhere.any() else inf,
-        second_rate=best_of_second(rates, at_once),
-        second_send_rate=best_of_second(rates.T, at_once),
-        there_and_back=best_pairs(rates),
     )
 
 
@@ -152,33 +115,12 @@ def most_links_at_once(cluster: Cluster) -> int:
     return max((len(h.devices) for h in cluster.hosts if h.separate_links), default=1)
 
 
-def best_of_second(rates: Floats, at_once: int) -> float:
-    """The most bytes per second of any device's second best link, where order matters."""
-    if len(rates) < 3 or at_once > 1:
-        return inf
-    return float(np.partition(rates, -2, axis=0)[-2].max())
-
-
 def links_to_others(cluster: Cluster) -> tuple[Floats, Floats]:
     """Bytes per second (0 to itself) and latency (infinite to itself) of every pair of devices."""
     links = link_matrices(cluster)
     np.fill_diagonal(links.bytes_per_s, 0.0)
     np.fill_diagonal(links.latency_s, inf)
     return links.bytes_per_s, links.latency_s
-
-
-def best_pairs(rates: Floats) -> Floats:
-    """Rows (seconds per byte there, and back) of the pairs of devices that none beats in both."""
-    if len(rates) == 1:
-        return np.zeros((1, 2))
-    with np.errstate(divide="ignore"):
-        there = 1 / rates[~np.eye(len(rates), dtype=bool)]
-        back = 1 / rates.T[~np.eye(len(rates), dtype=bool)]
-    order = np.lexsort((back, there))
-    there, back = there[order], back[order]
-    least_before = np.concatenate([[inf], np.minimum.accumulate(back)[:-1]])
-    best = back < least_before
-    return np.stack([there[best], back[best]], axis=1)
 
 
 def best_sums(rates: Floats) -> tuple[float, ...]:

@@ -3,19 +3,16 @@
 from dataclasses import dataclass
 from math import inf
 
-from penstock.bounds.argument import binding_argument
 from penstock.bounds.plan_bound import plan_bound_s
-from penstock.bounds.program import PRECISION, least_relaxed
-from penstock.bounds.relaxation import RelaxedPlan, relaxation
-from penstock.bounds.resource_bound import resource_bound
-from penstock.bounds.tables import floor_of
-from penstock.bounds.visits import full_speeds
+from penstock.bounds.resource_bound import PRECISION, resource_bound
+from penstock.bounds.shortened_chain import floor_of
+from penstock.bounds.visits import full_speeds, has_whole_backwards, may_be_mirrored
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.problem_memo import remembered
 from penstock.profile.model_profile import Affine, ModelProfile
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s", "proof_of"]
+__all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
 
 WHOLE_BACKWARDS = "whole backwards, one stage a device"
 ANY_ORDER = "whole or split backwards, any stages a device, either direction"
@@ -23,97 +20,53 @@ ANY_ORDER = "whole or split backwards, any stages a device, either direction"
 
 NOT_IN_MEMORY = "memory: in every cut of the model some layers fit no device"
 
-MOST_LAYERS = 400
-"""Of longer chains too only the simple arguments count: the program's tables grow with the layers
-squared, to many gigabytes."""
-
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
     """Seconds that no plan beats, and in words what they are spent on.
 
-    ``covers`` says which plans and orders are meant.
+    ``covers`` says which plans and orders are meant; ``micro_batch_size`` is the one with which the
+    bound is least, of several the first found.
     """
 
     seconds: float
     argument: str
     covers: str = ""
+    micro_batch_size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A bound with the relaxed plan that takes hardly more; none where nothing was relaxed."""
-
-    bound: LowerBound
-    plan: RelaxedPlan | None = None
-
-
+@remembered
 def lower_bound(problem: PlanningProblem) -> LowerBound:
     """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
 
     Which orders depends on the schedules that the problem allows; ``covers`` of the answer says it.
 
-    - Only schedules with whole backwards and one stage a device: the dynamic program of
-      `penstock.bounds.program`, for every order of such plans.
-    - Others that flush too: `penstock.bounds.resource_bound`, for every order of whole or split
-      backwards, any stages a device, one or both directions.
+    - Schedules that flush: `penstock.bounds.resource_bound`. Where all of them have whole backwards
+      and one stage a device, it is for the orders of such plans only; else for every order of whole
+      or split backwards, any stages a device, one or both directions.
     - Any that do not flush: all work and the slowest layer alone, which nothing escapes.
 
     Never less than the bounds of `bound_of_size`, the least over the micro-batch sizes. Infinite
     where no plan can fit in memory. Models and clusters that are too large for a program
-    (`MOST_LAYERS`, `penstock.bounds.resource_bound.MOST_DEVICES`) have only the latter.
+    (`penstock.bounds.resource_bound`) have only the latter.
     """
-    return proof_of(problem).bound
+    simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
+    if not all(FAMILIES[name].flushes for name in problem.schedules):
+        return min(simple.values(), key=lambda bound: bound.seconds)
+    covers = WHOLE_BACKWARDS if has_whole_backwards(problem) else ANY_ORDER
+    answer = resource_bound(problem, {size: bound.seconds for size, bound in simple.items()})
+    if answer.seconds == inf:
+        return LowerBound(inf, NOT_IN_MEMORY, covers)
+    floor = simple[answer.micro_batch_size]
+    if answer.seconds <= floor.seconds * (1 + PRECISION):
+        return LowerBound(answer.seconds, floor.argument, covers, answer.micro_batch_size)
+    through = f"micro-batches of {answer.micro_batch_size} through all layers: {answer.argument}"
+    return LowerBound(answer.seconds, through, covers, answer.micro_batch_size)
 
 
 def lower_bound_s(problem: PlanningProblem) -> float:
     """The seconds of `lower_bound`."""
     return lower_bound(problem).seconds
-
-
-def has_whole_backwards(problem: PlanningProblem) -> bool:
-    """Whether all schedules allowed have whole backwards and one stage a device."""
-    return all(FAMILIES[name].is_planned for name in problem.schedules)
-
-
-@remembered
-def proof_of(problem: PlanningProblem) -> Proof:
-    """The bound of ``problem`` with its relaxed plan."""
-    simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
-    if all(FAMILIES[name].flushes for name in problem.schedules):
-        if not has_whole_backwards(problem):
-            return Proof(bound_of_any_order(problem, simple))
-        if len(problem.profile.layers) <= MOST_LAYERS:
-            return proof_of_whole_backwards(problem, simple)
-    return Proof(min(simple.values(), key=lambda bound: bound.seconds))
-
-
-def bound_of_any_order(problem: PlanningProblem, simple: dict[int, LowerBound]) -> LowerBound:
-    """The bound for whole and split backwards, any stages a device, one or both directions."""
-    floors_s = {size: bound.seconds for size, bound in simple.items()}
-    mirrored = any(FAMILIES[name].placement == "mirrored" for name in problem.schedules)
-    answer = resource_bound(problem, floors_s, mirrored=mirrored)
-    if answer.seconds == inf:
-        return LowerBound(inf, NOT_IN_MEMORY, ANY_ORDER)
-    floor = simple[answer.micro_batch_size]
-    if answer.seconds <= floor.seconds * (1 + PRECISION):
-        return LowerBound(answer.seconds, floor.argument, ANY_ORDER)
-    through = f"micro-batches of {answer.micro_batch_size} through all layers: {answer.argument}"
-    return LowerBound(answer.seconds, through, ANY_ORDER)
-
-
-def proof_of_whole_backwards(problem: PlanningProblem, simple: dict[int, LowerBound]) -> Proof:
-    """The bound for whole backwards with one stage a device, and the relaxed plan."""
-    least = min(simple.values(), key=lambda bound: bound.seconds)
-    relaxed = relaxation(problem)
-    seconds, plan = least_relaxed(relaxed, {size: simple[size].seconds for size in simple})
-    if plan is None:
-        return Proof(LowerBound(inf, NOT_IN_MEMORY, WHOLE_BACKWARDS))
-    floor = simple[plan.micro_batch_size]
-    argument = floor.argument
-    if seconds > floor.seconds * (1 + PRECISION):
-        argument = binding_argument(relaxed, plan)
-    return Proof(LowerBound(max(seconds, least.seconds), argument, WHOLE_BACKWARDS), plan)
 
 
 def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound:
@@ -124,7 +77,8 @@ def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound
       forward plus backward cost (affine: the seconds per sample are extreme at the ends). All
       that work is shared by all devices, at their full speeds.
     - *one layer*: the same for the work of one layer alone, on the ``b`` fastest devices: a
-      micro-batch of ``b`` samples has at most ``b`` slices.
+      micro-batch of ``b`` samples has at most ``b`` slices. A mirrored pipeline holds every layer
+      twice: on ``2 b``.
     - *one micro-batch* (whole backwards only): with each layer's cost at least ``f + q * rows``,
       f, q >= 0, the mean over the rows of the time in which a row passes all layers, forward and
       back, is at least ``sum of f / fastest speed + q * b / sum of speeds``: a row on replica
@@ -135,7 +89,8 @@ def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound
     """
     costs = layer_costs(problem.profile)
     all_speeds = full_speeds(problem.cluster)
-    speeds = all_speeds[:micro_batch_size]
+    holders = (1 + may_be_mirrored(problem)) * micro_batch_size
+    speeds = all_speeds[:holders]
     work_s = [problem.global_batch * least_per_sample(cost, micro_batch_size) for cost in costs]
     most = max(range(len(work_s)), key=work_s.__getitem__)
     bounds = [

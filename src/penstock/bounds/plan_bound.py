@@ -7,7 +7,7 @@ from typing import TypeVar
 from weakref import ref
 
 from penstock.bounds.links import links_to_others
-from penstock.bounds.tables import floor_of, has_rows
+from penstock.bounds.shortened_chain import floor_of, goes_whole
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_ways
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
@@ -201,7 +201,7 @@ def messages_of_cut(
     transfer_s = problem.cluster.transfer_s
     if before.replicas == stage.replicas == 1:
         one, other = before.devices[0], stage.devices[0]
-        back_rows = [rows if has_rows(edge) else 1 for edge in edges]
+        back_rows = [1 if goes_whole(edge) else rows for edge in edges]
         down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
         up_s = sum(
             transfer_s(other, one, edge.gradient_bytes.at(n))

@@ -24,13 +24,18 @@ import numpy.typing as npt
 from penstock.bounds.links import link_limits
 from penstock.bounds.resource_kernel import Reached, Steps, cheapest
 from penstock.bounds.shortened_chain import ShortenedChain, shortened
-from penstock.bounds.visit_terms import ROUNDING, Visits, reduced_layers, visits_of, worth
-from penstock.bounds.visits import Setting, full_speeds, traffic_of
+from penstock.bounds.visit_terms import ROUNDING, Visits, idle_s, visits_of, worth
+from penstock.bounds.visits import (
+    Setting,
+    full_speeds,
+    has_whole_backwards,
+    may_be_mirrored,
+    traffic_of,
+)
 from penstock.kernels import compiled
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["Answer", "resource_bound"]
+__all__ = ["PRECISION", "Answer", "chains_of", "resource_bound"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -87,12 +92,13 @@ class Prices:
         self.weights[:, 0] = 1.0
         self.seen = np.zeros(len(visits.kinds))
         self.kept_s, self.argument = inf, ""
-        # Sets of devices that are charged as fewer than they are may be all devices together.
+        # Sets of devices that are charged as fewer than they are may be all devices together; in a
+        # mirrored pipeline those of the other direction may hold layers that were left out here.
         grouped = any(kind.replicas.most > kind.replicas.fewest for kind in visits.kinds)
         all_sums = visits.setting.speed_sums
-        self.speeds = np.full_like(all_sums, all_sums[-1]) if grouped else all_sums
-        tails_s = [reduced_layers(visits.setting, kind).min() for kind in visits.kinds]
-        self.tails_s = np.array(tails_s)
+        uncounted = grouped or mirrored(visits)
+        self.speeds = np.full_like(all_sums, all_sums[-1]) if uncounted else all_sums
+        self.idle_s = np.array([idle_s(visits.setting, kind) for kind in visits.kinds])
         cells = visits.uses.compute.size * visits.setting.devices / 2
         self.steps = int(min(MOST_STEPS, max(FEWEST_STEPS, MOST_CELLS / cells)))
 
@@ -127,7 +133,8 @@ class Prices:
         first = np.array([not kind.again for kind in self.visits.kinds])
         second = worth(setting) * self.group * self.weights[:, 0] * first
         waiting = 0.0 * second if mirrored(self.visits) else second
-        return steps._replace(price=price, wait=waiting, idle=second * self.tails_s)
+        price += (second[:, None] * self.idle_s)[:, :, None]
+        return steps._replace(price=price, wait=waiting)
 
     def learn(self, reached: Reached, taken: int, time_s: float) -> None:
         """Raise, for each number of replicas in the chain, the price of what it uses most."""
@@ -180,21 +187,18 @@ def mirrored(visits: Visits) -> bool:
     return any(kind.copies > 1 for kind in visits.kinds)
 
 
-def resource_bound(
-    problem: PlanningProblem, floors_s: dict[int, float], *, mirrored: bool = True
-) -> Answer:
+def resource_bound(problem: PlanningProblem, floors_s: dict[int, float]) -> Answer:
     """Seconds that no plan of ``problem`` beats in any order; ``floors_s`` are known by size.
 
     Infinite where no plan fits in memory. Sizes whose floor is above the least found are left out.
     """
+    mirrored = may_be_mirrored(problem)
     limits, best = link_limits(problem.cluster), Answer(inf, 0)
     speeds = tuple(full_speeds(problem.cluster))
     for size in sorted(floors_s, key=floors_s.__getitem__):
         if floors_s[size] >= best.seconds:
             break
-        chains = (
-            chains_of(problem.profile, size) if len(problem.cluster.devices) <= MOST_DEVICES else []
-        )
+        chains = chains_of(problem, size) if len(problem.cluster.devices) <= MOST_DEVICES else []
         relaxed: list[Prices] = []
         for directions in (False, True) if mirrored else (False,):
             for chain in chains:
@@ -209,9 +213,11 @@ def resource_bound(
     return best
 
 
-def chains_of(profile: ModelProfile, rows: int) -> list[ShortenedChain]:
+def chains_of(problem: PlanningProblem, rows: int) -> list[ShortenedChain]:
     """The chains that are tried: a few of the longest that are not too long."""
-    every = {len(c.layers): c for c in (shortened(profile, share, rows) for share in SHARES)}
+    whole = has_whole_backwards(problem)
+    tried = (shortened(problem.profile, share, rows, whole=whole) for share in SHARES)
+    every = {len(chain.layers): chain for chain in tried}
     short = [length for length in sorted(every, reverse=True) if length <= MOST_LAYERS]
     return [every[length] for length in short[:CHAINS]]
 

@@ -18,19 +18,19 @@ class Steps(NamedTuple):
 
     A *way* is a number of replicas together with what else is assumed of a visit. ``devices``
     are those that it takes; ``seats`` those that must have been taken before it. A ``once`` way is
-    used at most once in a chain.
+    used at most once in a chain; a ``single`` way is on one device, which waits for all rows.
 
     ``alone_s`` must fit from the start; ``own_s``, ``links_s``, ``mean_s`` after the first row is
     there, after the devices before have it ready, and after the mean row is there. ``thin_s`` and
     ``row_s`` are the forward of the row that is through first, and of the mean row; ``thin_hop_s``
     and ``hop_s`` (way, first layer) the messages before. ``price`` is what a visit uses, ``wait``
-    (way) the price of a second that its devices wait for their first work, ``idle`` (way) that of
-    what they wait after their last.
+    (way) the price of a second that its devices wait for their first work.
     """
 
     devices: Whole
     seats: Whole
     once: Whole
+    single: Whole
     alone_s: Floats
     own_s: Floats
     links_s: Floats
@@ -41,7 +41,6 @@ class Steps(NamedTuple):
     hop_s: Floats
     price: Floats
     wait: Floats
-    idle: Floats
 
 
 class Reached(NamedTuple):
@@ -74,13 +73,15 @@ def cheapest(steps: Steps, devices: int, time_s: float) -> Reached:
                     continue
                 own_s, links_s = steps.own_s[way, lo, hi], steps.links_s[way, lo, hi]
                 mean_s, wait = steps.mean_s[way, lo, hi], steps.wait[way]
-                fixed = steps.price[way, lo, hi] + steps.idle[way]
+                fixed = steps.price[way, lo, hi]
                 for used in range(2 - steps.once[way]):
                     then = used + steps.once[way]
                     for taken in range(steps.seats[way], devices + 1 - more):
                         ready_s = thin[lo, taken, used]
                         first_s = ready_s + steps.thin_hop_s[way, lo]
                         row_s = mean[lo, taken, used] + steps.hop_s[way, lo]
+                        if steps.single[way]:
+                            first_s = max(first_s, row_s)
                         if (
                             first_s + own_s > time_s
                             or ready_s + links_s > time_s

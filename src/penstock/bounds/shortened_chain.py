@@ -18,9 +18,9 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from penstock.profile.model_profile import Affine, ModelProfile
+from penstock.profile.model_profile import Affine, Edge, ModelProfile
 
-__all__ = ["LayerSums", "ShortenedChain", "Tensor", "floor_of", "shortened"]
+__all__ = ["LayerSums", "ShortenedChain", "Tensor", "floor_of", "goes_whole", "shortened"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -70,11 +70,17 @@ class ShortenedChain:
     tensors: tuple[Tensor, ...]
 
 
-def shortened(profile: ModelProfile, share: float, most_rows: int) -> ShortenedChain:
-    """``profile`` without the layers of least work, together at most ``share`` of all of it."""
+def shortened(
+    profile: ModelProfile, share: float, most_rows: int, *, whole: bool = False
+) -> ShortenedChain:
+    """``profile`` without the layers of least work, together at most ``share`` of all of it.
+
+    Where backwards are ``whole``, what passes a gradient on is all of them, not the input half.
+    """
     costs = profile.layers
     forward = floors([cost.forward_s for cost in costs], most_rows)
-    inputs = floors([cost.backward_input_s for cost in costs], most_rows)
+    passing = [cost.backward_s if whole else cost.backward_input_s for cost in costs]
+    inputs = floors(passing, most_rows)
     work = floors([cost.forward_s + cost.backward_s for cost in costs], most_rows)
     seconds = np.array([cost.at(most_rows) for cost in work])
     tensors, left, out_s = tensors_of(profile, most_rows), set(range(len(costs))), 0.0
@@ -114,7 +120,7 @@ def tensors_of(profile: ModelProfile, most_rows: int) -> list[Tensor]:
     """Every tensor with all its readers; a whole one's bytes do not grow with the rows."""
     made: dict[str, Tensor] = {}
     for edge in profile.edges:
-        whole = edge.bytes.fixed > 0 and edge.bytes.per_sample == 0
+        whole = goes_whole(edge)
         size, gradient = (floor_of(cost, most_rows) for cost in (edge.bytes, edge.gradient_bytes))
         if whole:
             gradient = Affine(gradient.at(1))
@@ -122,6 +128,11 @@ def tensors_of(profile: ModelProfile, most_rows: int) -> list[Tensor]:
         readers = {edge.consumer, *(known.consumers if known else ())}
         made[edge.tensor] = Tensor(edge.producer, tuple(sorted(readers)), size, gradient, whole)
     return list(made.values())
+
+
+def goes_whole(edge: Edge) -> bool:
+    """Whether a tensor is not cut by rows (see `penstock.simulate.transfers`)."""
+    return edge.bytes.fixed > 0 and edge.bytes.per_sample == 0
 
 
 def without(tensors: Sequence[Tensor], layer: int) -> list[Tensor]:

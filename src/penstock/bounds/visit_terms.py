@@ -19,7 +19,7 @@ from penstock.bounds.visits import (
     visit_times,
 )
 
-__all__ = ["ROUNDING", "VisitKind", "Visits", "reduced_layers", "visits_of", "worth"]
+__all__ = ["ROUNDING", "VisitKind", "Visits", "idle_s", "visits_of", "worth"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -88,7 +88,8 @@ def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
         kinds = [VisitKind(c, copies=2) for c in counts if c.fewest < setting.devices]
         kinds += [VisitKind(c, middle=True) for c in counts]
     else:
-        kinds = [VisitKind(c, again=again) for c in counts for again in (False, True)]
+        more = (False,) if setting.whole else (False, True)
+        kinds = [VisitKind(c, again=again) for c in counts for again in more]
     every = [times_of(setting, kind) for kind in kinds]
     terms = [terms_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
     uses = [uses_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
@@ -98,6 +99,7 @@ def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
         devices=np.array([0 if kind.again else kind.replicas.fewest for kind in kinds]),
         seats=np.array([kind.replicas.fewest if kind.again else 0 for kind in kinds]),
         once=np.array([int(kind.middle) for kind in kinds]),
+        single=np.array([int(kind.replicas.most == 1) for kind in kinds]),
         alone_s=np.array([term.alone_s for term in terms]),
         own_s=np.array([term.own_s for term in terms]),
         links_s=np.array([term.links_s for term in terms]),
@@ -108,7 +110,6 @@ def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
         hop_s=np.array([row_s for _, row_s in hops]),
         price=none,
         wait=none,
-        idle=none,
     )
     shared = [shared_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
     every_use = Uses(*(np.array(tables) for tables in zip(*uses, strict=True)))
@@ -134,7 +135,9 @@ def terms_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Terms:
       What comes in last is followed by a backward, and the way up.
     - *all-reduce*: no gradient of the visit is complete before all forwards of the iteration are
       done, and the input halves of all later layers.
-    - *memory*: parameters, gradients, optimizer and one micro-batch on the largest device.
+    - *memory*: parameters, gradients, optimizer and one layer's rows on the largest device; what
+      is saved beyond its room is computed again.
+    - *whole backwards*: all but the last is over when the first gradient is complete.
 
     Apart from these the mean row goes down and up once (`mean_s`): each row of a micro-batch waits
     for all rows of its replica, on average ``sum of n_d^2 / b >= b / r`` of them.
@@ -151,19 +154,22 @@ def terms_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Terms:
         return costs.fixed / fastest + costs.per_row * (rows / over)
 
     forward, inputs, work = (c.of_runs() for c in (chain.forward, chain.inputs, chain.work))
-    up_s = (chain.way_up.fixed + chain.way_up.per_row) / fastest
     down_s = (chain.way_down.fixed + chain.way_down.per_row) / fastest
-    up_row_s, down_row_s = mean_row(chain.way_up, widest), mean_row(chain.way_down, widest)
+    down_row_s, up_row_s = mean_row(chain.way_down, widest), mean_row(chain.way_up, widest)
+    up_s = way_up_s(setting, kind)
     parameters = runs(chain.parameter_bytes)
     after_s = least_of_runs(reduced_layers(setting, kind))
     after_s = after_s + setting.problem.profile.step_s_per_byte * parameters / fastest
     own_s = np.maximum.reduce(
         [
-            full(work) + after_s,
+            full(work) + its.again_s / speed + after_s,
             full(forward) + full(inputs) + up_s[:, None],
             full(forward) + (down_s[-1] - down_s)[None, :] + up_s[-1],
         ]
     )
+    if setting.whole:
+        before_s = (full(work) * (count - 1) + full(forward)) / count
+        own_s = np.maximum(own_s, before_s + its.reduce)
     mean_s = mean_row(forward, speed) + (down_row_s[-1] - down_row_s)[None, :] + up_row_s[-1]
     thin_s = runs(down_s)
     if most == 1:
@@ -179,26 +185,38 @@ def terms_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Terms:
     later = setting.micro_batches * rest.fixed + setting.problem.global_batch * rest.per_row
     complete_s = setting.all_forwards_s + later / setting.speed_sums[-1]
     alone_s = np.where(reduced_s > 0, complete_s[None, :] + reduced_s, 0.0)
-    alone_s = np.where(fits(setting, rows / most), np.maximum(alone_s, own_s), inf)
+    alone_s = np.where(np.isfinite(its.again_s), np.maximum(alone_s, own_s), inf)
     return Terms(alone_s, own_s, np.maximum(taken_s, sent_s), mean_s, thin_s, row_s)
 
 
-def fits(setting: Setting, rows: float) -> npt.NDArray[np.bool_]:
-    """Whether a run's parameters and one micro-batch of ``rows`` rows fit on any device.
+def way_up_s(setting: Setting, kind: VisitKind) -> Floats:
+    """Seconds of the way up before each layer, after the last backward there.
 
-    The mean device of a visit has ``b / r`` rows of each of its stages.
+    Of any row at least; after a single device all rows of a micro-batch are still to come up, so
+    no less than that of their mean.
     """
-    chain, problem = setting.chain, setting.problem
-    saved, copies = chain.saved.of_runs(), 2 + problem.optimizer_bytes_per_parameter_byte
-    held = copies * runs(chain.parameter_bytes) + runs(chain.buffer_bytes)
-    largest = max(device.memory_bytes for device in problem.cluster.devices)
-    return held + saved.fixed + rows * saved.per_row <= largest * (1 + ROUNDING)
+    way_up, fastest = setting.chain.way_up, setting.speeds[0]
+    any_s = (way_up.fixed + way_up.per_row) / fastest
+    if kind.replicas.most > 1:
+        return any_s
+    widest = setting.speed_sums[min(setting.devices, setting.rows)]
+    return np.maximum(any_s, way_up.fixed / fastest + way_up.per_row * (setting.rows / widest))
 
 
 def reduced_layers(setting: Setting, kind: VisitKind) -> Floats:
     """Seconds of the all-reduce of each layer alone: its bucket follows its last backward."""
     over = kind.replicas.fewest + kind.copies - 1
     return reduce_s(setting.limits, over, np.diff(setting.chain.parameter_bytes))
+
+
+def idle_s(setting: Setting, kind: VisitKind) -> Floats:
+    """Seconds in which devices stand still after their last work, by the first layer of a visit.
+
+    At least one all-reduce follows; a whole backward is followed by the way up as well.
+    """
+    tail_s = reduced_layers(setting, kind).min()
+    up_s = way_up_s(setting, kind)
+    return np.maximum(tail_s, up_s) if setting.whole else np.full_like(up_s, tail_s)
 
 
 def least_of_runs(values: Floats) -> Floats:
@@ -237,7 +255,7 @@ def uses_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Uses:
     links, each = whole.again if kind.again else whole.fresh, worth(setting) * kind.replicas.fewest
     reduced = kind.copies * its.reduce
     moved = (links.receive + links.send) / 2 + (0.0 if setting.links_apart else reduced)
-    return Uses(whole.work, each * moved, each * reduced)
+    return Uses(whole.work + whole.again_s, each * moved, each * reduced)
 
 
 def worth(setting: Setting) -> float:
@@ -248,10 +266,10 @@ def worth(setting: Setting) -> float:
 def shared_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Shared | None:
     """What devices with several visits have in common; none for the only visit of some.
 
-    Devices that are visited again are also visited by another run on as many replicas, and those
-    of a mirrored pipeline by one of the other direction: both must fit.
+    Devices that are visited again are also visited by another run on as many replicas: both must
+    fit. (Those of a mirrored pipeline too, but by layers that may have been left out.)
     """
-    if not kind.again and kind.copies == 1:
+    if not kind.again:
         return None
     # The other visit may be the later one of the two, which need not take in all.
     reduced = 0.0 if setting.links_apart else its.reduce

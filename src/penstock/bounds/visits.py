@@ -17,12 +17,17 @@ from penstock.bounds.shortened_chain import LayerSums, ShortenedChain, Tensor
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.problem import PlanningProblem
+from penstock.schedule.registry import FAMILIES
 
 __all__ = [
     "Replicas",
     "Setting",
     "Traffic",
     "VisitTimes",
+    "full_speeds",
+    "has_whole_backwards",
+    "may_be_mirrored",
+    "recompute_s",
     "reduce_s",
     "replica_counts",
     "runs",
@@ -34,6 +39,10 @@ Floats = npt.NDArray[np.float64]
 
 SINGLE_COUNTS = 16
 """Up to so many replicas every number is looked at; beyond, numbers in groups that grow by half."""
+
+
+MEMORY_ROUNDING, LEAST_RATE = 1e-9, 1e-6
+"""Memory that is short by less counts as enough; so few bytes a second free nothing."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,11 @@ class Setting:
         return len(self.problem.cluster.devices)
 
     @cached_property
+    def whole(self) -> bool:
+        """Whether only whole backwards with one stage a device are asked for."""
+        return has_whole_backwards(self.problem)
+
+    @cached_property
     def speed_sums(self) -> Floats:
         """The speeds of the 0, 1, ... fastest devices together, where hosts have cores for them."""
         rest = [0.0] * (self.devices - len(self.speeds))
@@ -116,7 +130,8 @@ class VisitTimes:
 
     Means over its devices, for all micro-batches that it sees: ``compute``, and messages of devices
     that hold nothing before (``fresh``) or may (``again``); ``reduce`` is the all-reduce of its
-    gradients. ``work`` is in seconds of a device of speed 1, over all devices.
+    gradients. ``work`` is in seconds of a device of speed 1, over all devices; so is ``again_s``,
+    what has to be computed again, infinite where memory does not allow the run.
     """
 
     work: Floats
@@ -124,6 +139,7 @@ class VisitTimes:
     fresh: "Links"
     again: "Links"
     reduce: Floats
+    again_s: Floats
 
 
 class Links(NamedTuple):
@@ -226,7 +242,52 @@ def visit_times(
         links(traffic.fresh),
         links(traffic.again),
         reduce_s(limits, sums_over, parameter_bytes),
+        recompute_s(setting, replicas, micro_batches),
     )
+
+
+def recompute_s(setting: Setting, replicas: Replicas, micro_batches: float) -> Floats:
+    """What every run must compute again, on all devices, in seconds of one of speed 1.
+
+    After the last forward of a micro-batch in a visit its device keeps all that the visit saves of
+    it, or computes it again; the mean device has ``b / r`` rows. Infinite where the parameters and
+    one layer's rows do not fit on the largest device, or where nothing may be computed again. With
+    ``g`` the bytes a second of forward of all layers, a layer saves at most ``g`` times its forward
+    and a rest; so a second of recompute frees ``g``, beside the rest of all layers.
+    """
+    chain, problem, rows = setting.chain, setting.problem, setting.rows / replicas.most
+    copies = 2 + problem.optimizer_bytes_per_parameter_byte
+    largest = max(device.memory_bytes for device in problem.cluster.devices) * (1 + MEMORY_ROUNDING)
+    room = largest - copies * runs(chain.parameter_bytes) - runs(chain.buffer_bytes)
+    saved = np.diff(chain.saved.fixed + rows * chain.saved.per_row)
+    over = runs(sums_before(saved)) - room
+    if problem.recompute == "off":
+        return np.where(over > 0, np.inf, 0.0)
+    forward = np.diff(chain.forward.fixed + rows * chain.forward.per_row)
+    rate = saved.sum() / forward.sum() if forward.sum() > 0 else 0.0
+    # A layer's rest is no more than that of its fixed part and that of its rows.
+    for bytes_of, forward_of, count in (
+        (chain.saved.fixed, chain.forward.fixed, 1.0),
+        (chain.saved.per_row, chain.forward.per_row, rows),
+    ):
+        rest = np.maximum(0.0, np.diff(bytes_of) - rate * np.diff(forward_of))
+        over -= count * runs(sums_before(rest))
+    each = replicas.fewest * micro_batches / rate if rate > LEAST_RATE else 0.0
+    again = np.maximum(over, 0.0) * each
+    return np.where(most_of_runs(saved) > room, np.inf, again)
+
+
+def most_of_runs(values: Floats) -> Floats:
+    """The largest value of the layers of every run."""
+    most = np.zeros((len(values) + 1,) * 2)
+    for lo in range(len(values)):
+        most[lo, lo + 1 :] = np.maximum.accumulate(values[lo:])
+    return most
+
+
+def sums_before(values: Floats) -> Floats:
+    """Sums of the first 0, 1, ... values."""
+    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 def reduce_s(limits: LinkLimits, devices: int, parameter_bytes: Floats) -> Floats:
@@ -242,6 +303,16 @@ def reduce_s(limits: LinkLimits, devices: int, parameter_bytes: Floats) -> Float
 def runs(sums: Floats) -> Floats:
     """Sums at the cuts as sums of every run."""
     return sums[None, :] - sums[:, None]
+
+
+def has_whole_backwards(problem: PlanningProblem) -> bool:
+    """Whether all schedules allowed have whole backwards and one stage a device."""
+    return all(FAMILIES[name].is_planned for name in problem.schedules)
+
+
+def may_be_mirrored(problem: PlanningProblem) -> bool:
+    """Whether a schedule allowed holds every stage twice."""
+    return any(FAMILIES[name].placement == "mirrored" for name in problem.schedules)
 
 
 def full_speeds(cluster: Cluster) -> list[float]:

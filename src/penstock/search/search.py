@@ -8,8 +8,7 @@ from math import inf
 
 from numpy.random import default_rng
 
-from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s, proof_of
-from penstock.bounds.plans import relaxed_plans
+from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.errors import Infeasible
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.infeasible import infeasible
@@ -150,15 +149,13 @@ def starts_of(best: "Incumbent", problem: PlanningProblem) -> Iterator[Skeleton]
 
 
 def planner_steps(best: "Incumbent", starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
-    """The plans of the other planners, and the relaxed plan of the lower bound on real devices."""
+    """The plans of the other planners."""
     for name, planner in starts.items():
         yield best.step(f"planner {name}")
         try:
             best.offer(planner(best.problem, best.score))
         except Infeasible:
             continue
-    for plan in relaxed_plans(best.problem):
-        best.offer(plan)
     yield best.step("planners")
 
 
@@ -175,7 +172,9 @@ def whole_backward_steps(best: "Incumbent") -> Iterator[SearchStep]:
     1 to 3 end as soon as the best plan meets the bound. Of equal plans that on the fewest devices
     wins.
     """
-    for phase in (climb_hills, improve, load_evenly):
+    # Schedules that the fast estimate does not know are only moved.
+    known = bool(best.climber.ways())
+    for phase in (climb_hills, improve, load_evenly) if known else (improve,):
         if best.gap > PROVEN:
             yield from phase(best)
     yield from look_at_all(best)
@@ -257,17 +256,15 @@ def climb_hills(best: Incumbent) -> Iterator[SearchStep]:
 
 
 def load_evenly(best: Incumbent) -> Iterator[SearchStep]:
-    """Plans that load devices and links evenly, and the relaxed plan of the bound.
+    """Plans that load devices and links evenly.
 
     Each gets the schedule, depth and recompute that suit it best. What is best after a round is
     where the walks of the next start.
     """
     problem = best.problem
     many = len(problem.cluster.devices) > MOST_LOADED
-    # Without a relaxed plan the bound is a simple one, whose gap says little.
-    if many or best.gap < WORTH_LOADING or proof_of(problem).plan is None:
+    if many or best.gap < WORTH_LOADING:
         return
-    best_variant(best, relaxed_plans(problem))
     for seed in range(ROUNDS_OF_LOADS):
         yield best.step("even loads")
         if best.plan is None:

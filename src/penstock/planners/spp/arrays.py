@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bounds.lower_bound import proof_of
+from penstock.bounds.lower_bound import lower_bound
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_ways
 from penstock.plan.cost import crowding, rows_by_speed
@@ -200,20 +200,19 @@ def few_cuts(profile: ModelProfile, most: int = MOST_CUTS) -> tuple[int, ...]:
 
 
 def few_sizes_for_tables(problem: PlanningProblem) -> tuple[int, ...]:
-    """`few_sizes` of planners that fill large tables: on more than `MOST_BLOCKS` devices fewer.
+    """`few_sizes` of planners that fill large tables: half as many on more than `MOST_BLOCKS`.
 
-    Then half as many, nearest to the size of the bound's relaxed plan where there is one: of the
-    divisors of a large batch most are far too small or do not fit.
+    Then those nearest to the size with which the bound is least, where it says one: of the divisors
+    of a large batch most are far too small or do not fit.
     """
     if len(problem.cluster.devices) <= MOST_BLOCKS:
         return few_sizes(problem)
     sizes = few_sizes(problem, len(problem.micro_batch_sizes))
     if len(sizes) <= MOST_SIZES // 2:
         return sizes
-    relaxed = proof_of(problem).plan
-    if relaxed is None:
+    best = lower_bound(problem).micro_batch_size
+    if not best:
         return few_sizes(problem, MOST_SIZES // 2)
-    best = relaxed.micro_batch_size
     nearest = sorted(sizes, key=lambda size: (abs(log(size / best)), size))
     return tuple(sorted(nearest[: MOST_SIZES // 2]))
 
