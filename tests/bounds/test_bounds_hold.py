@@ -12,7 +12,7 @@ from strategies import Case, cases
 from penstock.bounds.lower_bound import lower_bound, lower_bound_s, plan_bound_s
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.schedule.action import Action
+from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.validate import check_playable
 from penstock.simulate.catalogue import workload_of
@@ -20,6 +20,7 @@ from penstock.simulate.plain import play
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9
+KINDS: tuple[ActionKind, ...] = ("F", "B")
 
 
 @settings(max_examples=40, deadline=None)
@@ -54,7 +55,7 @@ def any_order(plan: Plan, random: Random) -> Schedule:
     stages, batches = len(plan.stages), plan.micro_batches
     orders: list[list[Action]] = [[] for _ in range(stages)]
     done: set[Action] = set()
-    waiting = [Action(kind, s, m) for kind in "FB" for s in range(stages) for m in range(batches)]
+    waiting = [Action(kind, s, m) for kind in KINDS for s in range(stages) for m in range(batches)]
     while waiting:
         ready = [action for action in waiting if is_ready(action, stages, done)]
         action = random.choice(ready)
