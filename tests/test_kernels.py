@@ -130,6 +130,18 @@ def test_what_a_kernel_calls_is_compiled_once_and_has_no_code_of_its_own(
     assert part.library.get_pointer_to_function(part.fndesc.llvm_func_name) == 0
 
 
+def test_a_numba_that_is_newer_than_known_compiles_helpers_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "NEWEST_WITH_PARTS", (0, 0))
+    monkeypatch.setattr(kernels, "helpers", {})
+    assert kernels.made(cast("FunctionType", total_s))(np.arange(5.0)) == 20.0
+    (helper,) = kernels.helpers.values()
+    (own,) = helper.overloads.values()
+    assert own.library.get_pointer_to_function(own.fndesc.llvm_func_name) > 0
+
+
 def first_of(pair: Pair | SwappedPair) -> float:
     return pair.first[0]
 

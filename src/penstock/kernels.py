@@ -38,6 +38,10 @@ R = TypeVar("R")
 KEYS_KEPT = 4
 """Of each kernel so many versions stay on disk: several checkouts may take turns."""
 
+NEWEST_WITH_PARTS = (0, 68)
+"""The newest numba whose inner workings `penstock.kernel_parts` is known to fit. Under a newer one
+helpers are compiled as numba does by itself, which takes twice as long."""
+
 kernels: dict[FunctionType, Any] = {}
 helpers: dict[FunctionType, Any] = {}
 listeners: list[Callable[[str], None]] = []
@@ -85,11 +89,14 @@ def helper(function: FunctionType) -> Any:
     """What a kernel calls, only ever called by compiled code: it needs no way in from Python."""
     import numba
 
-    from penstock.kernel_parts import PartCompiler, forget_literals
-
     if function not in helpers:
         plain = with_helpers(function)
         options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        if numba.version_info[:2] > NEWEST_WITH_PARTS:
+            helpers[function] = numba.njit(**options)(plain)
+            return helpers[function]
+        from penstock.kernel_parts import PartCompiler, forget_literals
+
         helpers[function] = numba.njit(pipeline_class=PartCompiler, **options)(plain)
         forget_literals(helpers[function])
     return helpers[function]
