@@ -1,13 +1,12 @@
 """The page on capture shows what the benchmark has written, and the benchmark still runs."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from scripts import script_at
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "benchmarks" / "capture.md"
@@ -15,14 +14,7 @@ PAGE = ROOT / "docs" / "benchmarks" / "capture.md"
 
 @pytest.fixture(scope="module")
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "capture_benchmark", ROOT / "benchmarks" / "capture.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script_at("benchmarks/capture.py", "capture_benchmark")
 
 
 @pytest.fixture(scope="module")

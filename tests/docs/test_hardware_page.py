@@ -1,12 +1,11 @@
 """The page of estimates against published runs shows what the benchmark has written and finds."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import script_at
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "benchmarks" / "hardware.md"
@@ -14,14 +13,7 @@ PAGE = ROOT / "docs" / "benchmarks" / "hardware.md"
 
 @pytest.fixture(scope="module")
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "hardware_benchmark", ROOT / "benchmarks" / "hardware.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script_at("benchmarks/hardware.py", "hardware_benchmark")
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
 """The page of the census shows what the benchmark has recorded."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import script_at
 
 ROOT = Path(__file__).parent.parent.parent
 CENSUS = ROOT / "benchmarks" / "models"
@@ -13,11 +13,7 @@ CENSUS = ROOT / "benchmarks" / "models"
 
 @pytest.fixture(scope="module")
 def page() -> Any:
-    spec = importlib.util.spec_from_file_location("census_page", CENSUS / "page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_at("benchmarks/models/page.py", "census_page")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """The page on planning shows the tables of the benchmark's results, and what they say together."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import script_at
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "benchmarks" / "planning"
@@ -16,12 +16,7 @@ PAGE = ROOT / "docs" / "benchmarks" / "planning.md"
 @pytest.fixture(scope="module")
 def tables() -> Any:
     sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("planning_tables", FOLDER / "tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script_at("benchmarks/planning/tables.py", "planning_tables")
 
 
 @pytest.fixture(scope="module")

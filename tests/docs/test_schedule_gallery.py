@@ -1,10 +1,9 @@
 """The gallery shows every schedule, as it is drawn and timed today."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script_at
 
 from penstock.schedule.registry import FAMILIES
 
@@ -12,15 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "schedules.md").read_text()
 
 
-def drawing_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("schedules", DOCS / "pictures" / "schedules.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = drawing_script()
+SCRIPT = script_at("docs/pictures/schedules.py", "schedules")
 DRAWN_ALIKE = [name for name in FAMILIES if name not in SCRIPT.DIFFERS_BY_SOLVER]
 
 
