@@ -10,8 +10,7 @@ __all__ = ["GOOD", "counted", "filled_in", "parts"]
 Row = Mapping[str, Any]
 
 GOOD = ("right", "right as gradient accumulation")
-LIMITS = ("timeout", "out of memory")
-OUTCOMES = (*GOOD, "refused", "WRONG", "crash", *LIMITS, "does not run eagerly")
+OUTCOMES = (*GOOD, "refused", "WRONG", "crash", "timeout", "out of memory", "does not run eagerly")
 HEADS = {
     "causal": "causal language models",
     "masked": "masked language models",

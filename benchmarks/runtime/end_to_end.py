@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,6 @@ from models import Model, make_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from penstock.ask_planner import plan_pipeline
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
@@ -24,11 +23,15 @@ from penstock.cluster.presets import local_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage
+from penstock.planning.answers import find_plan
 from penstock.planning.questions import planning_problem
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.score import make_score
 
-__all__ = ["cluster_of_ranks", "compare_data_parallel", "compare_end_to_end"]
+__all__ = ["Name", "alternated", "cluster_of_ranks", "compare_data_parallel", "compare_end_to_end"]
+
+Name = TypeVar("Name")
+"""What a contender is told apart by."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -75,7 +78,7 @@ def compare_end_to_end(
 
 
 def own_plan(graph: LayerGraph, model: Model, micro_batches: int) -> tuple[Plan, float]:
-    """What `plan_pipeline` finds under all schedules, with the rival's size of micro-batches.
+    """What the search finds under all schedules, with the rival's size of micro-batches.
 
     All ranks measure the layers at the same time, because they will also work at the same time;
     rank 0 decides.
@@ -85,10 +88,16 @@ def own_plan(graph: LayerGraph, model: Model, micro_batches: int) -> tuple[Plan,
     dist.all_gather_object(profiles, measure_profile(graph, model.batch(1), repeats=7))
     chosen: list[Any] = [None]
     if dist.get_rank() == 0:
-        asked: Any = {"micro_batch_size": model.rows, "recompute": "off"}
-        question = median_profile(profiles), cluster_of_ranks(ranks), model.rows * micro_batches
-        plan = plan_pipeline(*question, **asked)
-        score = make_score(planning_problem(*question, planner="search", **asked))
+        problem = planning_problem(
+            median_profile(profiles),
+            cluster_of_ranks(ranks),
+            model.rows * micro_batches,
+            micro_batch_size=model.rows,
+            planner="search",
+            recompute="off",
+        )
+        score = make_score(problem)
+        plan = find_plan(problem, "search", score)
         chosen = [(plan, score(plan))]
     dist.broadcast_object_list(chosen)
     return chosen[0]
@@ -143,10 +152,10 @@ def compare_data_parallel(model_name: str, micro_batches: int, rounds: int) -> d
 
 
 def alternated(
-    contenders: dict[str, tuple[Callable[[], object], Callable[[], object]]], rounds: int
-) -> dict[str, list[float]]:
+    contenders: dict[Name, tuple[Callable[[], object], Callable[[], object]]], rounds: int
+) -> dict[Name, list[float]]:
     """Seconds of each contender's iterations, after one that is not counted."""
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    taken: dict[Name, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name, (prepare, step) in contenders.items():
             prepare()

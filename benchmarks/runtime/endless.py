@@ -1,14 +1,13 @@
 """Schedules without a flush against 1F1B with one, on real ranks and as the simulator predicts."""
 
-import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import torch.distributed as dist
 from cases import CASES, bounds_of, plan_of
-from comparing import timed
-from end_to_end import cluster_of_ranks
+from end_to_end import Name, alternated, cluster_of_ranks
 from models import Model, make_model
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -23,7 +22,7 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import simulate_plan
 
-__all__ = ["compare_endless", "exhaust", "measured_profile"]
+__all__ = ["compare_endless", "measured_profile", "streams_of"]
 
 BATCHES = 4
 """Batches in a row for each measurement; without a flush the pipeline fills and drains once."""
@@ -38,13 +37,7 @@ def compare_endless(schedules: list[str], micro_batches: int, rounds: int) -> di
     model, profile = make_model("gpt"), measured_profile(make_optimizer)
     pipes = {name: pipeline_of(name, model, micro_batches) for name in schedules}
     batches = [model.batch(micro_batches) for _ in range(BATCHES)]
-    taken: dict[str, list[float]] = {name: [] for name in schedules}
-    for number in range(rounds + 1):
-        for name, pipe in pipes.items():
-            gc.collect()
-            seconds = timed(lambda pipe=pipe: exhaust(pipe.stream(batches)))
-            if number:
-                taken[name].append(seconds)
+    taken = alternated(streams_of(pipes, batches), rounds)
     ranks = dist.get_world_size()
     cluster = cluster_of_ranks(ranks)
     predicted = {name: predicted_s(pipe, profile, cluster) for name, pipe in pipes.items()}
@@ -118,7 +111,11 @@ def predicted_s(pipe: Pipeline, profile: ModelProfile, cluster: Cluster) -> floa
     return BATCHES * found.iteration_s
 
 
-def exhaust(steps: Iterable[object]) -> None:
-    """Take all steps."""
-    for _ in steps:
-        pass
+def streams_of(
+    pipes: Mapping[Name, Pipeline], batches: Sequence[Any]
+) -> dict[Name, tuple[Callable[[], object], Callable[[], object]]]:
+    """Contenders that take all steps of a stream of ``batches``, with nothing to prepare."""
+    return {
+        name: (lambda: None, lambda pipe=pipe: deque(pipe.stream(batches), maxlen=0))
+        for name, pipe in pipes.items()
+    }

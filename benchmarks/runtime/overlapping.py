@@ -4,7 +4,6 @@ On blocks that wait instead of computing, so that ranks need no cores of their o
 the order of the work decides; and on the GPT-like model, where every rank computes.
 """
 
-import gc
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases import CASES, bounds_of, plan_of
-from comparing import timed
-from end_to_end import cluster_of_ranks
-from endless import exhaust, measured_profile
+from end_to_end import alternated, cluster_of_ranks
+from endless import measured_profile, streams_of
 from models import make_model
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -89,13 +87,7 @@ def compare_overlapping(model_name: str, micro_batches: int, rounds: int) -> dic
     pipes = {way: pipeline_of(model_name, micro_batches, *way) for way in ways}
     torch.manual_seed(0)
     batches = [batch_of(model_name, micro_batches) for _ in range(BATCHES)]
-    taken: dict[tuple[str, OptimizerSync], list[float]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
-        for way, pipe in pipes.items():
-            gc.collect()
-            seconds = timed(lambda pipe=pipe: exhaust(pipe.stream(batches)))
-            if number:
-                taken[way].append(seconds)
+    taken = alternated(streams_of(pipes, batches), rounds)
     predicted: dict[tuple[str, OptimizerSync], float] = {}
     for (schedule, sync), pipe in pipes.items():
         found = simulate_plan(
