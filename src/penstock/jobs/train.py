@@ -25,7 +25,7 @@ from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
-from penstock.runtime.checkpoint import has_checkpoint, latest_checkpoint
+from penstock.runtime.checkpoint import latest_checkpoint
 from penstock.runtime.endless import updates_per_batch
 from penstock.runtime.launch import launch_workers
 from penstock.runtime.runnable import check_runnable
@@ -150,10 +150,11 @@ def train_in(
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
     """The newest checkpoint; none where the run ended before its first one."""
-    if not has_checkpoint(directory.checkpoints):
+    try:
+        return latest_checkpoint(directory.checkpoints)
+    except BadInput:
         say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
         return None
-    return latest_checkpoint(directory.checkpoints)
 
 
 def costs_of(

@@ -37,7 +37,7 @@ def fitted_stage(problem: PlanningProblem, assignment: Assignment, in_flight: in
     """The stage with recompute only where it must; None where it does not fit."""
     layers, devices, slices = assignment
     limits = [problem.cluster.devices[device].memory_bytes for device in devices]
-    for recompute in {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]:
+    for recompute in problem.recompute_choices:
         if all(
             device_memory_bytes(problem, layers, rows, in_flight=in_flight, recompute=recompute)
             <= limit

@@ -61,6 +61,11 @@ class PlanningProblem:
     memory_reserve: float = 0.0
     as_fast: float = 0.0
 
+    @property
+    def recompute_choices(self) -> tuple[bool, ...]:
+        """Whether a stage may keep its activations, recompute them, or either: keeping first."""
+        return {"auto": (False, True), "on": (True,), "off": (False,)}[self.recompute]
+
     def __post_init__(self) -> None:
         if not 0 <= self.memory_reserve < 1:
             raise BadInput(

@@ -48,12 +48,11 @@ def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candi
     speeds = [device.speed for device in problem.cluster.devices]
     fastest = sorted(range(len(speeds)), key=lambda device: (-speeds[device], device))
     devices = tuple(sorted(fastest[:count]))
-    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
     for micro_batch_size in problem.micro_batch_sizes:
         if micro_batch_size < count:
             continue
         slices = rows_by_speed(problem.cluster, devices, micro_batch_size)
-        for recompute in choices:
+        for recompute in problem.recompute_choices:
             layers = range(len(problem.profile.layers))
             plan = Plan(
                 stages=(Stage(layers, devices, slices, recompute),),

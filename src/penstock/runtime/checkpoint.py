@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from penstock.errors import BadInput
 
 __all__ = [
-    "has_checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
     "make_durable",
@@ -194,11 +193,6 @@ def latest_checkpoint(directory: Path) -> Path:
     if not found:
         raise BadInput(f"no checkpoint in '{directory}'; name the directory of a run with one")
     return found[-1]
-
-
-def has_checkpoint(directory: Path) -> bool:
-    """Whether there is a complete checkpoint in ``directory``."""
-    return bool(checkpoints_in(directory))
 
 
 def checkpoints_in(directory: Path) -> list[Path]:

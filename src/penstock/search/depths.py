@@ -10,7 +10,7 @@ from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 
-__all__ = ["deeper_variants", "moved_in_flight", "walked_depths"]
+__all__ = ["actions_of", "deeper_variants", "moved_in_flight", "walked_depths"]
 
 MOVE_COST = 300
 """Actions that making a plan counts as, beside those that are simulated."""
@@ -27,6 +27,11 @@ DEPTHS = (1, 2, 3, 4, 6, 8)
 RECOMPUTE, AGAIN, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
 """Probabilities that a move changes recompute, and that another follows before the plan is judged;
 and by how much a depth changes at most."""
+
+
+def actions_of(plan: Plan) -> int:
+    """Forwards and backwards of all devices, which a simulation's time grows with."""
+    return 2 * plan.micro_batches * len(plan.devices)
 
 
 def walked_depths(
@@ -52,7 +57,7 @@ def walked_depths(
         if plan_bound_s(problem, plan) > limit_s:
             continue
         seconds = score(plan)
-        left -= 2 * plan.micro_batches * len(plan.devices)
+        left -= actions_of(plan)
         lost = lost + 1 if seconds == inf else 0
         if seconds > limit_s or seconds == inf:
             continue
@@ -96,10 +101,9 @@ def other_depth(plan: Plan, generator: Generator) -> Plan:
 
 def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
     """A plan with more micro-batches in flight, with and without recompute."""
-    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
     stages = len(plan.stages)
     found: list[Plan] = []
-    for again in choices:
+    for again in problem.recompute_choices:
         same = tuple(replace(stage, recompute=again) for stage in plan.stages)
         found += [
             replace(plan, stages=same, schedule=schedule, in_flight_limit=())

@@ -65,7 +65,6 @@ def row_splits(rows: int, replicas: int) -> Iterator[tuple[int, ...]]:
 
 def every_variant(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """Every recompute, schedule and depth of a placement; the one with the least memory first."""
-    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
     stages, micro_batches = len(plan.stages), plan.micro_batches
     orders: list[tuple[str, tuple[int, ...]]] = []
     for schedule in problem.schedules:
@@ -77,7 +76,7 @@ def every_variant(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
             orders += [(schedule, depth) for depth in falling_depths(most)]
         elif schedule not in ("1f1b", "gpipe") or "early-backward" not in problem.schedules:
             orders.append((schedule, ()))
-    for recompute in product(choices, repeat=stages):
+    for recompute in product(problem.recompute_choices, repeat=stages):
         chosen = tuple(
             Stage(stage.layers, stage.devices, stage.slices, again)
             for stage, again in zip(plan.stages, recompute, strict=True)

@@ -42,7 +42,7 @@ def starts(problem: PlanningProblem, plan: Plan, schedule: str) -> Iterator[Plan
     for placed in placements(problem, plain, schedule):
         recomputing = (
             replace(placed, stages=tuple(replace(s, recompute=r) for s in placed.stages))
-            for r in {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
+            for r in problem.recompute_choices
         )
         yield from dict.fromkeys([placed, *recomputing])
 

@@ -16,7 +16,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.schedule.registry import FAMILIES
 from penstock.search.climbs import climbed_plans
-from penstock.search.depths import deeper_variants, walked_depths
+from penstock.search.depths import actions_of, deeper_variants, walked_depths
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import FamilySearch, family_steps, plain_families
 from penstock.search.loads import evenly_loaded_plans
@@ -240,11 +240,6 @@ class Incumbent:
     def step(self, doing: str) -> SearchStep:
         """What is known now."""
         return SearchStep(doing, self.plan, self.seconds)
-
-
-def actions_of(plan: Plan) -> int:
-    """Forwards and backwards of all devices."""
-    return 2 * plan.micro_batches * len(plan.devices)
 
 
 def climb_hills(best: Incumbent) -> Iterator[SearchStep]:

@@ -40,10 +40,9 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
         Infeasible: no plan fits; the message says what would.
     """
     problem = replace(problem, schedules=methods_for(problem))
-    modes = {"auto": (False, True), "on": (True,), "off": (False,)}[problem.recompute]
     every_size = tuple(sorted(problem.micro_batch_sizes))
     for sizes in dict.fromkeys((few_sizes(problem), every_size)):
-        for recompute in modes:
+        for recompute in problem.recompute_choices:
             few = replace(problem, micro_batch_sizes=sizes, recompute="on" if recompute else "off")
             pipelines = list(pipeline_candidates(few, recompute=recompute))
             whole = list(data_parallel_candidates(few))
