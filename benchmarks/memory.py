@@ -19,8 +19,8 @@ from penstock.jobs.optimizers import optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.launch import launch_workers
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import simulate_plan
 
 CASES = (

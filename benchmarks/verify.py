@@ -30,8 +30,8 @@ from penstock.capture.trace import capture_model
 from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import build_and_capture
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.launch import launch_workers
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.processes.launch import launch_workers
 
 RESULTS = Path(__file__).parent / "verify" / "results.json"
 MICRO_BATCHES = 4

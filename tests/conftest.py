@@ -64,7 +64,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the server that workers are forked from import it, once for all of them."""
-    launch: Any = sys.modules.get("penstock.runtime.launch")
+    launch: Any = sys.modules.get("penstock.runtime.processes.launch")
     if launch is not None:
         launch.IMPORTED_ONCE = (*launch.IMPORTED_ONCE, *IN_WORKERS)
 

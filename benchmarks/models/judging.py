@@ -18,7 +18,7 @@ from penstock.capture.loss_module import loss_in_result
 from penstock.capture.trace import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.in_process import InProcessPipeline
+from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 __all__ = [
     "judge",

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.runtime.launch import loopback_store
+from penstock.runtime.processes.launch import loopback_store
 
 __all__ = ["run_tasks"]
 

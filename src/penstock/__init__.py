@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
     from penstock.report.timeline_files import write_timeline
-    from penstock.runtime.batch_metrics import Evaluation
     from penstock.runtime.callbacks import Closing, Saved
-    from penstock.runtime.checkpoint import read_state
-    from penstock.runtime.in_process import InProcessPipeline
-    from penstock.runtime.launch import launch_workers
-    from penstock.runtime.loader_state import ResumableLoader
-    from penstock.runtime.loss_scaling import LossScaling
+    from penstock.runtime.checkpoints.checkpoint import read_state
+    from penstock.runtime.checkpoints.loader_state import ResumableLoader
+    from penstock.runtime.gradients.loss_scaling import LossScaling
     from penstock.runtime.metrics import StepMetrics
     from penstock.runtime.pipeline import Pipeline
-    from penstock.runtime.pretrained import Weights
+    from penstock.runtime.processes.launch import launch_workers
+    from penstock.runtime.user_metrics import Evaluation
+    from penstock.runtime.weights.pretrained import Weights
+    from penstock.runtime.without_flush.in_process import InProcessPipeline
     from penstock.simulate.simulation import simulate_plan
 
 __all__ = [
@@ -126,16 +126,16 @@ PLACES = {
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
     "penstock.report.page": ("write_report",),
     "penstock.report.timeline_files": ("write_timeline",),
-    "penstock.runtime.batch_metrics": ("Evaluation",),
     "penstock.runtime.callbacks": ("Closing", "Saved"),
-    "penstock.runtime.checkpoint": ("read_state",),
-    "penstock.runtime.in_process": ("InProcessPipeline",),
-    "penstock.runtime.launch": ("launch_workers",),
-    "penstock.runtime.loader_state": ("ResumableLoader",),
-    "penstock.runtime.loss_scaling": ("LossScaling",),
+    "penstock.runtime.checkpoints.checkpoint": ("read_state",),
+    "penstock.runtime.checkpoints.loader_state": ("ResumableLoader",),
+    "penstock.runtime.user_metrics": ("Evaluation",),
+    "penstock.runtime.gradients.loss_scaling": ("LossScaling",),
     "penstock.runtime.metrics": ("StepMetrics",),
     "penstock.runtime.pipeline": ("Pipeline",),
-    "penstock.runtime.pretrained": ("Weights",),
+    "penstock.runtime.processes.launch": ("launch_workers",),
+    "penstock.runtime.weights.pretrained": ("Weights",),
+    "penstock.runtime.without_flush.in_process": ("InProcessPipeline",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }
 """The module of each exported name; a test holds it equal to the imports above."""

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from penstock.capture.trace import capture_model
 from penstock.errors import CaptureFailed, RunFailed
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.in_process import InProcessPipeline
+from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 WIDTH, EXPERTS, ROWS = 6, 3, 4
 

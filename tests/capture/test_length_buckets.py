@@ -28,8 +28,8 @@ from penstock.errors import BadInput, CaptureFailed
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.in_process import InProcessPipeline
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 
 def captured(model: nn.Module, dynamic: Dynamic = IN_BUCKETS) -> LayerGraph:

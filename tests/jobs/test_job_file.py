@@ -15,8 +15,8 @@ from penstock.jobs.job_file import find_job, read_job
 from penstock.jobs.profile_job import built_model
 from penstock.jobs.registry import DEFAULT_JOB, JOBS
 from penstock.jobs.worker import steps_of
-from penstock.runtime.loss_scaling import LossScaling
-from penstock.runtime.pretrained import Weights
+from penstock.runtime.gradients.loss_scaling import LossScaling
+from penstock.runtime.weights.pretrained import Weights
 
 MODULE = """
 import torch

@@ -15,7 +15,7 @@ from penstock.measure.links import (
     usable_cores,
     usable_memory_bytes,
 )
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 
 def member(host: str, kind: str = "cpu") -> Member:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from penstock.runtime.without_dropout import DROPOUTS
+from penstock.runtime.verify.without_dropout import DROPOUTS
 
 STRETCH = 1e4
 """Spreads the sines of neighbouring numbers; far below 1e16, so that rounding flips no mask."""

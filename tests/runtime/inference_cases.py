@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
-from penstock.runtime.batch_metrics import Evaluation
 from penstock.runtime.callbacks import Closing, Event, Saved
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.user_metrics import Evaluation
 
 BATCH = 12
 

@@ -17,7 +17,7 @@ from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import build_and_capture
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan
-from penstock.runtime.measured_memory import MeasuredMemory
+from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.simulation import simulate_plan
 

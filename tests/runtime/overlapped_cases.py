@@ -20,10 +20,10 @@ from penstock.capture.chain import Chain
 from penstock.errors import LossNotFinite
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
-from penstock.runtime.channels import TransportChoice
-from penstock.runtime.loss_scaling import LossScaling
+from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.transport.channels import TransportChoice
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
 

@@ -16,7 +16,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.measure.model_structure import parameters_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
+from penstock.runtime.memory.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.stage_memory import stage_memory

@@ -21,8 +21,8 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
-from penstock.runtime import shared_memory
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.transport import shared_memory
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.loader_state import ResumableLoader
+from penstock.runtime.checkpoints.loader_state import ResumableLoader
 from penstock.runtime.pipeline import Pipeline
 
 

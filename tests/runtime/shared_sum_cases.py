@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from penstock.errors import Stalled
-from penstock.runtime.cuda_clock import clock_for
-from penstock.runtime.gradient_bucket import Bucket, make_bucket
-from penstock.runtime.replicas import GradientBuckets, make_groups
-from penstock.runtime.segment_opening import join_segments
-from penstock.runtime.shared_segment import Segments
-from penstock.runtime.shared_sums import SUMMED, SharedSum, share_sums
-from penstock.runtime.world import World, join_world
+from penstock.runtime.clock import clock_for
+from penstock.runtime.gradients.bucket import Bucket, make_bucket
+from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
+from penstock.runtime.gradients.shared_memory_sum import SUMMED, SharedSum, share_sums
+from penstock.runtime.processes.world import World, join_world
+from penstock.runtime.transport.opening_segments import join_segments
+from penstock.runtime.transport.segments import Segments
 
 ROUNDS = 20
 # More numbers than ranks, as many as no multiple of them, and fewer.

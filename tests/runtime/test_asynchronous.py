@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reference.asynchronous_training import METHODS, train
 
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 TOLERANCE = 1e-12
 BATCHES = 5

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.runtime.clock import StepClock
-from penstock.runtime.cuda_clock import CudaClock, clock_for
+from penstock.runtime.clock import CudaClock, StepClock, clock_for
 
 
 def test_noting_an_event_takes_less_than_a_microsecond() -> None:
@@ -67,7 +66,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: found.wait())
-    monkeypatch.setattr("penstock.runtime.cuda_clock.time.perf_counter", lambda: found.host_s)
+    monkeypatch.setattr("penstock.runtime.clock.time.perf_counter", lambda: found.host_s)
     yield found
 
 

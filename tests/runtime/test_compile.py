@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.compiled_call import StageCompiler
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.stages.compiled_call import StageCompiler
 
 # torch's own compiler warns of what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

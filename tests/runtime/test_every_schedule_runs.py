@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 from penstock.schedule.registry import FAMILIES
 
 SYNCHRONOUS = [name for name in FAMILIES if FAMILIES[name].flushes]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.runtime import free_memory as subject
-from penstock.runtime.free_memory import FreeMemory, free_memory
+from penstock.runtime.memory import free_memory as subject
+from penstock.runtime.memory.free_memory import FreeMemory, free_memory
 
 CPU = torch.device("cpu")
 

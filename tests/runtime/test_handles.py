@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -7,8 +7,8 @@ import torch
 
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.launch import launch_workers
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.processes.launch import launch_workers
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 ALLOWED_SHARE = 0.85
 """Memory of a rank beyond what it has before it reads anything, as a share of the weights."""

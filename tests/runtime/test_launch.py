@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BadInput, RunFailed
-from penstock.runtime.launch import launch_workers, threads_per_worker
+from penstock.runtime.processes.launch import launch_workers, threads_per_worker
 
 HERE = Path(__file__).parent
 
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from workers_under_test import sleep_for_ever
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 if __name__ == "__main__":
     try:

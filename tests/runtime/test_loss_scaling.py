@@ -13,7 +13,7 @@ from torch.optim import SGD
 from penstock.capture.chain import Chain
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.loss_scaling import LossScaler, LossScaling
+from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.pipeline import Pipeline
 
 ROWS, WIDTH, MICRO_BATCHES = 16, 8, 4

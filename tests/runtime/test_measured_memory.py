@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from penstock.plan.plan import Plan
-from penstock.runtime.launch import launch_workers
-from penstock.runtime.measured_memory import MeasuredMemory, measured_memory
+from penstock.runtime.memory.measured_memory import MeasuredMemory, measured_memory
+from penstock.runtime.processes.launch import launch_workers
 
 # What an operator needs while it runs is not in a profile measured on the CPU.
 WHILE_RUNNING = 0.12

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "interleaved")
 # The heap settles for a while; a leak of one activation a step would be 24 MiB in 500 steps.

@@ -5,8 +5,8 @@ import torch
 
 from penstock.capture.layer_graph import TensorSpec
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.messages import Boundary, messages_of_rank
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
+from penstock.runtime.transport.messages import Boundary, messages_of_rank
 from penstock.schedule.action import Action
 
 HIDDEN = TensorSpec("hidden", (8, 5), torch.float32, 0, requires_grad=True)

@@ -19,11 +19,11 @@ from penstock.capture.lengths import Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.iteration import warm_up_of
-from penstock.runtime.kept_step import KeptStep
-from penstock.runtime.launch import launch_workers
 from penstock.runtime.micro_batches import schedule_of
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.training import Training
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.steps.training import Training
+from penstock.runtime.steps.undo import KeptStep
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.registry import FAMILIES
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 Found = tuple[dict[str, dict[str, Any]], ...]
 

@@ -18,8 +18,8 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.pretrained import Weights, sources_of
-from penstock.runtime.safetensors_file import write_tensors
+from penstock.runtime.weights.pretrained import Weights, sources_of
+from penstock.runtime.weights.safetensors_file import write_tensors
 
 SMALL: dict[str, Any] = {
     "num_hidden_layers": 2,

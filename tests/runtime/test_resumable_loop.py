@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runtime.workers_under_test import run_script
 
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resumable_loop.py"
 

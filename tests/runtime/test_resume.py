@@ -7,9 +7,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.errors import BadInput, RunFailed
-from penstock.runtime.checkpoint import latest_checkpoint, read_state
-from penstock.runtime.launch import launch_workers
-from penstock.runtime.loader_state import ResumableLoader, loader_from_text, loader_to_text
+from penstock.runtime.checkpoints.checkpoint import latest_checkpoint, read_state
+from penstock.runtime.checkpoints.loader_state import (
+    ResumableLoader,
+    loader_from_text,
+    loader_to_text,
+)
+from penstock.runtime.processes.launch import launch_workers
 
 
 @pytest.fixture(autouse=True)

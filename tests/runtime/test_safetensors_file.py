@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.errors import BadInput
-from penstock.runtime.safetensors_file import read_header, read_into, write_tensors
+from penstock.runtime.weights.safetensors_file import read_header, read_into, write_tensors
 
 DTYPES = (
     torch.float64,

@@ -10,9 +10,9 @@ from torch import nn
 from penstock.capture.chain import Chain
 from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.launch import launch_workers
-from penstock.runtime.partial_recompute import PartlyRecomputed, parts_of_stage
-from penstock.runtime.stage_runner import StageWork
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
+from penstock.runtime.stages.runner import StageWork
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from penstock.capture.accumulating_linear import LARGE
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.trace import capture_model
-from penstock.runtime.backward_engine import edge_of
-from penstock.runtime.stage_call import ModuleCall, TracedCall, stage_call
-from penstock.runtime.stage_runner import ModuleRunner, StageWork
+from penstock.runtime.stages.backward_engine import edge_of
+from penstock.runtime.stages.call import ModuleCall, TracedCall, stage_call
+from penstock.runtime.stages.runner import ModuleRunner, StageWork
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11
 

@@ -10,7 +10,7 @@ from torch import nn
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.trace import capture_model
-from penstock.runtime.stage_runner import ModuleRunner, StageWork
+from penstock.runtime.stages.runner import ModuleRunner, StageWork
 
 ROWS, WIDTH = 4, 6
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import BadInput
-from penstock.runtime.launch import launch_workers
+from penstock.runtime.processes.launch import launch_workers
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape

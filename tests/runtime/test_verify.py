@@ -13,8 +13,8 @@ from torch.nn import functional
 from penstock.capture.chain import Chain
 from penstock.capture.opaque import run_opaque
 from penstock.capture.trace import capture_model
-from penstock.runtime.launch import launch_workers
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.processes.launch import launch_workers
 
 SAME_DROPOUT = "equal to your module on the whole batch, with the step's own dropout: loss "
 WHOLE = "equal to your module on the whole batch: loss "

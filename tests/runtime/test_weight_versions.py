@@ -21,8 +21,8 @@ from runtime.asynchronous_cases import (
 from penstock.capture.chain import Chain
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
-from penstock.runtime.in_process import InProcessPipeline
-from penstock.runtime.predicted_step import PredictedSteps
+from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.without_flush.predicted_step import PredictedSteps
 from penstock.simulate.instances import instances_of
 
 TOLERANCE = 1e-12

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
-from penstock.runtime.launch import launch_workers
-from penstock.runtime.safetensors_file import read_header
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.weights.safetensors_file import read_header
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from matrix_cases import play
 from matrix_plans import torchrun_cases
 
-from penstock.runtime.world import host_identity
+from penstock.runtime.processes.world import host_identity
 
 
 def main(transports: list[str]) -> None:

@@ -16,9 +16,9 @@ from penstock.capture.trace import capture_model
 from penstock.capture.traced_graph import TracedGraph
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime import worker as worker_module
+from penstock.runtime import rank as worker_module
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.verify import VerifyResult
+from penstock.runtime.verify.verify import VerifyResult
 
 ROWS = 8
 TARGETS = torch.tensor([0, 1, 2, -100, -100, -100, 1, 2])

@@ -20,7 +20,7 @@ from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, TrainResult, train_job
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.checkpoint import latest_checkpoint
+from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.timeline.json_file import read_timeline
 
 pytestmark = pytest.mark.timeout(180)

@@ -11,11 +11,11 @@ from torch import nn
 from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.errors import BadInput
-from penstock.runtime.batch_metrics import Metric
 from penstock.runtime.callbacks import Callback
-from penstock.runtime.loss_scaling import LossScaling
+from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.pipeline import Verification
-from penstock.runtime.pretrained import Weights
+from penstock.runtime.user_metrics import Metric
+from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
 
 __all__ = ["RECORDED", "Data", "Job", "OptimizerSettings", "Split"]

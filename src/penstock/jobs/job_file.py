@@ -43,8 +43,8 @@ from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings
 from penstock.jobs.registry import JOBS
-from penstock.runtime.loss_scaling import LossScaling
-from penstock.runtime.pretrained import Weights
+from penstock.runtime.gradients.loss_scaling import LossScaling
+from penstock.runtime.weights.pretrained import Weights
 
 __all__ = ["find_job", "read_job"]
 

@@ -24,8 +24,8 @@ from penstock.measure.stand_ins import is_on_meta, with_values
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
-from penstock.runtime.launch import launch_workers
-from penstock.runtime.pretrained import sources_of
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.weights.pretrained import sources_of
 
 __all__ = [
     "CostedJob",

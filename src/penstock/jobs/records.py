@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.jobs.run_directory import RunDirectory, rows_before, write_rows
-from penstock.runtime.batch_metrics import Evaluation
 from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.user_metrics import Evaluation
 
 __all__ = ["Records"]
 

@@ -25,11 +25,11 @@ from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
-from penstock.runtime.checkpoint import latest_checkpoint
-from penstock.runtime.endless import updates_per_batch
-from penstock.runtime.launch import launch_workers
-from penstock.runtime.runnable import check_runnable
-from penstock.runtime.weight_saving import check_free
+from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
+from penstock.runtime.checkpoints.weight_saving import check_free
+from penstock.runtime.micro_batches import check_runnable
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.search.registry import PLANNERS
 from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.score import make_score

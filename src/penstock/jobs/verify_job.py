@@ -13,8 +13,8 @@ from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import pipeline_candidates
-from penstock.runtime.launch import launch_workers
-from penstock.runtime.verify import VerifyResult
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.verify.verify import VerifyResult
 from penstock.simulate.score import make_score
 
 __all__ = ["verify_job"]

@@ -19,11 +19,11 @@ from penstock.jobs.progress import display_for
 from penstock.jobs.records import Records
 from penstock.jobs.run_directory import RunDirectory
 from penstock.plan.plan import Plan
-from penstock.runtime.batch_metrics import Evaluation
-from penstock.runtime.endless import updates_per_batch
-from penstock.runtime.measured_memory import MeasuredMemory
+from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.user_metrics import Evaluation
+from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import told_if_long
 

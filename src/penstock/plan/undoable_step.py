@@ -1,6 +1,6 @@
 """What a step costs that is taken before all ranks are heard, so that it may have to be undone.
 
-See `penstock.runtime.overlapped`. What the step changes is copied before it.
+See `penstock.runtime.steps.overlapped`. What the step changes is copied before it.
 """
 
 from dataclasses import replace

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from penstock.errors import BadInput
-from penstock.runtime.batch_metrics import Evaluation
 from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.user_metrics import Evaluation
 
 __all__ = ["Callback", "Closing", "Event", "Saved", "check_callbacks"]
 

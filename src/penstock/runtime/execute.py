@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.errors import PenstockError, RunFailed
-from penstock.runtime.channels import Channels
 from penstock.runtime.clock import Clock
-from penstock.runtime.stage_runner import StageRunner, Tensors
+from penstock.runtime.stages.runner import StageRunner, Tensors
+from penstock.runtime.transport.channels import Channels
 from penstock.schedule.action import Action, ActionKind
 
 __all__ = ["Step", "execute", "steps_of"]

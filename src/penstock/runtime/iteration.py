@@ -3,29 +3,42 @@
 Where batches have lengths that vary, their size is the number of samples and the lengths.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
 from penstock.capture.lengths import LengthsOf
+from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.messages import Boundary, RankMessages, messages_of_rank
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
-from penstock.runtime.stage_runner import StageWork
+from penstock.runtime.stages.runner import StageWork
+from penstock.runtime.transport.messages import Boundary, RankMessages, messages_of_rank
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
 __all__ = [
+    "BatchSize",
     "Iteration",
     "Place",
+    "Prepared",
     "StagePart",
+    "check_sizes",
     "places_of",
     "prepare_iteration",
     "warm_up_of",
 ]
+
+
+Made = TypeVar("Made")
+
+BatchSize: TypeAlias = tuple[int, LengthsOf, bool]
+"""The number of samples, the lengths, and whether it is trained on."""
+
+SIZES_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +193,38 @@ def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
                 found.add(action)
                 ends[group] += 1
     return frozenset(found)
+
+
+class Prepared(Generic[Made]):
+    """The things made for the sizes used last, so that lengths without end fill no memory."""
+
+    def __init__(self, kept: int = SIZES_KEPT) -> None:
+        self._kept = kept
+        self._made: dict[BatchSize, Made] = {}
+
+    def find(self, size: BatchSize, make: Callable[[], Made]) -> Made:
+        """What was made for ``size``, or what ``make`` makes now."""
+        found = self._made.pop(size, None)
+        if found is None:
+            found = make()
+            if len(self._made) >= self._kept:
+                del self._made[next(iter(self._made))]
+        # A dict keeps the order in which keys were put in: the first is the one not used longest.
+        self._made[size] = found
+        return found
+
+
+def check_sizes(sizes_by_rank: Sequence[Sequence[float]], names: Sequence[str]) -> None:
+    """Raise `BadInput` where two ranks have batches of different sizes.
+
+    Each rank gives the sizes with these ``names``, for one batch after another.
+    """
+    first = sizes_by_rank[0]
+    for rank, sizes in enumerate(sizes_by_rank):
+        for place, (own, expected) in enumerate(zip(sizes, first, strict=True)):
+            if own != expected:
+                raise BadInput(
+                    f"the ranks were given different batches: {names[place % len(names)]} is "
+                    f"{own:g} on rank {rank} and {expected:g} on rank 0; give every rank the same "
+                    "batches in the same order"
+                )

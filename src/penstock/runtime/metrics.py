@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
 from penstock.errors import BadInput, LossNotFinite
-from penstock.runtime.gradient_noise import GradientNoise
+from penstock.runtime.gradients.noise import GradientNoise
 
 __all__ = ["RankTotals", "StepMetrics", "Totals", "clip_factor"]
 

@@ -15,7 +15,7 @@ from penstock.schedule.shortened import shortened
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
-__all__ = ["BatchCut", "cut_batch", "forward_schedule", "schedule_of"]
+__all__ = ["BatchCut", "check_runnable", "cut_batch", "forward_schedule", "schedule_of"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ def checked(schedule: Schedule, shape: PipelineShape) -> Schedule:
     """``schedule``, if it can be played."""
     validate(schedule, shape)
     return schedule
+
+
+def check_runnable(plan: Plan) -> None:
+    """Raise `BadInput` for a plan whose schedule is unknown or cannot be played."""
+    schedule_of(plan, plan.micro_batches)
 
 
 def forward_schedule(shape: PipelineShape) -> Schedule:

@@ -14,31 +14,40 @@ from penstock.capture.layer_graph import Batch, LayerGraph, Loss
 from penstock.capture.lengths import Dynamic
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.adapter_saving import save_adapters
-from penstock.runtime.asynchronous import endless_training
-from penstock.runtime.batch_metrics import Evaluation, Metric, MetricSums, check_metrics
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
-from penstock.runtime.channels import TransportChoice
+from penstock.runtime.checkpoints.adapter_saving import save_adapters
+from penstock.runtime.checkpoints.loader_state import StatefulLoader
+from penstock.runtime.checkpoints.pipeline_state import (
+    load_state,
+    restore,
+    save_state,
+    state_tensors,
+)
+from penstock.runtime.checkpoints.weight_saving import save_weights
 from penstock.runtime.clock import gather_timeline
-from penstock.runtime.compiled_call import StageCompiler
-from penstock.runtime.first_step import FirstStep
-from penstock.runtime.flushed_step import flushed_step
-from penstock.runtime.gradient_noise import NoiseMeter
-from penstock.runtime.inference import Inference, PredictionView
-from penstock.runtime.inspection import module_for
-from penstock.runtime.loader_state import StatefulLoader
-from penstock.runtime.loss_scaling import LossScaling, check_parameter_types, loss_scaling_for
-from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
+from penstock.runtime.evaluation.inference import Inference, PredictionView
+from penstock.runtime.gradients.loss_scaling import (
+    LossScaling,
+    check_parameter_types,
+    loss_scaling_for,
+)
+from penstock.runtime.gradients.noise import NoiseMeter
+from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.overlapped import overlapped_training
-from penstock.runtime.pipeline_state import load_state, restore, save_state, state_tensors
-from penstock.runtime.pretrained import Weights
-from penstock.runtime.stage_building import build_stages, check_plan_fits, graph_of
-from penstock.runtime.training import MakeOptimizer, MakeSchedule, Training
-from penstock.runtime.verify import VerifyResult, verify
-from penstock.runtime.weight_saving import save_weights
-from penstock.runtime.worker import Worker
-from penstock.runtime.world import join_world
+from penstock.runtime.processes.world import join_world
+from penstock.runtime.rank import Worker
+from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
+from penstock.runtime.stages.compiled_call import StageCompiler
+from penstock.runtime.stages.find_module import module_for
+from penstock.runtime.steps.overlapped import overlapped_training
+from penstock.runtime.steps.plain_step import flushed_step
+from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule, Training
+from penstock.runtime.transport.channels import TransportChoice
+from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums, check_metrics
+from penstock.runtime.verify.first_step import FirstStep
+from penstock.runtime.verify.verify import VerifyResult, verify
+from penstock.runtime.weights.pretrained import Weights
+from penstock.runtime.without_flush.training import endless_training
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.timeline.timeline import Timeline
 

@@ -1,0 +1,1 @@
+"""What a pipeline writes to disk: its state, its weights, its adapters."""

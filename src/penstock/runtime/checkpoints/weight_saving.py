@@ -1,0 +1,162 @@
+"""Weights written in Hugging Face's layout by all ranks together, each those that it stands for."""
+
+import copy
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.errors import BadInput
+from penstock.runtime.checkpoints.checkpoint import make_durable
+from penstock.runtime.rank import Worker
+from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
+from penstock.runtime.weights.safetensors_file import bytes_of, write_tensors
+
+__all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights", "stay"]
+
+
+def check_free(directory: Path) -> None:
+    """Raise `BadInput` where weights would be overwritten, or nothing can be written."""
+    if directory.exists() and not directory.is_dir():
+        raise BadInput(f"weights cannot be saved in '{directory}', which is a file; name another")
+    if directory.is_dir() and any(directory.glob("*.safetensors*")):
+        raise BadInput(
+            f"'{directory}' holds weights already, which are not overwritten; name another "
+            f"directory, or delete them"
+        )
+
+
+def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
+    """Write the model's tensors; see `Pipeline.save_pretrained`.
+
+    They are written under another name first. A directory that is there is added to, its index
+    last, so that it is never taken for whole before it is.
+    """
+    world = worker.world
+    part = directory.with_name(f".{directory.name}.partial")
+    if max_shard_bytes < 1:
+        raise BadInput(f"max_shard_bytes is {max_shard_bytes}; it must be >= 1")
+    world.agreed(partial(begin, directory, part) if world.rank == 0 else lambda: None)
+    own = split(saved_tensors(worker), max_shard_bytes)
+    counts = world.gather(len(own))
+    before, count = sum(counts[: world.rank]), sum(counts)
+    names = [shard_name(before + n, count) for n in range(1, len(own) + 1)]
+    if count == 1:
+        names = [SINGLE_FILE] * len(own)
+    world.agreed(lambda: write_shards(part, dict(zip(names, own, strict=True))))
+    index = {name: file for file, held in zip(names, own, strict=True) for name in held}
+    size = sum(bytes_of(tensor) for held in own for tensor in held.values())
+    parts = world.gather((index, size))
+    world.agreed(partial(finish, worker.graph, directory, part, parts) if world.rank == 0 else stay)
+
+
+def stay() -> None:
+    """What other ranks do while rank 0 works."""
+
+
+def begin(directory: Path, part: Path) -> None:
+    """Make the folder to write in."""
+    check_free(directory)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir()
+    except OSError as cause:
+        raise cannot_write(directory, cause) from cause
+
+
+def saved_tensors(worker: Worker) -> dict[str, torch.Tensor]:
+    """What this rank writes: the persistent tensors that it stands for, tied ones once."""
+    graph, own = worker.graph, worker.owned_tensors()
+    names: dict[str, list[str]] = {}
+    for name in graph.model.state_dict():
+        names.setdefault(graph.tied_names.get(name, name), []).append(name)
+    return {main_name(graph.model, names[n]): t for n, t in own.items() if n in names}
+
+
+def main_name(model: nn.Module, names: Sequence[str]) -> str:
+    """Of the names of a tied tensor the one that the model's class does not call tied."""
+    tied = list(getattr(model, "_tied_weights_keys", None) or ())
+    return next((n for n in names if not any(re.search(t, n) for t in tied)), names[0])
+
+
+def split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
+    """``tensors`` in files of at most ``limit`` bytes, but for larger tensors, each alone."""
+    files: list[dict[str, torch.Tensor]] = []
+    left = 0
+    for name, tensor in tensors.items():
+        if not files or bytes_of(tensor) > left:
+            files.append({})
+            left = limit
+        files[-1][name] = tensor
+        left -= bytes_of(tensor)
+    return files
+
+
+def write_shards(part: Path, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Write this rank's files."""
+    try:
+        for name, tensors in files.items():
+            write_tensors(part / name, tensors)
+    except OSError as cause:
+        raise cannot_write(part, cause) from cause
+
+
+def finish(
+    graph: LayerGraph,
+    directory: Path,
+    part: Path,
+    parts: Sequence[tuple[Mapping[str, str], int]],
+) -> None:
+    """Write index and configuration, and give the folder its name."""
+    places = {name: file for index, _ in parts for name, file in index.items()}
+    try:
+        if SINGLE_FILE not in places.values():
+            index = {"metadata": {"total_size": sum(size for _, size in parts)}}
+            (part / INDEX_FILE).write_text(json.dumps(index | {"weight_map": places}, indent=2))
+        save_configuration(graph.model, part)
+    except OSError as cause:
+        raise cannot_write(directory, cause) from cause
+    rename(part, directory, last=INDEX_FILE)
+
+
+def rename(part: Path, directory: Path, last: str) -> None:
+    """Give the folder its name, or move its files into the one that has it, ``last`` at the end."""
+    try:
+        make_durable(part)
+        if not directory.exists():
+            part.rename(directory)
+            return
+        for path in sorted(part.iterdir(), key=lambda path: path.name == last):
+            os.replace(path, directory / path.name)
+        part.rmdir()
+    except OSError as cause:
+        raise cannot_write(directory, cause) from cause
+
+
+def save_configuration(model: nn.Module, directory: Path) -> None:
+    """``config.json`` and that of generation, where the model has them."""
+    config: Any = copy.deepcopy(getattr(model, "config", None))
+    if not hasattr(config, "save_pretrained"):
+        return
+    types = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    config.architectures = [type(model).__name__]
+    config.dtype = str(types[0]).removeprefix("torch.") if types else None
+    config.save_pretrained(directory)
+    generation: Any = getattr(model, "generation_config", None)
+    if hasattr(generation, "save_pretrained"):
+        generation.save_pretrained(directory)
+
+
+def cannot_write(directory: Path, cause: OSError) -> BadInput:
+    """What to raise where the disk refuses."""
+    return BadInput(f"weights cannot be written to '{directory}' ({cause}); name another directory")

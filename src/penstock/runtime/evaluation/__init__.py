@@ -1,0 +1,1 @@
+"""Forwards only: evaluation, prediction and metrics."""

@@ -1,0 +1,188 @@
+"""Evaluation and prediction: the stages of this rank run forwards only, in evaluation mode."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TypeAlias
+
+import torch
+from torch import fx
+
+from penstock.capture.evaluation import set_training
+from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.runtime.execute import Step, execute, steps_of
+from penstock.runtime.iteration import Iteration, Prepared, prepare_iteration
+from penstock.runtime.metrics import Totals
+from penstock.runtime.rank import Worker
+from penstock.runtime.stages.runner import LossTerm, StageWork, Tensors
+from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.messages import Boundary
+from penstock.runtime.user_metrics import Means, MetricSums
+
+__all__ = ["ForwardPass"]
+
+TakeOutputs = Callable[[int, Mapping[int, torch.Tensor]], None]
+"""Given the number of a micro-batch and this rank's rows of the model's outputs, by number."""
+
+Ready: TypeAlias = tuple[Iteration, PipelineChannels, tuple[Step, ...]]
+"""What is looked up once for batches of one size."""
+
+
+class ForwardPass:
+    """The stages of ``graph`` on this rank, with the very parameters that are trained.
+
+    ``graph`` is the one that is trained, or a view of it; ``boundaries`` are its own.
+    ``take_outputs`` gets what the stages return of the model's outputs; ``metrics`` are those that
+    it feeds.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        graph: LayerGraph,
+        boundaries: Sequence[Boundary],
+        take_outputs: TakeOutputs,
+        metrics: MetricSums | None = None,
+    ) -> None:
+        self.graph = graph
+        self._metrics = metrics
+        self._worker = worker
+        self._boundaries = boundaries
+        self._programs = {
+            place.stage: graph.stage(worker.plan.stages[place.stage].layers)
+            for place in worker.places
+        }
+        share_tensors(self._programs, worker)
+        self._runners = {
+            stage: ForwardRunner(program, worker, take_outputs)
+            for stage, program in self._programs.items()
+        }
+        self._ready = Prepared[Ready]()
+
+    def run(self, leaves: Mapping[int, torch.Tensor]) -> tuple[Totals, Means]:
+        """All forwards on one batch; nothing changes. Totals, and the metrics' means.
+
+        Raises:
+            BadInput: the ranks were given different batches.
+            RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
+        """
+        worker = self._worker
+        worker.clock.restart()
+        iteration, channels, steps = self.prepared(leaves)
+        worker.agree_on_lengths([iteration])
+        modules = [program.module for program in self._programs.values()]
+        for module in modules:
+            set_training(module, False)
+        try:
+            with worker.guarded(), worker.random.set_aside():
+                for stage, runner in self._runners.items():
+                    inputs = self._programs[stage].batch_inputs
+                    runner.begin(iteration.work(stage, leaves, inputs, worker.world.device))
+                if self._metrics is not None:
+                    self._metrics.begin()
+                    self._metrics.take_batch(leaves, worker.rows_of_last_stage(iteration))
+                if self._programs:
+                    channels.begin()
+                    execute(steps, channels, worker.clock)
+                terms = [term for runner in self._runners.values() for term in runner.loss_terms]
+                rows = worker.end_numbers([list(leaves.values())], terms, None, self._metrics)
+            return worker.put_together(rows, self._metrics)
+        finally:
+            for module in modules:
+                # A traced stage has a graph of its own here; a chain's modules are the user's.
+                if not isinstance(module, fx.GraphModule):
+                    set_training(module, True)
+
+    def iteration(self, leaves: Mapping[int, torch.Tensor]) -> Iteration:
+        """The prepared work for batches of the size of this one."""
+        return self.prepared(leaves)[0]
+
+    def prepared(self, leaves: Mapping[int, torch.Tensor]) -> Ready:
+        """Work, channels and steps for batches of the size of this one, looked up once.
+
+        Raises:
+            BadInput: the model as captured does not take its lengths.
+        """
+        rows, lengths = next(iter(leaves.values())).shape[0], self.graph.lengths_of(leaves)
+
+        def make() -> Ready:
+            worker = self._worker
+            iteration = prepare_iteration(
+                worker.plan, self._boundaries, worker.world.rank, rows, False, lengths
+            )
+            places = {s: Places(p.received, p.sent) for s, p in self._programs.items()}
+            channels = PipelineChannels(
+                worker.world.rank, worker.transport, places, worker.clock, iteration.messages
+            )
+            return iteration, channels, steps_of(iteration.order, self._runners, channels)
+
+        return self._ready.find((rows, lengths, False), make)
+
+
+class ForwardRunner:
+    """A stage that is never trained, as the action loop sees it."""
+
+    def __init__(self, program: StageProgram, worker: Worker, take_outputs: TakeOutputs) -> None:
+        self.loss_terms: list[LossTerm] = []
+        self._program = program
+        self._module = program.module
+        self._autocast = worker.autocast if worker.autocast_dtype is not None else nullcontext
+        self._take_outputs = take_outputs
+        self._work = StageWork((), ())
+
+    def begin(self, work: StageWork) -> None:
+        """Take the rows of the next iteration."""
+        self._work = work
+        self.loss_terms = []
+
+    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
+        """Run the stage on this rank's rows; a replica without any has nothing to do."""
+        if not self._work.rows[micro_batch]:
+            return ()
+        program = self._program
+        with torch.no_grad(), self._autocast():
+            made = self._module(*self._work.leaves[micro_batch], *received)
+        if program.is_last:
+            place = len(program.sent)
+            self.loss_terms.append(LossTerm(made[place], made[place + 1]))
+        if program.outputs:
+            found = made[-len(program.outputs) :]
+            self._take_outputs(micro_batch, dict(zip(program.outputs, found, strict=True)))
+        return [tensor.to(spec.dtype) for spec, tensor in zip(program.sent, made, strict=False)]
+
+    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Never asked for."""
+        raise AssertionError("a forward pass has no backward")
+
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Never asked for."""
+        raise AssertionError("a forward pass has no backward")
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Never asked for."""
+        raise AssertionError("a forward pass has no backward")
+
+    def recompute(self, micro_batch: int) -> Tensors:
+        """Never asked for."""
+        raise AssertionError("a forward pass keeps nothing that could be run again")
+
+
+def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:
+    """Let the stages hold the very parameters and buffers that this rank trains.
+
+    A stage of a model that was captured elsewhere (on the meta device, on the CPU) would otherwise
+    hold those of the capture.
+    """
+    held = worker.held_tensors()
+    tied = worker.graph.tied_names
+    for program in programs.values():
+        module = program.module
+        named = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        for name, tensor in named:
+            own = held.get(tied.get(name, name))
+            path, _, last = name.rpartition(".")
+            owner = module.get_submodule(path)
+            places = owner._parameters if last in owner._parameters else owner._buffers
+            places[last] = tensor.to(worker.world.device) if own is None else own  # pyright: ignore[reportArgumentType]

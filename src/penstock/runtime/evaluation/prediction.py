@@ -1,0 +1,155 @@
+"""Predictions: the model's outputs on a batch, put together from the ranks that make them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.capture.layer_graph import TensorSpec
+from penstock.errors import BadInput, RunFailed
+from penstock.plan.plan import Plan
+from penstock.runtime.evaluation.forward_pass import ForwardPass
+from penstock.runtime.micro_batches import BatchCut
+from penstock.runtime.processes.gathering import as_bytes
+from penstock.runtime.processes.world import World
+
+__all__ = ["Outputs", "predict"]
+
+
+class Outputs:
+    """What this rank's stages gave of the model's outputs, by output and micro-batch."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], torch.Tensor] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._found.clear()
+
+    def take(self, micro_batch: int, outputs: Mapping[int, torch.Tensor]) -> None:
+        """Keep some outputs, given by number."""
+        for number, tensor in outputs.items():
+            self._found[number, micro_batch] = tensor.detach()
+
+    def of(self, number: int, micro_batch: int, spec: TensorSpec) -> torch.Tensor:
+        """One of them on the CPU, in the type that it had at capture, laid out row by row."""
+        return self._found[number, micro_batch].to("cpu", spec.dtype).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The rows of output ``number`` that ``rank`` makes of one micro-batch."""
+
+    number: int
+    micro_batch: int
+    rank: int
+    rows: range
+
+
+def predict(
+    forward: ForwardPass,
+    found: Outputs,
+    world: World,
+    plan: Plan,
+    leaves: Mapping[int, torch.Tensor],
+    *,
+    everywhere: bool,
+) -> Any:
+    """The model's result on a batch, on rank 0 or ``everywhere``; ``None`` on other ranks.
+
+    Tensors are on the CPU, samples in the order of the batch. What has no samples in it but was
+    computed from them (an auxiliary loss) is the mean over the slices, weighted by samples.
+
+    Raises:
+        BadInput: an output cannot be put together from slices of the batch.
+    """
+    graph = forward.graph
+    rows = next(iter(leaves.values())).shape[0]
+    stages = [plan.stage_of_layer(layer) for layer in graph.output_layers]
+    iteration = forward.iteration(leaves)
+    cut, specs = iteration.cut, [spec.at(iteration.lengths) for spec in graph.outputs.specs]
+    pieces = [list(pieces_of(i, stage, plan, cut)) for i, stage in enumerate(stages)]
+    for spec, own in zip(specs, pieces, strict=True):
+        check_joinable(spec, own)
+    forward.run(leaves)
+    wanted = everywhere or world.rank == 0
+    tensors: list[torch.Tensor] = []
+    try:
+        for spec, own in zip(specs, pieces, strict=True):
+            whole = torch.zeros(spec.shape_for(rows) if wanted else 0, dtype=spec.dtype)
+            put_together(whole, spec, own, found, world)
+            if everywhere and world.control is not None:
+                dist.broadcast(as_bytes(whole), group_src=0, group=world.control)
+            tensors.append(whole)
+    except RuntimeError as cause:
+        raise RunFailed(f"rank {world.rank} lost another while outputs were gathered") from cause
+    finally:
+        found.clear()
+    return graph.outputs.rebuild(tensors) if wanted else None
+
+
+def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[Piece]:
+    """Where the rows of an output of ``stage`` are, in the order of the batch."""
+    for micro_batch in range(len(cut.micro_batches)):
+        for replica, rank in enumerate(plan.holder(stage, micro_batch).devices):
+            rows = cut.rows(micro_batch, stage, replica)
+            if rows:
+                yield Piece(number, micro_batch, rank, rows)
+
+
+def check_joinable(spec: TensorSpec, pieces: Sequence[Piece]) -> None:
+    """Raise `BadInput` where the slices' results do not make that of the whole batch."""
+    if len(pieces) == 1 or not spec.reduced:
+        return
+    if spec.batch_dim >= 0:
+        raise BadInput(
+            f"{spec.name} has its rows not sample after sample, so those of {len(pieces)} slices "
+            f"cannot be put in order; return it with the samples first, or predict with a batch "
+            f"of one sample"
+        )
+    if not spec.dtype.is_floating_point:
+        raise BadInput(
+            f"{spec.name} ({spec.dtype}) is computed from all samples of a slice and is no "
+            f"floating-point number that could be averaged over {len(pieces)} slices; return it "
+            f"for each sample"
+        )
+
+
+def put_together(
+    whole: torch.Tensor, spec: TensorSpec, pieces: Sequence[Piece], found: Outputs, world: World
+) -> None:
+    """Fill ``whole`` with an output of the whole batch on rank 0, from all ranks."""
+    # Without samples in it and not made from any, it is the same everywhere.
+    needed = pieces if spec.batch_dim >= 0 or spec.reduced else pieces[:1]
+    total = sum(len(piece.rows) for piece in needed)
+    for piece in needed:
+        tensor = carried(spec, piece, found, world)
+        if tensor is None:
+            continue
+        if spec.batch_dim >= 0:
+            factor = spec.rows_per_sample
+            start, length = piece.rows.start * factor, len(piece.rows) * factor
+            whole.narrow(spec.batch_dim, start, length).copy_(tensor)
+        elif spec.reduced and spec.dtype.is_floating_point:
+            whole += tensor * (len(piece.rows) / total)
+        else:
+            whole.copy_(tensor)
+
+
+def carried(spec: TensorSpec, piece: Piece, found: Outputs, world: World) -> torch.Tensor | None:
+    """A piece on rank 0, wherever it was made; nothing elsewhere."""
+    own = None
+    if piece.rank == world.rank:
+        own = found.of(piece.number, piece.micro_batch, spec)
+    if piece.rank == 0 or world.control is None:
+        return own
+    if own is not None:
+        dist.send(as_bytes(own), group_dst=0, group=world.control)
+        return None
+    if world.rank != 0:
+        return None
+    tensor = torch.empty(spec.shape_for(len(piece.rows)), dtype=spec.dtype)
+    dist.recv(as_bytes(tensor), group_src=piece.rank, group=world.control)
+    return tensor

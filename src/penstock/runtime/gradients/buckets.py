@@ -1,0 +1,220 @@
+"""Gradients in flat buckets, summed over the ranks that hold the same parameters."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.plan.plan import Plan
+from penstock.runtime.clock import Clock
+from penstock.runtime.gradients.bucket import (
+    Bucket,
+    bucket_parts,
+    make_bucket,
+    wide,
+)
+from penstock.runtime.gradients.process_group_sum import GroupSum, await_work
+from penstock.runtime.gradients.sharding import flat_parameters
+from penstock.runtime.processes.world import World
+
+__all__ = [
+    "GradientBuckets",
+    "holders_of_parameters",
+    "make_groups",
+    "stages_of_parameters",
+]
+
+
+def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """For each parameter, by its first name, the ranks that hold it: replicas and tied stages."""
+    holders: dict[str, tuple[int, ...]] = {}
+    for use in graph.parameter_uses:
+        stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
+        holders[use.name] = tuple(
+            dict.fromkeys(device for stage in stages for device in plan.devices_of(stage))
+        )
+    return holders
+
+
+def stages_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """For each parameter, by its first name, the stages that use it."""
+    return {
+        use.name: tuple(sorted({plan.stage_of_layer(layer) for layer in use.layers}))
+        for use in graph.parameter_uses
+    }
+
+
+def make_groups(
+    world: World, holder_sets: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """One process group for each distinct set of several ranks that this rank is in.
+
+    All ranks create all groups, in the order of the sets, so that none waits for another.
+    """
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for ranks in sorted({ranks for ranks in holder_sets if len(ranks) > 1}):
+        group = world.new_group(ranks)
+        if group is not None and world.rank in ranks:
+            groups[ranks] = group
+    return groups
+
+
+class GradientBuckets:
+    """The gradients of this rank's parameters, of all its stages.
+
+    ``parameters[stage]`` are those that a stage of this rank uses. They are taken in reverse, as
+    the backward produces their gradients, and cut into buckets of ``BUCKET_BYTES``. During the last
+    backward of a stage each bucket's all-reduce starts as soon as its gradients are complete, in
+    the fixed order of the buckets (the same on all ranks: later stages first, as they end first),
+    while the pipeline drains. Sums, not means: the loss seeds carry the weights.
+
+    ``owners`` names the rank that steps each parameter where the optimizer's state is sharded: then
+    gradients are summed there only, and `share_values` hands the stepped values to the others.
+    ``before_sum``, if set, is called with each shared bucket just before its sum starts.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        parameters: Mapping[int, Mapping[str, nn.Parameter]],
+        stages: Mapping[str, tuple[int, ...]],
+        holders: Mapping[str, tuple[int, ...]],
+        groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+        clock: Clock,
+        owners: Mapping[str, int] | None = None,
+    ) -> None:
+        self.before_sum: Callable[[Bucket], None] | None = None
+        self._world = world
+        self._groups = groups
+        self._clock = clock
+        self._used = {stage: set(own.values()) for stage, own in parameters.items()}
+        self.buckets: list[Bucket] = []
+        every = {name: p for own in parameters.values() for name, p in own.items()}
+        sharded = owners or {}
+        kinds: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[nn.Parameter]] = {}
+        for name, parameter in every.items():
+            kind = (holders[name], stages[name], sharded.get(name, holders[name][0]))
+            kinds.setdefault(kind, []).append(parameter)
+        for kind, own in sorted(kinds.items(), key=lambda item: (-item[0][1][0], item[0])):
+            for part in bucket_parts(own[::-1]):
+                stage = next(stage for stage in kind[1] if stage in self._used)
+                bucket = make_bucket(*kind, part, stage)
+                bucket.expected = sum(p in used for used in self._used.values() for p in part)
+                if bucket.holders in groups:
+                    bucket.sum = GroupSum(bucket, groups[bucket.holders], world)
+                    if sharded:
+                        bucket.values = flat_parameters(part)
+                self.buckets.append(bucket)
+        self.shared = [bucket for bucket in self.buckets if bucket.sum is not None]
+        self._launched = 0
+
+    def zero(self) -> None:
+        """Start an iteration: all gradients zero."""
+        self._launched = 0
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+            bucket.missing = bucket.expected
+
+    @contextmanager
+    def launching(self, stage: int) -> Iterator[None]:
+        """Around a stage's last backward: start each all-reduce when its gradients are in."""
+        handles = []
+        waiting = set(self._used[stage])
+        for bucket in self.shared:
+
+            def arrived(parameter: torch.Tensor, bucket: Bucket = bucket) -> None:
+                waiting.discard(parameter)  # type: ignore[arg-type]
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._launch_complete()
+
+            for parameter in bucket.parameters:
+                if parameter in self._used[stage]:
+                    handles.append(parameter.register_post_accumulate_grad_hook(arrived))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        # Those that got their gradients in a first half before, or get none.
+        for bucket in self.shared:
+            bucket.missing -= sum(parameter in waiting for parameter in bucket.parameters)
+        self._launch_complete()
+
+    def finish(self) -> None:
+        """Start what has not been started, and wait for all sums; the gradients may change then.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder vanished.
+        """
+        for bucket in self.shared:
+            bucket.missing = 0
+        self._launch_complete()
+        for bucket in self.shared:
+            if bucket.sum is not None:
+                bucket.sum.wait()
+                self._record(bucket)
+        for bucket in self.shared:
+            if bucket.sum is not None:
+                bucket.sum.settle()
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients that this rank has the sums of."""
+        if factor != 1.0:
+            for bucket in self.buckets:
+                if bucket.values is None or bucket.owner == self._world.rank:
+                    bucket.flat.mul_(factor)
+
+    def square_sum(self) -> float:
+        """The sum of squares of the gradients that this rank counts: it is their owner."""
+        norms = [
+            torch.linalg.vector_norm(bucket.flat, dtype=wide(bucket.flat.dtype))
+            for bucket in self.buckets
+            if bucket.owner == self._world.rank
+        ]
+        if not norms:
+            return 0.0
+        return float(torch.stack([norm.double() for norm in norms]).square().sum())
+
+    def share_values(self) -> None:
+        """Hand on the parameters that this rank has stepped, where the others have not.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder vanished.
+        """
+        handed: list[tuple[Bucket, dist.Work]] = []
+        for bucket in self.shared:
+            if bucket.values is not None:
+                bucket.started_s = self._clock.now()
+                group = self._groups[bucket.holders]
+                work = dist.broadcast(bucket.values, bucket.owner, group=group, async_op=True)
+                assert work is not None  # it is asked for
+                handed.append((bucket, work))
+        for bucket, work in handed:
+            await_work(work, bucket, self._world, "the new parameters")
+            self._record(bucket)
+
+    def close(self) -> None:
+        """Sum no more."""
+        for bucket in self.shared:
+            if bucket.sum is not None:
+                bucket.sum.close()
+
+    def _launch_complete(self) -> None:
+        while self._launched < len(self.shared) and not self.shared[self._launched].missing:
+            bucket = self.shared[self._launched]
+            self._launched += 1
+            if self.before_sum is not None:
+                self.before_sum(bucket)
+            bucket.started_s = self._clock.now()
+            if bucket.sum is not None:
+                bucket.sum.start()
+
+    def _record(self, bucket: Bucket) -> None:
+        start_s, end_s = bucket.started_s, self._clock.now()
+        self._clock.add("REDUCE", bucket.stage, -1, start_s, end_s, -1, bucket.flat.nbytes)

@@ -1,0 +1,146 @@
+"""Dynamic loss scaling, for gradients that pass through float16.
+
+Gradients that are too small for float16 would become zero, so the loss is multiplied by a scale
+before the backward and the gradients are divided by it before they are used (Micikevicius et al.,
+Mixed Precision Training, ICLR 2018, section 3.2). The scale follows the rule that
+``torch.amp.GradScaler`` documents: it grows after many steps without an overflow and is cut at
+every overflow, whose step is not taken.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.capture.layer_graph import StageProgram
+from penstock.errors import BadInput, LossNotFinite
+from penstock.runtime.processes.world import World
+
+__all__ = ["LossScaler", "LossScaling", "check_parameter_types", "loss_scaling_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaling:
+    """How the scale of the loss goes.
+
+    It starts at ``initial``, is multiplied by ``growth`` after ``growth_interval`` steps without an
+    overflow and by ``backoff`` at every overflow. A run whose gradients overflow at ``smallest``
+    fails.
+
+    Raises:
+        BadInput: a number outside its range.
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    growth_interval: int = 2000
+    smallest: float = 2.0**-14
+
+    def __post_init__(self) -> None:
+        within = {
+            "initial": (self.initial, self.smallest <= self.initial < math.inf, ">= smallest"),
+            "growth": (self.growth, 1 <= self.growth < math.inf, ">= 1"),
+            "backoff": (self.backoff, 0 < self.backoff < 1, "between 0 and 1"),
+            "growth_interval": (self.growth_interval, self.growth_interval >= 1, ">= 1"),
+            "smallest": (self.smallest, 0 < self.smallest < math.inf, "> 0"),
+        }
+        for name, (value, good, limit) in within.items():
+            if not good:
+                raise BadInput(f"{name} of the loss scaling is {value}; it must be {limit}")
+
+
+class LossScaler:
+    """The scale now, and the steps without an overflow since it last changed.
+
+    The scale is that of the mean loss of a step. Backwards start from sums, one weight for each
+    slice, and how many terms a step has is only known after it; so `seed` divides by the power of
+    two next to the number of terms of the step before (of the first step: its samples). The
+    gradients are divided by what was really used, so that this choice changes no result.
+    """
+
+    def __init__(self, settings: LossScaling) -> None:
+        self.scale = settings.initial
+        self._settings = settings
+        self._good_steps = 0
+        self._terms = 0.0
+
+    def seed(self, samples: int) -> float:
+        """What the weight of every slice is multiplied by in a step of ``samples`` samples."""
+        return self.scale * 2.0 ** -round(math.log2(self._terms or samples))
+
+    def update(self, overflow: bool, terms: float, step: int) -> None:
+        """Learn whether the gradients of step ``step``, of ``terms`` loss terms, overflowed.
+
+        Raises:
+            LossNotFinite: they overflowed at the smallest scale.
+        """
+        settings = self._settings
+        if not overflow:
+            self._terms = terms
+            self._good_steps += 1
+            if self._good_steps >= settings.growth_interval:
+                self.scale *= settings.growth
+                self._good_steps = 0
+            return
+        if self.scale <= settings.smallest:
+            raise LossNotFinite(
+                f"gradients overflow float16 at step {step} although the loss is scaled by "
+                f"{self.scale:g} only, the smallest scale, no optimizer step was taken; use "
+                f"autocast = bfloat16, lower the learning rate or check the data"
+            )
+        self.scale = max(settings.smallest, self.scale * settings.backoff)
+        self._terms = terms
+        self._good_steps = 0
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "good_steps": self._good_steps, "terms": self._terms}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self.scale = float(state["scale"])
+        self._good_steps = int(state["good_steps"])
+        self._terms = float(state["terms"])
+
+
+def loss_scaling_for(
+    autocast: torch.dtype | None, loss_scaling: LossScaling | None
+) -> LossScaling | None:
+    """The loss scaling of a run in the precision ``autocast``: with float16 there is always one.
+
+    Raises:
+        BadInput: no such precision, or a loss scaling that nothing needs.
+    """
+    if autocast == torch.float16:
+        return loss_scaling or LossScaling()
+    if autocast not in (None, torch.bfloat16):
+        raise BadInput(f"autocast is {autocast}; use torch.bfloat16, torch.float16 or None")
+    if loss_scaling is not None:
+        raise BadInput(
+            f"loss_scaling was given, but autocast is {autocast}: only float16 needs it; set "
+            f"autocast=torch.float16 or leave loss_scaling out"
+        )
+    return None
+
+
+def check_parameter_types(world: World, programs: Mapping[int, StageProgram]) -> None:
+    """Raise `BadInput`, on every rank, where a parameter that is to be trained is itself float16.
+
+    Most of its updates would be too small for it. Every rank calls.
+    """
+    found = [
+        name
+        for program in programs.values()
+        for name, parameter in program.module.named_parameters()
+        if parameter.requires_grad and parameter.dtype == torch.float16
+    ]
+    names = [name for own in world.gather(found) for name in own]
+    if names:
+        raise BadInput(
+            f"parameter '{names[0]}' is float16, as are {len(names) - 1} more; updates would be "
+            f"rounded away: keep parameters in float32 (model.float()) and set "
+            f"autocast=torch.float16"
+        )

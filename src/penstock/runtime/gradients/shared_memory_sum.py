@@ -1,0 +1,175 @@
+"""Gradients of one host's ranks, summed in the memory where they lie.
+
+Every rank keeps the gradients that it shares in memory that its peers map too, so a sum sends
+nothing: each holder adds up one part of a bucket from all holders' memory, and then copies the
+parts that the others have added up. That is a reduce-scatter and an all-gather (as in ring
+all-reduce: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009) with every neighbour
+at hand. Gloo's all-reduce sends the same bytes through the kernel, from threads that take the
+ranks' cores. As one rank alone adds up a part, in one order, all ranks get the same bits.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from penstock.runtime.gradients.bucket import Bucket, place_gradients
+from penstock.runtime.processes.world import World
+from penstock.runtime.transport.opening_segments import open_memory
+from penstock.runtime.transport.segments import CACHE_LINE_BYTES, Segments, Word
+
+__all__ = ["SharedSum", "share_sums"]
+
+HANDED, SUMMED, COPIED = 0, 1, 2
+"""An owner's words for a bucket: in which sum it last handed, summed up and copied its parts."""
+PAGE_BYTES = 4096
+ASLEEP = int(Word.ASLEEP)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What peers need to open a rank's gradients.
+
+    ``starts[holders]`` says where the buckets of these holders begin, in the same order on all of
+    them: first a cache line of words, then the gradients.
+    """
+
+    process: int
+    memory: int
+    size_bytes: int
+    starts: Mapping[tuple[int, ...], Sequence[int]]
+
+
+class SharedSum:
+    """The sum of one bucket over its holders; see `GradientSum`.
+
+    ``flats`` and ``words`` are those of the holders, in their order.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        bucket: Bucket,
+        flats: Sequence[torch.Tensor],
+        words: Sequence[memoryview],
+    ) -> None:
+        self._segments, self._bucket, self._words = segments, bucket, words
+        holders = bucket.holders
+        place = holders.index(segments.rank)
+        flat = flats[place]
+        self._own = words[place]
+        self._others = [other for other in range(len(holders)) if other != place]
+        bounds = [len(flat) * n // len(holders) for n in range(len(holders) + 1)]
+        parts = [slice(lo, hi) for lo, hi in pairwise(bounds)]
+        self._sum = flat[parts[place]]
+        self._addends = {other: flats[other][parts[place]] for other in self._others}
+        self._copies = {
+            other: (flat[parts[other]], flats[other][parts[other]]) for other in self._others
+        }
+        self._number = 0
+
+    def start(self) -> None:
+        """This rank's gradients are complete; never waits."""
+        self._number += 1
+        self._say(HANDED)
+
+    def wait(self) -> None:
+        """Return once the bucket holds the sum.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder failed or vanished.
+        """
+        for other, addend in self._addends.items():
+            self._await(other, HANDED)
+            self._sum.add_(addend)
+        self._say(SUMMED)
+        for other, (copy, part) in self._copies.items():
+            self._await(other, SUMMED)
+            copy.copy_(part)
+        self._say(COPIED)
+
+    def settle(self) -> None:
+        """Wait until no peer reads this rank's memory any more.
+
+        Raises:
+            Stalled: a holder did not take part in time.
+            RunFailed: a holder failed or vanished.
+        """
+        for other in self._others:
+            self._await(other, COPIED)
+
+    def close(self) -> None:
+        """Move the gradients out of the shared memory, which can go then."""
+        place_gradients(self._bucket, self._bucket.flat.clone())
+        self._bucket.sum = None
+
+    def _say(self, word: int) -> None:
+        self._own[word] = self._number
+        for other in self._others:
+            peer = self._segments.peers[self._bucket.holders[other]]
+            if peer.words[ASLEEP]:
+                peer.ring_bell()
+
+    def _await(self, other: int, word: int) -> None:
+        words, number = self._words[other], self._number
+        if words[word] < number:
+            rank = self._bucket.holders[other]
+            self._segments.wait(
+                lambda: words[word] >= number,
+                lambda: f"the gradient sum of stage {self._bucket.stage} with rank {rank}",
+                rank,
+                progress=self._segments.positions,
+            )
+
+
+def share_sums(world: World, segments: Segments, buckets: Sequence[Bucket]) -> None:
+    """Put the gradients of ``buckets`` into shared memory and sum them there from now on.
+
+    Every rank calls, one without buckets too; the buckets of any holders come in the same order on
+    all of them. Nothing changes on any rank where one cannot open another's memory.
+    """
+    size = 0
+    starts: dict[tuple[int, ...], list[int]] = {}
+    for bucket in buckets:
+        starts.setdefault(bucket.holders, []).append(size)
+        size += -(-(CACHE_LINE_BYTES + bucket.flat.nbytes) // PAGE_BYTES) * PAGE_BYTES
+    memory = os.memfd_create("penstock gradients")
+    os.ftruncate(memory, size)
+    offers = world.gather(Offer(os.getpid(), memory, size, starts))
+
+    def open_all() -> dict[int, mmap.mmap]:
+        return {
+            rank: open_memory(offer.process, offer.memory, offer.size_bytes)
+            for rank, offer in enumerate(offers)
+            if any(rank in holders for holders in starts)
+        }
+
+    try:
+        opened = world.agreed(open_all, OSError)
+    except OSError:
+        return
+    finally:
+        os.close(memory)
+    seen: dict[tuple[int, ...], int] = {}
+    for bucket in buckets:
+        number = seen[bucket.holders] = seen.get(bucket.holders, -1) + 1
+        words: list[memoryview] = []
+        flats: list[torch.Tensor] = []
+        for rank in bucket.holders:
+            start = offers[rank].starts[bucket.holders][number]
+            gradients = start + CACHE_LINE_BYTES
+            words.append(memoryview(opened[rank])[start:gradients].cast("Q"))
+            flats.append(
+                torch.frombuffer(
+                    opened[rank],
+                    dtype=bucket.flat.dtype,
+                    count=bucket.flat.numel(),
+                    offset=gradients,
+                )
+            )
+        place_gradients(bucket, flats[bucket.holders.index(world.rank)])
+        bucket.sum = SharedSum(segments, bucket, flats, words)

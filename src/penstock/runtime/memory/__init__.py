@@ -1,0 +1,1 @@
+"""Memory: what a process may take, and what it took."""

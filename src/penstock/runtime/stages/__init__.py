@@ -1,0 +1,1 @@
+"""A stage on this rank: built, called, run forwards and backwards."""

@@ -1,0 +1,151 @@
+"""From a model and a plan to the stages that this rank holds."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
+from penstock.capture.lengths import Dynamic
+from penstock.capture.materialise import materialise, named_tensors
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.iteration import places_of
+from penstock.runtime.micro_batches import check_runnable
+from penstock.runtime.processes.world import World
+from penstock.runtime.stages.compiled_call import StageCompiler
+from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
+from penstock.runtime.stages.runner import ModuleRunner
+from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
+from penstock.runtime.weights.safetensors_file import StoredTensor
+
+__all__ = ["build_stages", "check_plan_fits", "graph_of", "runner_of"]
+
+
+def graph_of(
+    model: nn.Module | LayerGraph,
+    batch: Batch,
+    loss: Loss | None,
+    granularity: Literal["block", "module", "operator"],
+    dynamic: Dynamic | None = None,
+) -> LayerGraph:
+    """The captured model; what has been captured already is taken as it is."""
+    if isinstance(model, nn.Module):
+        return capture_model(model, batch, loss=loss, granularity=granularity, dynamic=dynamic)
+    if dynamic:
+        raise BadInput(
+            "a captured model has its dynamic dimensions already, but dynamic=... was given too; "
+            "give it to capture_model only"
+        )
+    if loss is not None:
+        raise BadInput(
+            "a captured model has its loss already, but loss=... was given too; give it to "
+            "capture_model only"
+        )
+    return model
+
+
+def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
+    """Raise `BadInput` where plan, model and processes disagree."""
+    check_runnable(plan)
+    layers = plan.stages[-1].layers.stop
+    if layers != len(graph.layer_names):
+        raise BadInput(
+            f"the plan covers {layers} layers, the model {graph.name} has "
+            f"{len(graph.layer_names)}; plan again for this model and granularity"
+        )
+    needed = max(plan.devices) + 1
+    if needed > world.size:
+        used = len(plan.devices)
+        counted = f"{used} devices" if used == needed else f"devices up to number {needed - 1}"
+        raise BadInput(
+            f"the plan uses {counted} but {world.size} workers run; start with torchrun "
+            f"--nproc-per-node {needed} or plan again"
+        )
+
+
+def build_stages(
+    graph: LayerGraph,
+    plan: Plan,
+    world: World,
+    seed: int,
+    weights: Weights | Path | str | None = None,
+) -> dict[int, StageProgram]:
+    """The modules of this rank's stages with their tensors on this rank's device; every rank calls.
+
+    Values are read from ``weights``, or kept, or initialised where the model is on meta.
+
+    Raises:
+        BadInput: the weights are not the model's, or nothing initialises a tensor of some rank.
+    """
+
+    def own_stages() -> dict[int, StageProgram]:
+        sources = sources_of(weights, graph) if weights is not None else {}
+        programs = {
+            place.stage: graph.stage(plan.stages[place.stage].layers)
+            for place in places_of(plan, world.rank)
+        }
+        for program in programs.values():
+            give_values(program, graph, sources, world.device, seed)
+        share_tied(programs.values(), graph.tied_names)
+        return programs
+
+    return world.agreed(own_stages)
+
+
+def give_values(
+    program: StageProgram,
+    graph: LayerGraph,
+    sources: Mapping[str, StoredTensor],
+    device: torch.device,
+    seed: int,
+) -> None:
+    """Read a stage's tensors from ``sources``, initialise what has no values, move the rest."""
+    module = program.module
+    read_stage(module, sources, graph.tied_names, device)
+    if any(tensor.is_meta for _, tensor in named_tensors(module)):
+        materialise(program, device=device, seed=seed, model=graph.model)
+    else:
+        module.to(device)
+
+
+def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) -> None:
+    """Make stages of one rank hold the same tensor where the model does: its gradient is one sum.
+
+    The first stage's tensor stands for all.
+    """
+    first: dict[str, torch.Tensor] = {}
+    for program in programs:
+        module = program.module
+        for name, tensor in named_tensors(module):
+            kept = first.setdefault(tied_names.get(name, name), tensor)
+            if kept is not tensor:
+                path, _, last = name.rpartition(".")
+                setattr(module.get_submodule(path), last, kept)
+
+
+def runner_of(
+    graph: LayerGraph,
+    stage: Stage,
+    program: StageProgram,
+    device: torch.device,
+    *,
+    compiler: StageCompiler | None = None,
+    **options: Any,
+) -> ModuleRunner:
+    """What runs ``program``, which has its values; part by part where ``stage`` names layers.
+
+    Compiled by ``compiler``, but for stages whose replicas exchange statistics within a forward.
+    ``options`` are those of `ModuleRunner`.
+    """
+    parts = parts_of_stage(graph, stage, program)
+    if compiler is not None and not options.get("synchronised"):
+        options["call"] = compiler.call_of(program)
+        if parts:
+            return PartlyRecomputed(program, parts, device, call_of=compiler.call_of, **options)
+    if parts:
+        return PartlyRecomputed(program, parts, device, **options)
+    return ModuleRunner(program, device, **options)

@@ -1,0 +1,203 @@
+"""Stages that recompute some of their layers and keep the activations of the others.
+
+The layers of such a stage are cut into parts, runs of layers that all keep or all recompute, and
+each part is run like a stage of its own: autograd sees one graph a part. Between two parts stand
+the tensors that cross there; those that a recomputed part begins with are all that is kept of it
+until R. What keeps its activations runs once (selective activation recomputation: Korthikanti et
+al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, section 5).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph, StageProgram, TensorSpec
+from penstock.errors import BadInput
+from penstock.plan.plan import Stage
+from penstock.runtime.stages.call import StageCall
+from penstock.runtime.stages.runner import ModuleRunner, StageWork, Tensors
+
+__all__ = ["PartlyRecomputed", "StagePart", "parts_of_stage"]
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """Layers of a stage that are all recomputed, or all kept.
+
+    ``leaves`` are the places of its leaves of the batch among those of the stage.
+    """
+
+    program: StageProgram
+    recomputed: bool
+    leaves: tuple[int, ...]
+
+
+def parts_of_stage(graph: LayerGraph, stage: Stage, program: StageProgram) -> tuple[StagePart, ...]:
+    """The parts of a stage that names the layers it recomputes; none where it names none.
+
+    They hold the very parameters and buffers of ``program``, which must have its values.
+
+    Raises:
+        BadInput: a part reads something of the batch that the whole stage does not.
+    """
+    if not stage.recompute_layers:
+        return ()
+    parts: list[StagePart] = []
+    for recomputed, run in groupby(stage.layers, stage.recompute_layers.__contains__):
+        layers = tuple(run)
+        part = graph.stage(range(layers[0], layers[-1] + 1))
+        if not set(part.batch_inputs) <= set(program.batch_inputs):
+            raise BadInput(
+                f"layers {layers[0]} to {layers[-1]} cannot be run apart from their stage, because "
+                f"they take the number of samples from elsewhere; recompute a neighbour too, or all"
+            )
+        hold_tensors_of(part.module, program.module)
+        leaves = tuple(program.batch_inputs.index(leaf) for leaf in part.batch_inputs)
+        parts.append(StagePart(part, recomputed, leaves))
+    return tuple(parts)
+
+
+def hold_tensors_of(module: nn.Module, whole: nn.Module) -> None:
+    """Put the tensors of ``whole`` into ``module`` under their names."""
+    own = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    for name, _ in own:
+        path, _, last = name.rpartition(".")
+        target, source = module.get_submodule(path), whole.get_submodule(path)
+        if last in target._parameters:
+            target._parameters[last] = source._parameters[last]
+        else:
+            target._buffers[last] = source._buffers[last]
+
+
+class PartlyRecomputed(ModuleRunner):
+    """A stage that runs part by part where a micro-batch is recomputed, and whole where not.
+
+    ``call_of`` makes the way in which a part is called in training (none: the fastest known);
+    all other options are those of `ModuleRunner`.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        parts: Sequence[StagePart],
+        device: torch.device,
+        *,
+        call_of: Callable[[StageProgram], StageCall | None] = lambda _: None,
+        **options: Any,
+    ) -> None:
+        super().__init__(program, device, **options)
+        for_parts = {k: v for k, v in options.items() if k not in ("around_last_backward", "call")}
+        self._parts = parts
+        self._runners = [
+            ModuleRunner(part.program, device, call=call_of(part.program), **for_parts)
+            for part in parts
+        ]
+        self._share_parameters = share_parameters(parts)
+        self._apart: frozenset[int] = frozenset()
+
+    def begin(self, work: StageWork) -> None:
+        """Forget the last iteration and take the rows of the next."""
+        super().begin(work)
+        self._apart = work.recomputed if work.training else frozenset()
+        for part, runner in zip(self._parts, self._runners, strict=True):
+            leaves = tuple(tuple(own[i] for i in part.leaves) for own in work.leaves)
+            again = work.recomputed if part.recomputed else frozenset[int]()
+            runner.begin(replace(work, leaves=leaves, recomputed=again, last_backward=-1))
+        self._runners[-1].loss_terms = self.loss_terms
+
+    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
+        """Run the parts; those that recompute keep their inputs only."""
+        without_rows = self._work.rows[micro_batch] == 0 and not self._synchronised
+        if micro_batch not in self._apart or without_rows:
+            return super().forward(micro_batch, received)
+        known = dict(zip(names(self.program.received), received, strict=False))
+        for part, runner in zip(self._parts, self._runners, strict=True):
+            runner.seed = self.seed
+            # Each part has a leaf of its own for what several parts read.
+            inputs = [detached(known.get(name)) for name in names(part.program.received)]
+            sent = runner.forward(micro_batch, inputs)
+            known |= zip(names(part.program.sent), sent, strict=False)
+        return [known[name] for name in names(self.program.sent)]
+
+    def recompute(self, micro_batch: int) -> Tensors:
+        """Run the parts again that have kept their inputs only."""
+        for runner in self._runners:
+            runner.recompute(micro_batch)
+        return ()
+
+    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the backwards of the parts, the last one first."""
+        if micro_batch not in self._apart:
+            return super().backward(micro_batch, gradients)
+        return self._around_parts(
+            micro_batch, lambda: self._backwards(micro_batch, gradients, halved=False)
+        )
+
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the first halves of the parts' backwards."""
+        if micro_batch not in self._apart:
+            return super().backward_input(micro_batch, gradients)
+        return self._backwards(micro_batch, gradients, halved=True)
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Run the second halves."""
+        if micro_batch not in self._apart:
+            return super().backward_weight(micro_batch)
+
+        def halves() -> Tensors:
+            for runner in reversed(self._runners):
+                runner.backward_weight(micro_batch)
+            return ()
+
+        return self._around_parts(micro_batch, halves)
+
+    def _backwards(self, micro_batch: int, gradients: Tensors, *, halved: bool) -> Tensors:
+        known = dict(zip(names(self.program.sent), gradients, strict=False))
+        for runner in reversed(self._runners):
+            program = runner.program
+            given = [known.pop(name, None) for name in names(program.sent)]
+            backward = runner.backward_input if halved else runner.backward
+            found = backward(micro_batch, given)
+            for name, gradient in zip(names(program.received), found, strict=False):
+                before = known.get(name)
+                if before is not None and gradient is not None:
+                    gradient = before + gradient
+                known[name] = before if gradient is None else gradient
+        return [known.get(name) for name in names(self.program.received)]
+
+    def _around_parts(self, micro_batch: int, work: Callable[[], Tensors]) -> Tensors:
+        """Do ``work`` so that sums over ranks begin when the gradients of all parts are in."""
+        if self._share_parameters:
+            found = work()
+            with self._around_backward(micro_batch):
+                return found
+        with self._around_backward(micro_batch):
+            return work()
+
+
+def names(specs: Sequence[TensorSpec]) -> Iterator[str]:
+    """The names of tensors."""
+    return (spec.name for spec in specs)
+
+
+def detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The same values as a tensor that has no past."""
+    return None if tensor is None else tensor.detach()
+
+
+def share_parameters(parts: Sequence[StagePart]) -> bool:
+    """Whether a parameter is used by several parts, so that its gradient comes in several sums."""
+    used: set[int] = set()
+    for part in parts:
+        own = {id(p) for p in part.program.module.parameters() if p.requires_grad}
+        if own & used:
+            return True
+        used |= own
+    return False

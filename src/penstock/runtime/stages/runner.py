@@ -1,0 +1,384 @@
+"""Forward, backward, its two halves and recompute of one stage on this rank's rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge
+
+from penstock.capture.deferred_weights import DeferredGradients
+from penstock.capture.layer_graph import StageProgram, TensorSpec
+from penstock.capture.lengths import LengthsOf
+from penstock.runtime.stages.backward_engine import edge_of, gradients_at, run_backward
+from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
+from penstock.runtime.stages.replay import ForwardState, forward_state, replayed
+from penstock.schedule.action import ActionKind
+
+__all__ = ["LossTerm", "ModuleRunner", "StageRunner", "StageWork", "Tensors"]
+
+Tensors: TypeAlias = Sequence[torch.Tensor | None]
+"""Boundary tensors or their gradients, in the order of the stage; ``None``: a gradient of zero."""
+
+
+class StageRunner(Protocol):
+    """What the action loop asks of a stage; a rehearsal answers with sleeps.
+
+    ``forward`` takes the received tensors and returns those to send; the backwards take the
+    gradients of what was sent and return the gradients of what was received.
+    """
+
+    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
+        """Run the stage; keep what the backward needs."""
+        ...
+
+    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the whole backward; accumulate the gradients of the parameters."""
+        ...
+
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the half of the backward that earlier stages wait for."""
+        ...
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Run the other half: accumulate the gradients of the parameters; nothing to send."""
+        ...
+
+    def recompute(self, micro_batch: int) -> Tensors:
+        """Run the forward again from the stage's inputs; nothing to send."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """The work of one iteration: the leaves of this rank's rows by micro-batch, and what recurs.
+
+    ``rows[m]`` may be 0. ``recomputed`` are the micro-batches whose forward keeps only its inputs.
+    ``last_backward`` is the last micro-batch that completes the parameters' gradients (-1: none);
+    ``halved`` are those whose backward comes in two halves. ``lengths`` are those of the batch.
+    """
+
+    leaves: tuple[tuple[torch.Tensor, ...], ...]
+    rows: tuple[int, ...]
+    recomputed: frozenset[int] = frozenset()
+    last_backward: int = -1
+    training: bool = True
+    halved: frozenset[int] = frozenset()
+    lengths: LengthsOf = ()
+
+
+@dataclass(slots=True)
+class LossTerm:
+    """The mean loss of one slice and the number of terms it is the mean of."""
+
+    loss: torch.Tensor
+    weight: torch.Tensor
+
+
+@dataclass(slots=True)
+class Kept:
+    """What one micro-batch keeps between its forward and its backward.
+
+    ``roots[i]`` is where the gradient of sent tensor ``i`` enters the graph (``None``: it has
+    none). The sent tensors themselves are not kept: autograd saves those it needs. ``borrowed``
+    says that the row is not this replica's and counts nothing.
+    """
+
+    inputs: list[torch.Tensor]
+    roots: list[GradientEdge | None]
+    seed: torch.Tensor | None = None
+    before: ForwardState | None = None
+    deferred: DeferredGradients | None = None
+    borrowed: bool = False
+
+
+class ModuleRunner:
+    """A stage of a captured model, run by autograd.
+
+    ``synchronised`` says that the stage computes statistics together with its other replicas, so
+    that a replica without rows must take part too: it runs one borrowed row that counts nothing.
+    ``around_forward`` is entered around every forward with this replica's number of rows.
+    ``seed`` multiplies the gradient that every backward of the loss starts from.
+    ``call`` is how the module is called in training (none given: the fastest way known).
+    ``take_outputs`` gets each forward's micro-batch and outputs of the model, where there are any.
+    ``forwarding`` is the micro-batch whose forward is running, -1 where none is.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        device: torch.device,
+        *,
+        autocast: torch.dtype | None = None,
+        synchronised: bool = False,
+        around_forward: Callable[[int], AbstractContextManager[object]] | None = None,
+        around_last_backward: Callable[[], AbstractContextManager[object]] = nullcontext,
+        call: StageCall | None = None,
+        take_outputs: Callable[[int, Mapping[int, torch.Tensor]], None] | None = None,
+    ) -> None:
+        self.program = program
+        self._take_outputs = take_outputs if program.outputs else None
+        self.loss_terms: list[LossTerm] = []
+        self._loss_places: list[LossTerm] = []
+        self.seed = 1.0
+        self.forwarding = -1
+        self._module: nn.Module = program.module
+        self._training_call = call or stage_call(program.module)
+        # Evaluation switches the module itself, so its graph as captured does not do.
+        self._evaluation_call: StageCall = ModuleCall(program.module)
+        self._call = self._training_call
+        self._device = device
+        self._autocast = autocast
+        self._synchronised = synchronised
+        self._around_forward = around_forward
+        self._around_last_backward = around_last_backward
+        self._plain = autocast is None and around_forward is None
+        self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
+        self._trains = any(p.requires_grad for p in program.module.parameters())
+        self._kept: dict[int, Kept] = {}
+        self._work = StageWork((), ())
+
+    def has_work(self, kind: ActionKind) -> bool:
+        """Whether actions of this kind do anything here.
+
+        A stage without trained parameters makes no gradients of any; where nothing before it is
+        trained either, it needs no backward at all.
+        """
+        return kind == "F" or self._trains or (kind != "W" and bool(self._grad_inputs))
+
+    def begin(self, work: StageWork) -> None:
+        """Forget the last iteration and take the rows of the next."""
+        self._work = work
+        self._call = self._training_call if work.training else self._evaluation_call
+        self._kept.clear()
+        self._new_terms()
+
+    def proceed(self, work: StageWork) -> None:
+        """Take the rows of more micro-batches; what is in flight stays so."""
+        self._work = work
+        self._new_terms()
+
+    def _new_terms(self) -> None:
+        """Make room for all losses of the iteration at once.
+
+        A tensor that is kept of each micro-batch would lie where a large one was, which then no
+        longer fits there: memory would grow with the number of micro-batches.
+        """
+        self.loss_terms = []
+        if self.program.is_last:
+            room = torch.zeros(2, len(self._work.rows), dtype=torch.float64, device=self._device)
+            losses, weights = room[0].unbind(), room[1].unbind()
+            self._loss_places = list(map(LossTerm, losses, weights))
+
+    def reseed(self, micro_batch: int, factor: float) -> None:
+        """Multiply the gradient that the backward of a forwarded micro-batch starts from."""
+        kept = self._kept.get(micro_batch)
+        if kept is not None and kept.seed is not None:
+            kept.seed = kept.seed * factor
+
+    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
+        """Run the stage on this rank's rows of ``micro_batch``."""
+        work = self._work
+        borrowed = work.rows[micro_batch] == 0
+        if borrowed:
+            if not (self._synchronised and work.training):
+                return ()
+            received = self._row_of_zeros(self.program.received)
+        self.forwarding = micro_batch
+        sent = self._forward(micro_batch, received, borrowed)
+        self.forwarding = -1
+        return sent
+
+    def _forward(self, micro_batch: int, received: Tensors, borrowed: bool) -> Tensors:
+        work = self._work
+        inputs = [tensor for tensor in received if tensor is not None]
+        if not (work.training and self.has_work("B")):
+            with torch.no_grad():
+                return self._run(micro_batch, inputs, Kept(inputs, []))
+        if micro_batch in work.recomputed:
+            kept = Kept(inputs, [], before=forward_state(self._device), borrowed=borrowed)
+            with torch.no_grad():
+                sent = self._run(micro_batch, inputs, kept)
+        else:
+            kept = Kept(inputs, [], borrowed=borrowed)
+            sent = self._run(micro_batch, inputs, kept)
+        self._kept[micro_batch] = kept
+        return sent
+
+    def recompute(self, micro_batch: int) -> Tensors:
+        """Run the forward again as it was: same random numbers, no second update of buffers."""
+        kept = self._kept.get(micro_batch)
+        if kept is not None and kept.before is not None:
+            terms = len(self.loss_terms)
+            with replayed(self._module, kept.before):
+                self._run(micro_batch, kept.inputs, kept)
+            del self.loss_terms[terms:]
+            kept.before = None
+        return ()
+
+    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the whole backward of ``micro_batch``."""
+        kept = self._kept.pop(micro_batch, None)
+        if kept is None:
+            self._finish_backward(micro_batch, [], [])
+            return ()
+        self._finish_backward(micro_batch, *self._seeds(kept, gradients))
+        return self._input_gradients(kept)
+
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the backward but for the weights of linear layers; frees the graph."""
+        kept = self._kept.get(micro_batch)
+        if kept is None:
+            return ()
+        roots, seeds = self._seeds(kept, gradients)
+        deferred = kept.deferred
+        if roots and deferred is not None and deferred.products:
+            self._first_half(roots, seeds, kept.inputs, deferred)
+        elif roots:
+            run_backward(roots, seeds)
+        self._kept[micro_batch] = Kept([], [], deferred=deferred)
+        return self._input_gradients(kept)
+
+    def _first_half(
+        self,
+        roots: list[GradientEdge],
+        seeds: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        deferred: DeferredGradients,
+    ) -> None:
+        """Ask autograd for the gradients of inputs, of deferred layers' outputs and of the rest."""
+        products, others = deferred.products, self._call.others()
+        entered = [inputs[i] for i in self._grad_inputs]
+        wanted = [*entered, *others, *(product.output for product in products)]
+        found = gradients_at(roots, seeds, wanted)
+        leaves = len(entered) + len(others)
+        for tensor, gradient in zip(entered, found, strict=False):
+            tensor.grad = gradient
+        deferred.accumulate_now(others, found[len(entered) : leaves])
+        for product, gradient in zip(products, found[leaves:], strict=True):
+            product.gradient, product.output = gradient, None
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Make the gradients that the first half has left."""
+        kept = self._kept.pop(micro_batch, None)
+        with self._around_backward(micro_batch):
+            if kept is not None and kept.deferred is not None:
+                kept.deferred.accumulate()
+        return ()
+
+    def _run(self, micro_batch: int, inputs: list[torch.Tensor], kept: Kept) -> Tensors:
+        """Run the module; note in ``kept`` where gradients will enter."""
+        recording = torch.is_grad_enabled()
+        if recording:
+            for i in self._grad_inputs:
+                inputs[i].requires_grad_()
+        work = self._work
+        if recording and micro_batch in work.halved:
+            kept.deferred = DeferredGradients()
+        if self._plain:
+            outputs = self._outputs(work.leaves[micro_batch], inputs, kept.deferred)
+        else:
+            with self._surroundings(work.rows[micro_batch]):
+                outputs = self._outputs(work.leaves[micro_batch], inputs, kept.deferred)
+        sent: list[torch.Tensor] = []
+        for spec, output in zip(self.program.sent, outputs, strict=False):
+            sent.append(output if output.dtype == spec.dtype else output.to(spec.dtype))
+        if recording:
+            kept.roots = [edge_of(t) if t.requires_grad else None for t in sent]
+        if self.program.is_last:
+            self._take_loss(micro_batch, outputs[len(sent)], outputs[len(sent) + 1], kept)
+        # A recompute, which records what was not recorded before, gives the same once more.
+        if self._take_outputs is not None and not (recording and kept.before is not None):
+            numbers = self.program.outputs
+            found = outputs[-len(numbers) :]
+            self._take_outputs(micro_batch, dict(zip(numbers, found, strict=True)))
+        return sent
+
+    def _outputs(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients | None,
+    ) -> Sequence[torch.Tensor]:
+        if deferred is None:
+            return self._call.whole(leaves, inputs)
+        return self._call.halved(leaves, inputs, deferred)
+
+    def _take_loss(
+        self, micro_batch: int, loss: torch.Tensor, weight: torch.Tensor, kept: Kept
+    ) -> None:
+        """Note the loss, and seed its backward with the number of terms in it."""
+        if self._work.rows[micro_batch]:
+            place = self._loss_places[micro_batch]
+            place.loss.copy_(loss.detach())
+            place.weight.copy_(weight)
+            self.loss_terms.append(place)
+        else:
+            weight = torch.zeros_like(weight)
+        if loss.requires_grad:
+            kept.roots.append(edge_of(loss))
+            kept.seed = (weight if self.seed == 1.0 else weight * self.seed).to(loss.dtype)
+
+    def _surroundings(self, rows: int) -> AbstractContextManager[object]:
+        around = self._around_forward(rows) if self._around_forward else nullcontext()
+        if self._autocast is None:
+            return around
+        return _Both(around, torch.autocast(self._device.type, self._autocast))
+
+    def _seeds(
+        self, kept: Kept, gradients: Tensors
+    ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+        """Where the backward starts, and with which gradients."""
+        roots: list[GradientEdge] = []
+        seeds: list[torch.Tensor] = []
+        if kept.borrowed:
+            gradients = self._row_of_zeros(self.program.sent)
+        given: Tensors = gradients if kept.seed is None else [*gradients, kept.seed]
+        for root, gradient in zip(kept.roots, given, strict=False):
+            if root is not None and gradient is not None:
+                roots.append(root)
+                seeds.append(gradient)
+        return roots, seeds
+
+    def _row_of_zeros(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        shapes = [spec.at(self._work.lengths).shape_for(1) for spec in specs]
+        return [
+            torch.zeros(shape, dtype=spec.dtype, device=self._device)
+            for spec, shape in zip(specs, shapes, strict=True)
+        ]
+
+    def _finish_backward(
+        self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]
+    ) -> None:
+        """Accumulate gradients; the last time with the all-reduce of the buckets on its heels."""
+        with self._around_backward(micro_batch):
+            if roots:
+                run_backward(roots, seeds)
+
+    def _around_backward(self, micro_batch: int) -> AbstractContextManager[object]:
+        if micro_batch == self._work.last_backward:
+            return self._around_last_backward()
+        return nullcontext()
+
+    def _input_gradients(self, kept: Kept) -> Tensors:
+        """The gradients of the received tensors; those without any stay ``None``."""
+        return [tensor.grad for tensor in kept.inputs]
+
+
+class _Both:
+    """Two context managers as one, cheaper than an exit stack."""
+
+    def __init__(
+        self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+    ) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *reason: object) -> None:
+        self._inner.__exit__(*reason)  # type: ignore[arg-type]
+        self._outer.__exit__(*reason)  # type: ignore[arg-type]

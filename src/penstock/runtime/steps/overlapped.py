@@ -1,0 +1,273 @@
+"""Training whose iterations overlap: the optimizer's step does not wait for the other stages.
+
+Clipping needs the norm of all gradients, and a step is not taken where some gradient anywhere is
+not finite; a stage that waits for either loses what it could do meanwhile. So it steps on what is
+known, and the numbers of all ranks are checked afterwards (post-validation: Qi et al., Zero Bubble
+Pipeline Parallelism, ICLR 2024, section 4 and appendix C).
+
+    rank 0   ... I2 W2 I3 W3 | step | F0 F1 F2 . check | I0 ...
+    rank 1   ...  I2 W2 I3 W3 | step  |  F0 F1  . check | I0 ...
+    rank 2   ...   I2 I3 W2 W3 | step  |  . check | F0 I0 ...
+
+Until the check only forwards have run, and only such as need nothing but other such forwards
+(`warm_up_of`). A check that fails is the same on every rank: the step is undone from copies and
+taken as it should have been, and the forwards are run again, with the random numbers and the
+buffers of the first time. So weights, states and losses are bit by bit those of the plain step.
+
+The paper's stages also learn the norm of the stages before theirs and invert the update. Here all
+ranks assume the same, that gradients are not clipped, wherever those of the step before were not;
+else they wait as usual. A copy is exact for every optimizer, and takes memory instead of a formula.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from penstock.errors import BadInput, LossNotFinite
+from penstock.plan.ordering import order_of
+from penstock.runtime.execute import Step, execute
+from penstock.runtime.iteration import Iteration
+from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.rank import Worker
+from penstock.runtime.stages.runner import LossTerm
+from penstock.runtime.steps.plain_step import metrics_of
+from penstock.runtime.steps.training import Training, mean_factor
+from penstock.runtime.steps.undo import KeptStep
+from penstock.schedule.action import Action
+from penstock.schedule.weight_rule import OptimizerSync
+
+__all__ = ["OverlappedTraining", "overlapped_training"]
+
+Leaves: TypeAlias = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A step whose numbers are under way: how it was, what waits for them, whether it was taken."""
+
+    samples: int
+    seed: float
+    learning_rate: float
+    rows: Callable[[], list[list[float]]]
+    taken: bool
+
+
+class OverlappedTraining:
+    """Trains this rank on batch after batch; the numbers of each are checked in the next.
+
+    ``undone`` counts the steps that were taken back.
+    """
+
+    def __init__(self, worker: Worker, training: Training) -> None:
+        self.undone = 0
+        self._worker, self._training = worker, training
+        self._keeper = KeptStep(training)
+        self._unchecked: Unchecked | None = None
+        self._expects_no_clipping = not training.clips
+        self._done: deque[StepMetrics] = deque()
+
+    @property
+    def copies(self) -> Sequence[torch.Tensor]:
+        """What is kept to undo a step."""
+        return self._keeper.copies
+
+    def stream(self, batches: Iterable[Leaves]) -> Iterator[StepMetrics]:
+        """Train on batches, given as their leaves; most metrics come one batch late.
+
+        Raises:
+            BadInput: the ranks were given different batches, which changed nothing.
+            LossNotFinite: as `Training.update`; nothing of that batch, or of the next, remains.
+        """
+        self.drain()
+        self._done.clear()
+        for leaves in batches:
+            self._train_on(leaves)
+            while self._done:
+                yield self._done.popleft()
+        self.drain()
+        while self._done:
+            yield self._done.popleft()
+
+    def drain(self) -> None:
+        """Check the latest step, which every rank must; raises as `stream`."""
+        self._check()
+
+    def _train_on(self, leaves: Leaves) -> None:
+        """Forwards, the check of the step before, the rest of the batch, and its step."""
+        worker, training = self._worker, self._training
+        samples, buckets = leaves[0].shape[0], worker.buckets
+        worker.check_noise(1)
+        iteration = worker.iteration(samples, True)
+        worker.clock.restart()
+        if worker.metrics is not None:
+            worker.metrics.begin()
+        warm = self._warm_up(leaves, iteration)
+        early, seed = self._expects_no_clipping, training.seed(samples)
+        with worker.guarded():
+            channels, steps = worker.ready(iteration)
+            if warm is not None:
+                channels.go_on(iteration.warm_up)
+            else:
+                worker.take(leaves, iteration)
+                channels.begin()
+            for runner in worker.runners.values():
+                runner.seed = seed
+            if buckets is not None:
+                worker.zero_gradients(buckets, [iteration])
+            left = steps[warm or 0 :]
+            forwards = 1 + max(
+                (i for i, step in enumerate(left) if self._has_loss(step)), default=-1
+            )
+            with worker.random.drawn():
+                execute(left[:forwards], channels, worker.clock, drains=False)
+                terms = worker.loss_terms
+                weights = self._weights(terms) if early else None
+                execute(left[forwards:], channels, worker.clock)
+            if buckets is not None:
+                buckets.finish()
+            own = worker.own_numbers([leaves], terms, buckets, worker.metrics)
+            weight = sum(row[0] for row in weights()) if weights is not None else 0.0
+            rows = worker.announce(own, "the end of the iteration")
+            if not weight:
+                numbers = rows()
+                rows = lambda: numbers  # noqa: E731
+        rate = training.learning_rate
+        self._unchecked = Unchecked(samples, seed, rate, rows, taken=weight > 0)
+        self._step(weight, seed)
+
+    def _step(self, weight: float, seed: float) -> None:
+        """Take the step without clipping, or as its numbers say where it has waited for them."""
+        worker, training = self._worker, self._training
+        reduced, start = time.perf_counter(), worker.clock.now()
+        if weight:
+            self._keeper.keep()
+            if worker.buckets is not None:
+                worker.buckets.scale(mean_factor(weight, seed))
+            training.step(worker.buckets)
+        else:
+            self._check()
+        if worker.places:
+            worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
+        worker.optimizer_s = time.perf_counter() - reduced
+
+    def _warm_up(self, leaves: Leaves, iteration: Iteration) -> int | None:
+        """Run the forwards that may precede the check, and check; how many steps are done.
+
+        ``None`` where there was nothing to check, or where the weights did not last: the iteration
+        has not begun.
+        """
+        worker = self._worker
+        if self._unchecked is None:
+            return None
+        channels, steps = worker.ready(iteration)
+        own = [Action(step.kind, step.stage, step.micro_batch) for step in steps]
+        count = sum(action in iteration.warm_up for action in own)
+        before = worker.random.state
+        buffers = [(buffer, buffer.clone()) for _, buffer in worker.named_buffers()]
+
+        def forget() -> None:
+            with worker.guarded():
+                channels.discard(iteration.warm_up)
+                channels.drain()
+            worker.random.state = before
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+            if worker.metrics is not None:
+                worker.metrics.begin()
+
+        with worker.guarded():
+            worker.take(leaves, iteration)
+            channels.begin_with(iteration.warm_up)
+            with worker.random.drawn():
+                execute(steps[:count], channels, worker.clock, drains=False)
+        try:
+            stands = self._check()
+        except (BadInput, LossNotFinite):
+            forget()
+            raise
+        if stands:
+            return count
+        forget()
+        return None
+
+    def _check(self) -> bool:
+        """Wait for the numbers of the latest step and make it what it should have been.
+
+        Whether it was that already.
+
+        Raises:
+            BadInput, LossNotFinite: see `stream`; the step was undone.
+        """
+        worker, training = self._worker, self._training
+        step, self._unchecked = self._unchecked, None
+        if step is None:
+            return True
+        with worker.guarded():
+            rows = step.rows()
+        try:
+            totals, worker.means = worker.put_together(rows, worker.metrics, step.seed)
+            update = training.judge(totals, step.samples, step.learning_rate)
+        except (BadInput, LossNotFinite):
+            if step.taken:
+                self._undo()
+            raise
+        factor = training.clip_factor(totals)
+        as_expected = not update.skipped and factor == 1.0
+        if step.taken and not as_expected:
+            self._undo()
+        if not step.taken and not update.skipped and worker.buckets is not None:
+            worker.buckets.scale(mean_factor(totals.weight, step.seed))
+        if not update.skipped and not (step.taken and as_expected):
+            training.step(worker.buckets, factor)
+        self._expects_no_clipping = as_expected
+        metrics = metrics_of(training.steps, totals, update, step.samples, worker.means)
+        self._done.append(metrics)
+        return step.taken and as_expected
+
+    def _undo(self) -> None:
+        self._keeper.undo()
+        self.undone += 1
+
+    def _has_loss(self, step: Step) -> bool:
+        return step.kind == "F" and self._worker.runners[step.stage].program.is_last
+
+    def _weights(self, terms: Sequence[LossTerm]) -> Callable[[], list[list[float]]]:
+        """Say how many terms of the loss this rank has had; what is returned waits for all."""
+        weight = sum(float(term.weight) for term in terms)
+        return self._worker.announce([weight], "the number of terms in the loss")
+
+
+def overlapped_training(
+    worker: Worker, training: Training, optimizer_sync: OptimizerSync
+) -> OverlappedTraining | None:
+    """How a worker trains where its step is checked afterwards; ``None`` where it is not.
+
+    Raises:
+        BadInput: something was asked for that does not go with it.
+    """
+    if optimizer_sync == "before":
+        return None
+    what = 'optimizer_sync is "after"'
+    if order_of(worker.plan).weights.micro_batches_per_update:
+        raise BadInput(
+            f"{what}, but schedule '{worker.plan.schedule}' updates weights without a flush and "
+            f'waits for no stage; leave it "before"'
+        )
+    if training.optimizer is None:
+        raise BadInput(f"{what}, which needs an optimizer; give Pipeline one")
+    if worker.owners:
+        raise BadInput(
+            f"{what}, but with shard_optimizer a rank does not keep all it needs to undo a step; "
+            f"leave one of them out"
+        )
+    if worker.graph.lengths:
+        raise BadInput(
+            f"{what}, but lengths vary, and ranks agree on them before every batch; leave it "
+            f'"before" or give batches of one length'
+        )
+    return OverlappedTraining(worker, training)

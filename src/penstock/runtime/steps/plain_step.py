@@ -1,0 +1,62 @@
+"""A training step whose update waits until the pipeline has run empty."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from penstock.runtime.metrics import StepMetrics, Totals
+from penstock.runtime.rank import Worker
+from penstock.runtime.steps.training import Training, Update
+from penstock.runtime.user_metrics import Means
+
+__all__ = ["flushed_step", "metrics_of"]
+
+
+def flushed_step(
+    worker: Worker,
+    training: Training,
+    batches: Sequence[Sequence[torch.Tensor]],
+    *,
+    within: AbstractContextManager[object] | None = None,
+    before_update: Callable[[Totals, float], None] | None = None,
+) -> StepMetrics:
+    """One step on batches, given as their leaves; see `Pipeline.step`.
+
+    ``within`` is entered around forwards and backwards. ``before_update`` is called when gradients
+    are summed but neither divided nor used, with the totals and what the loss was multiplied by.
+    """
+    samples = sum(leaves[0].shape[0] for leaves in batches)
+    worker.check_noise(len(batches))
+    seed = training.seed(samples)
+    totals = worker.run(*batches, training=True, within=within, seed=seed)
+    if before_update is not None:
+        before_update(totals, seed)
+    reduced, start = time.perf_counter(), worker.clock.now()
+    update = training.update(totals, seed, samples, worker.buckets)
+    if not update.skipped:
+        worker.share_values()
+    if worker.places:
+        worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
+    worker.optimizer_s = time.perf_counter() - reduced
+    return metrics_of(training.steps, totals, update, samples, worker.means)
+
+
+def metrics_of(
+    step: int, totals: Totals, update: Update, samples: int, means: Means
+) -> StepMetrics:
+    """What a step tells its caller."""
+    return StepMetrics(
+        step,
+        totals.loss,
+        totals.gradient_norm,
+        update.learning_rate,
+        samples,
+        totals.seconds,
+        totals.bubble,
+        update.skipped,
+        update.loss_scale,
+        update.noise,
+        {name: value for name, (value, _) in means.items()},
+    )

@@ -1,0 +1,365 @@
+"""Tensors between ranks: what an action takes is received, what it makes is sent.
+
+`messages` says what is sent, the transport how its bytes travel. Here the two meet: rows are cut
+out of what a stage made, and put together to what a stage takes.
+"""
+
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+
+from penstock.capture.layer_graph import TensorSpec
+from penstock.errors import BadInput
+from penstock.runtime.clock import Clock
+from penstock.runtime.processes.world import World
+from penstock.runtime.stages.runner import Tensors
+from penstock.runtime.transport.messages import Message, Part, RankMessages
+from penstock.runtime.transport.opening_segments import join_segments, supported
+from penstock.runtime.transport.process_groups import GroupTransport
+from penstock.runtime.transport.shared_memory import SharedMemoryTransport, ring_size
+from penstock.runtime.transport.transport import Inlet, Transport, position_code
+from penstock.schedule.action import Action
+
+__all__ = ["Channels", "PipelineChannels", "Places", "TransportChoice", "open_transport"]
+
+TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups"]
+
+SPIN_S = 2e-3
+SHORT_SPIN_S = 20e-6
+
+
+class Channels(Protocol):
+    """What the action loop asks of the network; a rehearsal answers with delays.
+
+    What moves for an action is looked up once and then called in every iteration.
+    """
+
+    @property
+    def device(self) -> int:
+        """This rank."""
+        ...
+
+    def receiver(self, action: Action) -> Callable[[], Tensors]:
+        """What gets what ``action`` takes: the tensors for F, the gradients for B and I."""
+        ...
+
+    def sender(self, action: Action) -> Callable[[Tensors], None] | None:
+        """What sends what ``action`` made to those who need it, at once; ``None``: nobody does."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until everything sent is on its way."""
+        ...
+
+
+class Places:
+    """Where in a stage's arguments and results each boundary tensor stands, by its name."""
+
+    def __init__(self, received: Sequence[TensorSpec], sent: Sequence[TensorSpec]) -> None:
+        self.received = {spec.name: place for place, spec in enumerate(received)}
+        self.sent = {spec.name: place for place, spec in enumerate(sent)}
+
+
+class Arrival:
+    """One message on its way to this rank: what came, until its action takes it.
+
+    ``inlet`` is where it comes from another rank (``None``: from a stage of this one).
+    """
+
+    __slots__ = ("inlet", "message", "stream", "tensors")
+
+    def __init__(self, message: Message, inlet: Inlet | None, stream: "Stream | None") -> None:
+        self.message, self.inlet, self.stream = message, inlet, stream
+        self.tensors: list[torch.Tensor] | None = None
+
+
+@dataclass
+class Stream:
+    """The messages of one peer in the order in which it sends them, and how many have come."""
+
+    arrivals: list[Arrival]
+    taken: int = 0
+
+
+class PipelineChannels:
+    """The messages of one rank in one kind of iteration, over a transport.
+
+    ``places[stage]`` belong to the stages of this rank, which hand each other tensors as they are:
+    nothing is copied. Without a transport there is only this rank.
+    """
+
+    def __init__(
+        self,
+        device: int,
+        transport: Transport | None,
+        places: dict[int, Places],
+        clock: Clock,
+        messages: RankMessages,
+    ) -> None:
+        self.device = device
+        self.transport = transport
+        self._places = places
+        self._clock = clock
+        self._messages = messages
+        self._streams: list[Stream] = []
+        self._arrivals: dict[Message, Arrival] = {}
+        for arriving in messages.streams.values():
+            stream = Stream([])
+            self._streams.append(stream)
+            for message in arriving:
+                assert transport is not None
+                arrival = Arrival(message, transport.inlet(message), stream)
+                self._arrivals[message] = arrival
+                stream.arrivals.append(arrival)
+        for messages_of_action in messages.incoming.values():
+            for message in messages_of_action:
+                if message.sender == device:
+                    self._arrivals[message] = Arrival(message, None, None)
+
+    def begin(self, *, announced: bool = True) -> None:
+        """Open the channels for one iteration.
+
+        Where all messages are not ``announced`` at once, `proceed` says what comes next.
+        """
+        for stream in self._streams:
+            stream.taken = 0
+        for arrival in self._arrivals.values():
+            arrival.tensors = None
+        if self.transport is not None:
+            self.transport.begin(self._messages.streams if announced else {})
+
+    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Expect more messages of every peer; after its last one its first comes again."""
+        if self.transport is not None:
+            self.transport.proceed(streams)
+
+    def begin_with(self, first: Container[Action]) -> None:
+        """Open the channels for the messages of ``first``, the actions that every peer begins with.
+
+        `go_on` opens them for the others, `discard` takes what came and is not wanted.
+        """
+        self.begin(announced=False)
+        self.proceed(self._split(first)[0])
+
+    def go_on(self, first: Container[Action]) -> None:
+        """Open the channels for all messages but those of ``first``."""
+        self.proceed(self._split(first)[1])
+
+    def discard(self, first: Container[Action]) -> None:
+        """Wait for all messages of ``first`` that have not been taken, and drop them."""
+        counts = [len(messages) for messages in self._split(first)[0].values()]
+        for stream, count in zip(self._streams, counts, strict=True):
+            for arrival in stream.arrivals[stream.taken : count]:
+                assert arrival.inlet is not None
+                arrival.inlet.wait()
+                arrival.inlet.take()
+
+    def _split(
+        self, first: Container[Action]
+    ) -> tuple[dict[int, Sequence[Message]], dict[int, Sequence[Message]]]:
+        """Every peer's messages: those of the actions ``first``, and those behind them."""
+        begun, others = dict[int, Sequence[Message]](), dict[int, Sequence[Message]]()
+        for peer, stream in self._messages.streams.items():
+            count = sum(
+                m.kind == "F" and Action("F", m.sender_stage, m.micro_batch) in first
+                for m in stream
+            )
+            begun[peer], others[peer] = stream[:count], stream[count:]
+        return begun, others
+
+    def receiver(self, action: Action) -> Callable[[], Tensors]:
+        """What takes the messages for ``action`` and puts their rows together."""
+        gather = self._gatherer(action)
+        if self.transport is None:
+            return gather
+        at, position = self.transport.at, position_code(action)
+
+        def receive() -> Tensors:
+            at(position)
+            return gather()
+
+        return receive
+
+    def sender(self, action: Action) -> Callable[[Tensors], None] | None:
+        """What sends the rows that each consumer needs."""
+        messages = self._messages.outgoing.get(action)
+        if not messages:
+            return None
+        places = self._places[action.stage]
+        slots = places.sent if action.kind == "F" else places.received
+        ways = [self._way_out(message, slots) for message in messages]
+        if len(ways) == 1:
+            return ways[0]
+
+        def send(result: Tensors) -> None:
+            for way in ways:
+                way(result)
+
+        return send
+
+    def drain(self) -> None:
+        """Wait until everything sent is on its way."""
+        if self.transport is not None:
+            self.transport.drain()
+
+    def _gatherer(self, action: Action) -> Callable[[], Tensors]:
+        if action.kind in "RW":
+            return tuple
+        places = self._places[action.stage]
+        slots = places.received if action.kind == "F" else places.sent
+        arrivals = [self._arrivals[m] for m in self._messages.incoming.get(action, ())]
+        take = self._take
+        if not arrivals:
+            return lambda: [None] * len(slots)
+        if len(arrivals) == 1 and all(part.fills_target for part in arrivals[0].message.parts):
+            only = arrivals[0]
+            if [slots[part.spec.name] for part in only.message.parts] == list(range(len(slots))):
+                return lambda: take(only)
+        return lambda: self._gathered(arrivals, slots)
+
+    def _gathered(self, arrivals: Sequence[Arrival], slots: Mapping[str, int]) -> Tensors:
+        tensors: list[torch.Tensor | None] = [None] * len(slots)
+        borrowed: set[int] = set()
+        for arrival in arrivals:
+            message = arrival.message
+            for part, tensor in zip(message.parts, self._take(arrival), strict=True):
+                place = slots[part.spec.name]
+                before = tensors[place]
+                if before is not None and place in borrowed:
+                    # What another stage of this rank made may be another gradient as well.
+                    before = before.clone()
+                    borrowed.discard(place)
+                elif before is None and message.sender == self.device:
+                    borrowed.add(place)
+                tensors[place] = joined(before, part, tensor, message.kind)
+        return tensors
+
+    def _take(self, wanted: Arrival) -> list[torch.Tensor]:
+        """The tensors of a message; those that its sender sent before are put aside."""
+        tensors = wanted.tensors
+        if tensors is not None:
+            wanted.tensors = None
+            return tensors
+        stream = wanted.stream
+        assert stream is not None
+        while True:
+            first = stream.arrivals[stream.taken]
+            stream.taken = (stream.taken + 1) % len(stream.arrivals)
+            inlet, message = first.inlet, first.message
+            assert inlet is not None
+            inlet.wait()
+            start = self._clock.now()
+            tensors = inlet.take()
+            self._clock.add(
+                "RECV",
+                message.receiver_stage,
+                message.micro_batch,
+                start,
+                self._clock.now(),
+                message.sender,
+                message.bytes,
+            )
+            if first is wanted:
+                return tensors
+            first.tensors = tensors
+
+    def _way_out(self, message: Message, slots: Mapping[str, int]) -> Callable[[Tensors], None]:
+        parts = [(slots[part.spec.name], part) for part in message.parts]
+        if message.receiver == self.device:
+            arrival = self._arrivals[message]
+
+            def hand_over(result: Tensors) -> None:
+                # Detached, so that each stage's backward ends at its own inputs.
+                arrival.tensors = [rows_of(result[place], part).detach() for place, part in parts]
+
+            return hand_over
+        assert self.transport is not None
+        outlet, now, add = self.transport.outlet(message), self._clock.now, self._clock.add
+        stage, micro_batch = message.sender_stage, message.micro_batch
+        peer, size = message.receiver, message.bytes
+
+        def send(result: Tensors) -> None:
+            start = now()
+            outlet([rows_of(result[place], part) for place, part in parts])
+            add("SEND", stage, micro_batch, start, now(), peer, size)
+
+        return send
+
+
+def rows_of(tensor: torch.Tensor | None, part: Part) -> torch.Tensor:
+    """The rows of ``part`` in what the sender made; zeros where it made no gradient."""
+    if tensor is None:
+        return torch.zeros(part.shape, dtype=part.dtype)
+    if part.dim < 0 or tensor.shape[part.dim] == len(part.source_rows):
+        return tensor
+    return tensor.narrow(part.dim, part.source_rows.start, len(part.source_rows))
+
+
+def joined(
+    before: torch.Tensor | None, part: Part, arrived: torch.Tensor, kind: Literal["F", "B"]
+) -> torch.Tensor:
+    """``before`` with the arrived rows: put in their place, or added to it for a gradient.
+
+    A gradient comes from every stage that read the tensor, in rows of their own cut; the sum over
+    the stages is the gradient. The rows of an activation come once.
+    """
+    if part.fills_target:
+        return arrived if before is None else before.add_(arrived)
+    if before is None:
+        before = torch.zeros(part.target_shape, dtype=part.dtype, device=arrived.device)
+    rows = before.narrow(part.dim, part.target_rows.start, len(part.target_rows))
+    if kind == "F":
+        rows.copy_(arrived)
+    else:
+        rows.add_(arrived)
+    return before
+
+
+def open_transport(
+    world: World, choice: TransportChoice, outgoing_by_rank: Sequence[Sequence[Message]]
+) -> Transport | None:
+    """The way that suits: shared memory between CPU ranks of one host, process groups else.
+
+    ``outgoing_by_rank[rank]`` are the messages that a rank sends in a full iteration. ``None``
+    where there is only one rank.
+
+    Raises:
+        BadInput: shared memory is asked for where it cannot be had.
+    """
+    if world.size == 1:
+        return None
+    on_cpu = all(device == "cpu" for device in world.devices)
+    possible = supported() and world.one_host
+    if choice == "shared-memory" or (choice == "auto" and possible and on_cpu):
+        by_sender = {
+            sender: [m for m in outgoing_by_rank[sender] if m.receiver == world.rank]
+            for sender in range(world.size)
+        }
+        rings = {sender: ring_size(messages) for sender, messages in by_sender.items() if messages}
+        segments = join_segments(world, rings, spin_s=spin_s(world)) if possible else None
+        if segments is not None:
+            return SharedMemoryTransport(segments, world.device)
+        if choice == "shared-memory":
+            raise BadInput(
+                "transport 'shared-memory' needs all ranks in one Linux container on x86-64, able "
+                "to open one another's /proc/<pid>/fd; use transport 'process-groups'"
+            )
+    every = (m for messages in outgoing_by_rank for m in messages)
+    # What stages of one rank hand each other needs no way.
+    pairs = {(m.sender, m.receiver) for m in every if m.sender != m.receiver}
+    return GroupTransport(world, sorted(pairs))
+
+
+def spin_s(world: World) -> float:
+    """How long a wait may spin before it sleeps: hardly at all where ranks share too few cores.
+
+    The cores are those of all ranks together: each may be bound to one of its own.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(set[int]().union(*world.gather(os.sched_getaffinity(0))))
+    else:
+        cores = os.cpu_count() or 1
+    return SPIN_S if world.size * torch.get_num_threads() <= cores else SHORT_SPIN_S

@@ -1,0 +1,83 @@
+"""Making this rank's shared segment and opening those of its peers."""
+
+import mmap
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.runtime.processes.world import World
+from penstock.runtime.transport.segments import HEADER_BYTES, RingSize, Segment, Segments
+
+__all__ = ["join_segments", "open_memory", "supported"]
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a peer needs to open a segment."""
+
+    pid: int
+    memory: int
+    bell: int
+    size_bytes: int
+    rings: dict[int, tuple[int, RingSize]]
+
+
+def supported() -> bool:
+    """Whether this system can share memory as is done here.
+
+    The rings rely on stores becoming visible in program order, which x86-64 promises.
+    """
+    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+
+
+def join_segments(
+    world: World, rings_in: Mapping[int, RingSize], *, spin_s: float
+) -> Segments | None:
+    """Create this rank's segment and open the others'; ``None`` on all ranks where one cannot."""
+    size = HEADER_BYTES
+    rings: dict[int, tuple[int, RingSize]] = {}
+    for sender, ring in rings_in.items():
+        rings[sender] = (size, ring)
+        size += -(-ring.bytes // HEADER_BYTES) * HEADER_BYTES
+    memory = os.memfd_create("penstock")
+    os.ftruncate(memory, size)
+    ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    invitations = world.gather(Invitation(os.getpid(), memory, bell, size, rings))
+
+    def open_all() -> dict[int, Segment]:
+        own = Segment(mmap.mmap(memory, size), rings, bell)
+        return {
+            rank: own if rank == world.rank else accept(invitation)
+            for rank, invitation in enumerate(invitations)
+        }
+
+    try:
+        segments = world.agreed(open_all, OSError)
+    except OSError:
+        return None
+    finally:
+        os.close(memory)
+    return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
+
+
+def accept(invitation: Invitation) -> Segment:
+    """Open a peer's segment, its bell, and a handle that tells when its process ends."""
+    view = open_memory(invitation.pid, invitation.memory, invitation.size_bytes)
+    bell = os.open(
+        f"/proc/{invitation.pid}/fd/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )
+    return Segment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))
+
+
+def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:
+    """Map the anonymous memory that ``process`` (maybe this one) has open as ``handle``.
+
+    Raises:
+        OSError: that may not be done here.
+    """
+    memory = os.open(f"/proc/{process}/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(memory, size_bytes)
+    finally:
+        os.close(memory)

@@ -1,0 +1,69 @@
+"""Which ranks may ever have to send each other something, whatever the size of a batch."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.lengths import LengthsOf
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.iteration import prepare_iteration
+from penstock.runtime.transport.messages import Boundary, Message, Part
+
+__all__ = ["messages_by_rank"]
+
+
+def messages_by_rank(
+    plan: Plan,
+    ranks: int,
+    boundaries: Sequence[Boundary],
+    also_crossed: Sequence[Boundary],
+    lengths: LengthsOf,
+) -> list[list[Message]]:
+    """What every rank sends in a full iteration or may ever send, to size and open the ways."""
+    by_rank: list[list[Message]] = []
+    for rank in range(ranks):
+        iteration = prepare_iteration(plan, boundaries, rank, plan.global_batch, True, lengths)
+        by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
+    usual = [message for sent in by_rank for message in sent]
+    crossed = [boundary.at(lengths) for boundary in (*boundaries, *also_crossed)]
+    for message in rare_messages(plan, crossed, usual):
+        by_rank[message.sender].append(message)
+    return by_rank
+
+
+def rare_messages(
+    plan: Plan, boundaries: Sequence[Boundary], usual: Sequence[Message]
+) -> Iterator[Message]:
+    """One message for every way that a batch of another size may need, and ``usual`` does not.
+
+    Another number of rows is cut in proportion to the slices, and rounding may move a row to a
+    replica whose rows never meet those of its new neighbour in a full micro-batch. Between stages
+    with equal slices this cannot happen: both cut alike. A tensor without samples may come from any
+    replica. The messages are as large as rows of both ends allow in a full micro-batch.
+    """
+    known = {(message.sender, message.receiver) for message in usual}
+    for boundary, way in product(boundaries, (0, 1) if plan.mirrored else (0,)):
+        stages = (boundary.producer, boundary.consumer)
+        here, there = (plan.holder(stage, way) for stage in stages)
+        for i, j in product(range(here.replicas), range(there.replicas)):
+            if i != j and not may_cross(boundary, here, there):
+                continue
+            rows = min(here.slices[i], there.slices[j])
+            parts = tuple(part_of(spec, rows) for spec in boundary.tensors)
+            ends, turned = (here.devices[i], there.devices[j]), (stages[1], stages[0])
+            for (source, target), passed in ((ends, stages), ((ends[1], ends[0]), turned)):
+                if source != target and (source, target) not in known:
+                    known.add((source, target))
+                    kind = "F" if passed == stages else "B"
+                    yield Message(kind, way, source, target, *passed, parts)
+
+
+def may_cross(boundary: Boundary, here: Stage, there: Stage) -> bool:
+    """Whether a replica may ever need what the other stage's replica of another number has."""
+    return here.slices != there.slices or any(spec.batch_dim < 0 for spec in boundary.tensors)
+
+
+def part_of(spec: TensorSpec, rows: int) -> Part:
+    """Some ``rows`` samples of a tensor."""
+    shape = spec.shape_for(rows)
+    return Part(spec, shape, spec.batch_dim, range(rows), range(rows), shape)

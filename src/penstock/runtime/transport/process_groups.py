@@ -1,0 +1,242 @@
+"""Messages by torch.distributed's point-to-point operations: Gloo, or NCCL between GPUs.
+
+Each directed pair of ranks has a process group of its own, so that its messages are one ordered
+stream that no other traffic can hold up; all ranks create all groups in the same order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import RunFailed, Stalled
+from penstock.runtime.processes.world import World
+from penstock.runtime.transport.messages import Message, Part
+from penstock.runtime.transport.segments import PeerVanished
+
+__all__ = ["GroupTransport"]
+
+POSTED_BYTES = 64 << 20
+"""Receives are posted ahead up to so many bytes for each peer, and one in any case."""
+
+ALIGNMENT_BYTES = 16
+
+
+@dataclass(slots=True)
+class Posted:
+    """A receive under way: its message, its buffer, and the handle that says when it is done."""
+
+    message: Message
+    buffer: torch.Tensor
+    work: dist.Work | None
+
+
+class GroupTransport:
+    """Point-to-point operations of one rank; see `Transport`."""
+
+    def __init__(self, world: World, pairs: Sequence[tuple[int, int]]) -> None:
+        self._world = world
+        self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
+        for pair in sorted(set(pairs)):
+            group = world.new_group(pair)
+            if group is not None and world.rank in pair:
+                self._groups[pair] = group
+        self._sums = world.new_group(range(world.size), "gloo")
+        self._waiting: dict[int, deque[Message]] = {}
+        self._posted: dict[int, deque[Posted]] = {}
+        self._sending: deque[tuple[Message, torch.Tensor, dist.Work | None]] = deque()
+        self._actions = 1
+
+    def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Post the first receives of every stream."""
+        self._actions = 1
+        for peer, messages in streams.items():
+            self._waiting[peer] = deque(messages)
+            self._posted[peer] = deque()
+            self._post(peer)
+
+    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Post more receives, behind those that are left."""
+        for peer, messages in streams.items():
+            self._waiting.setdefault(peer, deque()).extend(messages)
+            self._posted.setdefault(peer, deque())
+            self._post(peer)
+
+    def at(self, position: int) -> None:
+        """Count the actions: their number scales the bound of `announce`."""
+        self._actions += 1
+
+    def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
+        """What sends ``message``."""
+        return partial(self._send, message)
+
+    def inlet(self, message: Message) -> "GroupInlet":
+        """What receives ``message``."""
+        return GroupInlet(self, message)
+
+    def _send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+        """Start sending; the buffer is kept until the operation is complete."""
+        while self._sending and self._sending[0][2] and self._sending[0][2].is_completed():
+            self._sending.popleft()
+        buffer = packed(message, tensors)
+        group = self._groups[message.sender, message.receiver]
+        work = dist.isend(buffer, message.receiver, group=group)
+        self._sending.append((message, buffer, work))
+
+    def await_message(self, message: Message) -> None:
+        """Wait for the oldest posted receive of the sender."""
+        posted = self._posted[message.sender][0]
+        assert posted.message is message
+        self._wait(posted.work, message, message.sender)
+
+    def take(self, message: Message) -> list[torch.Tensor]:
+        """The parts, as views of their buffer; and post the next receive."""
+        posted = self._posted[message.sender].popleft()
+        self._post(message.sender)
+        return unpacked(message, posted.buffer)
+
+    def drain(self) -> None:
+        """Wait until everything is sent."""
+        while self._sending:
+            message, _, work = self._sending.popleft()
+            self._wait(work, message, message.receiver)
+
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """A few numbers of every rank; ranks with little to do wait for the busiest."""
+        own = torch.tensor(values, dtype=torch.float64)
+        rows = [torch.empty_like(own) for _ in range(self._world.size)]
+        actions = self._actions
+        work: dist.Work | None = None
+        with self._failing(f"{what} of all ranks", -1):
+            work = dist.all_gather(rows, own, group=self._sums, async_op=True)
+
+        def of_all() -> list[list[float]]:
+            bound_s = self._world.timeout_s * max(actions, self._actions)
+            with self._failing(f"{what} of all ranks", -1):
+                assert work is not None
+                work.wait(timedelta(seconds=bound_s))
+            return [row.tolist() for row in rows]
+
+        return of_all
+
+    def abort(self) -> None:
+        """Close the connections; peers' operations end with an error."""
+        for group in (*self._groups.values(), self._sums):
+            if group is not None and group in self._world.groups:
+                self._world.groups.remove(group)
+                abandon(group)
+        self._groups.clear()
+
+    def close(self) -> None:
+        """Nothing to do: the world destroys its groups."""
+
+    def _post(self, peer: int) -> None:
+        """Post receives from ``peer`` as far ahead as the limit allows, in the sender's order."""
+        waiting, posted = self._waiting[peer], self._posted[peer]
+        ahead = sum(entry.message.bytes for entry in posted)
+        while waiting and (not posted or ahead + waiting[0].bytes <= POSTED_BYTES):
+            message = waiting.popleft()
+            ahead += message.bytes
+            buffer = empty_buffer(message, self._world.device)
+            group = self._groups[message.sender, message.receiver]
+            posted.append(Posted(message, buffer, dist.irecv(buffer, message.sender, group=group)))
+
+    def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
+        if work is None:
+            return
+        with self._failing(str(message), peer):
+            # NCCL only orders streams here and is bounded by its own watchdog.
+            if self._world.backend == "nccl":
+                work.wait()
+            else:
+                work.wait(timedelta(seconds=self._world.timeout_s))
+
+    @contextmanager
+    def _failing(self, what: str, peer: int) -> Iterator[None]:
+        """Within, an operation of torch's that fails tells who waited for what."""
+        try:
+            yield
+        except RuntimeError as cause:
+            raise self._failure(cause, what, peer) from cause
+
+    def _failure(self, cause: RuntimeError, what: str, peer: int) -> RunFailed:
+        """What a failed wait means: too long, or the other end is gone."""
+        text = str(cause)
+        if "imed out" in text or "imeout" in text:
+            limit = f"{self._world.timeout_s:g} s"
+            return Stalled(f"rank {self._world.rank} waited {limit} for {what}")
+        who = f"rank {peer}" if peer >= 0 else "a rank"
+        return PeerVanished(
+            peer, f"{who} ended or failed while rank {self._world.rank} waited for {what}"
+        )
+
+
+class GroupInlet:
+    """Where one message arrives; see `Inlet`."""
+
+    def __init__(self, transport: GroupTransport, message: Message) -> None:
+        self._transport, self._message = transport, message
+
+    def wait(self) -> None:
+        """Wait for the oldest posted receive of the sender."""
+        self._transport.await_message(self._message)
+
+    def take(self) -> list[torch.Tensor]:
+        """The parts, as views of their buffer; and post the next receive."""
+        return self._transport.take(self._message)
+
+
+def abandon(group: dist.ProcessGroup) -> None:
+    """Destroy ``group`` though others may still wait in it."""
+    try:
+        dist.destroy_process_group(group)
+    except (RuntimeError, ValueError):
+        # Already gone with a peer that died.
+        return
+
+
+def aligned(size: int) -> int:
+    """``size`` rounded up, so that every part of a packed message can be viewed in its type."""
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def empty_buffer(message: Message, device: torch.device) -> torch.Tensor:
+    """Where a message arrives: a tensor of its only part, or bytes for several."""
+    if len(message.parts) == 1:
+        part = message.parts[0]
+        return torch.empty(part.shape, dtype=part.dtype, device=device)
+    size = sum(aligned(part.bytes) for part in message.parts)
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def packed(message: Message, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One contiguous tensor to send: a single part as it is, several copied behind one another."""
+    if len(tensors) == 1:
+        return tensors[0].detach().contiguous()
+    buffer = empty_buffer(message, tensors[0].device)
+    for part, place, tensor in zip(message.parts, unpacked(message, buffer), tensors, strict=True):
+        if part.bytes:
+            place.copy_(tensor.detach())
+    return buffer
+
+
+def unpacked(message: Message, buffer: torch.Tensor) -> list[torch.Tensor]:
+    """The parts of an arrived message, as views."""
+    if len(message.parts) == 1:
+        return [buffer]
+    tensors: list[torch.Tensor] = []
+    start = 0
+    for part in message.parts:
+        tensors.append(view_of(buffer, start, part))
+        start += aligned(part.bytes)
+    return tensors
+
+
+def view_of(buffer: torch.Tensor, start: int, part: Part) -> torch.Tensor:
+    """The bytes of one part in its own type and shape."""
+    return buffer[start : start + part.bytes].view(part.dtype).view(part.shape)

@@ -1,0 +1,319 @@
+"""Messages between ranks of one host through rings in shared memory.
+
+One ring for each direction of each pair of ranks that talk, written by one process and read by
+one. A tensor takes one slot, a larger one several. Against two system calls and two threads for
+every Gloo message, a message here is one copy in, one copy out and two counters.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from penstock.runtime.transport.messages import Message
+from penstock.runtime.transport.segments import (
+    CACHE_LINE_BYTES,
+    RingSize,
+    Segment,
+    Segments,
+    Word,
+    own_core,
+)
+from penstock.runtime.transport.transport import position_name
+
+__all__ = ["SharedMemoryTransport", "ring_size"]
+
+SLOT_LIMIT_BYTES = 1 << 20
+RING_LIMIT_BYTES = 2 << 20
+LEAST_SLOTS = 4
+HEAD, TAIL = 0, CACHE_LINE_BYTES // 8
+# Plain numbers: looking up a member of an enumeration takes as long as reading the memory.
+ASLEEP, POSITION, CORE = int(Word.ASLEEP), int(Word.POSITION), int(Word.CORE)
+KINDS_KEPT = 64
+
+
+def ring_size(messages: Sequence[Message]) -> RingSize:
+    """Room for all ``messages`` of an iteration where that is little, else for a few."""
+    parts = [part.bytes for message in messages for part in message.parts]
+    largest = max(parts, default=1)
+    slot = min(-(-largest // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, SLOT_LIMIT_BYTES)
+    wanted = sum(-(-size // slot) for size in parts)
+    return RingSize(max(LEAST_SLOTS, min(wanted, RING_LIMIT_BYTES // slot)), slot)
+
+
+class Ring:
+    """The slots from one rank to another, seen by either of them.
+
+    ``head`` counts the slots ever written, ``tail`` those ever read; each is written at one end.
+    """
+
+    def __init__(self, segment: Segment, sender: int) -> None:
+        start, size = segment.rings[sender]
+        self.slots, self.slot_bytes = size.slots, size.slot_bytes
+        self.counters = memoryview(segment.memory)[start : start + 2 * CACHE_LINE_BYTES].cast("Q")
+        self.head = self.tail = 0
+        self._memory = segment.memory
+        self._data = start + 2 * CACHE_LINE_BYTES
+        self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[torch.Tensor | None]] = {}
+
+    def slot(self, number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """Slot ``number`` (counted without end) as a tensor."""
+        views = self.views(dtype, shape)
+        place = number % self.slots
+        view = views[place]
+        return view if view is not None else self.new_view(views, place, dtype, shape)
+
+    def views(self, dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
+        """Tensors of one kind in each of the slots, as far as they have been made."""
+        found = self._views.get((dtype, shape))
+        if found is None:
+            if len(self._views) >= KINDS_KEPT:
+                self._views.clear()
+            found = self._views[dtype, shape] = [None] * self.slots
+        return found
+
+    def new_view(
+        self,
+        views: list[torch.Tensor | None],
+        place: int,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+    ) -> torch.Tensor:
+        """The tensor in slot ``place``, noted in ``views``."""
+        start = self._data + place * self.slot_bytes
+        count = torch.Size(shape).numel()
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+        view = views[place] = flat.view(shape)
+        return view
+
+    def has_room(self) -> bool:
+        """At the writing end: whether a slot is free."""
+        if self.head - self.tail < self.slots:
+            return True
+        self.tail = self.counters[TAIL]
+        return self.head - self.tail < self.slots
+
+
+class SharedMemoryTransport:
+    """The rings of one rank; see `Transport`."""
+
+    def __init__(self, segments: Segments, device: torch.device) -> None:
+        self.segments = segments
+        self._words = segments.own.words
+        self.on_cpu = device.type == "cpu"
+        self.device = device
+        rank = segments.rank
+        self._into = {
+            peer: Ring(segment, rank)
+            for peer, segment in segments.peers.items()
+            if rank in segment.rings
+        }
+        self._from = {peer: Ring(segments.own, peer) for peer in segments.own.rings}
+        self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
+        self._unsent_count = 0
+
+    def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Nothing to prepare: the rings are always open."""
+
+    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+        """Nothing to prepare: the rings are always open."""
+
+    def at(self, position: int) -> None:
+        """Note the action where the peers can read it."""
+        words = self._words
+        words[POSITION] = position
+        words[CORE] = own_core()
+
+    def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
+        """What sends ``message``: straight into the next slot where it is small and has room."""
+        peer = message.receiver
+        ring, unsent = self._into[peer], self._unsent[peer]
+        if len(message.parts) != 1 or not 0 < message.bytes <= ring.slot_bytes:
+            return lambda tensors: self._send(peer, tensors)
+        part = message.parts[0]
+        dtype, shape, slots = part.dtype, part.shape, ring.slots
+        views, counters = ring.views(dtype, shape), ring.counters
+        segment = self.segments.peers[peer]
+        words = segment.words
+
+        def send(tensors: Sequence[torch.Tensor]) -> None:
+            if unsent or not ring.has_room():
+                self._send(peer, tensors)
+                return
+            head = ring.head
+            place = head % slots
+            view = views[place]
+            if view is None:
+                view = ring.new_view(views, place, dtype, shape)
+            view.copy_(tensors[0].detach())
+            ring.head = counters[HEAD] = head + 1
+            if words[ASLEEP]:
+                segment.ring_bell()
+
+        return send
+
+    def inlet(self, message: Message) -> "RingInlet":
+        """Where ``message`` arrives."""
+        return RingInlet(self, self._from[message.sender], message)
+
+    def _send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy into the ring what has room; the rest follows when this rank waits or sends."""
+        ring = self._into[peer]
+        unsent = self._unsent[peer]
+        if unsent:
+            self._flush_one(peer)
+        for tensor in tensors:
+            for piece in pieces(tensor.detach(), ring.slot_bytes):
+                if not unsent and ring.has_room():
+                    ring.slot(ring.head, piece.dtype, tuple(piece.shape)).copy_(piece)
+                    ring.head += 1
+                else:
+                    unsent.append(piece)
+                    self._unsent_count += 1
+        self._publish(peer, ring)
+
+    def take(self, ring: Ring, message: Message) -> list[torch.Tensor]:
+        """Copy the parts of ``message`` out of the ring."""
+        tensors: list[torch.Tensor] = []
+        for part in message.parts:
+            if not part.bytes:
+                tensors.append(torch.empty(part.shape, dtype=part.dtype, device=self.device))
+            elif part.bytes <= ring.slot_bytes:
+                self.await_slot(ring, message)
+                view = ring.slot(ring.tail, part.dtype, part.shape)
+                tensors.append(view.clone() if self.on_cpu else view.to(self.device))
+                self._release_slot(ring, message.sender)
+            else:
+                tensors.append(self._receive_pieces(ring, message, part.shape, part.dtype))
+        return tensors
+
+    def drain(self) -> None:
+        """Wait until all that was sent is in the rings."""
+        if not self._unsent_count:
+            return
+        owing = [str(peer) for peer, unsent in self._unsent.items() if unsent]
+        self.segments.wait(
+            lambda: not self._unsent_count,
+            lambda: f"room to send to rank {', '.join(owing)}",
+            advance=self._flush,
+        )
+
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """A few numbers of every rank, when what is returned is called."""
+        return self.segments.announce(values, what, self._flush)
+
+    def abort(self) -> None:
+        """Raise the flag that peers look at while they wait."""
+        self.segments.abort()
+
+    def close(self) -> None:
+        """Close the handles; the memory goes with the last process that has it open."""
+        self.segments.close()
+
+    def segment_of(self, peer: int) -> Segment:
+        """The shared memory that a peer owns."""
+        return self.segments.peers[peer]
+
+    def _receive_pieces(
+        self, ring: Ring, message: Message, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        whole = torch.empty(shape, dtype=dtype, device=self.device)
+        for piece in pieces(whole, ring.slot_bytes):
+            self.await_slot(ring, message)
+            piece.copy_(ring.slot(ring.tail, dtype, tuple(piece.shape)))
+            self._release_slot(ring, message.sender)
+        return whole
+
+    def await_slot(self, ring: Ring, message: Message) -> None:
+        """Wait until there is something to read; ``ring.head`` is the last count that was seen."""
+        if ring.head > ring.tail:
+            return
+        counters, tail = ring.counters, ring.tail
+        if counters[HEAD] <= tail:
+            self.segments.wait(
+                lambda: counters[HEAD] > tail,
+                lambda: self._describe(message),
+                message.sender,
+                self._flush if self._unsent_count else None,
+            )
+        ring.head = counters[HEAD]
+
+    def _release_slot(self, ring: Ring, peer: int) -> None:
+        ring.tail += 1
+        ring.counters[TAIL] = ring.tail
+        segment = self.segments.peers[peer]
+        if segment.words[ASLEEP] == 2:
+            segment.ring_bell()
+
+    def _publish(self, peer: int, ring: Ring) -> None:
+        ring.counters[HEAD] = ring.head
+        segment = self.segments.peers[peer]
+        if segment.words[ASLEEP]:
+            segment.ring_bell()
+
+    def _flush(self) -> bool:
+        """Move waiting pieces into their rings; whether some are left."""
+        for peer, unsent in self._unsent.items():
+            if unsent:
+                self._flush_one(peer)
+        return self._unsent_count > 0
+
+    def _flush_one(self, peer: int) -> None:
+        ring, unsent = self._into[peer], self._unsent[peer]
+        before = ring.head
+        while unsent and ring.has_room():
+            piece = unsent.popleft()
+            self._unsent_count -= 1
+            ring.slot(ring.head, piece.dtype, tuple(piece.shape)).copy_(piece)
+            ring.head += 1
+        if ring.head != before:
+            self._publish(peer, ring)
+
+    def _describe(self, message: Message) -> str:
+        code = self.segments.peers[message.sender].words[POSITION]
+        return f"{message}, which {f'is at {position_name(code)}' if code else 'has not started'}"
+
+
+class RingInlet:
+    """Where one message arrives; see `Inlet`."""
+
+    def __init__(self, transport: SharedMemoryTransport, ring: Ring, message: Message) -> None:
+        self._transport, self._ring, self._message = transport, ring, message
+        self._segment = transport.segment_of(message.sender)
+        part = message.parts[0]
+        self._dtype, self._shape = part.dtype, part.shape
+        self._simple = (
+            transport.on_cpu and len(message.parts) == 1 and 0 < part.bytes <= ring.slot_bytes
+        )
+        if self._simple:
+            self._views = ring.views(part.dtype, part.shape)
+
+    def wait(self) -> None:
+        """Wait for the first slot of the message."""
+        ring = self._ring
+        if ring.head <= ring.tail:
+            self._transport.await_slot(ring, self._message)
+
+    def take(self) -> list[torch.Tensor]:
+        """Copy the parts out of the ring."""
+        ring = self._ring
+        if not self._simple:
+            return self._transport.take(ring, self._message)
+        tail = ring.tail
+        place = tail % ring.slots
+        view = self._views[place]
+        if view is None:
+            view = ring.new_view(self._views, place, self._dtype, self._shape)
+        tensor = view.clone()
+        ring.tail = ring.counters[TAIL] = tail + 1
+        if self._segment.words[ASLEEP] == 2:
+            self._segment.ring_bell()
+        return [tensor]
+
+
+def pieces(tensor: torch.Tensor, limit_bytes: int) -> Sequence[torch.Tensor]:
+    """The tensor itself where it fits, else flat runs of it; nothing of an empty one."""
+    size = tensor.nbytes
+    if size <= limit_bytes:
+        return (tensor,) if size else ()
+    return tensor.contiguous().view(-1).split(limit_bytes // tensor.element_size())

@@ -1,0 +1,1 @@
+"""Whether a pipeline computes what the model left whole computes."""

@@ -1,0 +1,104 @@
+"""The first step of a training, compared with the user's own module before it changes anything."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from penstock.capture.kept_buffers import kept_buffers
+from penstock.errors import RunFailed
+from penstock.runtime.metrics import StepMetrics, Totals
+from penstock.runtime.rank import Worker
+from penstock.runtime.steps.plain_step import flushed_step
+from penstock.runtime.steps.training import Training
+from penstock.runtime.verify.same_dropout import DropoutStates
+from penstock.runtime.verify.verify import (
+    Reference,
+    VerifyResult,
+    compared,
+    compared_without_dropout,
+    not_compared,
+    obstacle,
+    reference_of,
+    verify_with,
+)
+
+__all__ = ["FirstStep"]
+
+Batches = Sequence[Sequence[torch.Tensor]]
+
+
+class FirstStep:
+    """Compares the first step; ``result`` is there afterwards.
+
+    The step itself, which costs what the user's module takes; its dropout is drawn once more. Where
+    that cannot be, where gradients are scaled or weights change without a flush, the batch goes
+    through the pipeline once more, without dropout.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.result: VerifyResult | None = None
+
+    def flushed(self, training: Training, batches: Batches) -> StepMetrics:
+        """The step itself, in a schedule that runs empty after every batch.
+
+        Raises:
+            RunFailed: it is not that of the user's module; nothing was trained.
+        """
+        worker = self._worker
+        if training.scaler is not None:
+            self.beforehand(batches)
+            return flushed_step(worker, training, batches)
+        why = obstacle(worker, batches)
+        if why:
+            self._judge(not_compared(why))
+            return flushed_step(worker, training, batches)
+        states = dropout_states(worker, batches[0]) if len(batches) == 1 else None
+        buffers = {name: buffer.clone() for name, buffer in worker.named_buffers()}
+
+        def inspect(totals: Totals, seed: float) -> None:
+            slices = states.found if states is not None else {}
+            reference = reference_of(worker, batches, before=buffers, slices=slices)
+            result = None if reference.dropped else compared(worker, reference, totals, seed)
+            if result is None or (reference.masked and not result.equal):
+                result = self._without_dropout(reference, buffers, batches)
+            self._judge(result)
+
+        return flushed_step(worker, training, batches, within=states, before_update=inspect)
+
+    def _without_dropout(
+        self, reference: Reference, buffers: Mapping[str, torch.Tensor], batches: Batches
+    ) -> VerifyResult:
+        """The same batches once more, from the ``buffers`` before them; what they left stays."""
+        worker = self._worker
+        means, named = worker.means, dict(worker.named_buffers())
+        with kept_buffers(named.values()):
+            with torch.no_grad():
+                for name, buffer in named.items():
+                    buffer.copy_(buffers[name])
+            if reference.masked:
+                reference = reference_of(worker, batches)
+            result = verify_with(worker, reference, batches)
+        worker.means = means
+        return result
+
+    def beforehand(self, batches: Batches) -> None:
+        """Compare without taking the step (RunFailed as `flushed`)."""
+        self._judge(compared_without_dropout(self._worker, batches))
+
+    def _judge(self, result: VerifyResult) -> None:
+        self.result = result
+        if not result.equal and not result.skipped:
+            raise RunFailed(
+                f"the first step is not that of your module, and nothing was trained: {result}; "
+                f'report it with the model, or train all the same with verify = "off" '
+                f"(--no-verify)"
+            )
+
+
+def dropout_states(worker: Worker, leaves: Sequence[torch.Tensor]) -> DropoutStates:
+    """What notes the dropout that this rank draws in a step on one batch."""
+    lengths = worker.graph.lengths_of(dict(enumerate(leaves)))
+    parts = worker.iteration(leaves[0].shape[0], True, lengths).parts
+    rows = {stage: part.rows for stage, part in parts.items()}
+    return DropoutStates(worker.runners, rows, worker.world.device)

@@ -1,0 +1,260 @@
+"""The user's own module, run plainly: what a pipeline must be equal to.
+
+Nothing that capture made takes part: hooks, custom backwards and whatever else the module holds act
+as they do in the user's own script. Its tensors get the pipeline's values for the while. Afterwards
+tensors, gradients, attributes and random states are as before.
+"""
+
+import random
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from penstock.capture.as_trained import as_trained
+from penstock.capture.layer_graph import LayerGraph
+from penstock.runtime.stages.replay import random_state, restore_random_state
+from penstock.runtime.verify.loss_terms import LossTerms, MeasuredLoss, accumulate
+from penstock.runtime.verify.random_calls import random_call
+from penstock.runtime.verify.same_dropout import Masks, SameDropout
+from penstock.runtime.verify.without_dropout import WithoutDropout
+
+__all__ = ["OwnRun", "run_own_module"]
+
+
+CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """Loss, gradients and buffers of the user's module on a batch, by first names in the model.
+
+    ``types`` are those of the numbers it was trained in; ``dropped`` says whether dropout had to be
+    switched off. ``random`` names the line that draws other random numbers, if any does.
+    """
+
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    types: frozenset[torch.dtype]
+    dropped: bool
+    random: str
+
+
+def run_own_module(
+    graph: LayerGraph,
+    values: Mapping[str, torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    micro_batches: Sequence[range],
+    *,
+    device: torch.device,
+    autocast: torch.dtype | None,
+    masks: Masks = (),
+) -> OwnRun:
+    """Forward and backward of the user's module and loss, with ``values`` as its tensors.
+
+    ``micro_batches`` are the rows of each micro-batch: one range for the whole batch at once.
+    Dropout is off, or has the ``masks`` of a step.
+
+    Raises:
+        OtherMasks: the module calls dropout in another way than the step did.
+    """
+    module = graph.own_module()
+    placed = [leaf.to(device) for leaf in leaves]
+    same, off, seen = SameDropout(masks, device), WithoutDropout(), TrainedTypes()
+
+    # In half precision small gradients vanish unless the loss is scaled, as the pipeline's is.
+    scale = float(placed[0].shape[0]) if autocast == torch.float16 else 1.0
+
+    def run() -> float:
+        precision = torch.autocast(device.type, autocast) if autocast else nullcontext()
+        with seen, same if masks else off:
+            if len(micro_batches) > 1:
+                parts: list[MeasuredLoss] = []
+                for rows in micro_batches:
+                    same.begin(rows)
+                    parts.append(measured_loss(module, placed, rows, precision))
+                    same.end()
+                return accumulate(parts, scale)
+            same.begin(micro_batches[0])
+            with precision:
+                loss = module(*placed)[0]
+            same.end()
+            if loss.requires_grad:
+                loss.backward(loss.new_tensor(scale))
+            return float(loss.detach())
+
+    names = names_of(module)
+    with ExitStack() as around:
+        around.enter_context(kept_random_state(device))
+        around.enter_context(kept_attributes(module))
+        around.enter_context(as_trained(module, module.get_submodule("model")))
+        held = around.enter_context(own_tensors(module, names, values, device))
+        around.enter_context(torch.enable_grad())
+        before = random_state(device)
+        loss = run()
+        gradients, buffers = results(held, scale)
+        found = "" if same_state(before, random_state(device)) else random_call(run, device)
+    types = frozenset(seen.types) | {gradient.dtype for gradient in gradients.values()}
+    return OwnRun(loss, gradients, buffers, types, off.dropped, found)
+
+
+class TrainedTypes(TorchFunctionMode):
+    """While active, collects the ``types`` of the trained numbers that functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``, and note the type of what it returns."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            self.types.add(result.dtype)
+        return result
+
+
+def measured_loss(
+    module: nn.Module, leaves: Sequence[torch.Tensor], rows: range, precision: Any
+) -> MeasuredLoss:
+    """The loss of some rows, and the means in it."""
+    terms = LossTerms()
+    with precision, terms:
+        loss = module(*(leaf[rows.start : rows.stop] for leaf in leaves))[0]
+    return terms.measured(loss, len(rows))
+
+
+def names_of(module: nn.Module) -> dict[str, str]:
+    """From the names of all tensors, repeated ones too, to the first name in the user's model."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for named in (module.named_parameters, module.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            names[name] = first.setdefault(id(tensor), name.removeprefix("model."))
+    return names
+
+
+@contextmanager
+def own_tensors(
+    module: nn.Module,
+    names: Mapping[str, str],
+    values: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Within, the module's tensors have ``values`` and no gradients; gives them by first name.
+
+    Parameters stay the same objects, as code of the user may hold them; those without values of
+    their own (on the meta device) cannot.
+    """
+    held: dict[str, torch.Tensor] = {}
+    with ExitStack() as undo:
+        for name, first in names.items():
+            path, _, last = name.rpartition(".")
+            owner = module.get_submodule(path)
+            is_buffer = last in owner._buffers
+            old = (owner._buffers if is_buffer else owner._parameters)[last]
+            assert old is not None
+            value = values[first].detach() if first in values else old.detach()
+            if first not in held and (is_buffer or old.is_meta):
+                held[first] = replacement(old, value.to(device), copied=is_buffer)
+            elif first not in held:
+                assert isinstance(old, nn.Parameter)
+                undo.callback(put_back, old, old.data, old.grad)
+                old.grad = None
+                old.data = value.to(device)
+                held[first] = old
+            if held[first] is not old:
+                undo.callback(set_tensor, owner, last, old)
+                set_tensor(owner, last, held[first])
+        yield held
+
+
+def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torch.Tensor:
+    """A tensor in the place of ``old``; a parameter keeps its hooks."""
+    if not isinstance(old, nn.Parameter):
+        return value.clone() if copied else value
+    new = nn.Parameter(value, requires_grad=old.requires_grad)
+    for hook in (old._backward_hooks or {}).values():
+        new.register_hook(hook)
+    for hook in (getattr(old, "_post_accumulate_grad_hooks", None) or {}).values():
+        new.register_post_accumulate_grad_hook(hook)
+    return new
+
+
+def set_tensor(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Make ``tensor`` the owner's; by its own way, as recurrent modules keep lists of theirs."""
+    setattr(owner, name, tensor)
+
+
+def put_back(parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Undo what `own_tensors` did to a parameter."""
+    parameter.grad = None
+    parameter.data = data
+    parameter.grad = gradient
+
+
+def results(
+    held: Mapping[str, torch.Tensor], scale: float
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Gradients of the unscaled loss and buffers, apart from what is changed later."""
+    gradients = {
+        name: tensor.grad.detach() / scale if scale != 1.0 else tensor.grad.detach()
+        for name, tensor in held.items()
+        if isinstance(tensor, nn.Parameter) and tensor.grad is not None
+    }
+    buffers = {n: t.detach().clone() for n, t in held.items() if not isinstance(t, nn.Parameter)}
+    return gradients, buffers
+
+
+@contextmanager
+def kept_attributes(module: nn.Module) -> Iterator[None]:
+    """Within, code may change attributes of modules, also lists and dicts; then they are undone."""
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    contents: dict[int, tuple[Any, Any]] = {}
+    for part in module.modules():
+        kept.append((part.__dict__, dict(part.__dict__)))
+        for value in part.__dict__.values():
+            if type(value) in CONTAINERS:
+                contents[id(value)] = (value, value.copy())
+    try:
+        yield
+    finally:
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
+        for container, before in contents.values():
+            container.clear()
+            if isinstance(container, list):
+                container.extend(before)
+            else:
+                container.update(before)
+
+
+@contextmanager
+def kept_random_state(device: torch.device) -> Iterator[None]:
+    """Within, random numbers may be drawn; then all generators are as before."""
+    states, plain = random_state(device), random.getstate()
+    try:
+        yield
+    finally:
+        restore_random_state(device, *states)
+        random.setstate(plain)
+
+
+def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
+    """Whether no random number was drawn in between."""
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(before, after, strict=True)
+    )

@@ -1,0 +1,200 @@
+"""What a verification compares and finds: tensors, limits, the first difference."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+import torch
+
+from penstock.runtime.rank import Worker
+
+__all__ = ["Difference", "Values", "VerifyResult", "compare", "not_compared"]
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest difference, relative to the largest value of the tensor, by the type of computation.
+
+Sums in another order differ by some units in the last place of every addition: some 1e-13 in
+float64, where wrong results differ by far more than 1e-9.
+"""
+
+NOISE_SHARE = 1e-3
+"""Tensors far smaller than the largest (a gradient that is zero but for rounding) are compared on
+the scale of this share of the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first tensor that is not the same.
+
+    ``value`` is the pipeline's and ``reference`` the module's, where they differ most.
+    """
+
+    name: str
+    kind: Literal["loss", "gradient", "buffer"]
+    stage: int
+    value: float
+    reference: float
+    relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What `verify` found; prints as one line.
+
+    ``reference`` says what the pipeline was compared with, ``skipped`` why with nothing.
+    ``largest`` is the largest relative difference among the ``compared`` tensors.
+    """
+
+    loss: float
+    reference_loss: float
+    compared: int
+    largest: float
+    tolerance: float
+    difference: Difference | None
+    reference: str = ""
+    skipped: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything was compared and agrees within the tolerance."""
+        return self.difference is None and not self.skipped
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"not compared: {self.skipped}"
+        if self.difference is None:
+            return (
+                f"equal to {self.reference}: loss {self.loss:.6g}, {self.compared} gradients and "
+                f"buffers differ by at most {self.largest:.1e} (limit {self.tolerance:.0e})"
+            )
+        d = self.difference
+        where = f" of '{d.name}' on stage {d.stage}" if d.kind != "loss" else ""
+        return (
+            f"{d.kind}{where} is {d.value:.9g}, of {self.reference} {d.reference:.9g}: relative "
+            f"difference {d.relative:.1e}, limit {self.tolerance:.0e}"
+        )
+
+
+@dataclass(frozen=True)
+class Values:
+    """Loss, gradients and buffers after one batch, by name."""
+
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+
+
+def not_compared(why: str) -> VerifyResult:
+    """The result of a verification that could not be made."""
+    return VerifyResult(float("nan"), float("nan"), 0, 0.0, 0.0, None, skipped=why)
+
+
+def compare(
+    worker: Worker,
+    found: Values,
+    reference: Values,
+    *,
+    types: Collection[torch.dtype],
+    reference_name: str,
+) -> VerifyResult:
+    """Loss first, then gradients in the model's order, then buffers.
+
+    ``types`` are those of the reference's numbers, ``reference_name`` is what it is called.
+    """
+    tolerance = tolerance_of(worker, types)
+    first: Difference | None = None
+    largest = 0.0
+    pairs: list[tuple[str, Literal["loss", "gradient", "buffer"], torch.Tensor, torch.Tensor]] = [
+        ("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss))
+    ]
+    for use in worker.graph.parameter_uses:
+        kind = "buffer" if use.is_buffer else "gradient"
+        ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
+        theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
+        if ours is not None or theirs is not None:
+            pairs.append((use.name, kind, *both(ours, theirs)))
+    sizes = [largest_of(r) for *_, r in pairs]
+    kinds = [kind for _, kind, _, _ in pairs]
+    scale = max((s for s, k in zip(sizes, kinds, strict=True) if k == "gradient"), default=0.0)
+    for (name, kind, ours, theirs), size in zip(pairs, sizes, strict=True):
+        floor = scale * NOISE_SHARE if kind == "gradient" else 0.0
+        relative = relative_gap(ours, theirs, max(size, floor))
+        found_here: Difference | None = None
+        if not relative <= tolerance:
+            found_here = difference_of(name, kind, stage_of(worker, name), ours, theirs, floor)
+            relative = found_here.relative
+        largest = max(largest, relative)
+        if first is None and not relative <= tolerance:
+            first = found_here
+    count = len(pairs) - 1
+    return VerifyResult(
+        found.loss, reference.loss, count, largest, tolerance, first, reference_name
+    )
+
+
+def both(
+    ours: torch.Tensor | None, theirs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors, of which one that is missing is zero."""
+    if ours is None:
+        assert theirs is not None
+        return torch.zeros_like(theirs), theirs
+    return ours, torch.zeros_like(ours) if theirs is None else theirs
+
+
+def relative_gap(ours: torch.Tensor, theirs: torch.Tensor, size: float) -> float:
+    """How much two tensors differ at most, relative to ``size``; in few passes over them.
+
+    Not a number where they hold infinities, which `difference_of` knows about.
+    """
+    a, b = ours.detach().cpu(), theirs.detach().cpu()
+    if not (a.dtype == b.dtype and a.is_floating_point() and a.element_size() >= 4):
+        a, b = a.double(), b.double()
+    gap = largest_of(a - b)
+    return gap / size if size else gap
+
+
+def largest_of(values: torch.Tensor) -> float:
+    """The largest absolute value."""
+    if not values.numel():
+        return 0.0
+    numbers = values.detach() if values.is_floating_point() else values.detach().double()
+    return float(torch.linalg.vector_norm(numbers, inf))
+
+
+def difference_of(
+    name: str,
+    kind: Literal["loss", "gradient", "buffer"],
+    stage: int,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    floor: float,
+) -> Difference:
+    """Where two tensors differ most, relative to the largest value or ``floor``."""
+    a, b = (tensor.detach().cpu().double().reshape(-1) for tensor in (ours, theirs))
+    if not a.numel():
+        return Difference(name, kind, stage, 0.0, 0.0, 0.0)
+    # Equal infinities (masks held as buffers) do not differ.
+    gap = torch.where(a == b, 0.0, (a - b).abs())
+    at = int(gap.argmax())
+    finite = b[b.isfinite()]
+    size = max(float(finite.abs().max()) if finite.numel() else 0.0, floor)
+    relative = float(gap[at]) / size if size else float(gap[at])
+    return Difference(name, kind, stage, float(a[at]), float(b[at]), relative)
+
+
+def tolerance_of(worker: Worker, types: Collection[torch.dtype]) -> float:
+    """By the coarsest type that takes part: in the module, in boundary tensors, in autocast."""
+    dtypes = {*types, *(spec.dtype for spec, _, _ in worker.graph.crossings)}
+    if worker.autocast_dtype is not None:
+        dtypes.add(worker.autocast_dtype)
+    return max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=1e-9)
+
+
+def stage_of(worker: Worker, name: str) -> int:
+    """The first stage that holds a tensor; the last one for the loss."""
+    layers = {use.name: use.layers for use in worker.graph.parameter_uses}
+    if name in layers:
+        return worker.plan.stage_of_layer(layers[name][0])
+    return len(worker.plan.stages) - 1

@@ -1,0 +1,191 @@
+"""The dropout of a step once more, in the user's own module: the same masks on the same samples.
+
+    the step           stage 0 on rows 0..3    call 0, call 1
+                       stage 1 on rows 0..3    call 2
+                       stage 0 on rows 4..7    call 0, call 1      ...
+    the module         call 0 on rows 0..7  =  call 0 on rows 0..3, call 0 on rows 4..7
+
+`DropoutStates` notes the state of the random generators before each call of dropout while the
+pipeline takes the step. `SameDropout` then cuts each call of the module into the slices that the
+step computed, and runs each from the state noted for it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from penstock.runtime.stages.replay import random_state, restore_random_state
+from penstock.runtime.verify.without_dropout import RECURRENT, drops
+
+__all__ = ["DropoutStates", "Masks", "OtherMasks", "SameDropout", "Slices", "masks_of"]
+
+
+class OtherMasks(Exception):
+    """The module's calls of dropout are not those of the step, so their masks cannot agree."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A call of dropout on some rows of the batch: the generators before it, its tensor's shape."""
+
+    cpu: torch.Tensor
+    device: torch.Tensor | None
+    shape: tuple[int, ...]
+
+
+Masks = tuple[Mapping[tuple[int, int], Drawn], ...]
+"""Of every call of dropout in the model, in order: the slices of it, by first and last row."""
+
+Slices = dict[tuple[int, int, int], list[Drawn]]
+"""The calls that a rank made, in order, by stage, first and last row."""
+
+
+class Forwarding(Protocol):
+    """A stage's runner: ``forwarding`` is the micro-batch that it forwards, -1 for none."""
+
+    forwarding: int
+
+
+class DropoutStates(TorchFunctionMode):
+    """While active, notes the calls of dropout in the forwards of a rank's stages.
+
+    ``rows[stage][m]`` are the rows of the batch that the rank computes of micro-batch ``m``.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[int, Forwarding],
+        rows: Mapping[int, Sequence[range]],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.found: Slices = {}
+        self._runners, self._rows, self._device = runners, rows, device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Note the call if it drops something, and run it."""
+        named = kwargs or {}
+        if drops(func, args, named):
+            for stage, runner in self._runners.items():
+                if runner.forwarding >= 0:
+                    rows = self._rows[stage][runner.forwarding]
+                    if rows:
+                        calls = self.found.setdefault((stage, rows.start, rows.stop), [])
+                        shape = tuple(args[0].shape) if args else ()
+                        calls.append(Drawn(*random_state(self._device), shape))
+        return func(*args, **named)
+
+
+def masks_of(ranks: Sequence[Slices]) -> Masks:
+    """What all ranks have noted, call by call; stages in order.
+
+    Raises:
+        OtherMasks: slices of one stage have unequal numbers of calls.
+    """
+    of_stages: dict[int, dict[tuple[int, int], list[Drawn]]] = {}
+    for found in ranks:
+        for (stage, lo, hi), calls in found.items():
+            of_stages.setdefault(stage, {})[lo, hi] = calls
+    masks: list[Mapping[tuple[int, int], Drawn]] = []
+    for _, slices in sorted(of_stages.items()):
+        if len({len(calls) for calls in slices.values()}) > 1:
+            raise OtherMasks
+        count = len(next(iter(slices.values())))
+        masks += [{rows: calls[k] for rows, calls in slices.items()} for k in range(count)]
+    return tuple(masks)
+
+
+class SameDropout(TorchFunctionMode):
+    """While active, dropout on some rows of a batch draws the masks of the step.
+
+    `begin` says which rows the next forward computes, `end` that it has ended. Generators are
+    after each call as before it.
+    """
+
+    def __init__(self, masks: Masks, device: torch.device) -> None:
+        super().__init__()
+        self._masks, self._device = masks, device
+        self._rows, self._calls = range(0), 0
+
+    def begin(self, rows: range) -> None:
+        """A forward of ``rows`` begins."""
+        self._rows, self._calls = rows, 0
+
+    def end(self) -> None:
+        """It has ended (OtherMasks if the step has called dropout more often)."""
+        if self._calls != len(self._masks):
+            raise OtherMasks
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run dropout slice by slice, and let everything else pass.
+
+        Raises:
+            OtherMasks: the step has no such call.
+        """
+        named = kwargs or {}
+        if not drops(func, args, named):
+            return func(*args, **named)
+        if func in RECURRENT or not args or self._calls >= len(self._masks):
+            raise OtherMasks
+        slices = self._slices(tuple(args[0].shape))
+        self._calls += 1
+        before = random_state(self._device)
+        try:
+            return torch.cat([self._run(func, args, named, *part) for part in slices])
+        finally:
+            restore_random_state(self._device, *before)
+
+    def _slices(self, shape: tuple[int, ...]) -> list[tuple[range, Drawn]]:
+        """The slices of the next call, whose tensor has ``shape``, along its first dimension."""
+        inside = [
+            (lo, hi, drawn)
+            for (lo, hi), drawn in sorted(self._masks[self._calls].items(), key=lambda x: x[0])
+            if self._rows.start <= lo and hi <= self._rows.stop
+        ]
+        found: list[tuple[range, Drawn]] = []
+        start = 0
+        for lo, hi, drawn in inside:
+            alike = drawn.shape[1:] == shape[1:] and len(self._rows) * drawn.shape[0] == (
+                (hi - lo) * shape[0]
+            )
+            if not alike:
+                raise OtherMasks
+            found.append((range(start, start + drawn.shape[0]), drawn))
+            start = found[-1][0].stop
+        if start != shape[0]:
+            raise OtherMasks
+        return found
+
+    def _run(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        rows: range,
+        drawn: Drawn,
+    ) -> torch.Tensor:
+        whole = args[0]
+
+        def part(value: Any) -> Any:
+            has_rows = isinstance(value, torch.Tensor) and value.dim() == whole.dim()
+            if not has_rows or value.shape[0] != whole.shape[0]:
+                return value
+            return value[rows.start : rows.stop]
+
+        restore_random_state(self._device, drawn.cpu, drawn.device)
+        return func(*map(part, args), **{name: part(value) for name, value in named.items()})

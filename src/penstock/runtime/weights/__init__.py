@@ -1,0 +1,1 @@
+"""First weights of a model, read from a directory of safetensors."""

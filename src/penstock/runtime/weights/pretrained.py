@@ -1,0 +1,220 @@
+"""First weights from a directory: which of its tensors is which of the model, and reading them.
+
+All names, shapes and kinds are compared on every rank before anything is read; then each rank reads
+the tensors of its own stages, one after another.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.materialise import named_tensors, put_tensor
+from penstock.errors import BadInput
+from penstock.runtime.weights.directory import check_architecture, tensors_in
+from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
+
+__all__ = ["Weights", "is_adapted", "read_stage", "sources_of"]
+
+SHOWN = 3
+"""Names that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A directory with first weights, as Hugging Face's ``save_pretrained`` writes it.
+
+    ``new`` are patterns (``"classifier.*"``) of the model's tensors that need not be there and are
+    initialised then; ``unused`` are patterns of those there that the model may lack.
+    """
+
+    directory: Path | str
+    new: Sequence[str] = ()
+    unused: Sequence[str] = ()
+
+
+def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, StoredTensor]:
+    """Where to read the tensors of the model, by their first names.
+
+    Of a tied tensor the directory may have any name. Names with or without the prefix of a base
+    model, and names that transformers has renamed since, are those of the model.
+
+    Raises:
+        BadInput: the directory is not whole, is of another model, or tensors are missing, left
+            over, or of another shape or kind.
+    """
+    weights = weights if isinstance(weights, Weights) else Weights(weights)
+    directory, model = Path(weights.directory), graph.model
+    stored = tensors_in(directory)
+    check_architecture(directory, model)
+    held = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    renamed = own_names(model, stored, held)
+    check_merged(directory, [name for name, own in renamed.items() if own is None])
+    found = {own: stored[name] for name, own in renamed.items() if own is not None}
+    first = {name: graph.tied_names.get(name, name) for name in held}
+    sources = {first[name]: tensor for name, tensor in found.items() if name in held}
+    # Where several names of a tied tensor are there, the first one counts.
+    sources |= {name: tensor for name, tensor in found.items() if first.get(name) == name}
+    new = [
+        *weights.new,
+        *adapter_patterns(model),
+        *expressions(model, "_keys_to_ignore_on_load_missing"),
+    ]
+    unused = [*weights.unused, *expressions(model, "_keys_to_ignore_on_load_unexpected")]
+    optional = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    missing = [n for n in dict.fromkeys(first.values()) if n not in sources and not fits(n, new)]
+    left = [
+        tensor.name
+        for name, tensor in found.items()
+        if name not in held and name not in optional and not fits(tensor.name, unused)
+    ]
+    check_names(directory, graph.name, missing, left)
+    for name, tensor in found.items():
+        if name in held:
+            check_tensor(directory, name, tensor, held[name])
+    return sources
+
+
+def own_names(
+    model: nn.Module, names: Iterable[str], held: Mapping[str, torch.Tensor]
+) -> dict[str, str | None]:
+    """For each name in the files that of the model; ``None`` where transformers merges tensors."""
+    prefix = getattr(model, "base_model_prefix", "")
+    plain = {without_adapter(name): name for name in held} if is_adapted(model) else {}
+    # No import: where the model is one of transformers', both are loaded.
+    loading = sys.modules.get("transformers.core_model_loading")
+    mapping = sys.modules.get("transformers.conversion_mapping")
+    transforms = []
+    if loading is not None and mapping is not None and hasattr(model, "base_model_prefix"):
+        whole: Any = model
+        base = whole.get_base_model() if is_adapted(model) else model
+        transforms = mapping.get_model_conversion_mapping(base)
+    renamings = [t for t in transforms if isinstance(t, loading.WeightRenaming)]  # pyright: ignore
+    converters = [t for t in transforms if isinstance(t, loading.WeightConverter)]  # pyright: ignore
+
+    def own_name(name: str) -> str | None:
+        if name in held:
+            return name
+        if transforms:
+            name, merged = loading.rename_source_key(name, renamings, converters)  # pyright: ignore
+            if merged is not None:
+                return None
+        choices = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
+        found = (plain.get(choice, choice) for choice in choices)
+        return next((choice for choice in found if choice in held), name)
+
+    return {name: own_name(name) for name in names}
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether peft has put adapters into a model."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def without_adapter(name: str) -> str:
+    """What a tensor of an adapted model is called in the model itself.
+
+    >>> without_adapter("base_model.model.model.norm.weight")
+    'model.norm.weight'
+    >>> without_adapter("base_model.model.layers.0.q_proj.base_layer.weight")
+    'layers.0.q_proj.weight'
+    """
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def adapter_patterns(model: nn.Module) -> list[str]:
+    """Names of an adapter's own tensors, which the files of a model have not."""
+    if not is_adapted(model):
+        return []
+    return [f"*.{getattr(model.base_model, 'prefix', 'lora_')}*"]
+
+
+def check_merged(directory: Path, names: Sequence[str]) -> None:
+    """Raise `BadInput` where tensors must be put together from several of the files'."""
+    if names:
+        raise BadInput(
+            f"'{directory}' has tensors that transformers merges when it loads them "
+            f"({listed(names)}); load it with from_pretrained() once, and save it with "
+            f"save_pretrained(..., save_original_format=False)"
+        )
+
+
+def check_names(directory: Path, model: str, missing: Sequence[str], left: Sequence[str]) -> None:
+    """Raise `BadInput` unless the directory has the model's tensors, all and no others."""
+    parts: list[str] = []
+    if missing:
+        parts.append(f"lacks {listed(missing)}, which {model} has")
+    if left:
+        parts.append(f"has {listed(left)}, which {model} has not")
+    if parts:
+        raise BadInput(
+            f"'{directory}' {' and '.join(parts)}; build the model that was saved, or name what is "
+            f"to be initialised in Weights(new=...) and what is not needed in Weights(unused=...)"
+        )
+
+
+def check_tensor(directory: Path, name: str, stored: StoredTensor, own: torch.Tensor) -> None:
+    """Raise `BadInput` unless a stored tensor can be the model's."""
+    if stored.shape != tuple(own.shape):
+        raise BadInput(
+            f"tensor '{name}' has shape {stored.shape} in '{directory}' and {tuple(own.shape)} in "
+            f"the model; build the model with the configuration that was saved"
+        )
+    if stored.dtype.is_floating_point != own.dtype.is_floating_point:
+        raise BadInput(
+            f"tensor '{name}' is {stored.dtype} in '{directory}' and {own.dtype} in the model; it "
+            f"cannot be converted: build the model that was saved"
+        )
+
+
+def read_stage(
+    module: nn.Module,
+    sources: Mapping[str, StoredTensor],
+    tied_names: Mapping[str, str],
+    device: torch.device,
+) -> None:
+    """Fill the tensors of one stage that ``sources`` name; no more than one is held besides.
+
+    Those on the meta device are put on ``device``.
+
+    Raises:
+        BadInput: a file cannot be read.
+    """
+    filled: set[int] = set()
+    for name, tensor in named_tensors(module):
+        source = sources.get(tied_names.get(name, name))
+        if source is None or id(tensor) in filled:
+            continue
+        filled.add(id(tensor))
+        if tensor.is_meta:
+            value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            read_into(source, value)
+            put_tensor(module, name, tensor, value)
+        else:
+            read_into(source, tensor)
+
+
+def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
+    """Whether a name is one that a shell pattern, or an expression, describes."""
+    return any(
+        fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.search(name)
+        for pattern in patterns
+    )
+
+
+def expressions(model: nn.Module, attribute: str) -> list[re.Pattern[str]]:
+    """What a transformers model says of names itself, as regular expressions."""
+    return [re.compile(text) for text in getattr(model, attribute, None) or ()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """``'a', 'b', 'c' and 4 more``."""
+    text = ", ".join(f"'{name}'" for name in names[:SHOWN])
+    return text + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,1 @@
+"""Training whose pipeline never runs empty: batch follows batch."""

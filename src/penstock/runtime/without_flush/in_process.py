@@ -1,0 +1,389 @@
+"""All stages of a plan played in one process, for experiments and small models.
+
+The stages, the order of their work and the weights that they use are those of `Pipeline`, but
+nothing travels and nothing waits: the same numbers on every run, and no processes to start.
+Replicas count as one, which computes all rows.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from penstock.capture.evaluation import set_training
+from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
+from penstock.capture.lengths import Dynamic
+from penstock.errors import BadInput
+from penstock.plan.ordering import order_of
+from penstock.plan.plan import Plan
+from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
+from penstock.runtime.stages.building import graph_of
+from penstock.runtime.stages.runner import ModuleRunner, StageRunner, StageWork
+from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule
+from penstock.runtime.without_flush.in_process_exchange import Exchange
+from penstock.runtime.without_flush.order import EndlessOrder, endless_order
+from penstock.runtime.without_flush.versioned_stage import VersionedStage, clip_gradients
+from penstock.runtime.without_flush.weight_versions import WeightVersions, make_weight_versions
+from penstock.schedule.action import Action
+
+__all__ = ["InProcessPipeline", "PlayedStep"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedStep:
+    """One batch: its mean loss in training, and the updates that each stage has made by then."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    samples: int
+    updates: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StageOptimizer:
+    """What changes the weights of one stage; ``gradients`` are those of its parameters."""
+
+    parameters: list[nn.Parameter]
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    clip_norm: float | None
+    gradients: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+
+    def update(self) -> None:
+        """Clip to the norm of this stage's gradients, step, and start anew from zero."""
+        if self.clip_norm is not None:
+            clip_gradients(self.gradients, self.clip_norm)
+        self.step()
+
+    def step(self) -> None:
+        """Change the weights, then the learning rate; zero the gradients."""
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        for gradient in self.gradients:
+            gradient.zero_()
+
+
+class InProcessPipeline:
+    """A model in training as a plan says, all in this process.
+
+        player = InProcessPipeline(model, plan, batch, loss=loss, optimizer=make)
+        for batch in batches:
+            loss = player.step(batch).loss
+        player.drain()
+
+    Arguments are those of `Pipeline`. The model's own parameters are trained, and are the newest
+    weights at any time. Where the schedule updates without a flush, micro-batches stay in flight
+    from one step to the next; `drain` ends them. Learning-rate schedules count updates.
+    ``measure_every`` is how many updates apart predictions of weights are followed up (0: never);
+    each stage's `StalenessLog` is at ``versions[stage].log``.
+
+    Raises:
+        BadInput: plan, model and batch do not fit together, or the schedule predicts weights and
+            the optimizer cannot.
+        CaptureFailed: the model cannot be traced.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | LayerGraph,
+        plan: Plan,
+        batch: Batch,
+        *,
+        loss: Loss | None = None,
+        optimizer: MakeOptimizer,
+        learning_rate_schedule: MakeSchedule | None = None,
+        clip_norm: float | None = None,
+        granularity: Literal["block", "module", "operator"] = "module",
+        measure_every: int = 0,
+        dynamic: Dynamic | None = None,
+    ) -> None:
+        self.plan, self.steps = plan, 0
+        self._graph = graph_of(model, batch, loss, granularity, dynamic)
+        check_layers(plan, self._graph)
+        self._programs = [self._graph.stage(stage.layers) for stage in plan.stages]
+        self._clip_norm = clip_norm
+        owned = parameters_by_first_stage(self._programs)
+        self._optimizers = [
+            stage_optimizer(parameters, optimizer, learning_rate_schedule, clip_norm)
+            for parameters in owned
+        ]
+        self._runners = [ModuleRunner(program, torch.device("cpu")) for program in self._programs]
+        rule = order_of(plan).weights
+        self._endless = endless_order(plan) if rule.micro_batches_per_update else None
+        self._stages: list[VersionedStage] = []
+        self._batches = 0
+        self._rows: dict[int, range] = {}
+        self._leaves: dict[int, list[torch.Tensor]] = {}
+        self._exchange = Exchange(self._programs)
+        if self._endless is not None:
+            check_nothing_is_shared(self._programs)
+            self._stages = self._versioned(self._endless, measure_every)
+
+    @property
+    def versions(self) -> list[WeightVersions]:
+        """The weight versions of every stage; none where updates wait for a flush."""
+        return [stage.versions for stage in self._stages]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizer of every stage."""
+        return [own.optimizer for own in self._optimizers]
+
+    def step(self, batch: Batch) -> PlayedStep:
+        """Train on one batch; without a flush, the newest micro-batches stay in flight.
+
+        Raises:
+            BadInput: the batch is not like the example.
+        """
+        leaves = self._checked(batch)
+        rate = float(self._optimizers[-1].optimizer.param_groups[0]["lr"])
+        if self._endless is None:
+            loss = self._whole_step(leaves)
+        else:
+            loss = self._part(self._endless, leaves)
+        self.steps += 1
+        updates = tuple(versions.updates for versions in self.versions)
+        return PlayedStep(self.steps, loss, rate, leaves[0].shape[0], updates)
+
+    def drain(self) -> None:
+        """Run the backwards of what is in flight; the next step warms up again."""
+        if self._endless is None or not self._batches:
+            return
+        stages = range(len(self._stages))
+        self._play([self._endless.drain(stage, self._batches) for stage in stages], self._stages)
+        self._batches = 0
+        for stage in self._stages:
+            stage.restart()
+
+    def evaluate(self, batch: Batch) -> float:
+        """Drain, and the mean loss on one batch in evaluation mode; changes nothing else."""
+        self.drain()
+        leaves = self._checked(batch)
+        cut = cut_batch(self.plan, leaves[0].shape[0])
+        shape = schedule_of(self.plan, len(cut.micro_batches))[1]
+        for program in self._programs:
+            set_training(program.module, False)
+        try:
+            self._begin(leaves, cut.micro_batches, training=False)
+            self._play([tuple(o) for o in forward_schedule(shape).orders], self._runners)
+        finally:
+            for program in self._programs:
+                set_training(program.module, True)
+        return mean_loss(self._runners[-1])[0]
+
+    def _checked(self, batch: Batch) -> list[torch.Tensor]:
+        """The tensors of a batch, checked."""
+        leaves = self._graph.batch_leaves(batch)
+        self._graph.lengths_of(dict(enumerate(leaves)))
+        return leaves
+
+    def _versioned(self, endless: EndlessOrder, measure_every: int) -> list[VersionedStage]:
+        stages: list[VersionedStage] = []
+        for number, own in enumerate(self._optimizers):
+            versions = make_weight_versions(
+                self._programs[number].module,
+                endless.rule,
+                number,
+                own.optimizer,
+                first_stage_depth=endless.depths[0],
+            )
+            versions.log.measure_every = measure_every
+            per_update = endless.rule.micro_batches_per_update
+            stages.append(VersionedStage(self._runners[number], versions, per_update, own.update))
+        return stages
+
+    def _whole_step(self, leaves: Sequence[torch.Tensor]) -> float:
+        """One batch and one update of all stages after it, as on one device."""
+        cut = cut_batch(self.plan, leaves[0].shape[0])
+        schedule, _ = schedule_of(self.plan, len(cut.micro_batches))
+        orders = [tuple(order) for order in schedule.orders]
+        self._begin(leaves, cut.micro_batches, training=True, orders=orders)
+        self._play(orders, self._runners)
+        loss, weight = mean_loss(self._runners[-1])
+        gradients = [g for own in self._optimizers for g in own.gradients]
+        for gradient in gradients:
+            gradient.mul_(1 / weight)
+        if self._clip_norm is not None:
+            clip_gradients(gradients, self._clip_norm)
+        for own in self._optimizers:
+            own.step()
+        return loss
+
+    def _begin(
+        self,
+        leaves: Sequence[torch.Tensor],
+        rows: Sequence[range],
+        *,
+        training: bool,
+        orders: Sequence[Sequence[Action]] = (),
+    ) -> None:
+        """Give every runner the rows of a batch that is played by itself."""
+        actions = [action for order in orders for action in order]
+        for stage, runner in enumerate(self._runners):
+            own = [action for action in actions if action.stage == stage]
+            runner.begin(
+                StageWork(
+                    tuple(rows_of(leaves, self._programs[stage], part) for part in rows),
+                    tuple(map(len, rows)),
+                    recomputed=frozenset(a.micro_batch for a in own if a.kind == "R"),
+                    training=training,
+                    halved=frozenset(a.micro_batch for a in own if a.kind == "I"),
+                )
+            )
+
+    def _part(self, endless: EndlessOrder, leaves: Sequence[torch.Tensor]) -> float:
+        """The part of one batch in the endless order."""
+        cut = cut_batch(self.plan, leaves[0].shape[0])
+        if len(cut.micro_batches) != endless.micro_batches:
+            raise BadInput(
+                f"a batch of {leaves[0].shape[0]} samples cannot be cut into the plan's "
+                f"{endless.micro_batches} micro-batches, and schedule '{self.plan.schedule}' has "
+                f"no flush to change their number at; leave out such batches"
+            )
+        leaves = self._graph.as_own_steps(leaves, cut.micro_batches)
+        numbers = endless.numbers(self._batches)
+        for number, rows in zip(numbers, cut.micro_batches, strict=True):
+            self._rows[number], self._leaves[number] = rows, list(leaves)
+        stages = range(len(self._stages))
+        for stage in stages:
+            self._continue(stage, endless)
+        parts = [endless.part(stage, self._batches) for stage in stages]
+        self._batches += 1
+        self._play(parts, self._stages)
+        return mean_loss(self._runners[-1])[0]
+
+    def _continue(self, stage: int, endless: EndlessOrder) -> None:
+        """Give a runner the rows of the micro-batches of the newest batches."""
+        program, runner = self._programs[stage], self._runners[stage]
+        count = endless.ring * endless.micro_batches
+        known = [number in self._rows for number in range(count)]
+        work = StageWork(
+            tuple(
+                rows_of(self._leaves[n], program, self._rows[n]) if known[n] else ()
+                for n in range(count)
+            ),
+            tuple(len(self._rows[n]) if known[n] else 0 for n in range(count)),
+            frozenset(range(count)) if endless.recomputes(stage) else frozenset(),
+        )
+        if self._batches == 0:
+            runner.begin(work)
+        runner.proceed(work)
+
+    def _play(self, orders: Sequence[Sequence[Action]], stages: Sequence[StageRunner]) -> None:
+        """Run every group's actions, each as soon as what it takes is there."""
+        queues = [deque(order) for order in orders]
+        while any(queues):
+            for queue in queues:
+                while queue and self._exchange.is_ready(queue[0]):
+                    self._run(queue.popleft(), stages)
+
+    def _run(self, action: Action, stages: Sequence[StageRunner]) -> None:
+        stage, number = stages[action.stage], action.micro_batch
+        match action.kind:
+            case "F":
+                sent = stage.forward(number, self._exchange.take_inputs(action))
+                if action.stage == len(stages) - 1 and isinstance(stage, VersionedStage):
+                    self._weigh(number)
+                self._exchange.put_outputs(action, sent)
+            case "B":
+                found = stage.backward(number, self._exchange.take_gradients(action))
+                self._exchange.put_gradients(action, found)
+                if isinstance(stage, VersionedStage):
+                    stage.settle()
+            case "I":
+                found = stage.backward_input(number, self._exchange.take_gradients(action))
+                self._exchange.put_gradients(action, found)
+            case "W":
+                stage.backward_weight(number)
+            case "R":
+                stage.recompute(number)
+
+    def _weigh(self, number: int) -> None:
+        """Make a micro-batch count in its update by its share of the update's samples."""
+        assert self._endless is not None
+        per_update, first = self._endless.rule.micro_batches_per_update, number
+        first -= number % self._endless.micro_batches % per_update
+        samples = sum(len(self._rows[n]) for n in range(first, first + per_update))
+        weight = float(self._runners[-1].loss_terms[-1].weight)
+        share = len(self._rows[number]) / samples
+        self._runners[-1].reseed(number, share / weight if weight else 0.0)
+
+
+def parameters_by_first_stage(programs: Sequence[StageProgram]) -> list[list[nn.Parameter]]:
+    """The trained parameters of every stage; a tied one only where it comes first.
+
+    It is one tensor with one gradient here, so a second optimizer would step it a second time.
+    """
+    seen: set[nn.Parameter] = set()
+    found: list[list[nn.Parameter]] = []
+    for program in programs:
+        own = [p for p in program.module.parameters() if p.requires_grad and p not in seen]
+        seen.update(own)
+        found.append(own)
+    return found
+
+
+def stage_optimizer(
+    parameters: list[nn.Parameter],
+    make: MakeOptimizer,
+    make_schedule: MakeSchedule | None,
+    clip_norm: float | None,
+) -> StageOptimizer:
+    """The optimizer of a stage's parameters, whose gradients are zero."""
+    gradients: list[torch.Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad.zero_())
+    optimizer = make(parameters or [nn.Parameter(torch.zeros(0))])
+    schedule = make_schedule(optimizer) if make_schedule is not None else None
+    return StageOptimizer(parameters, optimizer, schedule, clip_norm, gradients)
+
+
+def rows_of(
+    leaves: Sequence[torch.Tensor], program: StageProgram, rows: range
+) -> tuple[torch.Tensor, ...]:
+    """The rows of a batch's leaves that a stage reads."""
+    return tuple(leaves[index][rows.start : rows.stop] for index in program.batch_inputs)
+
+
+def mean_loss(runner: ModuleRunner) -> tuple[float, float]:
+    """The mean over the micro-batches that the last stage has forwarded, and its weight."""
+    loss_sum = weight_sum = 0.0
+    for term in runner.loss_terms:
+        weight = float(term.weight)
+        if weight:
+            loss_sum += weight * float(term.loss)
+            weight_sum += weight
+    return (loss_sum / weight_sum if weight_sum else float("nan")), weight_sum
+
+
+def check_layers(plan: Plan, graph: LayerGraph) -> None:
+    """Raise `BadInput` for a plan of another model."""
+    layers = plan.stages[-1].layers.stop
+    if layers != len(graph.layer_names):
+        raise BadInput(
+            f"the plan covers {layers} layers, the model {graph.name} has "
+            f"{len(graph.layer_names)}; plan again for this model and granularity"
+        )
+
+
+def check_nothing_is_shared(programs: Sequence[StageProgram]) -> None:
+    """Raise `BadInput` where stages that update at different times have a parameter in common."""
+    owner: dict[nn.Parameter, tuple[int, str]] = {}
+    for stage, program in enumerate(programs):
+        for name, parameter in program.module.named_parameters():
+            first, other = owner.setdefault(parameter, (stage, name))
+            if first != stage and parameter.requires_grad:
+                raise BadInput(
+                    f"parameter '{other}' is used by stages {first} and {stage}, which update "
+                    f"their weights at different times; put its layers into one stage, untie "
+                    f"it, or use a schedule that waits for a flush"
+                )

@@ -1,0 +1,457 @@
+"""One rank's part of training that does not wait: batch follows batch without a flush.
+
+Each batch is played as its part of the endless order (`EndlessOrder`). What is measured of a batch
+is known everywhere only when the last rank is through with it, so its numbers are exchanged while
+the next batch is under way and read one batch later.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from math import nan, sqrt
+
+import torch
+import torch.distributed as dist
+
+from penstock.capture.lengths import LengthsOf
+from penstock.errors import BadInput, RunFailed, Stalled
+from penstock.plan.ordering import order_of
+from penstock.runtime.execute import Step, execute, steps_of
+from penstock.runtime.gradients.buckets import stages_of_parameters
+from penstock.runtime.iteration import Prepared
+from penstock.runtime.metrics import StepMetrics, Totals
+from penstock.runtime.micro_batches import BatchCut, cut_batch
+from penstock.runtime.rank import Worker
+from penstock.runtime.stages.runner import StageWork, Tensors
+from penstock.runtime.steps.training import Training
+from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.messages import Message, RankMessages, messages_of_rank
+from penstock.runtime.user_metrics import Means
+from penstock.runtime.without_flush.order import endless_order
+from penstock.runtime.without_flush.versioned_stage import VersionedStage, clip_gradients
+from penstock.runtime.without_flush.weight_versions import make_weight_versions
+from penstock.schedule.action import Action
+from penstock.schedule.families.early_backward import one_f_one_b
+
+__all__ = ["EndlessTraining", "endless_training"]
+
+Rows = list[list[float]]
+
+OWN_NUMBERS = 5
+"""What a rank adds to the numbers of a batch: see `EndlessTraining._own_numbers`."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A batch under way: its number of samples, its learning rate, and its numbers to come."""
+
+    samples: int
+    learning_rate: float
+    rows: Callable[[], Rows]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """All that is fixed for batches of one size: how they are cut, and what travels.
+
+    ``arriving[peer]`` are the messages from a peer by its action; ``steps`` are those of actions
+    that have been played.
+    """
+
+    cut: BatchCut
+    arriving: dict[int, dict[Action, list[Message]]]
+    channels: PipelineChannels
+    lengths: LengthsOf
+    steps: dict[tuple[Action, ...], tuple[Step, ...]]
+
+
+class EndlessTraining:
+    """Trains this rank's stage on batch after batch, updating its weights as the schedule says.
+
+    ``clip_norm`` holds for the norm of one stage's gradients at one update. ``measure_every`` is
+    how many updates apart predictions of weights are followed up (0: never).
+
+    Raises:
+        BadInput: the schedule predicts weights, and the optimizer cannot.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        training: Training,
+        *,
+        clip_norm: float | None = None,
+        measure_every: int = 0,
+    ) -> None:
+        assert training.optimizer is not None
+        self._worker, self._training = worker, training
+        self._clip_norm = clip_norm
+        self._optimizer = training.optimizer
+        self._gradient_norm = 0.0
+        self._order = endless_order(worker.plan)
+        self._rings = Prepared[Ring]()
+        self._ring: Ring | None = None
+        self._batches = 0
+        self._rows: dict[int, range] = {}
+        self._leaves: dict[int, Sequence[torch.Tensor]] = {}
+        self._fed: deque[Fed] = deque()
+        self._sums = worker.world.new_group(range(worker.world.size), "gloo")
+        self._stage: VersionedStage | None = None
+        if worker.places:
+            self._stage = self._versioned_stage(measure_every)
+
+    def _versioned_stage(self, measure_every: int) -> VersionedStage:
+        number, rule = self._worker.places[0].stage, self._order.rule
+        versions = make_weight_versions(
+            self._worker.programs[number].module,
+            rule,
+            number,
+            self._optimizer,
+            first_stage_depth=self._order.depths[0],
+        )
+        versions.log.measure_every = measure_every
+        runner, per_update = self._worker.runners[number], rule.micro_batches_per_update
+        return VersionedStage(runner, versions, per_update, self._update)
+
+    def step(self, batches: Sequence[Sequence[torch.Tensor]]) -> StepMetrics:
+        """Train on one batch, from an empty pipeline to an empty pipeline.
+
+        Raises:
+            BadInput: there are several batches.
+        """
+        if len(batches) > 1:
+            raise BadInput(
+                f"step() was given {len(batches)} batches, and schedule "
+                f"'{self._worker.plan.schedule}' updates weights after every "
+                f"{self._order.rule.micro_batches_per_update} micro-batches; give it one"
+            )
+        (metrics,) = self.stream(batches)
+        return metrics
+
+    def stream(self, batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[StepMetrics]:
+        """Train on batches, given as their leaves; the metrics of each, one batch late.
+
+        The pipeline runs empty after the last one, and before the first one of another size.
+        """
+        self.drain()
+        self._fed.clear()
+        for leaves in batches:
+            self._feed(leaves)
+            if len(self._fed) > 1:
+                yield self._take()
+        self.drain()
+        while self._fed:
+            yield self._take()
+
+    def drain(self) -> None:
+        """Run the backwards of what is in flight; the next batch warms up again."""
+        ring = self._ring
+        if ring is None:
+            return
+        with self._worker.guarded():
+            if self._stage is not None:
+                self._play(ring, lambda stage: self._order.drain(stage, self._batches))
+                self._stage.restart()
+        self._ring, self._batches = None, 0
+
+    def _feed(self, leaves: Sequence[torch.Tensor]) -> None:
+        """The part of one batch; the micro-batches of the newest stay in flight."""
+        worker, samples = self._worker, leaves[0].shape[0]
+        ring = self._ring_for(leaves)
+        rate = self._training.learning_rate
+        if ring is not self._ring:
+            self.drain()
+        worker.clock.restart()
+        if worker.metrics is not None:
+            worker.metrics.begin()
+        with worker.guarded():
+            if ring is not self._ring:
+                self._begin(ring)
+            if self._stage is not None:
+                cut = ring.cut.micro_batches[: self._order.micro_batches]
+                leaves = worker.graph.as_own_steps(leaves, cut)
+                self._take_rows(ring, leaves)
+                batch = self._batches
+                self._play(ring, lambda stage: self._order.part(stage, batch))
+            self._batches += 1
+            self._training.steps += 1
+            self._fed.append(Fed(samples, rate, self._exchanged(leaves)))
+
+    def _begin(self, ring: Ring) -> None:
+        self._ring = ring
+        if self._stage is None:
+            return
+        self._stage.runner.begin(StageWork((), ()))
+        ring.channels.begin(announced=False)
+        if self._worker.buckets is not None:
+            self._worker.buckets.zero()
+
+    def _ring_for(self, leaves: Sequence[torch.Tensor]) -> Ring:
+        """What is fixed for batches of the size of this one.
+
+        Raises:
+            BadInput: the batch cannot be cut into the plan's micro-batches, or the model as
+                captured does not take its lengths.
+        """
+        samples = leaves[0].shape[0]
+        lengths = self._worker.graph.lengths_of(dict(enumerate(leaves)))
+        return self._rings.find((samples, lengths, True), lambda: self._make_ring(samples, lengths))
+
+    def _make_ring(self, samples: int, lengths: LengthsOf) -> Ring:
+        worker, order = self._worker, self._order
+        plan, world = worker.plan, worker.world
+        cut = cut_batch(plan, samples)
+        if len(cut.micro_batches) != order.micro_batches:
+            raise BadInput(
+                f"a batch of {samples} samples cannot be cut into the plan's "
+                f"{order.micro_batches} micro-batches, and schedule '{plan.schedule}' has no "
+                f"flush to change their number at; leave out such batches"
+            )
+        ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
+        shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
+        sized = [boundary.at(lengths) for boundary in worker.boundaries]
+        messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
+        places = {s: Places(p.received, p.sent) for s, p in worker.programs.items()}
+        channels = PipelineChannels(world.rank, worker.transport, places, worker.clock, messages)
+        return Ring(ringed, by_action(messages), channels, lengths, {})
+
+    def _take_rows(self, ring: Ring, leaves: Sequence[torch.Tensor]) -> None:
+        """Give the runner the rows of a batch, in the places of a batch that is done."""
+        stage = self._stage
+        assert stage is not None
+        worker, place = self._worker, self._worker.places[0]
+        device, wanted = worker.world.device, worker.programs[place.stage].batch_inputs
+        moved = [leaves[index].to(device) for index in wanted]
+        for number in self._order.numbers(self._batches):
+            self._rows[number] = ring.cut.rows(number, place.stage, place.replica)
+            self._leaves[number] = moved
+        count = len(ring.cut.micro_batches)
+        rows = tuple(self._rows.get(number, range(0)) for number in range(count))
+        stage.runner.proceed(
+            StageWork(
+                tuple(self._slices(ring, number) for number in range(count)),
+                tuple(map(len, rows)),
+                frozenset(range(count)) if self._order.recomputes(place.stage) else frozenset(),
+                lengths=ring.lengths,
+            )
+        )
+        if worker.metrics is not None:
+            is_last = place.stage == len(self._order.depths) - 1
+            worker.metrics.take_batch(dict(enumerate(leaves)), rows if is_last else ())
+
+    def _slices(self, ring: Ring, number: int) -> tuple[torch.Tensor, ...]:
+        """This rank's rows of a micro-batch; its first where it has none, to take part with."""
+        own, whole = self._rows.get(number), ring.cut.micro_batches[number]
+        if own is None:
+            return ()
+        lo, hi = (own.start, own.stop) if own else (whole.start, whole.start + 1)
+        return tuple(leaf[lo:hi] for leaf in self._leaves[number])
+
+    def _play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
+        """Run this rank's actions, and expect what the peers send in theirs."""
+        worker, own = self._worker, self._worker.places[0].stage
+        streams: dict[int, list[Message]] = {}
+        for peer, arriving in ring.arriving.items():
+            stage = next(iter(arriving)).stage
+            streams[peer] = [m for action in actions_of(stage) for m in arriving.get(action, ())]
+        ring.channels.proceed(streams)
+        with worker.random.drawn():
+            execute(self._steps(ring, own, actions_of(own)), ring.channels, worker.clock)
+
+    def _steps(self, ring: Ring, stage: int, actions: tuple[Action, ...]) -> tuple[Step, ...]:
+        """The steps of ``actions``, looked up once; after a backward may come an update."""
+        if actions not in ring.steps:
+            assert self._stage is not None
+            steps = steps_of(actions, {stage: self._stage}, ring.channels)
+            ring.steps[actions] = tuple(self._followed(ring, step) for step in steps)
+        return ring.steps[actions]
+
+    def _followed(self, ring: Ring, step: Step) -> Step:
+        stage = self._stage
+        assert stage is not None
+        clock, send = self._worker.clock, step.send
+        if step.kind == "F" and step.stage == len(self._order.depths) - 1:
+
+            def forward(micro_batch: int, received: Tensors) -> Tensors:
+                sent = stage.forward(micro_batch, received)
+                self._weigh(ring, micro_batch)
+                return sent
+
+            return step._replace(work=forward)
+        if step.kind != "B":
+            return step
+
+        def send_then_update(result: Tensors) -> None:
+            if send is not None:
+                send(result)
+            start = clock.now()
+            if stage.settle():
+                clock.add("STEP", step.stage, -1, start, clock.now())
+
+        return step._replace(send=send_then_update)
+
+    def _weigh(self, ring: Ring, number: int) -> None:
+        """Make a micro-batch count in its update by its share of the update's samples."""
+        stage, place = self._stage, self._worker.places[0]
+        assert stage is not None
+        own = len(ring.cut.rows(number, place.stage, place.replica))
+        weight = float(stage.runner.loss_terms[-1].weight) if own else 0.0
+        group = self._worker.groups.get(self._worker.plan.device_groups[place.group])
+        if group is not None:
+            total = torch.tensor([weight], dtype=torch.float64, device=self._worker.world.device)
+            dist.all_reduce(total, group=group)
+            weight = float(total)
+        per_update = self._order.rule.micro_batches_per_update
+        first = number - number % self._order.micro_batches % per_update
+        counts = [len(ring.cut.micro_batches[n]) for n in range(first, first + per_update)]
+        share = len(ring.cut.micro_batches[number]) / sum(counts)
+        stage.runner.reseed(number, share / weight if weight else 0.0)
+
+    def _update(self) -> None:
+        """Sum the gradients over the replicas, clip, step, and start anew from zero."""
+        buckets = self._worker.buckets
+        if buckets is not None:
+            buckets.finish()
+            gradients = [bucket.flat for bucket in buckets.buckets]
+            self._gradient_norm = clip_gradients(gradients, self._clip_norm)
+        self._optimizer.step()
+        if self._training.schedule is not None:
+            self._training.schedule.step()
+        if buckets is not None:
+            buckets.zero()
+
+    def _exchanged(self, leaves: Sequence[torch.Tensor]) -> Callable[[], Rows]:
+        """Start to exchange a batch's numbers; what is returned waits for them."""
+        worker = self._worker
+        terms = self._stage.runner.loss_terms if self._stage is not None else []
+        own = worker.own_numbers([leaves], terms, None, worker.metrics)
+        own += self._own_numbers()
+        if self._sums is None:
+            return lambda: [own]
+        values = torch.tensor(own, dtype=torch.float64)
+        rows = [torch.empty_like(values) for _ in range(worker.world.size)]
+        work = dist.all_gather(rows, values, group=self._sums, async_op=True)
+        assert work is not None
+
+        def wait() -> Rows:
+            try:
+                work.wait(timedelta(seconds=worker.world.timeout_s))
+            except RuntimeError as cause:
+                what = "the numbers of a batch from all ranks"
+                if "imed out" in str(cause) or "imeout" in str(cause):
+                    limit = f"{worker.world.timeout_s:g} s"
+                    raise Stalled(f"rank {worker.world.rank} waited {limit} for {what}") from cause
+                raise RunFailed(f"rank {worker.world.rank} lost {what}") from cause
+            return [row.tolist() for row in rows]
+
+        return wait
+
+    def _own_numbers(self) -> list[float]:
+        """This rank's: square of the gradient's norm, copies of weights, what they were late by.
+
+        The last two are how far a prediction missed, and how far no prediction would have.
+        """
+        if self._stage is None:
+            return [0.0, nan, nan, nan, nan]
+        versions, place = self._stage.versions, self._worker.places[0]
+        passes, errors = versions.log.take_passes(), versions.log.take_errors()
+        square = self._gradient_norm**2 if place.replica == 0 else 0.0
+        late = sum(p.difference for p in passes) / len(passes) if passes else nan
+        missed = [sqrt(sum(e.predicted**2 for e in errors)), sqrt(sum(e.stale**2 for e in errors))]
+        return [square, float(versions.most_copies), late, *(missed if errors else [nan, nan])]
+
+    def _take(self) -> StepMetrics:
+        """The metrics of the oldest batch that has none yet."""
+        worker, fed = self._worker, self._fed.popleft()
+        with worker.guarded():
+            rows = fed.rows()
+        totals, means = worker.put_together([row[:-OWN_NUMBERS] for row in rows], worker.metrics)
+        own = [row[-OWN_NUMBERS:] for row in rows]
+        totals = replace(totals, gradient_norm=sqrt(sum(row[0] for row in own)))
+        step = self._training.steps - len(self._fed)
+        totals.check_finite(step, fed.learning_rate)
+        return self._metrics_of(step, fed, totals, {**means, **self._staleness(own)})
+
+    def _metrics_of(self, step: int, fed: Fed, totals: Totals, means: Means) -> StepMetrics:
+        return StepMetrics(
+            step,
+            totals.loss,
+            totals.gradient_norm,
+            fed.learning_rate,
+            fed.samples,
+            totals.seconds,
+            totals.bubble,
+            metrics={name: value for name, (value, _) in means.items()},
+        )
+
+    def _staleness(self, own: Rows) -> Means:
+        """What each stage's first replica measured, by name."""
+        found: dict[str, tuple[float, float]] = {}
+        for number, stage in enumerate(self._worker.plan.stages):
+            _, copies, late, predicted, stale = own[stage.devices[0]]
+            found[f"weight_versions/stage_{number}"] = (copies, 1.0)
+            if late == late:
+                found[f"version_difference/stage_{number}"] = (late, 1.0)
+            if stale > 0:
+                found[f"prediction_error/stage_{number}"] = (predicted / stale, 1.0)
+        return found
+
+
+def by_action(messages: RankMessages) -> dict[int, dict[Action, list[Message]]]:
+    """The messages from every peer, by the action of its that sends them."""
+    found: dict[int, dict[Action, list[Message]]] = {}
+    for peer, stream in messages.streams.items():
+        own = found.setdefault(peer, {})
+        for message in stream:
+            action = Action(message.kind, message.sender_stage, message.micro_batch)
+            own.setdefault(action, []).append(message)
+    return found
+
+
+def endless_training(
+    worker: Worker,
+    training: Training,
+    *,
+    clip_norm: float | None,
+    measure_every: int,
+    compiled: bool = False,
+) -> EndlessTraining | None:
+    """How a worker trains where the plan's schedule updates without a flush; ``None`` elsewhere.
+
+    Raises:
+        BadInput: something was asked for that needs a flush, or the optimizer cannot predict.
+    """
+    if not order_of(worker.plan).weights.micro_batches_per_update:
+        return None
+    check_asynchronous(worker, training, compiled=compiled)
+    return EndlessTraining(worker, training, clip_norm=clip_norm, measure_every=measure_every)
+
+
+def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) -> None:
+    """Raise `BadInput` for what does not go with updates while micro-batches are in flight."""
+    plan, graph = worker.plan, worker.graph
+    what = f"schedule '{plan.schedule}' updates weights while micro-batches are in flight"
+    if training.optimizer is None:
+        raise BadInput(f"{what}, so it needs an optimizer; give Pipeline one")
+    if training.scaler is not None:
+        raise BadInput(f"{what}, and loss scaling needs one update of all stages; use bfloat16")
+    if worker.owners:
+        raise BadInput(f"{what}, and shard_optimizer needs one update of all stages; leave it out")
+    if worker.noise is not None:
+        raise BadInput(f"{what}, and gradient_noise needs one update of all stages; leave it out")
+    keeping = "autocast" if worker.autocast_dtype is not None else "compile" * compiled
+    if keeping and order_of(plan).weights.version == "newest":
+        raise BadInput(
+            f"{what} and its backwards use other weights than their forwards, but {keeping} keeps "
+            f"copies of the forward's; leave {keeping} out, or use a schedule whose backwards use "
+            f"the same weights, such as 'pipedream' or '2bw'"
+        )
+    trained = {use.name for use in graph.parameter_uses if use.requires_grad}
+    for name, stages in stages_of_parameters(graph, plan).items():
+        if len(stages) > 1 and name in trained:
+            raise BadInput(
+                f"parameter '{name}' is used by stages {', '.join(map(str, stages))}, and {what}, "
+                f"on each stage at other times; put its layers into one stage, untie it, or use a "
+                f"schedule that waits for a flush"
+            )
