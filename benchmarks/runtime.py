@@ -5,7 +5,8 @@
 
 The script starts its own rank processes, one thread each, every rank on a core of its own as far as
 there are cores. Parts: ``overhead`` (seconds beyond the ideal of an action, on a model that hardly
-computes; all that ``--quick`` measures), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
+computes; all that ``--quick`` measures), ``gloo`` (the same, our messages through Gloo as the
+rival's are), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
 each rank), ``data-parallel`` (against DistributedDataParallel), ``options`` (ours with an option
 against ours without), ``overlap`` (optimizer steps that are checked afterwards, measured and as
 simulated), ``without-flush`` (asynchronous schedules against 1F1B, measured and as simulated) and
@@ -43,6 +44,7 @@ OPTIONS = ("compile", "shard_optimizer", "accumulate")
 
 PARTS = (
     "overhead",
+    "gloo",
     "efficiency",
     "memory",
     "data-parallel",
@@ -90,6 +92,11 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
             rounds = 16 if quick else 60
             rows = run_tasks([tiny(name, rounds) for name in (*SHARED, *OWN)], 2, LIMIT_S)
             return rows + run_tasks([tiny(name, rounds) for name in FOUR_RANKS], 4, LIMIT_S)
+        case "gloo":
+            tasks = [tiny(name, 30, transport="process-groups") for name in SHARED]
+            rows = run_tasks(tasks, 2, LIMIT_S)
+            tasks = [tiny(name, 30, transport="process-groups") for name in FOUR_RANKS]
+            return rows + run_tasks(tasks, 4, LIMIT_S)
         case "efficiency":
             return run_tasks([gpt(name, 16, 6) for name in (*SHARED, *OWN)], 2, LIMIT_S)
         case "memory":
@@ -135,7 +142,9 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
             return [{"faster": median(faster), "least": faster[0], "most": faster[-1]}, *rounds]
 
 
-def tiny(name: str, rounds: int, micro_batches: int = MICRO_BATCHES) -> tuple[str, dict[str, Any]]:
+def tiny(
+    name: str, rounds: int, micro_batches: int = MICRO_BATCHES, transport: str = "auto"
+) -> tuple[str, dict[str, Any]]:
     """Overhead of one schedule."""
     return "compare", {
         "name": name,
@@ -143,6 +152,7 @@ def tiny(name: str, rounds: int, micro_batches: int = MICRO_BATCHES) -> tuple[st
         "micro_batches": micro_batches,
         "rounds": rounds,
         "repeats": 20,
+        "transport": transport,
     }
 
 
@@ -180,57 +190,10 @@ def ratios(document: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def table(part: str, rows: list[dict[str, Any]]) -> list[str]:
-    """The rows of a part as Markdown."""
-    match part:
-        case "overhead":
-            lines = ["| schedule | ranks | ours | rival | ideals | overhead, us | ratio |"]
-            return [*lines, "|---|---|---|---|---|---|---|", *map(overhead_line, rows)]
-        case "efficiency":
-            lines = ["| schedule | ours | rival | efficiency | rival's | between | ours / rival |"]
-            return [*lines, "|---|---|---|---|---|---|---|", *map(efficiency_line, rows)]
-        case "memory":
-            lines = ["| schedule | M | whose | peak of each rank, MiB | before |"]
-            return [*lines, "|---|---|---|---|---|", *map(memory_line, rows)]
-        case _:
-            return [json.dumps(row, indent=1) for row in rows]
+    """The rows of a part as on the page, as Markdown; else as they are."""
+    from tables import page_tables
 
-
-def overhead_line(row: dict[str, Any]) -> str:
-    """One schedule's overhead."""
-    return (
-        f"| {row['case']} | {row['ranks']} | {milliseconds(row['ours_s'])} | "
-        f"{milliseconds(row['rival_s'])} | {milliseconds(row['ideal_s'])}, "
-        f"{milliseconds(row['rival_ideal_s'])} | {1e6 * row['overhead_s']:.0f}, "
-        f"{number(row['rival_overhead_s'], 1e6, 0)} | {number(row['overhead_ratio'], 1, 2)} |"
-    )
-
-
-def efficiency_line(row: dict[str, Any]) -> str:
-    """One schedule's efficiency."""
-    return (
-        f"| {row['case']} | {milliseconds(row['ours_s'])} | {milliseconds(row['rival_s'])} | "
-        f"{row['efficiency']:.3f} | {number(row['rival_efficiency'], 1, 3)} | "
-        f"{row['between_efficiency']:.3f} | "
-        f"{number(row['iteration_ratio'], 1, 3)} |"
-    )
-
-
-def memory_line(row: dict[str, Any]) -> str:
-    """One peak."""
-    peaks, before = (
-        " / ".join(f"{mib:.0f}" for mib in row[key]) for key in ("peak_mib", "before_mib")
-    )
-    return f"| {row['case']} | {row['micro_batches']} | {row['whose']} | {peaks} | {before} |"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Seconds in milliseconds; a dash where there are none."""
-    return "-" if seconds is None else f"{1e3 * seconds:.1f} ms"
-
-
-def number(value: float | None, scale: float, digits: int) -> str:
-    """A figure; a dash where there is none."""
-    return "-" if value is None else f"{scale * value:.{digits}f}"
+    return page_tables({part: rows}).get(part, [json.dumps(row, indent=1) for row in rows])
 
 
 def machine() -> dict[str, object]:

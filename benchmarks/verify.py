@@ -196,6 +196,33 @@ def quartiles(values: list[float]) -> dict[str, float]:
     return {"median": middle, "quartile_1": low, "quartile_3": high}
 
 
+TITLES = {
+    "gpt-text": "`gpt-text`, without dropout",
+    "bert": "BERT of 4 layers of width 128, with dropout",
+}
+
+
+def table(cases: list[dict[str, Any]]) -> list[str]:
+    """The cases as on the page: medians with first and third quartile."""
+    lines = [
+        "| model | ranks | between ranks | plain step, processor time of all ranks "
+        "| added, processor time | added, on the clock |",
+        "|---" * 6 + "|",
+    ]
+    for case in cases:
+        between = "-" if case["transport"] == "none" else case["transport"]
+        plain = f"{case['plain_step_s']['cpu']['median']:.2f} s"
+        added = (
+            "{median:.2f} ({quartile_1:.2f} to {quartile_3:.2f})".format(
+                **case["added_over_plain"][clock]
+            )
+            for clock in ("cpu", "wall")
+        )
+        cells = " | ".join((TITLES[case["model"]], str(case["ranks"]), between, plain, *added))
+        lines.append(f"| {cells} |")
+    return lines
+
+
 def machine() -> dict[str, Any]:
     """Where and when, and how busy it was."""
     names = [

@@ -16,6 +16,7 @@ from contenders import Ours, Rival, action_seconds
 from ideal import Seconds, ideal_s, work_bound_s
 from models import Model, make_model
 
+from penstock.runtime.channels import TransportChoice
 from penstock.schedule.action import Action
 
 __all__ = ["LIMIT_S", "Comparison", "compare"]
@@ -79,14 +80,23 @@ class Round:
 
 
 def compare(
-    name: str, model_name: str, micro_batches: int, rounds: int, repeats: int, blocks: int = 8
+    name: str,
+    model_name: str,
+    micro_batches: int,
+    rounds: int,
+    repeats: int,
+    blocks: int = 8,
+    transport: TransportChoice = "auto",
 ) -> dict[str, Any]:
-    """Alternate iterations of both; every rank calls. ``repeats`` are for the action times."""
+    """Alternate iterations of both; every rank calls. ``repeats`` are for the action times.
+
+    ``transport`` carries our messages; the rival's always go through Gloo.
+    """
     case, ranks = CASES[name], dist.get_world_size()
     model = make_model(model_name, blocks)
     bounds = bounds_of(case, model_name, len(model.blocks), ranks)
     # Weights of its own: the rival drops the gradients of its parameters before every iteration.
-    ours = Ours(case, make_model(model_name, blocks), bounds, micro_batches)
+    ours = Ours(case, make_model(model_name, blocks), bounds, micro_batches, transport)
     rival = Rival(case, model, bounds, micro_batches) if case.rival else None
     contenders = [ours, rival] if rival is not None else [ours]
     batch = model.batch(micro_batches)
@@ -104,7 +114,8 @@ def compare(
             found.append(Round(taken, recorded, stage_seconds(model, bounds, own, repeats)))
     ours.close()
     gc.collect()
-    return summary(case, model_name, micro_batches, ours, rival, found).to_json()
+    made = summary(case, model_name, micro_batches, ours, rival, found)
+    return made.to_json() | {"transport": transport}
 
 
 def stage_seconds(

@@ -15,6 +15,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from penstock.capture.trace import capture_model
 from penstock.plan.ordering import order_of
+from penstock.runtime.channels import TransportChoice
 from penstock.runtime.pipeline import Pipeline
 from penstock.schedule.action import Action
 
@@ -29,7 +30,14 @@ class Ours:
     The blocks of ``model`` may be on the meta device: then each rank makes its own only.
     """
 
-    def __init__(self, case: Case, model: Model, bounds: list[range], count: int) -> None:
+    def __init__(
+        self,
+        case: Case,
+        model: Model,
+        bounds: list[range],
+        count: int,
+        transport: TransportChoice = "auto",
+    ) -> None:
         batch = model.batch(1)
         whole = nn.Sequential(*model.blocks)
         graph = capture_model(whole, batch, loss=model.loss, granularity="block")
@@ -38,9 +46,12 @@ class Ours:
         self.orders = [list(order) for order in order_of(plan).orders]
         if empty:
             # Only the module itself can give values to what was captured without any.
-            self.pipe = Pipeline(whole, plan, batch, loss=model.loss, granularity="block")
+            source, loss = whole, model.loss
         else:
-            self.pipe = Pipeline(graph, plan, batch)
+            source, loss = graph, None
+        self.pipe = Pipeline(
+            source, plan, batch, loss=loss, granularity="block", transport=transport
+        )
 
     def prepare(self) -> None:
         """Nothing: a step begins with gradients of zero by itself."""

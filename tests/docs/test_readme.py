@@ -1,6 +1,8 @@
+import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from penstock.command_line import (
     compare_command,
@@ -74,3 +76,44 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
         positional |= {"plan"} if name == "simulate" else set()
         for option in set(function.__annotations__) - shared - positional:
             assert f"--{option.replace('_', '-')}" in sections[name], (name, option)
+
+
+def test_figures_of_the_first_page_are_those_of_the_benchmarks() -> None:
+    text = " ".join(README.split())
+    together = results("runtime")["end-to-end"][0]
+    low, high = (f"{together[key]:.2f}" for key in ("least", "most"))
+    assert f"**{together['faster']:.2f}** times as fast ({low} to {high} in five rounds)" in text
+
+    rows = {(row["model"], row["cluster"]): row for row in results("planning")["rows"]}
+    three = [rows["bert-48", f"dapple-{letter}"] for letter in "abc"]
+    assert " is {:.2f}, {:.2f} and {:.2f} times ".format(*map(over_the_others, three)) in text
+    gaps = (100 * answer_of(row)["gap"] for row in three)
+    assert "more than {:.1f}, {:.1f} and {:.1f} % faster".format(*gaps) in text
+    even = [over_the_others(rows[key]) for key in rows if key[0] == "inception-v3"]
+    assert sum(f"{ratio:.2f}" == "1.00" for ratio in even) == 5
+
+    prediction = ROOT / "benchmarks" / "prediction" / "schedules.json"
+    runs = json.loads(prediction.read_text(encoding="utf-8"))["rows"]
+    longer = sorted(run["measured_s"] / run["predicted_s"] - 1 for run in runs)
+    words = f"{len(runs)}, {100 * longer[0]:.0f} to {100 * longer[-1]:.0f} %"
+    assert words == "11, 6 to 19 %" and "eleven schedules" in text
+    assert "6 to 19 % longer than predicted" in text
+    first, straight = min(runs, key=lambda run: run["predicted_s"]), runs[0]
+    assert straight["plan"] == "1f1b"
+    assert first["measured_s"] == min(run["measured_s"] for run in runs)
+    assert f"{straight['measured_s'] / first['measured_s']:.2f} times as fast as `1f1b`" in text
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / name / "results.json").read_text(encoding="utf-8"))
+
+
+def answer_of(row: dict[str, Any]) -> dict[str, Any]:
+    (answer,) = (answer for answer in row["answers"] if answer["planner"] == "search")
+    return answer
+
+
+def over_the_others(row: dict[str, Any]) -> float:
+    """The best plan of all other planners over that of `search`."""
+    others = [a["iteration_s"] for a in row["answers"] if a["planner"] != "search"]
+    return min(filter(None, others)) / answer_of(row)["iteration_s"]

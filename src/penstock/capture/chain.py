@@ -27,8 +27,8 @@ class Chain(nn.Module):
     Calling the chain gives the last module's output, without the loss.
 
     >>> chain = Chain([nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)], nn.functional.cross_entropy)
-    >>> [name for name, _ in chain.named_parameters()]
-    ['0.weight', '0.bias', '2.weight', '2.bias']
+    >>> print(*chain.state_dict())
+    0.weight 0.bias 2.weight 2.bias
 
     Raises:
         BadInput: no modules, an entry that is not a module, or the name "loss".

@@ -144,7 +144,7 @@ class OutputLayout(Protocol):
 
 
 class LayerGraph(Protocol):
-    """What planning, measuring and running need of a captured model."""
+    """A layer graph: what planning, measuring and running need of a captured model."""
 
     @property
     def name(self) -> str:

@@ -91,7 +91,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class SharedParameter:
-    """A parameter used by several layers (tied weights); each stage that uses it holds a copy."""
+    """A tied parameter: several layers use it, and each stage that uses it holds a copy."""
 
     name: str
     bytes: int

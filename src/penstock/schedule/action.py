@@ -9,7 +9,8 @@ from penstock.errors import BadInput
 __all__ = ["ACTION_KINDS", "KIND_CODES", "Action", "ActionKind", "parse_action"]
 
 ActionKind: TypeAlias = Literal["F", "B", "I", "W", "R"]
-"""F forward, B full backward, I backward for inputs, W backward for weights, R recompute."""
+"""F forward, B whole backward, R recompute; of a split backward I is the half for the inputs, and W
+that for the weights."""
 
 ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 """Every kind; its position is the code that stands for it in arrays."""

@@ -1,4 +1,4 @@
-"""How many micro-batches each stage holds between their forwards and their backwards."""
+"""How many forwards a stage does in its warm-up: the micro-batches that it then holds in flight."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -33,7 +33,7 @@ def most_in_flight(shape: PipelineShape, stage: int) -> int:
     [4, 2]
 
     Raises:
-        BadInput: there is no room for one.
+        BadInput: the memory is too small for one micro-batch.
     """
     saved = shape.cost(stage).saved_bytes
     if not shape.memory_bytes or saved <= 0:

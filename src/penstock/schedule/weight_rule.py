@@ -60,4 +60,4 @@ class WeightRule:
 
 
 SYNCHRONOUS = WeightRule()
-"""One version, one update after the last micro-batch: the gradients of one device."""
+"""One version of the weights and one update, after the flush: the gradients of one device."""

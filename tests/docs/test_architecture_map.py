@@ -1,0 +1,58 @@
+"""The map of concepts names every term of the glossary, and files that define it."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "how-it-works" / "architecture.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| ([\w -]+) \| \[`([\w/.]+)`\]\(\S+\) \| `(\w+)` \|$", re.MULTILINE)
+TERMS = re.findall(
+    r"^\*\*(.+)\*\*$", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+def defined_in(source: str) -> set[str]:
+    """The classes, functions and constants at the top of a file."""
+    names: set[str] = set()
+    for node in ast.parse(source).body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef():
+                names.add(node.name)
+            case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)):
+                names.add(name)
+            case _:
+                pass
+    return names
+
+
+def plain(text: str) -> str:
+    """Words without case, hyphens and line ends."""
+    return " ".join(re.split(r"[\s_-]+", text.lower()))
+
+
+def test_the_map_has_the_terms_of_the_glossary() -> None:
+    assert len(TERMS) > 30
+    assert [concept for concept, _, _ in ROW.findall(PAGE)] == TERMS
+
+
+def test_each_file_of_the_map_defines_its_concept() -> None:
+    wrong: list[str] = []
+    for concept, path, name in ROW.findall(PAGE):
+        file = ROOT / "src" / "penstock" / path
+        if not file.is_file():
+            wrong.append(f"{concept}: no file {path}")
+            continue
+        source = file.read_text(encoding="utf-8")
+        if name not in defined_in(source):
+            wrong.append(f"{concept}: {path} does not define {name}")
+        if plain(concept) not in plain(source):
+            wrong.append(f"{concept}: {path} does not speak of it")
+    assert "\n".join(wrong) == ""
+
+
+def test_a_name_that_is_only_imported_is_not_defined() -> None:
+    assert defined_in("from a import B\nC: int = 1\nD = 2\ndef e(): ...\nclass F: ...") == {
+        *("C", "D", "e", "F")
+    }
