@@ -33,7 +33,7 @@ from penstock.runtime.iteration import (
     places_of,
     prepare_iteration,
 )
-from penstock.runtime.metrics import RankTotals, Totals
+from penstock.runtime.metrics import RankTotals, Totals, fingerprint
 from penstock.runtime.processes.abort_note import AbortNote
 from penstock.runtime.processes.host_memory import keep_freed_memory
 from penstock.runtime.processes.world import World
@@ -59,8 +59,6 @@ __all__ = ["Worker"]
 
 INSTANCES = count()
 """Pipelines are made in the same order on every rank, so their numbers agree."""
-
-FINGERPRINT_VALUES = 256
 
 
 class Worker:
@@ -499,9 +497,3 @@ class Worker:
             sum(n * fingerprint(leaf) for n, leaves in enumerate(batches, 1) for leaf in leaves),
             *noise,
         ).values()
-
-
-def fingerprint(leaf: torch.Tensor) -> float:
-    """A number that tells batches apart, from the first values of a leaf."""
-    values = leaf.reshape(-1)[:FINGERPRINT_VALUES]
-    return float(values.double().sum())
