@@ -70,8 +70,16 @@ def machine() -> dict[str, object]:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         if line.startswith("model name")
     ]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return {
         "date": strftime("%Y-%m-%d %H:%M"),
+        "commit": commit.stdout.strip(),
         "processor": names[0] if names else platform.machine(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),

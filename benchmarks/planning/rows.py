@@ -6,9 +6,12 @@ from math import inf
 from time import perf_counter, process_time
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.memory import with_boundless_memory
 from penstock.cluster.presets import find_cluster
+from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.planning.answers import score_until
 from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.comparison import AUTO, Comparison, compare_plans
 from penstock.planning.explanation import explain_plan, explanation_words
@@ -16,6 +19,8 @@ from penstock.planning.questions import planning_problem, schedules_named
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.registry import PLANNERS, STARTING_PLANNERS
+from penstock.search.rescheduled import rescheduled
+from penstock.simulate.score import make_score
 
 __all__ = ["BATCHES", "CLUSTERS", "EXPLAINED_GAP", "every_schedule", "run_row"]
 
@@ -198,22 +203,61 @@ def answer_of(found: Comparison) -> Answer:
 def every_schedule(model: str, cluster: str, limit_s: float) -> dict[str, object]:
     """The best plan of the published planners, each under each schedule that `search` may use.
 
-    ``limit_s`` is for each planner and schedule; those that have no plan within it are counted.
+    As `penstock compare --schedules all` asks them, but a plan that several planners make, or one
+    planner for several schedules, is taken over by another schedule once. ``limit_s`` is for each
+    of these; those that took longer are counted.
     """
     problem, start_s = problem_of(model, cluster), process_time()
-    names = schedules_named(AUTO, "search")
-    asked = list(
-        compare_plans(problem, list(STARTING_PLANNERS), names, process_time, limit_s=limit_s)
-    )
-    best = min(asked, key=lambda found: found.iteration_s)
+    score = make_score(problem)
+    answers: list[Answer] = []
+    seen: set[object] = set()
+    for planner in STARTING_PLANNERS:
+        base = plan_without_limit(problem, planner)
+        for name in schedules_named(AUTO, "search"):
+            planned = FAMILIES[name].is_planned
+            question = (name, planner if planned else replace(base, planner="", schedule=""))
+            if question in seen:
+                continue
+            seen.add(question)
+            narrowed, began_s = replace(problem, schedules=(name,)), process_time()
+            limited = score_until(score, began_s + limit_s, process_time)
+            try:
+                if planned:
+                    plan = STARTING_PLANNERS[planner](narrowed, limited)
+                else:
+                    plan = rescheduled(narrowed, base, name, limited)
+            except Infeasible:
+                plan = None
+            seconds = limited(plan) if plan else None
+            answers.append(Answer(planner, seconds, None, process_time() - began_s, name))
+            if plan and seconds:
+                answers[-1] = replace(
+                    answers[-1], stages=stages_words(plan), micro_batches=plan.micro_batches
+                )
+    best = min(answers, key=lambda answer: answer.iteration_s or inf)
     return {
         "model": model,
         "cluster": cluster,
         "every_schedule": {
-            "best": vars(answer_of(best)),
-            "asked": len(asked),
+            "best": vars(best),
+            "asked": len(answers),
             "limit_s": limit_s,
-            "over_the_limit": sum(found.planning_s > limit_s for found in asked),
+            "over_the_limit": sum(answer.planning_cpu_s > limit_s for answer in answers),
             "cpu_s": process_time() - start_s,
         },
     }
+
+
+def plan_without_limit(problem: PlanningProblem, planner: str) -> Plan:
+    """What a planner makes for the schedules of its own, with boundless memory where none fits."""
+    own = replace(problem, schedules=PlanningProblem.schedules)
+    try:
+        return STARTING_PLANNERS[planner](own, make_score(own))
+    except Infeasible:
+        wide = replace(own, cluster=with_boundless_memory(own.cluster))
+        return STARTING_PLANNERS[planner](wide, make_score(wide))
+
+
+def stages_words(plan: Plan) -> str:
+    """Layers and devices of each stage."""
+    return ":".join(f"{len(stage.layers)}x{stage.replicas}" for stage in plan.stages)

@@ -4,14 +4,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import BadInput
-from penstock.schedule.action import KIND_CODES
+from penstock.schedule.action import ACTION_KINDS
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["check_channels"]
 
-FORWARDS = (KIND_CODES["F"],)
-GRADIENTS = (KIND_CODES["B"], KIND_CODES["I"])
+FORWARDS = np.array([kind == "F" for kind in ACTION_KINDS])
+GRADIENTS = np.array([kind in ("B", "I") for kind in ACTION_KINDS])
+"""Of each code whether such an action makes activations, and whether it makes gradients."""
 
 
 def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
@@ -31,9 +32,9 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
             for stage in range(shape.stages - 1):
                 if shape.group_of(stage) == shape.group_of(stage + 1):
                     continue
-                for here, there in zip(sent[stage].tolist(), sent[stage + 1].tolist(), strict=True):
-                    if here == there:
-                        continue
+                first, second = sent[stage], sent[stage + 1]
+                for place in np.flatnonzero(first != second)[:1]:
+                    here, there = first[place], second[place]
                     raise BadInput(
                         f"the {word} of micro-batches {here} and {there} overtake one another "
                         f"between stages {stage} and {stage + 1}: one has {here} first, the other "
@@ -42,11 +43,11 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def passed(
-    schedule: Schedule, shape: PipelineShape, stage: int, way: int, kinds: tuple[int, ...]
+    schedule: Schedule, shape: PipelineShape, stage: int, way: int, kinds: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int32]:
     """The micro-batches of one direction in the order in which ``stage`` works on them."""
     order = schedule.of(shape.group_of(stage, way))
-    mine = (order.stages == stage) & np.isin(order.kinds, kinds)
+    mine = (order.stages == stage) & kinds[order.kinds]
     if shape.mirrored:
         mine &= order.micro_batches % 2 == way
     return order.micro_batches[mine]

@@ -10,7 +10,7 @@ from penstock.schedule.shape import PipelineShape
 __all__ = ["needs_recompute", "with_recomputes"]
 
 FORWARD, RECOMPUTE = KIND_CODES["F"], KIND_CODES["R"]
-BACKWARDS = (KIND_CODES["B"], KIND_CODES["I"])
+BACKWARD, INPUTS = KIND_CODES["B"], KIND_CODES["I"]
 
 
 def with_recomputes(order: Order, shape: PipelineShape) -> Order:
@@ -34,11 +34,11 @@ def with_recomputes(order: Order, shape: PipelineShape) -> Order:
 def needs_recompute(order: Order, shape: PipelineShape) -> npt.NDArray[np.bool_]:
     """For each action of an order without R whether an R belongs before it."""
     recompute = np.array(shape.recompute or (False,) * shape.stages)
-    backward = np.isin(order.kinds, BACKWARDS) & recompute[order.stages]
+    backward = (order.kinds == BACKWARD) | (order.kinds == INPUTS)
     just_ran = np.zeros(len(order), dtype=np.bool_)
     just_ran[1:] = (
         (order.kinds[:-1] == FORWARD)
         & (order.stages[:-1] == order.stages[1:])
         & (order.micro_batches[:-1] == order.micro_batches[1:])
     )
-    return backward & ~just_ran
+    return backward & recompute[order.stages] & ~just_ran

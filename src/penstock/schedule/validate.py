@@ -72,8 +72,9 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
                 f"{' for this micro-batch' if shape.mirrored else ''}; move it there"
             )
         numbers = (order.kinds * np.int64(shape.stages) + stages) * shape.micro_batches + micro
-        _, first_places = np.unique(numbers, return_index=True)
-        for action in chosen(order, ~np.isin(np.arange(len(order)), first_places)):
+        in_order = np.sort(numbers)
+        for number in in_order[1:][in_order[1:] == in_order[:-1]].tolist():
+            action = order[int(np.flatnonzero(numbers == number)[1])]
             raise BadInput(
                 f"action {action} stands twice in the order of group {group}; once is allowed"
             )
@@ -104,31 +105,35 @@ def check_complete(schedule: Schedule, shape: PipelineShape) -> None:
 
 def check_recomputes(schedule: Schedule, shape: PipelineShape) -> None:
     """Raise unless R stands for exactly the backwards that need it."""
-    needed: set[Action] = set()
-    given: set[Action] = set()
     for order in schedule.orders:
         again = order.kinds == RECOMPUTE
         if not again.any() and not any(shape.recompute):
             continue
-        given.update(chosen(order, again))
         without = order_from_arrays(
             order.kinds[~again], order.stages[~again], order.micro_batches[~again]
         )
-        needed.update(
-            Action("R", action.stage, action.micro_batch)
-            for action in chosen(without, needs_recompute(without, shape))
-        )
-    for action in sorted(needed - given):
-        raise BadInput(
-            f"stage {action.stage} recomputes, but {action} is missing before the backward of "
-            f"micro-batch {action.micro_batch}; insert it"
-        )
-    for action in sorted(given - needed):
-        raise BadInput(
-            f"{action} is not needed: stage {action.stage} "
-            + ("has only just run its forward" if shape.recomputes(action.stage) else "keeps all")
-            + "; leave it out"
-        )
+        needed = cells_of(without, shape)[needs_recompute(without, shape)]
+        given = cells_of(order, shape)[again]
+        for action in recomputes_of(np.setdiff1d(needed, given), shape):
+            raise BadInput(
+                f"stage {action.stage} recomputes, but {action} is missing before the backward of "
+                f"micro-batch {action.micro_batch}; insert it"
+            )
+        for action in recomputes_of(np.setdiff1d(given, needed), shape):
+            keeps = "keeps all"
+            if shape.recomputes(action.stage):
+                keeps = "has only just run its forward"
+            raise BadInput(f"{action} is not needed: stage {action.stage} {keeps}; leave it out")
+
+
+def cells_of(order: Order, shape: PipelineShape) -> npt.NDArray[np.int64]:
+    """Stage and micro-batch of every action as one number."""
+    return order.stages * np.int64(shape.micro_batches) + order.micro_batches
+
+
+def recomputes_of(cells: npt.NDArray[np.int64], shape: PipelineShape) -> Iterator[Action]:
+    """The recompute of each cell."""
+    return (Action("R", *divmod(cell, shape.micro_batches)) for cell in cells.tolist())
 
 
 def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:

@@ -25,7 +25,7 @@ __all__ = ["Instances", "StageUse", "instances_of", "stages_of_instances", "upda
 Whole: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-GRADIENTS = (KIND_CODES["B"], KIND_CODES["W"])
+BACKWARD, WEIGHTS = KIND_CODES["B"], KIND_CODES["W"]
 
 
 class StageUse(NamedTuple):
@@ -150,7 +150,7 @@ def updating(order: Order, instance: Sequence[int] | Whole, per_update: int) -> 
     every ``per_update``-th one.
     """
     marked = np.zeros(len(order), dtype=np.bool_)
-    gradient = np.isin(order.kinds, GRADIENTS)
+    gradient = (order.kinds == BACKWARD) | (order.kinds == WEIGHTS)
     held: list[int] = np.unique(instance).tolist()
     for number in held:
         mine = np.flatnonzero(gradient & (np.asarray(instance) == number))

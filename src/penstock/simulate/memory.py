@@ -42,11 +42,12 @@ def held_by_group(order: Order, instance: Whole, members: tuple[int, ...]) -> tu
     """`held_while` of one device group that holds the instances ``members``."""
     kinds, works = order.kinds.astype(np.int64), np.searchsorted(np.array(members), instance)
     cells = order.micro_batches * np.int64(len(members)) + works
-    again = np.isin(cells, cells[kinds == R])
+    recomputed = kinds == R
+    again = np.isin(cells, cells[recomputed]) if recomputed.any() else recomputed
     columns: list[Whole] = []
     for place in range(len(members)):
         mine = works == place
-        forward, recompute = mine & (kinds == F), mine & (kinds == R)
+        forward, recompute = mine & (kinds == F), mine & recomputed
         freed = np.cumsum(mine & ((kinds == B) | (kinds == W)))
         before = np.concatenate(([0], freed[:-1]))
         saved = np.cumsum((forward & ~again) | recompute) - before
