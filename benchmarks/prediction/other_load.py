@@ -1,9 +1,9 @@
 """How much of this machine others use meanwhile: seconds are only comparable without them."""
 
-import resource
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +27,11 @@ class OtherLoad:
 
 @contextmanager
 def other_load() -> Iterator[OtherLoad]:
-    """Measure the load of others while the block runs; processes of one's own must have ended."""
+    """Measure the load of others while the block runs, without this process and its descendants."""
     load = OtherLoad()
-    start_s, busy_s, own_s = time.monotonic(), machine_s(), children_and_self_s()
+    start_s, busy_s, own_s = time.monotonic(), machine_s(), own_tree_s()
     yield load
-    own_s, busy_s = children_and_self_s() - own_s, machine_s() - busy_s
+    own_s, busy_s = own_tree_s() - own_s, machine_s() - busy_s
     load.cores = max(0.0, busy_s - own_s) / (time.monotonic() - start_s)
 
 
@@ -51,7 +51,23 @@ def machine_s() -> float:
     return (sum(fields) - idle - waiting) / TICKS_PER_S
 
 
-def children_and_self_s() -> float:
-    """Seconds that this process and its ended children have worked."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+def own_tree_s() -> float:
+    """Seconds that this process, its descendants, and those of them that ended, have worked.
+
+    Workers are children of a fork server: `resource.getrusage` does not see them before that ends.
+    """
+    worked: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name, the second field, may hold spaces and brackets.
+            fields = entry.read_text().rpartition(")")[2].split()
+            process, parent = int(entry.parent.name), int(fields[1])
+            worked[process] = sum(map(int, fields[11:15]))
+            children.setdefault(parent, []).append(process)
+    ticks, left = 0, [os.getpid()]
+    while left:
+        process = left.pop()
+        ticks += worked[process]
+        left += children.get(process, [])
+    return ticks / TICKS_PER_S
