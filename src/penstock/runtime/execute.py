@@ -1,21 +1,25 @@
-"""The action loop: this rank's part of one iteration."""
+"""The loop that carries out actions: this rank's part of one iteration."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.errors import PenstockError, RunFailed
 from penstock.runtime.clock import Clock
 from penstock.runtime.stages.runner import StageRunner, Tensors
 from penstock.runtime.transport.channels import Channels
-from penstock.schedule.action import Action, ActionKind
+from penstock.schedule.action import Action
+from penstock.timeline.timeline import EventKind
 
 __all__ = ["Step", "execute", "steps_of"]
 
 
 class Step(NamedTuple):
-    """An action with all that it calls, looked up once for many iterations."""
+    """An action with all that it calls, looked up once for many iterations.
 
-    kind: ActionKind
+    Or what is done between actions, such as an update of the weights (``STEP``).
+    """
+
+    kind: EventKind
     stage: int
     micro_batch: int
     receive: Callable[[], Tensors]
@@ -33,32 +37,17 @@ def steps_of(
             action.stage,
             action.micro_batch,
             channels.receiver(action),
-            work_of(action, stages[action.stage]),
+            stages[action.stage].work(action.kind),
             channels.sender(action),
         )
         for action in order
     )
 
 
-def work_of(action: Action, stage: StageRunner) -> Callable[[int, Tensors], Tensors]:
-    """What computes ``action``."""
-    match action.kind:
-        case "F":
-            return stage.forward
-        case "B":
-            return stage.backward
-        case "I":
-            return stage.backward_input
-        case "W":
-            return lambda micro_batch, _: stage.backward_weight(micro_batch)
-        case "R":
-            return lambda micro_batch, _: stage.recompute(micro_batch)
-
-
 def execute(
-    steps: Sequence[Step], channels: Channels, clock: Clock, *, drains: bool = True
+    steps: Iterable[Step], channels: Channels, clock: Clock, *, drains: bool = True
 ) -> None:
-    """Run ``steps``; gradients accumulate in place.
+    """Run ``steps``, each before the next is asked for; gradients accumulate in place.
 
     The loop knows no schedule by name: it does what the actions say. ``receive`` returns what the
     producers of an action sent, ``send`` returns at once; compute is timed apart from waiting.

@@ -13,10 +13,11 @@ from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.iteration import Iteration, Prepared, prepare_iteration
 from penstock.runtime.metrics import Totals
 from penstock.runtime.rank import Worker
-from penstock.runtime.stages.runner import LossTerm, StageWork, Tensors
+from penstock.runtime.stages.runner import LossTerm, StageWork, Tensors, Work
 from penstock.runtime.transport.channels import PipelineChannels, Places
 from penstock.runtime.transport.messages import Boundary
 from penstock.runtime.user_metrics import Means, MetricSums
+from penstock.schedule.action import ActionKind
 
 __all__ = ["ForwardPass"]
 
@@ -134,6 +135,11 @@ class ForwardRunner:
         self._work = work
         self.loss_terms = []
 
+    def work(self, kind: ActionKind) -> Work:
+        """What computes forwards; there are no other actions."""
+        assert kind == "F"
+        return self.forward
+
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:
         """Run the stage on this rank's rows; a replica without any has nothing to do."""
         if not self._work.rows[micro_batch]:
@@ -148,22 +154,6 @@ class ForwardRunner:
             found = made[-len(program.outputs) :]
             self._take_outputs(micro_batch, dict(zip(program.outputs, found, strict=True)))
         return [tensor.to(spec.dtype) for spec, tensor in zip(program.sent, made, strict=False)]
-
-    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Never asked for."""
-        raise AssertionError("a forward pass has no backward")
-
-    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Never asked for."""
-        raise AssertionError("a forward pass has no backward")
-
-    def backward_weight(self, micro_batch: int) -> Tensors:
-        """Never asked for."""
-        raise AssertionError("a forward pass has no backward")
-
-    def recompute(self, micro_batch: int) -> Tensors:
-        """Never asked for."""
-        raise AssertionError("a forward pass keeps nothing that could be run again")
 
 
 def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:

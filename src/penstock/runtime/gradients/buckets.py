@@ -16,7 +16,7 @@ from penstock.runtime.gradients.bucket import (
     make_bucket,
     wide,
 )
-from penstock.runtime.gradients.process_group_sum import GroupSum, await_work
+from penstock.runtime.gradients.process_group_sum import GroupSum, await_bucket
 from penstock.runtime.gradients.sharding import flat_parameters
 from penstock.runtime.processes.world import World
 
@@ -196,7 +196,7 @@ class GradientBuckets:
                 assert work is not None  # it is asked for
                 handed.append((bucket, work))
         for bucket, work in handed:
-            await_work(work, bucket, self._world, "the new parameters")
+            await_bucket(work, bucket, self._world, "the new parameters")
             self._record(bucket)
 
     def close(self) -> None:

@@ -1,14 +1,12 @@
 """Gradients summed by the collective operations of a process group."""
 
-from datetime import timedelta
-
 import torch.distributed as dist
 
-from penstock.errors import RunFailed, Stalled
 from penstock.runtime.gradients.bucket import Bucket
+from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 
-__all__ = ["GroupSum", "await_work"]
+__all__ = ["GroupSum", "await_bucket"]
 
 
 class GroupSum:
@@ -31,7 +29,7 @@ class GroupSum:
     def wait(self) -> None:
         """Return once the bucket holds the sum."""
         if self._work is not None:
-            await_work(self._work, self._bucket, self._world, "the gradient sum")
+            await_bucket(self._work, self._bucket, self._world, "the gradient sum")
             self._work = None
 
     def settle(self) -> None:
@@ -41,22 +39,12 @@ class GroupSum:
         """Nothing to do: the memory is this rank's own."""
 
 
-def await_work(work: dist.Work, bucket: Bucket, world: World, of: str) -> None:
+def await_bucket(work: dist.Work, bucket: Bucket, world: World, of: str) -> None:
     """Wait for an operation on ``bucket`` among its holders; ``of`` says what it is.
 
     Raises:
         Stalled: a holder did not take part in time.
         RunFailed: a holder vanished.
     """
-    try:
-        if world.backend == "nccl":
-            work.wait()
-        else:
-            work.wait(timedelta(seconds=world.timeout_s))
-    except RuntimeError as cause:
-        ranks = ", ".join(str(rank) for rank in bucket.holders if rank != world.rank)
-        what = f"{of} of stage {bucket.stage} with rank {ranks}"
-        if "imed out" in str(cause) or "imeout" in str(cause):
-            limit = f"{world.timeout_s:g} s"
-            raise Stalled(f"rank {world.rank} waited {limit} for {what}") from cause
-        raise RunFailed(f"rank {world.rank} lost {what}") from cause
+    ranks = ", ".join(str(rank) for rank in bucket.holders if rank != world.rank)
+    await_work(work, world, f"{of} of stage {bucket.stage} with rank {ranks}")

@@ -17,37 +17,26 @@ from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
 from penstock.runtime.stages.replay import ForwardState, forward_state, replayed
 from penstock.schedule.action import ActionKind
 
-__all__ = ["LossTerm", "ModuleRunner", "StageRunner", "StageWork", "Tensors"]
+__all__ = ["LossTerm", "ModuleRunner", "StageRunner", "StageWork", "Tensors", "Work"]
 
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
 """Boundary tensors or their gradients, in the order of the stage; ``None``: a gradient of zero."""
 
 
+Work: TypeAlias = Callable[[int, Tensors], Tensors]
+"""Computes an action of a micro-batch: from what was received to what is sent."""
+
+
 class StageRunner(Protocol):
-    """What the action loop asks of a stage; a rehearsal answers with sleeps.
+    """What the action loop asks of a stage; a rehearsal answers with sleeps."""
 
-    ``forward`` takes the received tensors and returns those to send; the backwards take the
-    gradients of what was sent and return the gradients of what was received.
-    """
+    def work(self, kind: ActionKind) -> Work:
+        """What computes the actions of one kind.
 
-    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
-        """Run the stage; keep what the backward needs."""
-        ...
-
-    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the whole backward; accumulate the gradients of the parameters."""
-        ...
-
-    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the half of the backward that earlier stages wait for."""
-        ...
-
-    def backward_weight(self, micro_batch: int) -> Tensors:
-        """Run the other half: accumulate the gradients of the parameters; nothing to send."""
-        ...
-
-    def recompute(self, micro_batch: int) -> Tensors:
-        """Run the forward again from the stage's inputs; nothing to send."""
+        A forward takes the received tensors and returns those to send; a backward, or its first
+        half, takes the gradients of what was sent and returns those of what was received. The
+        second half of a backward and a recompute take and return nothing.
+        """
         ...
 
 
@@ -129,7 +118,7 @@ class ModuleRunner:
         # Evaluation switches the module itself, so its graph as captured does not do.
         self._evaluation_call: StageCall = ModuleCall(program.module)
         self._call = self._training_call
-        self._device = device
+        self.device = device
         self._autocast = autocast
         self._synchronised = synchronised
         self._around_forward = around_forward
@@ -147,6 +136,20 @@ class ModuleRunner:
         trained either, it needs no backward at all.
         """
         return kind == "F" or self._trains or (kind != "W" and bool(self._grad_inputs))
+
+    def work(self, kind: ActionKind) -> Work:
+        """What computes the actions of one kind."""
+        match kind:
+            case "F":
+                return self.forward
+            case "B":
+                return self.backward
+            case "I":
+                return self.backward_input
+            case "W":
+                return lambda micro_batch, _: self.backward_weight(micro_batch)
+            case "R":
+                return lambda micro_batch, _: self.recompute(micro_batch)
 
     def begin(self, work: StageWork) -> None:
         """Forget the last iteration and take the rows of the next."""
@@ -168,7 +171,7 @@ class ModuleRunner:
         """
         self.loss_terms = []
         if self.program.is_last:
-            room = torch.zeros(2, len(self._work.rows), dtype=torch.float64, device=self._device)
+            room = torch.zeros(2, len(self._work.rows), dtype=torch.float64, device=self.device)
             losses, weights = room[0].unbind(), room[1].unbind()
             self._loss_places = list(map(LossTerm, losses, weights))
 
@@ -198,7 +201,7 @@ class ModuleRunner:
             with torch.no_grad():
                 return self._run(micro_batch, inputs, Kept(inputs, []))
         if micro_batch in work.recomputed:
-            kept = Kept(inputs, [], before=forward_state(self._device), borrowed=borrowed)
+            kept = Kept(inputs, [], before=forward_state(self.device), borrowed=borrowed)
             with torch.no_grad():
                 sent = self._run(micro_batch, inputs, kept)
         else:
@@ -325,7 +328,7 @@ class ModuleRunner:
         around = self._around_forward(rows) if self._around_forward else nullcontext()
         if self._autocast is None:
             return around
-        return _Both(around, torch.autocast(self._device.type, self._autocast))
+        return _Both(around, torch.autocast(self.device.type, self._autocast))
 
     def _seeds(
         self, kept: Kept, gradients: Tensors
@@ -345,7 +348,7 @@ class ModuleRunner:
     def _row_of_zeros(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         shapes = [spec.at(self._work.lengths).shape_for(1) for spec in specs]
         return [
-            torch.zeros(shape, dtype=spec.dtype, device=self._device)
+            torch.zeros(shape, dtype=spec.dtype, device=self.device)
             for spec, shape in zip(specs, shapes, strict=True)
         ]
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from penstock.errors import RunFailed, Stalled
+from penstock.runtime.processes.waiting import failure_of
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message, Part
 from penstock.runtime.transport.segments import PeerVanished
@@ -162,18 +162,9 @@ class GroupTransport:
         try:
             yield
         except RuntimeError as cause:
-            raise self._failure(cause, what, peer) from cause
-
-    def _failure(self, cause: RuntimeError, what: str, peer: int) -> RunFailed:
-        """What a failed wait means: too long, or the other end is gone."""
-        text = str(cause)
-        if "imed out" in text or "imeout" in text:
-            limit = f"{self._world.timeout_s:g} s"
-            return Stalled(f"rank {self._world.rank} waited {limit} for {what}")
-        who = f"rank {peer}" if peer >= 0 else "a rank"
-        return PeerVanished(
-            peer, f"{who} ended or failed while rank {self._world.rank} waited for {what}"
-        )
+            who = f"rank {peer}" if peer >= 0 else "a rank"
+            text = f"{who} ended or failed while rank {self._world.rank} waited for {what}"
+            raise failure_of(cause, self._world, what, PeerVanished(peer, text)) from cause
 
 
 class GroupInlet:

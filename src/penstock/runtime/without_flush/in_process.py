@@ -6,7 +6,7 @@ Replicas count as one, which computes all rows.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,14 +21,20 @@ from penstock.capture.lengths import Dynamic
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
+from penstock.runtime.clock import StepClock
+from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
 from penstock.runtime.stages.building import graph_of
-from penstock.runtime.stages.runner import ModuleRunner, StageRunner, StageWork
+from penstock.runtime.stages.runner import ModuleRunner, StageWork
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule
-from penstock.runtime.without_flush.in_process_exchange import Exchange
-from penstock.runtime.without_flush.order import EndlessOrder, endless_order
-from penstock.runtime.without_flush.versioned_stage import VersionedStage, clip_gradients
-from penstock.runtime.without_flush.weight_versions import WeightVersions, make_weight_versions
+from penstock.runtime.without_flush.in_process_channels import InProcessChannels
+from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
+from penstock.runtime.without_flush.versioned_stage import (
+    VersionedStage,
+    clip_gradients,
+    with_updates,
+)
+from penstock.runtime.without_flush.weight_versions import WeightVersions
 from penstock.schedule.action import Action
 
 __all__ = ["InProcessPipeline", "PlayedStep"]
@@ -119,12 +125,23 @@ class InProcessPipeline:
         self._endless = endless_order(plan) if rule.micro_batches_per_update else None
         self._stages: list[VersionedStage] = []
         self._batches = 0
-        self._rows: dict[int, range] = {}
-        self._leaves: dict[int, list[torch.Tensor]] = {}
-        self._exchange = Exchange(self._programs)
+        self._channels = InProcessChannels(self._programs)
+        self._clock = StepClock()
         if self._endless is not None:
             check_nothing_is_shared(self._programs)
-            self._stages = self._versioned(self._endless, measure_every)
+            self._stages = [
+                VersionedStage(
+                    number,
+                    runner,
+                    self._endless,
+                    own.optimizer,
+                    own.update,
+                    measure_every=measure_every,
+                )
+                for number, (runner, own) in enumerate(
+                    zip(self._runners, self._optimizers, strict=True)
+                )
+            ]
 
     @property
     def versions(self) -> list[WeightVersions]:
@@ -156,8 +173,9 @@ class InProcessPipeline:
         """Run the backwards of what is in flight; the next step warms up again."""
         if self._endless is None or not self._batches:
             return
-        stages = range(len(self._stages))
-        self._play([self._endless.drain(stage, self._batches) for stage in stages], self._stages)
+        self._play_on(
+            self._endless, [self._endless.drain(s.number, self._batches) for s in self._stages]
+        )
         self._batches = 0
         for stage in self._stages:
             stage.restart()
@@ -172,7 +190,7 @@ class InProcessPipeline:
             set_training(program.module, False)
         try:
             self._begin(leaves, cut.micro_batches, training=False)
-            self._play([tuple(o) for o in forward_schedule(shape).orders], self._runners)
+            self._play(forward_schedule(shape).orders)
         finally:
             for program in self._programs:
                 set_training(program.module, True)
@@ -184,28 +202,13 @@ class InProcessPipeline:
         self._graph.lengths_of(dict(enumerate(leaves)))
         return leaves
 
-    def _versioned(self, endless: EndlessOrder, measure_every: int) -> list[VersionedStage]:
-        stages: list[VersionedStage] = []
-        for number, own in enumerate(self._optimizers):
-            versions = make_weight_versions(
-                self._programs[number].module,
-                endless.rule,
-                number,
-                own.optimizer,
-                first_stage_depth=endless.depths[0],
-            )
-            versions.log.measure_every = measure_every
-            per_update = endless.rule.micro_batches_per_update
-            stages.append(VersionedStage(self._runners[number], versions, per_update, own.update))
-        return stages
-
     def _whole_step(self, leaves: Sequence[torch.Tensor]) -> float:
         """One batch and one update of all stages after it, as on one device."""
         cut = cut_batch(self.plan, leaves[0].shape[0])
         schedule, _ = schedule_of(self.plan, len(cut.micro_batches))
         orders = [tuple(order) for order in schedule.orders]
         self._begin(leaves, cut.micro_batches, training=True, orders=orders)
-        self._play(orders, self._runners)
+        self._play(orders)
         loss, weight = mean_loss(self._runners[-1])
         gradients = [g for own in self._optimizers for g in own.gradients]
         for gradient in gradients:
@@ -240,80 +243,36 @@ class InProcessPipeline:
 
     def _part(self, endless: EndlessOrder, leaves: Sequence[torch.Tensor]) -> float:
         """The part of one batch in the endless order."""
-        cut = cut_batch(self.plan, leaves[0].shape[0])
-        if len(cut.micro_batches) != endless.micro_batches:
-            raise BadInput(
-                f"a batch of {leaves[0].shape[0]} samples cannot be cut into the plan's "
-                f"{endless.micro_batches} micro-batches, and schedule '{self.plan.schedule}' has "
-                f"no flush to change their number at; leave out such batches"
-            )
-        leaves = self._graph.as_own_steps(leaves, cut.micro_batches)
-        numbers = endless.numbers(self._batches)
-        for number, rows in zip(numbers, cut.micro_batches, strict=True):
-            self._rows[number], self._leaves[number] = rows, list(leaves)
-        stages = range(len(self._stages))
-        for stage in stages:
-            self._continue(stage, endless)
-        parts = [endless.part(stage, self._batches) for stage in stages]
+        rows = cut_for(self.plan, endless, leaves[0].shape[0]).micro_batches
+        leaves = self._graph.as_own_steps(leaves, rows)
+        for stage in self._stages:
+            stage.feed(self._batches, leaves, rows, rows)
+        parts = [endless.part(stage.number, self._batches) for stage in self._stages]
         self._batches += 1
-        self._play(parts, self._stages)
+        self._play_on(endless, parts)
         return mean_loss(self._runners[-1])[0]
 
-    def _continue(self, stage: int, endless: EndlessOrder) -> None:
-        """Give a runner the rows of the micro-batches of the newest batches."""
-        program, runner = self._programs[stage], self._runners[stage]
-        count = endless.ring * endless.micro_batches
-        known = [number in self._rows for number in range(count)]
-        work = StageWork(
-            tuple(
-                rows_of(self._leaves[n], program, self._rows[n]) if known[n] else ()
-                for n in range(count)
-            ),
-            tuple(len(self._rows[n]) if known[n] else 0 for n in range(count)),
-            frozenset(range(count)) if endless.recomputes(stage) else frozenset(),
+    def _play_on(self, endless: EndlessOrder, parts: Sequence[Sequence[Action]]) -> None:
+        """Run every stage's part, with the updates of its weights."""
+        runners = dict(enumerate(self._stages))
+        self._run(
+            [
+                with_updates(steps_of(part, runners, self._channels), stage, endless)
+                for stage, part in zip(self._stages, parts, strict=True)
+            ]
         )
-        if self._batches == 0:
-            runner.begin(work)
-        runner.proceed(work)
 
-    def _play(self, orders: Sequence[Sequence[Action]], stages: Sequence[StageRunner]) -> None:
-        """Run every group's actions, each as soon as what it takes is there."""
-        queues = [deque(order) for order in orders]
-        while any(queues):
-            for queue in queues:
-                while queue and self._exchange.is_ready(queue[0]):
-                    self._run(queue.popleft(), stages)
+    def _play(self, orders: Sequence[Sequence[Action]]) -> None:
+        """Run every group's actions."""
+        runners = dict(enumerate(self._runners))
+        self._run([steps_of(order, runners, self._channels) for order in orders])
 
-    def _run(self, action: Action, stages: Sequence[StageRunner]) -> None:
-        stage, number = stages[action.stage], action.micro_batch
-        match action.kind:
-            case "F":
-                sent = stage.forward(number, self._exchange.take_inputs(action))
-                if action.stage == len(stages) - 1 and isinstance(stage, VersionedStage):
-                    self._weigh(number)
-                self._exchange.put_outputs(action, sent)
-            case "B":
-                found = stage.backward(number, self._exchange.take_gradients(action))
-                self._exchange.put_gradients(action, found)
-                if isinstance(stage, VersionedStage):
-                    stage.settle()
-            case "I":
-                found = stage.backward_input(number, self._exchange.take_gradients(action))
-                self._exchange.put_gradients(action, found)
-            case "W":
-                stage.backward_weight(number)
-            case "R":
-                stage.recompute(number)
-
-    def _weigh(self, number: int) -> None:
-        """Make a micro-batch count in its update by its share of the update's samples."""
-        assert self._endless is not None
-        per_update, first = self._endless.rule.micro_batches_per_update, number
-        first -= number % self._endless.micro_batches % per_update
-        samples = sum(len(self._rows[n]) for n in range(first, first + per_update))
-        weight = float(self._runners[-1].loss_terms[-1].weight)
-        share = len(self._rows[number]) / samples
-        self._runners[-1].reseed(number, share / weight if weight else 0.0)
+    def _run(self, orders: Sequence[Iterable[Step]]) -> None:
+        """Run every group's steps, each as soon as what it takes is there."""
+        self._clock.restart()
+        execute(
+            self._channels.in_turn([deque(steps) for steps in orders]), self._channels, self._clock
+        )
 
 
 def parameters_by_first_stage(programs: Sequence[StageProgram]) -> list[list[nn.Parameter]]:

@@ -11,13 +11,15 @@ them, which are in part those of batches before; a drain is the backwards that a
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
+from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.schedule.action import Action
 from penstock.schedule.families.asynchronous import endless_depths
 from penstock.schedule.weight_rule import WeightRule
 
-__all__ = ["EndlessOrder", "endless_order", "updates_per_batch"]
+__all__ = ["EndlessOrder", "cut_for", "endless_order", "updates_per_batch"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class EndlessOrder:
         """The numbers of the micro-batches of a batch, counted from the latest start."""
         first = batch % self.ring * self.micro_batches
         return range(first, first + self.micro_batches)
+
+    def update_with(self, number: int) -> range:
+        """The numbers of the micro-batches of the update that ``number`` belongs to."""
+        per_update = self.rule.micro_batches_per_update
+        first = number - number % per_update
+        return range(first, first + per_update)
 
     def part(self, stage: int, batch: int) -> tuple[Action, ...]:
         """The actions of ``stage`` in the part of ``batch``.
@@ -93,6 +101,22 @@ def endless_order(plan: Plan) -> EndlessOrder:
     rule, shape = order_of(plan).weights, plan.shape()
     recompute = tuple(shape.recomputes(stage) for stage in range(shape.stages))
     return EndlessOrder(endless_depths(shape, rule), plan.micro_batches, recompute, rule)
+
+
+def cut_for(plan: Plan, order: EndlessOrder, samples: int) -> BatchCut:
+    """A batch of ``samples`` cut into the micro-batches of an endless order.
+
+    Raises:
+        BadInput: it has too few.
+    """
+    cut = cut_batch(plan, samples)
+    if len(cut.micro_batches) != order.micro_batches:
+        raise BadInput(
+            f"a batch of {samples} samples cannot be cut into the plan's {order.micro_batches} "
+            f"micro-batches, and schedule '{plan.schedule}' has no flush to change their number "
+            f"at; leave out such batches"
+        )
+    return cut
 
 
 def updates_per_batch(plan: Plan) -> int:

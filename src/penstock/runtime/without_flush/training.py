@@ -8,29 +8,32 @@ the next batch is under way and read one batch later.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from math import nan, sqrt
 
 import torch
 import torch.distributed as dist
 
 from penstock.capture.lengths import LengthsOf
-from penstock.errors import BadInput, RunFailed, Stalled
+from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.iteration import Prepared
-from penstock.runtime.metrics import StepMetrics, Totals
-from penstock.runtime.micro_batches import BatchCut, cut_batch
+from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.micro_batches import BatchCut
+from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.rank import Worker
-from penstock.runtime.stages.runner import StageWork, Tensors
+from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.steps.training import Training
 from penstock.runtime.transport.channels import PipelineChannels, Places
 from penstock.runtime.transport.messages import Message, RankMessages, messages_of_rank
 from penstock.runtime.user_metrics import Means
-from penstock.runtime.without_flush.order import endless_order
-from penstock.runtime.without_flush.versioned_stage import VersionedStage, clip_gradients
-from penstock.runtime.without_flush.weight_versions import make_weight_versions
+from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
+from penstock.runtime.without_flush.versioned_stage import (
+    VersionedStage,
+    clip_gradients,
+    with_updates,
+)
 from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 
@@ -39,7 +42,7 @@ __all__ = ["EndlessTraining", "endless_training"]
 Rows = list[list[float]]
 
 OWN_NUMBERS = 5
-"""What a rank adds to the numbers of a batch: see `EndlessTraining._own_numbers`."""
+"""What a rank adds to the numbers of a batch: see `OwnStage.numbers`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,123 @@ class Ring:
     steps: dict[tuple[Action, ...], tuple[Step, ...]]
 
 
+class NoStage:
+    """A rank that the plan does not use: it takes part in exchanges only."""
+
+    loss_terms: Sequence[LossTerm] = ()
+
+    def begin(self, ring: Ring) -> None:
+        """Nothing arrives."""
+
+    def feed(self, ring: Ring, batch: int, leaves: Sequence[torch.Tensor]) -> None:
+        """Nothing of the batch is read."""
+
+    def play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
+        """Nothing is done."""
+
+    def restart(self) -> None:
+        """Nothing is counted."""
+
+    def numbers(self) -> list[float]:
+        """No norm, and nothing else that was measured."""
+        return [0.0, nan, nan, nan, nan]
+
+
+class OwnStage:
+    """This rank's stage: its part of each batch, and the updates of its weights."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        training: Training,
+        order: EndlessOrder,
+        clip_norm: float | None,
+        measure_every: int,
+    ) -> None:
+        assert training.optimizer is not None and worker.buckets is not None
+        self._worker, self._training, self._order = worker, training, order
+        self._optimizer, self._buckets = training.optimizer, worker.buckets
+        self._place = place = worker.places[0]
+        self._group = worker.groups.get(worker.plan.device_groups[place.group])
+        self._clip_norm = clip_norm
+        self._gradient_norm = 0.0
+        self._stage = VersionedStage(
+            place.stage,
+            worker.runners[place.stage],
+            order,
+            self._optimizer,
+            self._change_weights,
+            measure_every=measure_every,
+            total_weight=self._total_weight,
+        )
+        self.versions = self._stage.versions
+        self.restart = self._stage.restart
+
+    @property
+    def loss_terms(self) -> Sequence[LossTerm]:
+        """Those of the latest batch that this rank computed."""
+        return self._stage.runner.loss_terms
+
+    def begin(self, ring: Ring) -> None:
+        """Open the channels for batches of another size."""
+        ring.channels.begin(announced=False)
+        self._buckets.zero()
+
+    def feed(self, ring: Ring, batch: int, leaves: Sequence[torch.Tensor]) -> None:
+        """Take this rank's rows of a batch."""
+        worker, place, cut = self._worker, self._place, ring.cut
+        leaves = worker.graph.as_own_steps(leaves, cut.micro_batches)
+        rows = [
+            cut.rows(number, place.stage, place.replica) for number in range(len(cut.micro_batches))
+        ]
+        self._stage.feed(batch, leaves, rows, cut.micro_batches, ring.lengths)
+        if worker.metrics is not None:
+            is_last = place.stage == len(self._order.depths) - 1
+            worker.metrics.take_batch(dict(enumerate(leaves)), self._stage.rows if is_last else ())
+
+    def play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
+        """Run this rank's actions, and expect what the peers send in theirs."""
+        worker, own = self._worker, actions_of(self._place.stage)
+        streams: dict[int, list[Message]] = {}
+        for peer, arriving in ring.arriving.items():
+            stage = next(iter(arriving)).stage
+            streams[peer] = [m for action in actions_of(stage) for m in arriving.get(action, ())]
+        ring.channels.proceed(streams)
+        if own not in ring.steps:
+            steps = steps_of(own, {self._place.stage: self._stage}, ring.channels)
+            ring.steps[own] = tuple(with_updates(steps, self._stage, self._order))
+        with worker.random.drawn():
+            execute(ring.steps[own], ring.channels, worker.clock)
+
+    def _total_weight(self, weight: float) -> float:
+        """The terms in the loss of a micro-batch, of all replicas."""
+        if self._group is None:
+            return weight
+        total = torch.tensor([weight], dtype=torch.float64, device=self._worker.world.device)
+        dist.all_reduce(total, group=self._group)
+        return float(total)
+
+    def _change_weights(self) -> None:
+        """Sum the gradients over the replicas, clip, step, and start anew from zero."""
+        self._buckets.finish()
+        gradients = [bucket.flat for bucket in self._buckets.buckets]
+        self._gradient_norm = clip_gradients(gradients, self._clip_norm)
+        self._training.step(None)
+        self._buckets.zero()
+
+    def numbers(self) -> list[float]:
+        """Square of the gradient's norm, copies of weights, what they were late by.
+
+        Then how far a prediction missed, and how far no prediction would have.
+        """
+        versions = self.versions
+        passes, errors = versions.log.take_passes(), versions.log.take_errors()
+        square = self._gradient_norm**2 if self._place.replica == 0 else 0.0
+        late = sum(p.difference for p in passes) / len(passes) if passes else nan
+        missed = [sqrt(sum(e.predicted**2 for e in errors)), sqrt(sum(e.stale**2 for e in errors))]
+        return [square, float(versions.most_copies), late, *(missed if errors else [nan, nan])]
+
+
 class EndlessTraining:
     """Trains this rank's stage on batch after batch, updating its weights as the schedule says.
 
@@ -84,35 +204,16 @@ class EndlessTraining:
         clip_norm: float | None = None,
         measure_every: int = 0,
     ) -> None:
-        assert training.optimizer is not None
         self._worker, self._training = worker, training
-        self._clip_norm = clip_norm
-        self._optimizer = training.optimizer
-        self._gradient_norm = 0.0
-        self._order = endless_order(worker.plan)
+        self._order = order = endless_order(worker.plan)
         self._rings = Prepared[Ring]()
         self._ring: Ring | None = None
         self._batches = 0
-        self._rows: dict[int, range] = {}
-        self._leaves: dict[int, Sequence[torch.Tensor]] = {}
         self._fed: deque[Fed] = deque()
         self._sums = worker.world.new_group(range(worker.world.size), "gloo")
-        self._stage: VersionedStage | None = None
+        self.own: OwnStage | NoStage = NoStage()
         if worker.places:
-            self._stage = self._versioned_stage(measure_every)
-
-    def _versioned_stage(self, measure_every: int) -> VersionedStage:
-        number, rule = self._worker.places[0].stage, self._order.rule
-        versions = make_weight_versions(
-            self._worker.programs[number].module,
-            rule,
-            number,
-            self._optimizer,
-            first_stage_depth=self._order.depths[0],
-        )
-        versions.log.measure_every = measure_every
-        runner, per_update = self._worker.runners[number], rule.micro_batches_per_update
-        return VersionedStage(runner, versions, per_update, self._update)
+            self.own = OwnStage(worker, training, order, clip_norm, measure_every)
 
     def step(self, batches: Sequence[Sequence[torch.Tensor]]) -> StepMetrics:
         """Train on one batch, from an empty pipeline to an empty pipeline.
@@ -146,46 +247,32 @@ class EndlessTraining:
 
     def drain(self) -> None:
         """Run the backwards of what is in flight; the next batch warms up again."""
-        ring = self._ring
-        if ring is None:
+        if self._ring is None:
             return
         with self._worker.guarded():
-            if self._stage is not None:
-                self._play(ring, lambda stage: self._order.drain(stage, self._batches))
-                self._stage.restart()
+            self.own.play(self._ring, lambda stage: self._order.drain(stage, self._batches))
+            self.own.restart()
         self._ring, self._batches = None, 0
 
     def _feed(self, leaves: Sequence[torch.Tensor]) -> None:
         """The part of one batch; the micro-batches of the newest stay in flight."""
-        worker, samples = self._worker, leaves[0].shape[0]
-        ring = self._ring_for(leaves)
-        rate = self._training.learning_rate
+        worker, training, batch = self._worker, self._training, self._batches
+        ring, rate = self._ring_for(leaves), training.learning_rate
         if ring is not self._ring:
             self.drain()
+            batch = 0
         worker.clock.restart()
         if worker.metrics is not None:
             worker.metrics.begin()
         with worker.guarded():
             if ring is not self._ring:
-                self._begin(ring)
-            if self._stage is not None:
-                cut = ring.cut.micro_batches[: self._order.micro_batches]
-                leaves = worker.graph.as_own_steps(leaves, cut)
-                self._take_rows(ring, leaves)
-                batch = self._batches
-                self._play(ring, lambda stage: self._order.part(stage, batch))
-            self._batches += 1
-            self._training.steps += 1
-            self._fed.append(Fed(samples, rate, self._exchanged(leaves)))
-
-    def _begin(self, ring: Ring) -> None:
-        self._ring = ring
-        if self._stage is None:
-            return
-        self._stage.runner.begin(StageWork((), ()))
-        ring.channels.begin(announced=False)
-        if self._worker.buckets is not None:
-            self._worker.buckets.zero()
+                self._ring = ring
+                self.own.begin(ring)
+            self.own.feed(ring, batch, leaves)
+            self.own.play(ring, lambda stage: self._order.part(stage, batch))
+            self._batches = batch + 1
+            training.steps += 1
+            self._fed.append(Fed(leaves[0].shape[0], rate, self._exchanged(leaves)))
 
     def _ring_for(self, leaves: Sequence[torch.Tensor]) -> Ring:
         """What is fixed for batches of the size of this one.
@@ -201,132 +288,20 @@ class EndlessTraining:
     def _make_ring(self, samples: int, lengths: LengthsOf) -> Ring:
         worker, order = self._worker, self._order
         plan, world = worker.plan, worker.world
-        cut = cut_batch(plan, samples)
-        if len(cut.micro_batches) != order.micro_batches:
-            raise BadInput(
-                f"a batch of {samples} samples cannot be cut into the plan's "
-                f"{order.micro_batches} micro-batches, and schedule '{plan.schedule}' has no "
-                f"flush to change their number at; leave out such batches"
-            )
+        cut = cut_for(plan, order, samples)
         ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
         sized = [boundary.at(lengths) for boundary in worker.boundaries]
         messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
         places = {s: Places(p.received, p.sent) for s, p in worker.programs.items()}
         channels = PipelineChannels(world.rank, worker.transport, places, worker.clock, messages)
-        return Ring(ringed, by_action(messages), channels, lengths, {})
-
-    def _take_rows(self, ring: Ring, leaves: Sequence[torch.Tensor]) -> None:
-        """Give the runner the rows of a batch, in the places of a batch that is done."""
-        stage = self._stage
-        assert stage is not None
-        worker, place = self._worker, self._worker.places[0]
-        device, wanted = worker.world.device, worker.programs[place.stage].batch_inputs
-        moved = [leaves[index].to(device) for index in wanted]
-        for number in self._order.numbers(self._batches):
-            self._rows[number] = ring.cut.rows(number, place.stage, place.replica)
-            self._leaves[number] = moved
-        count = len(ring.cut.micro_batches)
-        rows = tuple(self._rows.get(number, range(0)) for number in range(count))
-        stage.runner.proceed(
-            StageWork(
-                tuple(self._slices(ring, number) for number in range(count)),
-                tuple(map(len, rows)),
-                frozenset(range(count)) if self._order.recomputes(place.stage) else frozenset(),
-                lengths=ring.lengths,
-            )
-        )
-        if worker.metrics is not None:
-            is_last = place.stage == len(self._order.depths) - 1
-            worker.metrics.take_batch(dict(enumerate(leaves)), rows if is_last else ())
-
-    def _slices(self, ring: Ring, number: int) -> tuple[torch.Tensor, ...]:
-        """This rank's rows of a micro-batch; its first where it has none, to take part with."""
-        own, whole = self._rows.get(number), ring.cut.micro_batches[number]
-        if own is None:
-            return ()
-        lo, hi = (own.start, own.stop) if own else (whole.start, whole.start + 1)
-        return tuple(leaf[lo:hi] for leaf in self._leaves[number])
-
-    def _play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
-        """Run this rank's actions, and expect what the peers send in theirs."""
-        worker, own = self._worker, self._worker.places[0].stage
-        streams: dict[int, list[Message]] = {}
-        for peer, arriving in ring.arriving.items():
-            stage = next(iter(arriving)).stage
-            streams[peer] = [m for action in actions_of(stage) for m in arriving.get(action, ())]
-        ring.channels.proceed(streams)
-        with worker.random.drawn():
-            execute(self._steps(ring, own, actions_of(own)), ring.channels, worker.clock)
-
-    def _steps(self, ring: Ring, stage: int, actions: tuple[Action, ...]) -> tuple[Step, ...]:
-        """The steps of ``actions``, looked up once; after a backward may come an update."""
-        if actions not in ring.steps:
-            assert self._stage is not None
-            steps = steps_of(actions, {stage: self._stage}, ring.channels)
-            ring.steps[actions] = tuple(self._followed(ring, step) for step in steps)
-        return ring.steps[actions]
-
-    def _followed(self, ring: Ring, step: Step) -> Step:
-        stage = self._stage
-        assert stage is not None
-        clock, send = self._worker.clock, step.send
-        if step.kind == "F" and step.stage == len(self._order.depths) - 1:
-
-            def forward(micro_batch: int, received: Tensors) -> Tensors:
-                sent = stage.forward(micro_batch, received)
-                self._weigh(ring, micro_batch)
-                return sent
-
-            return step._replace(work=forward)
-        if step.kind != "B":
-            return step
-
-        def send_then_update(result: Tensors) -> None:
-            if send is not None:
-                send(result)
-            start = clock.now()
-            if stage.settle():
-                clock.add("STEP", step.stage, -1, start, clock.now())
-
-        return step._replace(send=send_then_update)
-
-    def _weigh(self, ring: Ring, number: int) -> None:
-        """Make a micro-batch count in its update by its share of the update's samples."""
-        stage, place = self._stage, self._worker.places[0]
-        assert stage is not None
-        own = len(ring.cut.rows(number, place.stage, place.replica))
-        weight = float(stage.runner.loss_terms[-1].weight) if own else 0.0
-        group = self._worker.groups.get(self._worker.plan.device_groups[place.group])
-        if group is not None:
-            total = torch.tensor([weight], dtype=torch.float64, device=self._worker.world.device)
-            dist.all_reduce(total, group=group)
-            weight = float(total)
-        per_update = self._order.rule.micro_batches_per_update
-        first = number - number % self._order.micro_batches % per_update
-        counts = [len(ring.cut.micro_batches[n]) for n in range(first, first + per_update)]
-        share = len(ring.cut.micro_batches[number]) / sum(counts)
-        stage.runner.reseed(number, share / weight if weight else 0.0)
-
-    def _update(self) -> None:
-        """Sum the gradients over the replicas, clip, step, and start anew from zero."""
-        buckets = self._worker.buckets
-        if buckets is not None:
-            buckets.finish()
-            gradients = [bucket.flat for bucket in buckets.buckets]
-            self._gradient_norm = clip_gradients(gradients, self._clip_norm)
-        self._optimizer.step()
-        if self._training.schedule is not None:
-            self._training.schedule.step()
-        if buckets is not None:
-            buckets.zero()
+        return Ring(cut, by_action(messages), channels, lengths, {})
 
     def _exchanged(self, leaves: Sequence[torch.Tensor]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; what is returned waits for them."""
         worker = self._worker
-        terms = self._stage.runner.loss_terms if self._stage is not None else []
-        own = worker.own_numbers([leaves], terms, None, worker.metrics)
-        own += self._own_numbers()
+        own = worker.own_numbers([leaves], self.own.loss_terms, None, worker.metrics)
+        own += self.own.numbers()
         if self._sums is None:
             return lambda: [own]
         values = torch.tensor(own, dtype=torch.float64)
@@ -335,31 +310,10 @@ class EndlessTraining:
         assert work is not None
 
         def wait() -> Rows:
-            try:
-                work.wait(timedelta(seconds=worker.world.timeout_s))
-            except RuntimeError as cause:
-                what = "the numbers of a batch from all ranks"
-                if "imed out" in str(cause) or "imeout" in str(cause):
-                    limit = f"{worker.world.timeout_s:g} s"
-                    raise Stalled(f"rank {worker.world.rank} waited {limit} for {what}") from cause
-                raise RunFailed(f"rank {worker.world.rank} lost {what}") from cause
+            await_work(work, worker.world, "the numbers of a batch from all ranks", "gloo")
             return [row.tolist() for row in rows]
 
         return wait
-
-    def _own_numbers(self) -> list[float]:
-        """This rank's: square of the gradient's norm, copies of weights, what they were late by.
-
-        The last two are how far a prediction missed, and how far no prediction would have.
-        """
-        if self._stage is None:
-            return [0.0, nan, nan, nan, nan]
-        versions, place = self._stage.versions, self._worker.places[0]
-        passes, errors = versions.log.take_passes(), versions.log.take_errors()
-        square = self._gradient_norm**2 if place.replica == 0 else 0.0
-        late = sum(p.difference for p in passes) / len(passes) if passes else nan
-        missed = [sqrt(sum(e.predicted**2 for e in errors)), sqrt(sum(e.stale**2 for e in errors))]
-        return [square, float(versions.most_copies), late, *(missed if errors else [nan, nan])]
 
     def _take(self) -> StepMetrics:
         """The metrics of the oldest batch that has none yet."""
@@ -371,9 +325,7 @@ class EndlessTraining:
         totals = replace(totals, gradient_norm=sqrt(sum(row[0] for row in own)))
         step = self._training.steps - len(self._fed)
         totals.check_finite(step, fed.learning_rate)
-        return self._metrics_of(step, fed, totals, {**means, **self._staleness(own)})
-
-    def _metrics_of(self, step: int, fed: Fed, totals: Totals, means: Means) -> StepMetrics:
+        means = {**means, **self._staleness(own)}
         return StepMetrics(
             step,
             totals.loss,

@@ -1,78 +1,150 @@
 """A stage that updates its weights while micro-batches are in flight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.optim import Optimizer
 
+from penstock.capture.lengths import LengthsOf
+from penstock.runtime.execute import Step
 from penstock.runtime.metrics import clip_factor
-from penstock.runtime.stages.runner import ModuleRunner, Tensors
-from penstock.runtime.without_flush.weight_versions import WeightVersions
+from penstock.runtime.stages.runner import ModuleRunner, StageWork, Tensors, Work
+from penstock.runtime.without_flush.order import EndlessOrder
+from penstock.runtime.without_flush.weight_versions import make_weight_versions
+from penstock.schedule.action import ActionKind
 
-__all__ = ["VersionedStage", "clip_gradients"]
+__all__ = ["VersionedStage", "clip_gradients", "with_updates"]
 
 
 class VersionedStage:
-    """A stage's runner with the weights that its schedule prescribes.
+    """Stage ``number`` with the weights that its schedule prescribes for each pass.
 
     Micro-batches come in order, so what the runner knows by a number that comes again is counted
-    here. ``update`` sums gradients, changes the weights and zeroes the gradients; it is called by
-    `settle` after every ``per_update`` backwards, when their gradients are on their way upstream.
+    here. ``change_weights`` sums gradients, changes the weights and zeroes the gradients; `update`
+    calls it. ``total_weight`` adds up the loss terms of a micro-batch over all replicas.
     """
 
     def __init__(
         self,
+        number: int,
         runner: ModuleRunner,
-        versions: WeightVersions,
-        per_update: int,
-        update: Callable[[], object],
+        order: EndlessOrder,
+        optimizer: Optimizer,
+        change_weights: Callable[[], object],
+        *,
+        measure_every: int = 0,
+        total_weight: Callable[[float], float] = float,
     ) -> None:
-        self.runner = runner
-        self.versions = versions
-        self._per_update = per_update
-        self._update = update
-        self._forwarded = 0
-        self._ended = 0
-        self._settled = 0
+        self.number, self.runner = number, runner
+        self.versions = make_weight_versions(
+            runner.program.module,
+            order.rule,
+            number,
+            optimizer,
+            first_stage_depth=order.depths[0],
+        )
+        self.versions.log.measure_every = measure_every
+        self._order = order
+        self._change_weights, self._total_weight = change_weights, total_weight
+        self._forwarded = self._ended = 0
+        self._fed: dict[int, tuple[tuple[torch.Tensor, ...], range, range]] = {}
 
     def restart(self) -> None:
         """Nothing is in flight: count from 0 again."""
         self.versions.restart()
-        self._forwarded = self._ended = self._settled = 0
+        self._forwarded = self._ended = 0
+        self._fed.clear()
 
-    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
-        """Run the stage with the weights of this forward."""
+    def feed(
+        self,
+        batch: int,
+        leaves: Sequence[torch.Tensor],
+        rows: Sequence[range],
+        micro_batches: Sequence[range],
+        lengths: LengthsOf = (),
+    ) -> None:
+        """Take this rank's ``rows`` of each micro-batch, in the places of a batch that is done."""
+        runner = self.runner
+        wanted = [leaves[index].to(runner.device) for index in runner.program.batch_inputs]
+        numbers = self._order.numbers(batch)
+        for number, own, whole in zip(numbers, rows, micro_batches, strict=True):
+            # A replica without rows takes part with the first one, which counts nothing.
+            lo, hi = (own.start, own.stop) if own else (whole.start, whole.start + 1)
+            self._fed[number] = tuple(leaf[lo:hi] for leaf in wanted), own, whole
+        count = self._order.ring * self._order.micro_batches
+        fed = [self._fed.get(number, ((), range(0), range(0))) for number in range(count)]
+        again = range(count) if self._order.recomputes(self.number) else ()
+        work = StageWork(
+            tuple(slices for slices, _, _ in fed),
+            tuple(len(own) for _, own, _ in fed),
+            frozenset(again),
+            lengths=lengths,
+        )
+        if batch == 0:
+            runner.begin(work)
+        else:
+            runner.proceed(work)
+
+    @property
+    def rows(self) -> list[range]:
+        """The rows of every micro-batch in flight, by its number."""
+        count = self._order.ring * self._order.micro_batches
+        return [self._fed[n][1] if n in self._fed else range(0) for n in range(count)]
+
+    def work(self, kind: ActionKind) -> Work:
+        """What computes the actions of one kind; orders without a flush have whole backwards."""
+        match kind:
+            case "F":
+                return self._forward
+            case "B":
+                return self._backward
+            case "R":
+                return self._recompute
+            case "I" | "W":
+                raise AssertionError("an order without a flush has whole backwards")
+
+    def _forward(self, micro_batch: int, received: Tensors) -> Tensors:
         number = self._forwarded
         self._forwarded += 1
         with self.versions.forward(number):
-            return self.runner.forward(micro_batch, received)
+            sent = self.runner.forward(micro_batch, received)
+        if self.runner.program.is_last:
+            self._weigh(micro_batch)
+        return sent
 
-    def recompute(self, micro_batch: int) -> Tensors:
-        """Run the forward again, with the weights of the backward."""
+    def _recompute(self, micro_batch: int, _: Tensors) -> Tensors:
         with self.versions.recompute(self._ended):
             return self.runner.recompute(micro_batch)
 
-    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the backward with its weights."""
+    def _backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
         number = self._ended
         self._ended += 1
         with self.versions.backward(number):
             return self.runner.backward(micro_batch, gradients)
 
-    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Not to be had: orders without a flush have whole backwards."""
-        raise NotImplementedError
+    def _weigh(self, micro_batch: int) -> None:
+        """Make a micro-batch count in its update by its share of the update's samples."""
+        _, own, whole = self._fed[micro_batch]
+        weight = float(self.runner.loss_terms[-1].weight) if own else 0.0
+        weight = self._total_weight(weight)
+        samples = sum(len(self._fed[n][2]) for n in self._order.update_with(micro_batch))
+        share = len(whole) / samples
+        self.runner.reseed(micro_batch, share / weight if weight else 0.0)
 
-    def backward_weight(self, micro_batch: int) -> Tensors:
-        """Not to be had: orders without a flush have whole backwards."""
-        raise NotImplementedError
+    def update(self, _: int, nothing: Tensors) -> Tensors:
+        """Change the weights, as a `Step` does its work."""
+        self.versions.update(self._change_weights)
+        return nothing
 
-    def settle(self) -> bool:
-        """Update the weights, if enough backwards have ended since the last time."""
-        if self._ended - self._settled < self._per_update:
-            return False
-        self._settled = self._ended
-        self.versions.update(self._update)
-        return True
+
+def with_updates(
+    steps: Sequence[Step], stage: VersionedStage, order: EndlessOrder
+) -> Iterator[Step]:
+    """``steps`` with an update after the last backward of each, when its gradients are sent."""
+    for step in steps:
+        yield step
+        if step.kind == "B" and step.micro_batch + 1 == order.update_with(step.micro_batch).stop:
+            yield Step("STEP", stage.number, -1, tuple, stage.update, None)
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], limit: float | None) -> float:
