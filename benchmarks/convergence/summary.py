@@ -1,19 +1,31 @@
 """What the runs of a case come to: means, confidence intervals, samples to a loss, break-even."""
 
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, isfinite, log10, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
 from runs import Asked
 from scipy.stats import t as student
 
-__all__ = ["CASES", "RATES", "Case", "best_rate", "methods_of", "summarise", "table_of"]
+__all__ = [
+    "CASES",
+    "RATES",
+    "Case",
+    "best_rate",
+    "errors_table",
+    "methods_of",
+    "summarise",
+    "table_of",
+]
 
 GOAL_SHARE = 0.6
 """Methods are asked for the loss that synchronous training has after this share of its samples."""
 
 CONFIDENCE = 0.95
+
+DIVERGED = 1e4
+"""From this mean loss on a run counts as diverged."""
 
 SGD_METHODS = (
     "synchronous",
@@ -212,5 +224,19 @@ def table_of(summary: dict[str, Any]) -> str:
 
 
 def in_words(value: tuple[float, float] | None) -> str:
-    """Mean and half width."""
-    return "diverged" if value is None else f"{value[0]:.3f} ± {value[1]:.3f}"
+    """Mean and half width, or that the loss grew without end."""
+    if value is None:
+        return "diverged"
+    mean, half = value
+    return f"{mean:.3f} ± {half:.3f}" if mean < DIVERGED else f"diverged (10^{log10(mean):.0f})"
+
+
+def errors_table(cases: list[dict[str, Any]]) -> list[str]:
+    """How far predicted weights were from those that came, over how far the newest were."""
+    lines = ["| case | method | predicted error over stale error, stage 0 on |", "|---|---|---|"]
+    for case in cases:
+        for row in case["rows"]:
+            if any(predicted for predicted, _ in row["errors"]):
+                ratios = ", ".join(f"{p / s:.2f}" if p else "-" for p, s in row["errors"])
+                lines.append(f"| {case['case']} | `{row['method']}` | {ratios} |")
+    return lines

@@ -1,12 +1,13 @@
 """The parts of the benchmark, each with its results and a table of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from generation import MICRO_BATCHES, Generated, generate_all
 from large_run import LargeRun, run_apart
 from playing import PLAYED, SCORED, Played, Scored, play_case, score_case
 
-__all__ = ["PARTS"]
+__all__ = ["PARTS", "page_tables", "summary_words"]
 
 
 def playing() -> tuple[list[Played], list[str]]:
@@ -65,3 +66,58 @@ PARTS: dict[str, Callable[[], tuple[list, list[str]]]] = {
     "large": large,
     "generation": generation,
 }
+
+
+def page_tables(document: dict[str, Any]) -> dict[str, list[str]]:
+    """The tables of the README, from the results."""
+    return {
+        "playing": [
+            "| pipeline | actions | engine, million actions/s | plain, million actions/s |",
+            "|---|---|---|---|",
+            *(
+                f"| {row['name']} | {row['compute_actions']} "
+                f"| {row['engine_actions_per_s'] / 1e6:.1f} "
+                f"| {row['plain_actions_per_s'] / 1e6:.2f} |"
+                for row in document["playing"]
+            ),
+        ],
+        "scoring": [
+            "| pipeline | engine | again | moved | fresh |",
+            "|---|---|---|---|---|",
+            *(f"| {row['name']} | {' | '.join(scores(row))} |" for row in document["scoring"]),
+        ],
+        "generation": [
+            f"| schedule | {' | '.join(f'{count:,}' for count in MICRO_BATCHES)} |",
+            "|---" * (1 + len(MICRO_BATCHES)) + "|",
+            *(
+                f"| `{row['schedule']}` | {' | '.join(orders(row))} |"
+                for row in document["generation"]
+            ),
+        ],
+    }
+
+
+def scores(row: dict[str, Any]) -> Iterator[str]:
+    """Milliseconds with about three digits."""
+    for key in ("engine_ms", "again_ms", "moved_ms", "fresh_ms"):
+        yield f"{row[key]:.0f}" if row[key] >= 10 else f"{row[key]:.2f}"
+
+
+def orders(row: dict[str, Any]) -> Iterator[str]:
+    """Nanoseconds, a dash where a size was left out."""
+    for value in row["nanoseconds_an_action"]:
+        yield "-" if value is None else f"{value:.0f}"
+
+
+def summary_words(document: dict[str, Any]) -> list[str]:
+    """What all pages say of the speed."""
+    speeds = [row["engine_actions_per_s"] / 1e6 for row in document["playing"]]
+    (large,) = document["large"]
+    parts = (f"{large[key]:.2f} s" for key in ("order_s", "arrays_s", "engine_s"))
+    return [
+        f"{min(speeds[:-1]):.1f} to {max(speeds[:-1]):.1f} million actions a second",
+        f"{speeds[-1]:.1f} million where 16 devices share 4 cores",
+        "order {}, arrays {}, engine {}".format(*parts)
+        + f" ({large['actions_per_s'] / 1e6:.1f} million actions a second)",
+        f"at most {large['peak_bytes'] / 2**20:.0f} MiB",
+    ]

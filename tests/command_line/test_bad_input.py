@@ -60,7 +60,7 @@ def test_a_misspelt_key_of_a_job_is_named_with_the_right_one(
 ) -> None:
     job = tmp_path / "job.toml"
     job.write_text('base = "gpt-text"\nstep = 4\n')
-    refused(penstock("train", job), 2, "job.toml", "'step'", "did you mean 'steps'?")
+    refused(penstock("train", job, "--quiet"), 2, "job.toml", "'step'", "did you mean 'steps'?")
 
 
 def test_malformed_toml_is_named_with_the_line(

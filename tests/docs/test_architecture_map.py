@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "how-it-works" / "architecture.md").read_text(encoding="utf-8")
-ROW = re.compile(r"^\| ([\w -]+) \| \[`([\w/.]+)`\]\(\S+\) \| `(\w+)` \|$", re.MULTILINE)
+ROW = re.compile(r"^\| ([\w -]+) \| `([\w/]+\.py)` \| `(\w+)` \|$", re.MULTILINE)
 TERMS = re.findall(
     r"^\*\*(.+)\*\*$", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE
 )

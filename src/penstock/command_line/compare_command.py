@@ -46,31 +46,37 @@ def compare(
     batch: Batch,
     profile_batch: ProfileBatch = 0,
     micro_batch: MicroBatch = 0,
-    planners: Annotated[str, Option(metavar="a,b", help="Planners (default: all).")] = "",
+    planners: Annotated[
+        str, Option(metavar="a,b", help="Planners to compare (default: all).")
+    ] = "",
     schedules: Annotated[
         str,
         Option(
             metavar="x,y",
-            help="Each planner once for each of these; 'auto' lets it choose, 'all' is each alone.",
+            help="Schedules to force on every planner, separated by commas. 'auto': the planner's "
+            "choice; 'all': every schedule in turn.",
         ),
     ] = "auto",
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
     time_limit: Annotated[
-        float, Option(min=0, metavar="S", help="Seconds for each planner (0: no limit).")
+        float, Option(min=0, metavar="S", help="Stop each planner after S seconds (0: no limit).")
     ] = DEFAULT_LIMIT_S,
     explain: Annotated[
-        bool, Option("--explain", help="Say what binds each plan, and why the winner won.")
+        bool, Option("--explain", help="Say what limits each plan, and why the winner won.")
     ] = False,
     picture: Annotated[
-        str, Option(metavar="PATH", help="Draw the plans to an .svg, or a page (.html).")
+        str, Option(metavar="PATH", help="Draw all plans: an .svg file, or an .html page.")
     ] = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare planners on PROFILE and a cluster, the best first; -o writes the JSON."""
+    """Compare the plans of all planners for PROFILE on a cluster, the fastest first.
+
+    -o writes the result as JSON.
+    """
     collect_garbage_rarely()
     from penstock.document import check_place
     from penstock.planning.comparison import check_names

@@ -29,13 +29,16 @@ def profile(
     job: JobName,
     device: Device = "cpu",
     estimate: Annotated[
-        str, Option(metavar="KIND", help="Estimate for this hardware instead of measuring.")
+        str,
+        Option(
+            metavar="KIND", help="Estimate for this GPU, such as H100-80GB, instead of measuring."
+        ),
     ] = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Capture the model of JOB and cost it layer by layer."""
+    """Measure what each layer of JOB's model costs, in time and memory."""
     terminal = Terminal(as_json, quiet)
     with told_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
@@ -64,19 +67,26 @@ def train(
     job: JobName = "gpt-text",
     workers: Workers = 4,
     steps: Annotated[
-        int, Option(min=0, metavar="K", help="Optimizer steps (0: as many as the job says).")
+        int, Option(min=0, metavar="K", help="Number of optimizer steps (0: as the job says).")
     ] = 0,
-    plan: Annotated[str, Option(metavar="PLAN", help="A plan.json (default: make one).")] = "",
-    planner: Annotated[str, Option(help="Who makes the plan.")] = "search",
-    schedule: Annotated[str, Option(help="In which order stages work.")] = "auto",
+    plan: Annotated[
+        str, Option(metavar="PLAN", help="Plan file to follow (default: make a plan).")
+    ] = "",
+    planner: Annotated[str, Option(help="Name of the planner that makes the plan.")] = "search",
+    schedule: Annotated[
+        str, Option(help="Schedules that the plan may use, as for 'penstock plan'.")
+    ] = "auto",
     memory_reserve: MemoryReserve = 0.05,
     device: Device = "cpu",
-    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
     save_weights: Annotated[
-        str, Option(metavar="DIR", help="Write the weights there at the end, as safetensors.")
+        str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = "",
     no_verify: Annotated[
-        bool, Option("--no-verify", help="Do not compare the first step with the plain model.")
+        bool,
+        Option(
+            "--no-verify", help="Do not compare the first step with the model run without Penstock."
+        ),
     ] = False,
     out: Out = "",
     as_json: AsJson = False,
@@ -125,13 +135,18 @@ def train(
 def verify(
     job: JobName,
     workers: Workers = 4,
-    plan: Annotated[str, Option(metavar="PLAN", help="A plan.json (default: make one).")] = "",
+    plan: Annotated[
+        str, Option(metavar="PLAN", help="Plan file to follow (default: make a plan).")
+    ] = "",
     device: Device = "cpu",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare loss, gradients and buffers of JOB's pipeline with its model; -o writes the JSON."""
+    """Compare one step of JOB's pipeline with its model run without Penstock.
+
+    Loss, gradients and buffers are compared. -o writes the result as JSON.
+    """
     terminal = Terminal(as_json, quiet)
     with told_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
@@ -149,13 +164,13 @@ def verify(
 
 def report(
     run_directory: Annotated[
-        str, Argument(metavar="RUN_DIR", help="A directory that 'penstock train' wrote.")
+        str, Argument(metavar="RUN_DIR", help="Run directory, as 'penstock train' writes it.")
     ],
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Build the page of a run again; -o writes it elsewhere."""
+    """Build the report of a run again; -o writes it elsewhere."""
     from penstock.report.page import write_report
 
     terminal = Terminal(as_json, quiet)
@@ -164,7 +179,7 @@ def report(
 
 
 def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Built-in jobs, models, clusters, planners and schedules."""
+    """List the built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.presets import CLUSTERS
     from penstock.jobs.registry import JOBS
     from penstock.profile.built_in import MODELS

@@ -24,42 +24,50 @@ __all__ = [
 ]
 
 AsJson: TypeAlias = Annotated[
-    bool, Option("--json", help="Print one JSON object and nothing else (SI units).")
+    bool, Option("--json", help="Print the result as one JSON object (SI units).")
 ]
-Quiet: TypeAlias = Annotated[bool, Option("--quiet", help="No progress and no notes.")]
+Quiet: TypeAlias = Annotated[bool, Option("--quiet", help="Print no progress and no notes.")]
 Out: TypeAlias = Annotated[
     str, Option("-o", "--out", metavar="PATH", help="Where to write the result.")
 ]
 JobName: TypeAlias = Annotated[
-    str, Argument(metavar="JOB", help="A built-in job ('penstock list') or a TOML file.")
+    str,
+    Argument(metavar="JOB", help="Name of a built-in job (see 'penstock list'), or a TOML file."),
 ]
 ProfilePath: TypeAlias = Annotated[
     str,
     Argument(
         metavar="PROFILE",
-        help="A built-in model ('penstock list'), our JSON, PipeDream text (.txt) or Piper JSON.",
+        help="Name of a built-in model (see 'penstock list'), or a profile file: Penstock's JSON, "
+        "PipeDream's text (.txt) or Piper's JSON.",
     ),
 ]
-PlanPath: TypeAlias = Annotated[str, Argument(metavar="PLAN", help="A plan.json.")]
+PlanPath: TypeAlias = Annotated[
+    str, Argument(metavar="PLAN", help="Plan file, as 'penstock plan -o plan.json' writes it.")
+]
 ProfileBatch: TypeAlias = Annotated[
-    int, Option(min=0, metavar="B", help="Samples that a PipeDream text was profiled with.")
+    int, Option(min=0, metavar="B", help="Batch size that a PipeDream text was profiled with.")
 ]
 ClusterName: TypeAlias = Annotated[
-    str, Option(metavar="C", help="A preset ('penstock list') or a TOML file.")
+    str,
+    Option(metavar="C", help="Name of a built-in cluster (see 'penstock list'), or a TOML file."),
 ]
-Batch: TypeAlias = Annotated[int, Option(metavar="N", help="Samples of one iteration.")]
+Batch: TypeAlias = Annotated[
+    int, Option(metavar="N", help="Global batch: samples in one optimizer step.")
+]
 MicroBatch: TypeAlias = Annotated[
-    int, Option(min=0, metavar="b", help="Samples of a micro-batch (0: the best divisor of N).")
+    int, Option(min=0, metavar="b", help="Samples in a micro-batch (0: the planner chooses).")
 ]
 MaxStages: TypeAlias = Annotated[
-    int, Option(min=0, metavar="S", help="At most so many stages (0: any number).")
+    int, Option(min=0, metavar="S", help="Largest number of stages (0: no limit).")
 ]
 MemoryReserve: TypeAlias = Annotated[
     float,
-    Option(metavar="R", help="The share of each device's memory that plans leave free."),
+    Option(metavar="R", help="Share of each device's memory that the plan leaves free."),
 ]
 Recompute: TypeAlias = Annotated[
-    Literal["auto", "on", "off"], Option(help="Compute activations again to save memory.")
+    Literal["auto", "on", "off"],
+    Option(help="Activation checkpointing: where needed, everywhere, or nowhere."),
 ]
 ScheduleNames: TypeAlias = Annotated[
     str,
@@ -67,8 +75,11 @@ ScheduleNames: TypeAlias = Annotated[
         "--schedule",
         "--schedules",
         metavar="x,y",
-        help="Schedules of 'penstock list' to choose from, auto, whole-backwards, or any (of all).",
+        help="Schedules that the plan may use, separated by commas. 'auto': the planner's own; "
+        "'whole-backwards': none that splits backwards; 'any': all that flush.",
     ),
 ]
-Device: TypeAlias = Annotated[Literal["cpu", "cuda"], Option(help="Where the layers run.")]
-Workers: TypeAlias = Annotated[int, Option(min=1, metavar="N", help="Worker processes.")]
+Device: TypeAlias = Annotated[
+    Literal["cpu", "cuda"], Option(help="Where the layers run (cuda is untested).")
+]
+Workers: TypeAlias = Annotated[int, Option(min=1, metavar="N", help="Number of worker processes.")]

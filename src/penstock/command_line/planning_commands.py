@@ -39,22 +39,22 @@ def plan(
     batch: Batch,
     profile_batch: ProfileBatch = 0,
     micro_batch: MicroBatch = 0,
-    planner: Annotated[str, Option(help="A planner of 'penstock list'.")] = "search",
+    planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     schedule: ScheduleNames = "auto",
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
     time_limit: Annotated[
-        float, Option(min=0, metavar="S", help="Seconds to look for plans (0: no limit).")
+        float, Option(min=0, metavar="S", help="Stop searching after S seconds (0: no limit).")
     ] = 0.0,
     explain: Annotated[
-        bool, Option("--explain", help="Say which resource binds the plan.")
+        bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a plan for PROFILE on a cluster."""
+    """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place

@@ -31,45 +31,60 @@ MOST_ITERATIONS = 1000
 def simulate(
     plan: PlanPath,
     profile: Annotated[
-        str, Option(metavar="P", help="Its profile, where not recorded or beside the plan.")
+        str,
+        Option(metavar="P", help="Profile of the model (default: the one recorded with the plan)."),
     ] = "",
     cluster: Annotated[
-        str, Option(metavar="C", help="Its cluster, where not recorded or beside the plan.")
+        str, Option(metavar="C", help="Cluster (default: the one recorded with the plan).")
     ] = "",
     profile_batch: ProfileBatch = 0,
     link_bandwidth: Annotated[
-        str, Option(metavar="CHANGE", help="What if all links and ports had: x2, x0.5, 10GB/s.")
+        str,
+        Option(metavar="CHANGE", help="What if: bandwidth of all links, such as x0.5 or 10GB/s."),
     ] = "",
     link_latency: Annotated[
-        str, Option(metavar="CHANGE", help="What if all links and ports had: x0.5, 5us.")
+        str, Option(metavar="CHANGE", help="What if: latency of all links, such as x0.5 or 5us.")
     ] = "",
     device: Annotated[
         list[str] | None,
-        Option(metavar="CHANGE", help="What if: '3 slower 20 %', '3 faster 20 %'; repeatable."),
+        Option(
+            metavar="CHANGE", help="What if: a device's speed, such as '3 slower 20 %'; repeatable."
+        ),
     ] = None,
     micro_batches: Annotated[
-        int, Option(min=0, metavar="N", help="What if there were so many, of the same size.")
+        int,
+        Option(
+            min=0,
+            metavar="N",
+            help="What if: number of micro-batches, of the same size (0: as planned).",
+        ),
     ] = 0,
-    schedule: Annotated[
-        str, Option(metavar="NAME", help="What if the plan had this schedule.")
-    ] = "",
+    schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
     iterations: Annotated[
-        int, Option(min=1, max=MOST_ITERATIONS, metavar="N", help="Play so many in a row.")
+        int,
+        Option(
+            min=1,
+            max=MOST_ITERATIONS,
+            metavar="N",
+            help="Number of iterations to simulate in a row.",
+        ),
     ] = 1,
     optimizer_sync: Annotated[
         Literal["before", "after"],
-        Option(help="Of several iterations: agree on a step before it is taken, or afterwards."),
+        Option(help="With several iterations: whether ranks agree on a step before or after it."),
     ] = "before",
-    timeline: Annotated[bool, Option("--timeline", help="Add the timeline to the JSON.")] = False,
+    timeline: Annotated[
+        bool, Option("--timeline", help="Add the timeline to the JSON output.")
+    ] = False,
     trace: Annotated[str, Option(metavar="PATH", help="Write a trace for ui.perfetto.dev.")] = "",
     picture: Annotated[
-        str, Option(metavar="PATH", help="Draw it: .svg, .png, .html, .json or .txt.")
+        str, Option(metavar="PATH", help="Draw the timeline: .svg, .png, .html, .json or .txt.")
     ] = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Play PLAN, as it is or with changes; -o writes its timeline."""
+    """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan

@@ -1,0 +1,128 @@
+"""The tables of measured and simulated figures are those of the benchmarks' recorded results."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import script_at
+
+ROOT = Path(__file__).parent.parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def results(path: str) -> Any:
+    return json.loads((BENCHMARKS / path).read_text(encoding="utf-8"))
+
+
+def page(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Scripts of a benchmark find those beside them, and leave no modules behind."""
+    before = set(sys.modules)
+    yield monkeypatch
+    for name in set(sys.modules) - before:
+        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_convergence(scripts: pytest.MonkeyPatch) -> None:
+    scripts.syspath_prepend(BENCHMARKS / "convergence")
+    summary = script_at("benchmarks/convergence/summary.py", "convergence_summary")
+    text = page("docs/benchmarks/convergence.md")
+    cases = results("convergence/results.json")["cases"]
+    assert len(cases) == 11
+    for case in cases:
+        assert summary.table_of(case) in text, case["case"]
+    assert "\n".join(summary.errors_table(cases)) in text
+
+
+def test_simulator(scripts: pytest.MonkeyPatch) -> None:
+    scripts.syspath_prepend(BENCHMARKS / "simulator")
+    parts = script_at("benchmarks/simulator/parts.py", "simulator_parts")
+    document = results("simulator/results.json")
+    readme = page("benchmarks/simulator/README.md")
+    for name, table in parts.page_tables(document).items():
+        assert "\n".join(table) in readme, name
+    for sentence in parts.summary_words(document):
+        assert sentence in " ".join(readme.split())
+        assert sentence in " ".join(page("docs/benchmarks/schedules.md").split())
+
+
+def test_predictions_of_every_kind_of_schedule() -> None:
+    readme = page("benchmarks/prediction/README.md")
+    rows = results("prediction/schedules.json")["rows"]
+    table = [
+        f"| {row['plan']} | {1e3 * row['predicted_s']:.1f} ms | {1e3 * row['measured_s']:.1f} ms "
+        f"| {100 * row['error']:+.1f} % |"
+        for row in rows
+    ]
+    assert len(table) == 11
+    assert "\n".join(table) in readme
+
+
+def test_peak_memory() -> None:
+    found = {
+        (row["schedule"], row["recompute"], row["rank"]): [
+            f"{row[key] / 2**20:.1f}" for key in ("predicted_bytes", "measured_bytes")
+        ]
+        for row in results("memory/digits.json")
+    }
+    text = page("docs/how-it-works/memory.md")
+    words = {"none": "no", "some": "half of the layers", "all": "all layers"}
+    for schedule, recompute, rank in found:
+        cells = [*found[schedule, recompute, 0], *found[schedule, recompute, 1]]
+        line = f"| `{schedule}` | {words[recompute]} | {' | '.join(cells)} |"
+        assert line in text, (schedule, recompute, rank)
+
+
+def test_distance_from_the_optimum() -> None:
+    script = script_at("benchmarks/optimality/schedule_optimality.py", "schedule_optimality")
+    rows = results("optimality/results.json")["rows"]
+    readme = page("benchmarks/optimality/README.md")
+    assert "\n".join(script.table(rows)) in readme
+    assert "\n".join(script.optima(rows)) in readme
+
+
+def zero_bubble_cell(row: dict[str, Any]) -> str:
+    """Theirs and ours; ours bold where it is shorter by more than theirs was rounded."""
+    ours = f"{row['ours']:.2f}"
+    return f"{row['theirs']:.1f} / " + (f"**{ours}**" if row["verdict"] == "shorter" else ours)
+
+
+def test_zero_bubble_beside_its_authors_generators() -> None:
+    rows = results("schedules/results.json")["rows"]
+    text = page("docs/benchmarks/schedules.md")
+    for groups in ("4, 32", "8, 64", "16, 64"):
+        cells = [zero_bubble_cell(row) for row in rows if row["case"] == f"{groups}, 1:1.2:0.9"]
+        assert len(cells) == 6
+        assert f"| {groups} | {' | '.join(cells)} |" in text
+    counted = [sum(row["verdict"] == verdict for row in rows) for verdict in ("shorter", "equal")]
+    assert len(rows) == sum(counted)
+    assert f"Of the {len(rows)} cells {counted[0]} are shorter, {counted[1]} equal" in text
+
+
+def test_orders_beside_those_of_torch() -> None:
+    rows = results("schedules/torch_results.json")["rows"]
+    text = page("docs/benchmarks/schedules.md")
+    section = text.partition("\n## Beside PyTorch's schedules\n")[2].partition("\n## ")[0]
+    shown = [line for line in section.splitlines() if line.startswith("|") and "`" in line]
+    assert len(shown) == 10
+    for line in shown:
+        theirs, ours, *_ = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
+        ratios = [
+            row["ours"] / row["theirs"]
+            for row in rows
+            if (row["torch_class"], row["family"]) == (f"Schedule{theirs}", ours)
+            and row["ours"] is not None
+        ]
+        shorter = sum(ratio < 1 - 1e-9 for ratio in ratios)
+        longer = sum(ratio > 1 + 1e-9 for ratio in ratios)
+        counts = (len(ratios), shorter, len(ratios) - shorter - longer, longer)
+        mean = sum(ratios) / len(ratios)
+        assert line == f"| {theirs} | `{ours}` | {' | '.join(map(str, counts))} | {mean:.3f} |"
