@@ -50,7 +50,7 @@ from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.registry import PLANNERS
-from penstock.search.rescheduled import rescheduled
+from penstock.search.families import rescheduled
 from penstock.simulate.simulation import simulate_plan
 
 profile, cluster = find_profile("vgg-19"), find_cluster("dapple-a")

@@ -18,8 +18,8 @@ from penstock.planning.explanation import explain_plan, explanation_words
 from penstock.planning.questions import planning_problem, schedules_named
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
+from penstock.search.families import rescheduled
 from penstock.search.registry import PLANNERS, STARTING_PLANNERS
-from penstock.search.rescheduled import rescheduled
 from penstock.simulate.score import make_score
 
 __all__ = ["BATCHES", "CLUSTERS", "EXPLAINED_GAP", "every_schedule", "run_row"]

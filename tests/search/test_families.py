@@ -18,7 +18,8 @@ from penstock.planning.questions import planning_problem, schedules_named
 from penstock.profile.built_in import packaged
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.families import FamilySearch, family_steps, named
+from penstock.search.families import family_steps, named
+from penstock.search.judged import Judged
 from penstock.search.registry import PLANNERS
 from penstock.search.skeletons import load_s, skeletons
 from penstock.simulate.score import make_score
@@ -131,8 +132,8 @@ def test_what_does_not_fit_in_memory_is_no_answer() -> None:
 
 def searched(problem: PlanningProblem) -> Plan | None:
     """The best plan on equal groups of devices."""
-    search = FamilySearch(problem, make_score(problem))
-    *_, last = family_steps(search, skeletons(problem, ALL))
+    judged = Judged(problem, make_score(problem))
+    *_, last = family_steps(judged, skeletons(problem, ALL), ALL)
     return last.plan
 
 

@@ -11,9 +11,9 @@ from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.search.arrays import search_arrays
 from penstock.search.load import load_s
-from penstock.search.loads import evenly_loaded_plans
-from penstock.search.seeds import Climber, start_of_plan
+from penstock.search.loads import evenly_loaded_plans, layout_of
 from penstock.simulate.score import make_score
 
 MEGABYTE = 1_000_000
@@ -38,11 +38,7 @@ def plan_on(*devices: int, micro_batches: int = 16) -> Plan:
 
 
 def load_of(asked: PlanningProblem, plan: Plan, power: float = 0.0) -> float:
-    climber = Climber(asked)
-    start = start_of_plan(plan, len(asked.cluster.devices), climber.ways()[0])
-    order, cuts, starts = climber.room(start)
-    batches = plan.micro_batches
-    return load_s(climber.arrays, order, cuts, starts, start.stages, 1, batches, 1, power)
+    return load_s(search_arrays(asked), layout_of(asked, plan), 1, asked.global_batch, 1, power)
 
 
 def test_a_device_that_computes_all_the_time_is_the_load():
@@ -82,7 +78,7 @@ def test_walks_find_the_chain_of_fast_links():
     )
     asked = replace(problem(3.0 * MEGABYTE, fast), micro_batch_sizes=(1,))
     start = plan_on(0, 1, 2, 3)
-    plans = list(evenly_loaded_plans(Climber(asked), start, 0))
+    plans = list(evenly_loaded_plans(asked, start, 0))
     score = make_score(asked)
     best = min(plans, key=score)
     assert [stage.devices[0] for stage in best.stages] in (list(chain), list(chain[::-1]))
@@ -96,5 +92,5 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
     asked = problem(0.0)
     free = LayerCost("free", Affine(), Affine(), Affine(), 0)
     asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
-    plans = list(evenly_loaded_plans(Climber(asked), plan_on(0, 1), 0))
+    plans = list(evenly_loaded_plans(asked, plan_on(0, 1), 0))
     assert min(map(make_score(asked), plans)) == 0

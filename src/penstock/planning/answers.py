@@ -11,8 +11,8 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.questions import named
 from penstock.schedule.registry import FAMILIES
+from penstock.search.families import rescheduled
 from penstock.search.registry import PLANNERS, STARTING_PLANNERS
-from penstock.search.rescheduled import rescheduled
 from penstock.search.search import search_steps
 from penstock.search.step import SearchStep
 from penstock.simulate.score import make_score
@@ -42,7 +42,7 @@ def find_plan(
     however long that takes. ``tell`` hears what is going on.
 
     Schedules that a published planner does not know take over the devices of the plan that it
-    makes for those that it knows (`penstock.search.rescheduled`).
+    makes for those that it knows (`penstock.search.families.rescheduled`).
 
     Raises:
         BadInput: no planner has the name.

@@ -1,19 +1,24 @@
 """How many micro-batches each stage of a plan has in flight: variants, and walks over depths."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from numpy.random import Generator
+from numpy.random import Generator, default_rng
 
 from penstock.bounds.lower_bound import plan_bound_s
 from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.search.judged import MAKING_A_PLAN, Judged, actions_of
 
-__all__ = ["actions_of", "deeper_variants", "moved_in_flight", "walked_depths"]
+__all__ = ["deeper_variants", "judge_depths", "moved_in_flight", "walked_depths"]
 
-MOVE_COST = 300
-"""Actions that making a plan counts as, beside those that are simulated."""
+ACTIONS_WALKED = 1_500_000
+"""Simulated actions of a walk over depths and recompute; about a second."""
+
+WALKED = 16 * 40
+"""Devices times layers for which such walks are so long; for less they are shorter."""
 
 HEAT, COLD = 0.004, 1e-4
 """How much slower plans are taken at first, and at the end."""
@@ -29,9 +34,23 @@ RECOMPUTE, AGAIN, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
 and by how much a depth changes at most."""
 
 
-def actions_of(plan: Plan) -> int:
-    """Forwards and backwards of all devices, which a simulation's time grows with."""
-    return 2 * plan.micro_batches * len(plan.devices)
+def judge_depths(judged: Judged, plans: Iterable[Plan], seed: int) -> None:
+    """Judge plans with the schedule, depth and recompute that suit each best.
+
+    From the fastest a walk changes depths and recompute further.
+    """
+    problem, found, found_s = judged.problem, None, inf
+    for plan in plans:
+        for variant in deeper_variants(problem, plan):
+            if judged.may_be_faster(variant, found_s):
+                seconds = judged.judge(variant)
+                if seconds < found_s:
+                    found, found_s = variant, seconds
+    if found is not None:
+        generator = default_rng([len(problem.profile.layers), seed])
+        size = len(problem.cluster.devices) * len(problem.profile.layers)
+        actions = ACTIONS_WALKED * min(1.0, size / WALKED)
+        judged.judge(walked_depths(problem, judged.score, found, generator, actions))
 
 
 def walked_depths(
@@ -50,14 +69,14 @@ def walked_depths(
         return start
     best, best_s, left, lost = current, current_s, actions, 0
     while left > 0 and lost < LOST:
-        left -= MOVE_COST
         plan = moved_in_flight(problem, current, generator)
+        left -= MAKING_A_PLAN
         warmth = HEAT * left / actions + COLD
         limit_s = current_s * (1 + warmth * float(generator.standard_exponential()))
         if plan_bound_s(problem, plan) > limit_s:
             continue
         seconds = score(plan)
-        left -= actions_of(plan)
+        left -= actions_of(plan) - MAKING_A_PLAN
         lost = lost + 1 if seconds == inf else 0
         if seconds > limit_s or seconds == inf:
             continue

@@ -8,12 +8,15 @@ out, whatever the number of micro-batches; how much longer a plan takes is for t
 # Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
+from typing import NamedTuple
+
 import numpy as np
 
 from penstock.cluster.collectives import BUCKET_BYTES
+from penstock.search.arrays import Integers, Reals
 from penstock.search.stage_costs import cost_of_stage, depths_that_fit, reduce_s, rows_of
 
-__all__ = ["load_s"]
+__all__ = ["Layout", "load_s"]
 
 SENT, RECEIVED = 0, 1
 """Rows of the tables of what engines and ports carry of one micro-batch."""
@@ -22,52 +25,82 @@ DOWN, UP = 0, 1
 """Rows of the table of messages to the next stage, and back."""
 
 
-def carry(a, fixed, each, order, at, rows_from, to, rows_to, engines, ports):
-    """Add one tensor between two stages to the engines and ports; the longest of its messages."""
+class Layout(NamedTuple):
+    """Where layers are: on a device order with positions where stages start, and layer cuts.
+
+        cuts    0        c1            c2      layers       layers c1..c2-1 are stage 1
+        starts  0        p1            p2                   on devices order[p1] .. order[p2 - 1]
+
+    ``stages`` has one entry. Both others have room for one entry more than the most stages.
+    """
+
+    order: Integers
+    cuts: Integers
+    starts: Integers
+    stages: Integers
+
+
+class Carried(NamedTuple):
+    """Seconds of a micro-batch on engines and ports, and of messages to and from the next stage."""
+
+    engines: Reals
+    ports: Reals
+    near: Reals
+
+
+def carry(a, fixed, each, sender, receiver, order, carried):
+    """Add one tensor between two stages to the engines and ports; the longest of its messages.
+
+    ``sender`` and ``receiver``: first and last position, rows of each replica.
+    """
     longest = 0.0
     if fixed == 0 and each == 0:
         return longest
-    i = j = 0
-    left_i, left_j = rows_from[0], rows_to[0]
-    while at[0] + i < at[1] and to[0] + j < to[1]:
+    i, last_i, rows_i = sender
+    j, last_j, rows_j = receiver
+    first_i, first_j = i, j
+    left_i, left_j = rows_i[0], rows_j[0]
+    while i < last_i and j < last_j:
         n = min(left_i, left_j)
-        source, target = order[at[0] + i], order[to[0] + j]
+        source, target = order[i], order[j]
         seconds = a.latency[source, target] + (fixed + each * n) / a.bandwidth[source, target]
-        engines[SENT, at[0] + i] += seconds
-        engines[RECEIVED, to[0] + j] += seconds
+        carried.engines[SENT, i] += seconds
+        carried.engines[RECEIVED, j] += seconds
         if a.port[source, target]:
-            ports[SENT, a.host[source]] += seconds
-            ports[RECEIVED, a.host[target]] += seconds
+            carried.ports[SENT, a.host[source]] += seconds
+            carried.ports[RECEIVED, a.host[target]] += seconds
         longest = max(longest, seconds)
         left_i -= n
         left_j -= n
         if left_i == 0:
             i += 1
-            left_i = rows_from[i] if at[0] + i < at[1] else 0
+            left_i = rows_i[i - first_i] if i < last_i else 0
         if left_j == 0:
             j += 1
-            left_j = rows_to[j] if to[0] + j < to[1] else 0
+            left_j = rows_j[j - first_j] if j < last_j else 0
     return longest
 
 
-def messages(a, order, cuts, starts, stages, rows, engines, ports, near):
+def messages(a, layout, rows, carried):
     """Fill in what engines and ports carry of a micro-batch, and the messages of neighbours."""
+    order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
     stage_of = np.empty(cuts[stages], dtype=np.int64)
     for s in range(stages):
-        stage_of[cuts[s] : cuts[s + 1]] = s
+        for layer in range(cuts[s], cuts[s + 1]):
+            stage_of[layer] = s
     last_tensor = last_stage = -1
     for e in range(a.edges.shape[1]):
         s, t = stage_of[a.edges[0, e]], stage_of[a.edges[1, e]]
         if s == t or (a.edges[2, e] == last_tensor and t == last_stage):
             continue
         last_tensor, last_stage = a.edges[2, e], t
-        here, there = (starts[s], starts[s + 1]), (starts[t], starts[t + 1])
+        here, there = (starts[s], starts[s + 1], rows[s]), (starts[t], starts[t + 1], rows[t])
         size = a.edge_bytes[:, e]
-        down_s = carry(a, size[0], size[1], order, here, rows[s], there, rows[t], engines, ports)
-        up_s = carry(a, size[2], size[3], order, there, rows[t], here, rows[s], engines, ports)
+        down_s = carry(a, size[0], size[1], here, there, order, carried)
+        up_s = carry(a, size[2], size[3], there, here, order, carried)
         if t == s + 1:
-            near[DOWN, s] += down_s
-            near[UP, s] += up_s
+            carried.near[DOWN, s] += down_s
+            carried.near[UP, s] += up_s
 
 
 def reduced_s(a, ways, lo, hi):
@@ -91,32 +124,36 @@ def busy_s(micro_batches, whole_s, forward_s, below_s, kept, leaner, recompute):
     return least_s
 
 
-def load_s(a, order, cuts, starts, stages, batch, micro_batches, recompute, power):
+def load_s(a, layout, size, batch, recompute, power):
     """Seconds of the most loaded resource, with those of others: their ``power`` mean.
 
-    As a plan whose resources are all full is rarely as fast as the fullest alone. ``recompute`` as
-    in `busy_s`. Infinite where a stage does not fit or has more replicas than rows.
+    A plan whose resources are all full is slower than the fullest of them. ``size`` is that of a
+    micro-batch, ``batch`` samples are all; ``recompute`` as in `busy_s`. Infinite where a stage
+    does not fit or has more replicas than rows.
     """
+    order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
+    micro_batches = batch // size
     widest = 0
     for s in range(stages):
         widest = max(widest, starts[s + 1] - starts[s])
-    if widest > batch:
+    if widest > size:
         return np.inf
     rows = np.zeros((stages, widest), dtype=np.int64)
     forward_s, backward_s = np.zeros(stages), np.zeros(stages)
     tail_s, sum_s = np.zeros(stages), np.zeros(stages)
     ways = np.zeros((2, 2))
     for s in range(stages):
-        rows_of(a, order, starts[s], starts[s + 1], batch, rows[s])
+        rows_of(a, order, starts[s], starts[s + 1], size, rows[s])
         forward_s[s], backward_s[s], tail_s[s] = cost_of_stage(
             a, order, starts[s], starts[s + 1], cuts[s], cuts[s + 1], rows[s], ways
         )
         if starts[s + 1] - starts[s] > 1:
             sum_s[s] = reduced_s(a, ways, cuts[s], cuts[s + 1])
-    engines = np.zeros((2, len(order)))
-    ports = np.zeros((2, len(a.host_slots)))
-    near = np.zeros((2, stages))
-    messages(a, order, cuts, starts, stages, rows, engines, ports, near)
+    carried = Carried(
+        np.zeros((2, len(order))), np.zeros((2, len(a.host_slots))), np.zeros((2, stages))
+    )
+    messages(a, layout, rows, carried)
+    engines, ports, near = carried.engines, carried.ports, carried.near
     below_s = np.zeros(stages)
     for s in range(stages - 2, -1, -1):
         trip_s = forward_s[s + 1] + backward_s[s + 1] + near[DOWN, s] + near[UP, s]

@@ -2,27 +2,26 @@
 
 from collections.abc import Iterator
 from math import inf
-from typing import TypeAlias
 
 import numpy as np
 
 from penstock.kernels import compiled
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.plan import Plan, Stage
-from penstock.search.arrays import Integers, Reals
-from penstock.search.seeds import Climber, start_of_plan
-from penstock.search.wander import wander
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem_memo import remembered
+from penstock.search.arrays import SearchArrays, search_arrays
+from penstock.search.load import Layout
+from penstock.search.wander import Walk, wander
 
-__all__ = ["evenly_loaded_plans"]
-
-Found: TypeAlias = tuple[Reals, Integers, Integers, Integers, Integers]
-"""For each micro-batch size the least load, the number of stages, order, cuts and starts."""
+__all__ = ["evenly_loaded_plans", "layout_of"]
 
 POWERS = (0.0, 30.0, 10.0)
 """What counts: only the fullest resource, or others too, the more the lower the power."""
 
-STEPS = 100_000
-"""Plans that a walk looks at; on a small cluster about half a second's work."""
+STEPS, FEW_DEVICES = 100_000, 16
+"""Plans that a walk looks at; on a small cluster about half a second's work. On more devices than
+these, where each plan takes longer, they are fewer."""
 
 HEAT = 0.05
 """How much slower plans are taken at first."""
@@ -31,34 +30,56 @@ KEPT = 4
 """Micro-batch sizes whose best plan is simulated."""
 
 
-def evenly_loaded_plans(climber: Climber, start: Plan, seed: int) -> Iterator[Plan]:
+@remembered
+def arrays_of(problem: PlanningProblem) -> SearchArrays:
+    """The arrays of a problem, made once."""
+    return search_arrays(problem)
+
+
+def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Iterator[Plan]:
     """The plans in which walks from ``start`` end that ask for loads alone, best first in each.
 
     No order of work is looked at: depth, recompute and schedule are still to be chosen.
     """
-    problem = climber.problem
     sizes = np.array(sorted(problem.micro_batch_sizes), dtype=np.int64)
-    recompute = {"off": 0, "auto": 1, "on": 2}[problem.recompute]
-    begin = start_of_plan(start, len(problem.cluster.devices), climber.ways()[0])
+    devices = len(problem.cluster.devices)
+    walk = Walk(
+        sizes=sizes,
+        first=int(np.searchsorted(sizes, start.micro_batch_size)),
+        batch=problem.global_batch,
+        recompute={"off": 0, "auto": 1, "on": 2}[problem.recompute],
+        power=0.0,
+        heat=HEAT,
+        steps=int(STEPS * (FEW_DEVICES / max(FEW_DEVICES, devices)) ** 0.5),
+        seed=seed,
+    )
     for power in POWERS:
-        order, cuts, starts = climber.room(begin)
-        found = compiled(wander)(
-            climber.arrays, order, cuts, starts, begin.stages, sizes,
-            int(np.searchsorted(sizes, begin.micro_batch_size)), problem.global_batch,
-            recompute, power, HEAT, STEPS, seed,
-        )  # fmt: skip
-        for number in np.argsort(found[0])[:KEPT].tolist():
-            if found[0][number] < inf:
-                yield plan_of_walk(climber, found, number, int(sizes[number]))
+        layout = layout_of(problem, start)
+        found_s, found = compiled(wander)(arrays_of(problem), layout, walk._replace(power=power))
+        for number in np.argsort(found_s)[:KEPT].tolist():
+            if found_s[number] < inf:
+                yield plan_of(problem, found, number, int(sizes[number]))
 
 
-def plan_of_walk(climber: Climber, found: Found, number: int, size: int) -> Plan:
-    """The plan that a walk found for a micro-batch size."""
-    _, stages, order, cuts, starts = (part[number].tolist() for part in found)
-    cluster, made = climber.problem.cluster, list[Stage]()
-    for s in range(stages):
+def layout_of(problem: PlanningProblem, plan: Plan) -> Layout:
+    """A plan as arrays; devices that it does not use come last."""
+    devices, layers = len(problem.cluster.devices), len(problem.profile.layers)
+    most = min(layers, devices, problem.max_stages or layers)
+    used, stages = plan.devices, len(plan.stages)
+    order = [*used, *(device for device in range(devices) if device not in set(used))]
+    cuts, starts = np.full((2, most + 1), layers, dtype=np.int64)
+    cuts[1 : stages + 1] = [stage.layers.stop for stage in plan.stages]
+    starts[1 : stages + 1] = np.cumsum([stage.replicas for stage in plan.stages])
+    cuts[0] = starts[0] = 0
+    return Layout(np.array(order, dtype=np.int64), cuts, starts, np.array([stages]))
+
+
+def plan_of(problem: PlanningProblem, found: Layout, number: int, size: int) -> Plan:
+    """The plan of one of several layouts, under the first schedule."""
+    order, cuts, starts, stages = (part[number].tolist() for part in found)
+    made: list[Stage] = []
+    for s in range(*stages):
         devices = tuple(order[starts[s] : starts[s + 1]])
-        rows = rows_by_speed(cluster, devices, size)
+        rows = rows_by_speed(problem.cluster, devices, size)
         made.append(Stage(range(cuts[s], cuts[s + 1]), devices, rows))
-    batches = climber.problem.global_batch // size
-    return Plan(tuple(made), batches, size, climber.problem.schedules[0])
+    return Plan(tuple(made), problem.global_batch // size, size, problem.schedules[0])

@@ -1,31 +1,45 @@
-"""Plans that differ from a plan by one move, for the search that the simulator judges."""
+"""Plans that differ from a plan by one move, for the climbs that the simulator judges."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 
 from penstock.plan.cost import depths_of, rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.schedule_costs import priced
+from penstock.schedule.registry import FAMILIES
 
-__all__ = ["neighbours"]
+__all__ = ["moves"]
 
 
-def neighbours(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Plans one move away: depths, cuts, replicas, rows, recompute, micro-batches, the schedule."""
-    yield from other_schedules(problem, plan)
-    yield from other_depths(problem, plan)
+def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Plans one move away, with the costs that their schedules ask for.
+
+    Cuts keep the costs, and so the order, of the plan: where orders take long to make they alone
+    are moved. Depths, the schedule and rows are moved under the planners' own schedules.
+    """
+    family = FAMILIES[plan.schedule]
+    if family.is_planned:
+        yield from other_schedules(problem, plan)
+        yield from other_depths(problem, plan)
     yield from moved_cuts(plan)
-    yield from toggled_recompute(problem, plan)
-    yield from shifted_replicas(problem, plan)
-    yield from moved_rows(plan)
-    yield from other_micro_batches(problem, plan)
+    if family.is_searched:
+        return
+    for other in chain(
+        toggled_recompute(problem, plan),
+        shifted_devices(problem, plan),
+        moved_rows(plan) if family.is_planned else (),
+        other_micro_batches(problem, plan),
+    ):
+        yield priced(problem, other)
 
 
 def other_schedules(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """The same stages under each other allowed schedule, without limits of its own."""
+    """The same stages under each other planners' schedule, without limits of its own."""
     for schedule in problem.schedules:
-        if (schedule, ()) != (plan.schedule, plan.in_flight_limit):
+        planned = FAMILIES[schedule].is_planned
+        if planned and (schedule, ()) != (plan.schedule, plan.in_flight_limit):
             yield replace(plan, schedule=schedule, in_flight_limit=())
 
 
@@ -67,42 +81,47 @@ def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
 
 
 def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Recompute switched on one stage, and off on all; with the depths that 1F1B would have."""
+    """Recompute switched on all stages of one set of devices, and off everywhere."""
     if problem.recompute != "auto":
         return
-    for s, stage in enumerate(plan.stages):
-        yield with_stages(plan, {s: replace(stage, recompute=not stage.recompute)})
-    if any(stage.recompute for stage in plan.stages):
+    for devices in plan.device_groups:
+        mine = {s: stage for s, stage in enumerate(plan.stages) if stage.devices == devices}
+        yield with_stages(
+            plan, {s: replace(stage, recompute=not stage.recompute) for s, stage in mine.items()}
+        )
+    if sum(stage.recompute for stage in plan.stages) > 1:
         kept = tuple(replace(stage, recompute=False) for stage in plan.stages)
         yield replace(plan, stages=kept)
 
 
-def shifted_replicas(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """A device of one stage given to another, or an unused one taken, the order of others kept."""
-    sizes = [stage.replicas for stage in plan.stages]
+def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """A device of one set given to another, or an unused one taken; the order of all kept."""
+    groups = plan.device_groups
     unused = sorted(set(range(len(problem.cluster.devices))) - set(plan.devices))
-    order = [*plan.devices, *unused]
-    for giver in range(-1, len(sizes)):
-        for taker in range(-1, len(sizes)):
-            if giver == taker or (giver < 0 and not unused) or (giver >= 0 and sizes[giver] < 2):
+    order = (*plan.devices, *unused)
+    for giver in range(-1, len(groups)):
+        for taker in range(-1, len(groups)):
+            if giver == taker or len(groups[giver] if giver >= 0 else (0, *unused)) < 2:
                 continue
-            widths = [w + (s == taker) - (s == giver) for s, w in enumerate(sizes)]
+            widths = [len(g) + (i == taker) - (i == giver) for i, g in enumerate(groups)]
             if max(widths) <= plan.micro_batch_size:
-                yield placed(problem, plan, order, widths)
+                new = [order[a:b] for a, b in pairwise(accumulate(widths, initial=0))]
+                yield on_groups(problem, plan, dict(zip(groups, new, strict=True)))
 
 
-def placed(
-    problem: PlanningProblem, plan: Plan, order: Sequence[int], widths: Sequence[int]
+def on_groups(
+    problem: PlanningProblem, plan: Plan, new: dict[tuple[int, ...], tuple[int, ...]]
 ) -> Plan:
-    """The plan's layers on consecutive devices of ``order``."""
-    stages: list[Stage] = []
-    position = 0
-    for stage, width in zip(plan.stages, widths, strict=True):
-        devices = tuple(order[position : position + width])
-        position += width
-        rows = rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
-        stages.append(replace(stage, devices=devices, slices=rows))
-    return replace(plan, stages=tuple(stages))
+    """The plan with its sets of devices replaced."""
+    rows = {
+        devices: rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
+        for devices in new.values()
+    }
+    stages = tuple(
+        replace(stage, devices=new[stage.devices], slices=rows[new[stage.devices]])
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
 
 
 def moved_rows(plan: Plan) -> Iterator[Plan]:
@@ -126,18 +145,10 @@ def other_micro_batches(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     widest = max(stage.replicas for stage in plan.stages)
     for size in sizes[max(0, at - 1) : at + 2]:
         if size != plan.micro_batch_size and size >= widest:
-            other = replace(
-                plan,
-                micro_batches=problem.global_batch // size,
-                micro_batch_size=size,
-                stages=tuple(
-                    replace(stage, slices=rows_by_speed(problem.cluster, stage.devices, size))
-                    for stage in plan.stages
-                ),
-            )
-            yield replace(other, in_flight_limit=limits_within(plan, other.micro_batches))
-
-
-def limits_within(plan: Plan, micro_batches: int) -> tuple[int, ...]:
-    """The limits of a plan, none above the micro-batches there are."""
-    return tuple(min(limit, micro_batches) for limit in plan.in_flight_limit)
+            count = problem.global_batch // size
+            limits = tuple(min(limit, count) for limit in plan.in_flight_limit)
+            other = replace(plan, stages=tuple(
+                replace(stage, slices=rows_by_speed(problem.cluster, stage.devices, size))
+                for stage in plan.stages
+            ), micro_batches=count, micro_batch_size=size, in_flight_limit=limits)  # fmt: skip
+            yield other

@@ -71,11 +71,13 @@ def depths_that_fit(a, order, first, last, rows, lo, hi, micro_batches):
     """The most micro-batches in flight with everything kept, and with recompute; 0: never."""
     held = a.parameters[lo, hi] * a.scalars[1] + a.buffers[hi] - a.buffers[lo]
     kept_depth = recompute_depth = micro_batches
+    workspace = 0.0
     for i in range(last - first):
         n = rows[i]
-        workspace = 0.0
-        for layer in range(lo, hi):
-            workspace = max(workspace, a.workspace[0, layer] + a.workspace[1, layer] * n)
+        if i == 0 or n != rows[i - 1]:
+            workspace = 0.0
+            for layer in range(lo, hi):
+                workspace = max(workspace, a.workspace[0, layer] + a.workspace[1, layer] * n)
         saved = between(a.saved, lo, hi, n)
         inputs = a.inputs[0, lo, hi] + a.inputs[1, lo, hi] * n
         room = a.memory[order[first + i]] - held - workspace

@@ -3,13 +3,15 @@
 # Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
+from typing import NamedTuple
+
 import numpy as np
 
 from penstock.kernels import copy_into
 from penstock.search.arrays import Integers, Reals, SearchArrays
-from penstock.search.load import load_s
+from penstock.search.load import Layout, load_s
 
-__all__ = ["wander"]
+__all__ = ["Walk", "wander"]
 
 COLD = 1e-4
 """Slower plans than this are never taken at the end."""
@@ -18,8 +20,9 @@ AGAIN = 0.3
 """Probability that a move is followed by another one before the plan is judged."""
 
 
-def move_cut(cuts, stages):
+def move_cut(layout):
     """One cut by some layers, few more often than many."""
+    cuts, stages = layout.cuts, layout.stages[0]
     if stages > 1:
         place = 1 + np.random.randint(stages - 1)
         step = int(2 ** (np.random.random() * 3.6))
@@ -34,8 +37,9 @@ def swap_devices(order):
     order[i], order[j] = order[j], order[i]
 
 
-def move_device(order, starts, stages):
+def move_device(layout):
     """One device to another stage, to none, or from none."""
+    order, starts, stages = layout.order, layout.starts, layout.stages[0]
     place = np.random.randint(len(order))
     giver = stages
     for s in range(stages):
@@ -44,131 +48,137 @@ def move_device(order, starts, stages):
     taker = np.random.randint(stages + 1)
     if giver == taker or (giver < stages and starts[giver + 1] - starts[giver] < 2):
         return
-    device = order[place]
     if giver < taker:
-        end = starts[taker + 1] if taker < stages else len(order)
-        for k in range(place, end - 1):
-            order[k] = order[k + 1]
-        order[end - 1] = device
+        turn(order, place, starts[taker + 1] - 1 if taker < stages else len(order) - 1)
         for s in range(giver + 1, min(taker, stages) + 1):
             starts[s] -= 1
     else:
-        first = starts[taker + 1] if taker < stages else starts[stages]
-        for k in range(place, first, -1):
-            order[k] = order[k - 1]
-        order[first] = device
+        turn(order, place, starts[taker + 1])
         for s in range(taker + 1, min(giver, stages) + 1):
             starts[s] += 1
 
 
-def join(cuts, starts, stages):
-    """Two neighbouring stages; the stages left."""
-    if stages < 2:
-        return stages
-    place = 1 + np.random.randint(stages - 1)
-    for s in range(place, stages):
-        cuts[s], starts[s] = cuts[s + 1], starts[s + 1]
-    return stages - 1
+def turn(order, place, target):
+    """Move the device at one place to another; those between make way."""
+    device, step = order[place], 1 if place < target else -1
+    for k in range(place, target, step):
+        order[k] = order[k + step]
+    order[target] = device
 
 
-def split(order, cuts, starts, stages, most):
-    """A stage in two, with its devices shared out or a further one; the stages there are."""
+def join(layout):
+    """Two neighbouring stages."""
+    stages = layout.stages[0]
+    if stages > 1:
+        for s in range(1 + np.random.randint(stages - 1), stages):
+            layout.cuts[s], layout.starts[s] = layout.cuts[s + 1], layout.starts[s + 1]
+        layout.stages[0] -= 1
+
+
+def split(layout):
+    """A stage in two, with its devices shared out or a further one."""
+    order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
     place = np.random.randint(stages)
     lo, hi = cuts[place], cuts[place + 1]
-    if hi - lo < 2 or stages == most:
-        return stages
-    width = starts[place + 1] - starts[place]
-    spare = len(order) - starts[stages]
-    taken = 0
-    if spare > 0 and (width < 2 or np.random.random() < 0.5):
-        device = order[starts[stages]]
-        for k in range(starts[stages], starts[place + 1], -1):
-            order[k] = order[k - 1]
-        order[starts[place + 1]] = device
+    if hi - lo < 2 or stages + 1 == len(cuts):
+        return
+    width, taken = starts[place + 1] - starts[place], 0
+    if starts[stages] < len(order) and (width < 2 or np.random.random() < 0.5):
+        turn(order, starts[stages], starts[place + 1])
         taken, given = 1, width
     elif width > 1:
         given = 1 + np.random.randint(width - 1)
     else:
-        return stages
+        return
     for s in range(stages, place, -1):
         cuts[s + 1], starts[s + 1] = cuts[s], starts[s] + taken
     cuts[place + 1] = lo + 1 + np.random.randint(hi - lo - 1)
     starts[place + 1] = starts[place] + given
-    return stages + 1
+    layout.stages[0] += 1
 
 
-def move(order, cuts, starts, stages, most, size, sizes):
-    """One random move, or several; the stages and the number of the size after it."""
+def move(layout, size, sizes):
+    """One random move, or several; the number of the micro-batch size after it."""
     while True:
         drawn = np.random.random()
         if drawn < 0.35:
-            move_cut(cuts, stages)
+            move_cut(layout)
         elif drawn < 0.5:
-            swap_devices(order)
+            swap_devices(layout.order)
         elif drawn < 0.7:
-            move_device(order, starts, stages)
+            move_device(layout)
         elif drawn < 0.8:
-            stages = join(cuts, starts, stages)
+            join(layout)
         elif drawn < 0.95:
-            stages = split(order, cuts, starts, stages, most)
+            split(layout)
         else:
             size += 1 if np.random.random() < 0.5 else -1
             size = min(max(size, 0), sizes - 1)
         if np.random.random() >= AGAIN:
-            return stages, size
+            return size
 
 
-def wander(
-    a: SearchArrays,
-    order: Integers,
-    cuts: Integers,
-    starts: Integers,
-    stages: int,
-    sizes: Integers,
-    size: int,
-    batch: int,
-    recompute: int,
-    power: float,
-    heat: float,
-    steps: int,
-    seed: int,
-) -> tuple[Reals, Integers, Integers, Integers, Integers]:
+class Walk(NamedTuple):
+    """``sizes``: of micro-batches, ``first`` the number of the first plan's; the rest as `load_s`.
+
+    A walk looks at ``steps`` plans and takes those that are slower by the part ``heat`` at first.
+    """
+
+    sizes: Integers
+    first: int
+    batch: int
+    recompute: int
+    power: float
+    heat: float
+    steps: int
+    seed: int
+
+
+def copy_layout(target, source):
+    """Let one layout be as another."""
+    copy_into(target.order, source.order)
+    copy_into(target.cuts, source.cuts)
+    copy_into(target.starts, source.starts)
+    target.stages[0] = source.stages[0]
+
+
+def copy_of(layout):
+    """Another layout of the same size."""
+    return Layout(
+        layout.order.copy(), layout.cuts.copy(), layout.starts.copy(), layout.stages.copy()
+    )
+
+
+def wander(a: SearchArrays, start: Layout, walk: Walk) -> tuple[Reals, Layout]:
     """The best plan of each micro-batch size on a random walk (Kirkpatrick et al., Science 1983).
 
-    ``sizes``: the micro-batch sizes, ``size`` the number of the first one's; ``cuts`` and
-    ``starts`` have room for one entry more than the most stages. Returns for each size the least
-    `load_s`, stages, order, cuts and starts.
+    Returns for each size the least `load_s`, and its layout as a row of each array.
     """
-    np.random.seed(seed)
-    count, most = len(sizes), len(cuts) - 1
-    found_s, found_stages = np.full(count, np.inf), np.zeros(count, dtype=np.int64)
-    found_order = np.zeros((count, len(order)), dtype=np.int64)
-    found_cuts = np.zeros((count, len(cuts)), dtype=np.int64)
-    found_starts = np.zeros((count, len(starts)), dtype=np.int64)
-    new_order, new_cuts, new_starts = order.copy(), cuts.copy(), starts.copy()
-    current_s = load_s(
-        a, order, cuts, starts, stages, sizes[size], batch // sizes[size], recompute, power
+    np.random.seed(walk.seed)
+    count = len(walk.sizes)
+    found_s = np.full(count, np.inf)
+    found = Layout(
+        np.zeros((count, len(start.order)), dtype=np.int64),
+        np.zeros((count, len(start.cuts)), dtype=np.int64),
+        np.zeros((count, len(start.starts)), dtype=np.int64),
+        np.zeros((count, 1), dtype=np.int64),
     )
-    for step in range(steps):
-        copy_into(new_order, order)
-        copy_into(new_cuts, cuts)
-        copy_into(new_starts, starts)
-        new_stages, new_size = move(new_order, new_cuts, new_starts, stages, most, size, count)
-        rows = sizes[new_size]
-        seconds = load_s(
-            a, new_order, new_cuts, new_starts, new_stages, rows, batch // rows, recompute, power
-        )
-        warmth = heat * (1 - step / steps) + COLD
-        limit_s = current_s * (1 - warmth * np.log(1 - np.random.random()))
+    now, new, size = copy_of(start), copy_of(start), walk.first
+    now_s = load_s(a, now, walk.sizes[size], walk.batch, walk.recompute, walk.power)
+    for step in range(walk.steps):
+        copy_layout(new, now)
+        new_size = move(new, size, count)
+        seconds = load_s(a, new, walk.sizes[new_size], walk.batch, walk.recompute, walk.power)
+        warmth = walk.heat * (1 - step / walk.steps) + COLD
+        limit_s = now_s * (1 - warmth * np.log(1 - np.random.random()))
         if not seconds < np.inf or seconds > limit_s:
             continue
-        copy_into(order, new_order)
-        copy_into(cuts, new_cuts)
-        copy_into(starts, new_starts)
-        stages, size, current_s = new_stages, new_size, seconds
+        copy_layout(now, new)
+        size, now_s = new_size, seconds
         if seconds < found_s[size]:
-            found_s[size], found_stages[size] = seconds, stages
-            copy_into(found_order[size], order)
-            copy_into(found_cuts[size], cuts)
-            copy_into(found_starts[size], starts)
-    return found_s, found_stages, found_order, found_cuts, found_starts
+            found_s[size] = seconds
+            copy_into(found.order[size], now.order)
+            copy_into(found.cuts[size], now.cuts)
+            copy_into(found.starts[size], now.starts)
+            found.stages[size, 0] = now.stages[0]
+    return found_s, found

@@ -1,0 +1,91 @@
+"""What a search has judged so far, and the one way in which it climbs."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from penstock.bounds.lower_bound import plan_bound_s
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem, Score, score_of
+from penstock.plan.schedule_costs import priced
+from penstock.schedule.registry import FAMILIES
+from penstock.search.moves import moves
+from penstock.search.skeletons import load_s
+from penstock.search.step import SearchStep
+
+__all__ = ["MAKING_A_PLAN", "Judged", "actions_of", "climb"]
+
+MAKING_A_PLAN = 500
+"""Actions that making and looking up a plan counts as, beside those that are simulated."""
+
+ORDERED = 4
+"""Making the order of an action takes so many times as long as playing it; the orders of the
+planners' own schedules are written down at once."""
+
+
+@dataclass
+class Judged:
+    """Every plan that was simulated, with its seconds, and the fastest that the problem allows."""
+
+    problem: PlanningProblem
+    score: Score
+    seconds: dict[Plan, float] = field(default_factory=dict[Plan, float])
+    best: Plan | None = None
+    best_s: float = inf
+
+    def judge(self, plan: Plan) -> float:
+        """Seconds of a plan; infinite where it does not fit, or its schedule refuses it."""
+        if plan.planner != "search":
+            plan = replace(plan, planner="search")
+        if plan not in self.seconds:
+            self.seconds[plan] = score_of(plan, self.score)
+        seconds = self.seconds[plan]
+        if seconds < self.best_s and plan.schedule in self.problem.schedules:
+            self.best, self.best_s = plan, seconds
+        return seconds
+
+    def may_be_faster(self, plan: Plan, than_s: float) -> bool:
+        """Whether no proof says that the plan takes at least so long."""
+        if FAMILIES[plan.schedule].is_planned:
+            return plan_bound_s(self.problem, plan) < than_s
+        return not plan.costs or load_s(plan) < than_s
+
+    def fastest(self, schedules: Collection[str]) -> Iterator[tuple[Plan, float]]:
+        """The plans under some schedules that fit, the fastest first."""
+        found = ((p, s) for p, s in self.seconds.items() if s < inf and p.schedule in schedules)
+        return iter(sorted(found, key=lambda one: one[1]))
+
+    def step(self, doing: str) -> SearchStep:
+        """What is known now."""
+        return SearchStep(doing, self.best, self.best_s)
+
+
+def actions_of(plan: Plan) -> int:
+    """What judging a plan costs, in simulated actions."""
+    played = plan.micro_batches * len(plan.devices)
+    if FAMILIES[plan.schedule].is_planned:
+        return MAKING_A_PLAN + played
+    return MAKING_A_PLAN + played + ORDERED * plan.micro_batches * len(plan.stages)
+
+
+def climb(judged: Judged, plan: Plan, seconds: float, actions: float) -> tuple[Plan, float]:
+    """Move on to each faster neighbour until there is none, or so many actions are spent.
+
+    Cuts are moved under the order that was made for the plan before, which saves making most
+    orders; one for the last plan's own costs is tried at the end.
+    """
+    plan, improved = replace(plan, planner="search"), True
+    while improved and actions > 0:
+        improved = False
+        for other in moves(judged.problem, plan):
+            if other in judged.seconds or not judged.may_be_faster(other, seconds):
+                continue
+            actions -= actions_of(other)
+            other_s = judged.judge(other)
+            if other_s < seconds:
+                plan, seconds, improved = other, other_s, True
+                break
+            if actions <= 0:
+                break
+    last = priced(judged.problem, plan)
+    return min([(plan, seconds), (last, judged.judge(last))], key=lambda one: one[1])
