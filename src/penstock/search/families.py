@@ -25,10 +25,10 @@ __all__ = ["family_steps", "named", "plain_families", "rescheduled"]
 EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
 """Families that are not tried by themselves where quicker or leaner ones are."""
 
-ACTIONS_FOR_SKELETONS = 1_000_000
-"""Actions whose orders are made and played for skeletons; about a second."""
+ACTIONS_FOR_SKELETONS = 600_000
+"""Actions whose orders are made and played for skeletons; about half a second."""
 
-ACTIONS_FOR_MOVES = 1_000_000
+ACTIONS_FOR_MOVES = 600_000
 """The same for the moves from each start."""
 
 STARTS = 3
