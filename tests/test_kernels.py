@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock import kernels
+from penstock.borrowed import borrowed
 from penstock.kernels import KeptCode, cache_directory, compiled, fingerprint
 
 SOURCE = Path(penstock.__file__).parent
@@ -152,6 +153,23 @@ def test_named_tuples_are_told_apart_by_the_names_of_their_fields() -> None:
     kept = [KeptCode(first_of), KeptCode(first_of)]
     assert kept[0].directory == kept[1].directory
     assert compiled(first_of)(Pair(one, two)) == compiled(first_of)(SwappedPair(two, one)) == 1.0
+
+
+def written_through(pair: Pair) -> float:
+    lent = borrowed(pair)
+    swap_first(lent)
+    return lent.first[0] - lent.second[0]
+
+
+def swap_first(pair: Pair) -> None:
+    pair.first[0], pair.second[0] = pair.second[0], pair.first[0]
+
+
+def test_a_borrowed_named_tuple_is_read_and_written_where_it_is() -> None:
+    pair = Pair(np.array([1.0, 5.0]), np.array([4.0]))
+    assert compiled(written_through)(pair) == 3.0
+    assert pair.first.tolist() == [4.0, 5.0]
+    assert pair.second.tolist() == [1.0]
 
 
 def test_a_kernel_is_the_plain_function_and_leaves_it_as_it_is() -> None:

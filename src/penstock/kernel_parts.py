@@ -1,37 +1,41 @@
-"""How numba compiles what kernels call: once for each types, and into the kernels alone.
+"""How numba compiles kernels and what they call: each function once for each types, into kernels.
 
 Left to itself numba optimises every function with all that it calls, makes machine code of it and
 loads that, though the code of a helper only ever runs as a part of a kernel, which is optimised
-as a whole again: more than half of the time of a first plan.
+as a whole again: more than half of the time of a first plan. It also asks anew at every ``+`` what
+the sum of two numbers is, and looks for closures and sums of whole arrays where there are none.
 """
 
 # numba has no types: what it makes is unknown to a strict checker.
 # pyright: basic
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.types import unliteral
+from numba.core.typed_passes import InlineOverloads, NopythonRewrites
+from numba.core.types import Function, unliteral
+from numba.core.untyped_passes import InlineClosureLikes
 
-__all__ = ["PartCompiler", "forget_literals"]
-
-
-class PartCompiler(Compiler):
-    """Numba's compiler, whose code is to be a part of kernels."""
-
-    def define_pipelines(self) -> Any:
-        """Numba's own steps, which put the code where they are told."""
-        codegen = self.state.targetctx.codegen()
-        self.state.library = Part(codegen, self.state.func_id.func_qualname)
-        return super().define_pipelines()
+__all__ = ["KernelCompiler", "PartCompiler", "forget_literals"]
 
 
-class Part(JITCodeLibrary):
-    """Code that is linked into kernels as it was written, neither optimised nor loaded."""
+class Whole(JITCodeLibrary):
+    """Code of a kernel, optimised once: numba does so thrice, for code that counts references."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
+
+
+class Part(Whole):
+    """Code that is linked into kernels as it was written, neither optimised nor loaded."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -56,6 +60,60 @@ class NoObjects:
     @staticmethod
     def set_env(env_name: str, env: Any) -> None:
         """Nothing to do."""
+
+
+class KernelCompiler(Compiler):
+    """Numba's compiler without the steps that kernels do not need."""
+
+    library: type[JITCodeLibrary] = Whole
+
+    def define_pipelines(self) -> Any:
+        """Numba's own steps, but for those that look for closures and sums of whole arrays."""
+        needless = [InlineOverloads, NopythonRewrites]
+        if not any(isinstance(part, CodeType) for part in self.state.func_id.code.co_consts):
+            needless.append(InlineClosureLikes)
+        pipelines = super().define_pipelines()
+        for pipeline in pipelines:
+            pipeline.passes[:] = [step for step in pipeline.passes if step[0] not in needless]
+        return pipelines
+
+    def _compile_core(self) -> Any:
+        codegen = self.state.targetctx.codegen()
+        self.state.library = self.library(codegen, self.state.func_id.func_qualname)
+        self.state.library.enable_object_caching()
+        with remembered_types(self.state.typingctx):
+            return super()._compile_core()
+
+
+class PartCompiler(KernelCompiler):
+    """The same for what is to be a part of kernels."""
+
+    library = Part
+
+
+@contextmanager
+def remembered_types(context: Any) -> Generator[None]:
+    """Let numba find out once what a function of its own makes of some types."""
+    if "resolve_function_type" in vars(context):  # what a kernel calls, compiled within it
+        yield
+        return
+    known: dict[Any, Any] = {}
+    resolve = context.resolve_function_type
+
+    def resolve_once(function: Any, args: Any, kws: Any) -> Any:
+        if kws or not isinstance(function, Function):
+            return resolve(function, args, kws)
+        key = (function, tuple(args))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = resolve(function, args, kws)
+        return found
+
+    context.resolve_function_type = resolve_once
+    try:
+        yield
+    finally:
+        del context.resolve_function_type
 
 
 def forget_literals(dispatcher: Any) -> None:

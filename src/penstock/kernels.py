@@ -80,7 +80,12 @@ def made(function: FunctionType) -> Any:
     """A kernel that numba compiles when it is called."""
     import numba
 
-    kernel: Any = numba.njit(nogil=True)(with_helpers(function))
+    options: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True}
+    if numba.version_info[:2] <= NEWEST_WITH_PARTS:
+        from penstock.kernel_parts import KernelCompiler
+
+        options["pipeline_class"] = KernelCompiler
+    kernel: Any = numba.njit(**options)(with_helpers(function))
     kernel._cache = KeptCode(function)
     return kernel
 

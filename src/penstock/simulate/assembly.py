@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.borrowed import borrowed
 from penstock.kernels import copy_into
 from penstock.simulate import layout as at
 from penstock.simulate.assembly_tables import (
@@ -41,7 +42,6 @@ from penstock.simulate.assembly_tables import (
     number_links,
     stage_table,
 )
-from penstock.simulate.borrowed import borrowed
 from penstock.simulate.layout import COUNTS, HEADER, LENGTHS, PIECES, REALS, STEP
 
 Whole: TypeAlias = npt.NDArray[np.int64]

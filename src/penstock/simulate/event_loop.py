@@ -11,8 +11,8 @@ benchmarks/simulator.
 import numpy as np
 import numpy.typing as npt
 
+from penstock.borrowed import borrowed
 from penstock.schedule.action import KIND_CODES
-from penstock.simulate.borrowed import borrowed
 from penstock.simulate.computing import TALKS, TALKS_TOO, occupy, vacate
 from penstock.simulate.layout import (
     ACTING,

@@ -6,7 +6,7 @@
 ``whole[FIELD]`` is where the field's values start, in whichever of the two arrays holds them; so
 value ``i`` of a field is ``whole[whole[HOST] + i]`` or ``real[whole[FINISH] + i]``. A list of
 lists is its joined items and where each list starts. Two arrays, because their two addresses are
-then all that compiled functions hand on (`penstock.simulate.borrowed`).
+then all that compiled functions hand on (`penstock.borrowed`).
 
 Numbers are those of `penstock.simulate.workload.Workload`: replicas in order of instance, devices
 in order of their group, compute streams device after device. *Lanes* are the messages, sorted by

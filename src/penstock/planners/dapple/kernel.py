@@ -7,8 +7,11 @@ The arrays are those of `penstock.planners.dapple.arrays`; the algorithm in word
 # Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
+from typing import NamedTuple
+
 import numpy as np
 
+from penstock.borrowed import borrowed
 from penstock.plan.run_tables import Floats
 from penstock.planners.dapple.arrays import (
     GroupArrays,
@@ -30,6 +33,17 @@ from penstock.planners.dapple.stage_costs import (
 )
 
 __all__ = ["explore", "one_stage_s"]
+
+
+class Memo(NamedTuple):
+    """The best prefix of each state (cut, occupied devices), and where it came from."""
+
+    parent_cut: Integers
+    parent_place: Integers
+    parent_step: Integers
+    stages: Integers
+    seconds: Floats
+    fits: Integers
 
 
 def bound_s(forward_s, backward_s, stages, rest_s, micro_batches):
@@ -63,18 +77,17 @@ def first_stages(layers, links, groups, steps, memo, cut, place, run, chain, roo
     Fills ``chain`` (rows: forward, backward, tail; transfers are stages) and returns the number of
     its columns.
     """
-    parent_cut, parent_place, parent_step, stages_of, _, _ = memo
     micro_batches, _, schedule, choice, _ = run
     busy, pool, pair, costs = room
-    stages = stages_of[cut, place]
+    stages = memo.stages[cut, place]
     column = 2 * stages - 2
     hi, p, following = cut, place, np.int64(-1)
     while stages > 0:
-        step, lo = parent_step[hi, p], parent_cut[hi, p]
-        before = parent_place[hi, p]
+        step, lo = memo.parent_step[hi, p], memo.parent_cut[hi, p]
+        before = memo.parent_place[hi, p]
         group = steps.group[step]
         stage_costs(layers, groups, group, lo, hi, costs)
-        behind = (stages_of[cut, place] + 2) - (stages - 1)
+        behind = (memo.stages[cut, place] + 2) - (stages - 1)
         depth = depth_of(schedule, behind, micro_batches)
         again = recomputes(layers, groups, group, lo, hi, depth, choice)
         if again < 0:
@@ -88,7 +101,7 @@ def first_stages(layers, links, groups, steps, memo, cut, place, run, chain, roo
         following, hi, p = step, lo, before
         column -= 2
         stages -= 1
-    return max(2 * stages_of[cut, place] - 1, 0)
+    return max(2 * memo.stages[cut, place] - 1, 0)
 
 
 def chain_s(chain, stages, micro_batches):
@@ -99,14 +112,14 @@ def chain_s(chain, stages, micro_batches):
 
 def improve(memo, cut, place, stages, parent, seconds, fitting):
     """Keep the best prefix of each state: one whose plan fits first, then the least seconds."""
-    parent_cut, parent_place, parent_step, stages_of, value, whole = memo
-    if whole[cut, place] > fitting:
+    if memo.fits[cut, place] > fitting:
         return
-    if whole[cut, place] == fitting and value[cut, place] <= seconds:
+    if memo.fits[cut, place] == fitting and memo.seconds[cut, place] <= seconds:
         return
-    parent_cut[cut, place], parent_place[cut, place], parent_step[cut, place] = parent
-    stages_of[cut, place] = stages
-    value[cut, place], whole[cut, place] = seconds, fitting
+    memo.parent_cut[cut, place], memo.parent_place[cut, place] = parent[0], parent[1]
+    memo.parent_step[cut, place] = parent[2]
+    memo.stages[cut, place] = stages
+    memo.seconds[cut, place], memo.fits[cut, place] = seconds, fitting
 
 
 def memo_s(chain, column, stages, micro_batches, idle, seconds):
@@ -137,7 +150,7 @@ def try_last_stage(layers, groups, steps, memo, state, hi, run, chain, own, cost
     group, target, last = steps.group[step], steps.target[step], layers.forward_each.shape[0] - 1
     rest, idle = steps.rest_group[target], steps.idle[target]
     put_stage(layers, groups, rest, hi, last, 1, run, costs, chain, own + 2)
-    known_s = memo[4][hi, target] if memo[5][hi, target] > 0 else np.inf
+    known_s = memo.seconds[hi, target] if memo.fits[hi, target] > 0 else np.inf
     if idle <= 1 and least_chain_s(chain, own, passed, run[0]) >= max(known_s, best[0]):
         return
     seconds = chain_s(chain, own + 3, run[0])
@@ -151,7 +164,7 @@ def try_last_stage(layers, groups, steps, memo, state, hi, run, chain, own, cost
     if fitting and seconds < best[0]:
         best[0], best[1], best[2], best[3], best[4] = seconds, cut, place, step, hi
     value = memo_s(chain, own + 2, own + 3, run[0], idle, seconds)
-    improve(memo, hi, target, memo[3][cut, place] + 1, state, value, int(fitting))
+    improve(memo, hi, target, memo.stages[cut, place] + 1, state, value, int(fitting))
 
 
 def try_step(layers, groups, steps, memo, state, run, chain, own, costs, move, passed, best):
@@ -181,7 +194,7 @@ def expand(layers, links, groups, steps, memo, cut, place, run, chain, room, res
     busy, pool, pair, costs = room
     rest_moves, rest_known = rests
     last = layers.forward_each.shape[0] - 1
-    stages = memo[3][cut, place]
+    stages = memo.stages[cut, place]
     columns = first_stages(layers, links, groups, steps, memo, cut, place, run, chain, room)
     if columns < 0:
         return
@@ -198,7 +211,9 @@ def expand(layers, links, groups, steps, memo, cut, place, run, chain, room, res
             continue
         passed_s, slowest_s = before_s, slowest_before_s
         if stages:
-            step_move(layers, links, steps, memo[2][cut, place], step, cut, busy, pool, pair)
+            step_move(
+                layers, links, steps, memo.parent_step[cut, place], step, cut, busy, pool, pair
+            )
             chain[0, own - 1], chain[1, own - 1], chain[2, own - 1] = pair[0], pair[1], 0.0
             passed_s += pair[0] + pair[1]
             slowest_s = max(slowest_s, pair[0] + pair[1])
@@ -224,13 +239,15 @@ def explore(
     seconds, cut and occupancy of the prefix, last step and last cut (seconds of ``limit_s`` where
     there is none), and the memo of the prefixes.
     """
+    layers, links = borrowed(layers), borrowed(links)
+    groups, steps = borrowed(groups), borrowed(steps)
     size, places = layers.forward_each.shape[0], steps.rest_group.shape[0]
     most_stages = run[4]
     widest = 1
     for place in range(places):
         widest = max(widest, steps.out[place + 1] - steps.out[place])
     count = steps.target.shape[0]
-    memo = (
+    found = Memo(
         np.full((size, places), -1),
         np.full((size, places), -1),
         np.full((size, places), -1),
@@ -238,6 +255,7 @@ def explore(
         np.full((size, places), np.inf),
         np.full((size, places), -1),
     )
+    memo = borrowed(found)
     kept = min(1 << 16, max(1, count * widest))
     pool = (
         np.full((count, widest), -1),
@@ -251,20 +269,21 @@ def explore(
     chain = np.zeros((3, 2 * most_stages + 1))
     rests = (np.empty((count, 2, size)), np.zeros(count, dtype=np.bool_))
     best = np.array([limit_s, -1.0, -1.0, -1.0, -1.0])
-    memo[5][0, 0] = 1
+    memo.fits[0, 0] = 1
     for cut in range(size - 1):
         for place in range(places):
-            if memo[5][cut, place] >= 0 and memo[3][cut, place] + 2 <= most_stages:
+            if memo.fits[cut, place] >= 0 and memo.stages[cut, place] + 2 <= most_stages:
                 expand(
                     layers, links, groups, steps, memo, cut, place, run, chain, room, rests, best
                 )
-    return best, memo[0], memo[1], memo[2]
+    return best, found.parent_cut, found.parent_place, found.parent_step
 
 
 def one_stage_s(
     layers: LayerArrays, groups: GroupArrays, group: int, run: tuple[int, int, int, int, int]
 ) -> float:
     """The closed form of all layers on one group of devices; infinite where they do not fit."""
+    layers, groups = borrowed(layers), borrowed(groups)
     chain, costs = np.zeros((3, 1)), np.zeros(3)
     last = layers.forward_each.shape[0] - 1
     put_stage(layers, groups, group, 0, last, 1, run, costs, chain, 0)
