@@ -23,7 +23,7 @@ def test_the_command_of_the_guide_draws_its_picture(
     assert answer.code == 0, answer.errors
     assert "Why search won: " in answer.output
     drawn, shown = (
-        {node.text for node in ET.parse(place).iter() if node.get("class", "").startswith("name")}
+        {node.text for node in ET.parse(place).iter()}
         for place in (tmp_path / "compare.svg", ROOT / "docs" / "pictures" / "compare.svg")
     )
     assert {"search", "dapple", "data-parallel"} <= drawn & shown

@@ -1,4 +1,4 @@
-import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -6,7 +6,9 @@ import pytest
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
-from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_svg
+from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_drawing
+from penstock.report.drawing import Curve, Mark, Rule, Words
+from penstock.report.drawing_svg import drawing_svg
 from penstock.report.stage_lanes import MOST_LANES, stage_lanes
 from penstock.report.tables import ComparisonRow
 from penstock.simulate.simulation import simulate_plan
@@ -26,12 +28,21 @@ def drawn(small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster)
     return compared(small_plan, prediction.timeline, prediction.iteration_s, "first")
 
 
-def parts(plans: list[ComparedPlan], head: PictureHead = HEAD) -> list[ET.Element]:
-    return list(ET.fromstring(compare_svg(plans, head)).iter())
+def marks_of(plans: list[ComparedPlan], head: PictureHead = HEAD) -> Sequence[Mark]:
+    return compare_drawing(plans, head).marks
 
 
-def words(nodes: list[ET.Element]) -> list[str]:
-    return [node.text for node in nodes if node.text]
+def words(marks: Sequence[Mark]) -> list[str]:
+    return [mark.words for mark in marks if isinstance(mark, Words)]
+
+
+def rules(marks: Sequence[Mark], ink: str) -> list[float]:
+    """The places of all lines of this colour."""
+    return [mark.x1 for mark in marks if isinstance(mark, Rule) and mark.ink == ink]
+
+
+def cut_ends(marks: Sequence[Mark]) -> int:
+    return sum(isinstance(mark, Curve) and mark.filled for mark in marks)
 
 
 def test_every_stage_has_a_lane_with_all_its_work(drawn: ComparedPlan, small_plan: Plan) -> None:
@@ -50,20 +61,18 @@ def test_one_axis_for_all_so_that_a_slower_plan_reaches_further(drawn: ComparedP
         row=replace(drawn.row, planner="second", iteration_s=1.5 * seconds),
         plan=replace(drawn.plan, schedule="gpipe"),
     )
-    nodes = parts([drawn, slower])
-    ends = [float(node.get("x1", 0)) for node in nodes if node.get("class") == "end"]
+    marks = marks_of([drawn, slower])
+    ends = rules(marks, "ink")
     left = 176.0
     assert len(ends) == 2
     assert (ends[1] - left) / (ends[0] - left) == pytest.approx(1.5, rel=1e-3)
-    bounds = {node.get("x1") for node in nodes if node.get("class") == "bound"}
-    assert len(bounds) == 1
-    (bound,) = bounds
-    assert (float(bound or 0) - left) / (ends[0] - left) == pytest.approx(0.02 / seconds, rel=1e-2)
+    (bound,) = set(rules(marks, "limit"))
+    assert (bound - left) / (ends[0] - left) == pytest.approx(0.02 / seconds, rel=1e-2)
 
 
 def test_names_are_escaped_and_the_bound_says_its_argument(drawn: ComparedPlan) -> None:
-    told = words(parts([drawn]))
-    assert "model <a> & b" in told
+    told = words(marks_of([drawn]))
+    assert "model &lt;a&gt; &amp; b" in drawing_svg(compare_drawing([drawn], HEAD))
     assert "dashed: no plan takes less than 20.0 ms: its work" in told
 
 
@@ -73,9 +82,9 @@ def test_planners_with_the_same_plan_share_a_block(drawn: ComparedPlan) -> None:
         row=replace(drawn.row, planner="twin"),
         plan=replace(drawn.plan, planner="twin"),
     )
-    nodes = parts([drawn, twin])
-    assert "first = twin" in words(nodes)
-    assert sum(node.get("class") == "end" for node in nodes) == 1
+    marks = marks_of([drawn, twin])
+    assert "first = twin" in words(marks)
+    assert len(rules(marks, "ink")) == 1
 
 
 def test_a_plan_far_behind_is_cut_off(drawn: ComparedPlan) -> None:
@@ -84,9 +93,8 @@ def test_a_plan_far_behind_is_cut_off(drawn: ComparedPlan) -> None:
         row=replace(drawn.row, planner="far", iteration_s=20 * drawn.row.iteration_s),
         plan=replace(drawn.plan, schedule="gpipe"),
     )
-    nodes = parts([drawn, far])
-    assert sum(node.get("class") == "cut" for node in nodes) == 2
-    assert not any(node.get("class") == "cut" for node in parts([drawn]))
+    assert cut_ends(marks_of([drawn, far])) == 2
+    assert cut_ends(marks_of([drawn])) == 0
 
 
 def deep(stages: int, micro_batches: int) -> tuple[Plan, Timeline]:
@@ -109,7 +117,7 @@ def test_a_picture_stays_small_however_deep_the_pipeline(stages: int, micro_batc
     one = compared(plan, timeline, float(micro_batches), "deep")
     assert len(one.lanes) <= MOST_LANES
     assert [one.lanes[0].first_stage, one.lanes[-1].last_stage] == [0, stages - 1]
-    assert len(compare_svg([one], HEAD)) < 400_000
+    assert len(drawing_svg(compare_drawing([one], HEAD))) < 400_000
 
 
 def test_columns_keep_the_time_of_every_kind() -> None:
@@ -130,4 +138,4 @@ def test_stages_that_share_devices_share_a_lane(
     assert [lane.name for lane in one.lanes] == ["stages 0, 2", "stages 1, 3"]
     for lane in one.lanes:
         assert len([bar for bar in lane.compute if bar.kind != "STEP"]) == 2 * 2 * 4
-    assert {"stages 0, 2", "stages 1, 3"} <= set(words(parts([one])))
+    assert {"stages 0, 2", "stages 1, 3"} <= set(words(marks_of([one])))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Option
 
@@ -39,6 +39,15 @@ __all__ = ["compare"]
 
 DEFAULT_LIMIT_S = 120.0
 
+ForcedSchedules: TypeAlias = Annotated[
+    str,
+    Option(
+        metavar="x,y",
+        help="Schedules to force on every planner, separated by commas. 'auto': the planner's "
+        "choice; 'all': every schedule in turn.",
+    ),
+]
+
 
 def compare(
     profile: ProfilePath,
@@ -49,14 +58,7 @@ def compare(
     planners: Annotated[
         str, Option(metavar="a,b", help="Planners to compare (default: all).")
     ] = "",
-    schedules: Annotated[
-        str,
-        Option(
-            metavar="x,y",
-            help="Schedules to force on every planner, separated by commas. 'auto': the planner's "
-            "choice; 'all': every schedule in turn.",
-        ),
-    ] = "auto",
+    schedules: ForcedSchedules = "auto",
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,

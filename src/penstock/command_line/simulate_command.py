@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typer import Option
 
@@ -27,6 +27,28 @@ __all__ = ["simulate"]
 
 MOST_ITERATIONS = 1000
 
+LinkBandwidth: TypeAlias = Annotated[
+    str, Option(metavar="CHANGE", help="What if: bandwidth of all links, such as x0.5 or 10GB/s.")
+]
+DeviceSpeeds: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        metavar="CHANGE", help="What if: a device's speed, such as '3 slower 20 %'; repeatable."
+    ),
+]
+MicroBatches: TypeAlias = Annotated[
+    int,
+    Option(
+        min=0, metavar="N", help="What if: number of micro-batches, of the same size (0: as is)."
+    ),
+]
+Iterations: TypeAlias = Annotated[
+    int,
+    Option(
+        min=1, max=MOST_ITERATIONS, metavar="N", help="Number of iterations to simulate in a row."
+    ),
+]
+
 
 def simulate(
     plan: PlanPath,
@@ -38,37 +60,14 @@ def simulate(
         str, Option(metavar="C", help="Cluster (default: the one recorded with the plan).")
     ] = "",
     profile_batch: ProfileBatch = 0,
-    link_bandwidth: Annotated[
-        str,
-        Option(metavar="CHANGE", help="What if: bandwidth of all links, such as x0.5 or 10GB/s."),
-    ] = "",
+    link_bandwidth: LinkBandwidth = "",
     link_latency: Annotated[
         str, Option(metavar="CHANGE", help="What if: latency of all links, such as x0.5 or 5us.")
     ] = "",
-    device: Annotated[
-        list[str] | None,
-        Option(
-            metavar="CHANGE", help="What if: a device's speed, such as '3 slower 20 %'; repeatable."
-        ),
-    ] = None,
-    micro_batches: Annotated[
-        int,
-        Option(
-            min=0,
-            metavar="N",
-            help="What if: number of micro-batches, of the same size (0: as planned).",
-        ),
-    ] = 0,
+    device: DeviceSpeeds = None,
+    micro_batches: MicroBatches = 0,
     schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
-    iterations: Annotated[
-        int,
-        Option(
-            min=1,
-            max=MOST_ITERATIONS,
-            metavar="N",
-            help="Number of iterations to simulate in a row.",
-        ),
-    ] = 1,
+    iterations: Iterations = 1,
     optimizer_sync: Annotated[
         Literal["before", "after"],
         Option(help="With several iterations: whether ranks agree on a step before or after it."),

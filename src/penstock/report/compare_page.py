@@ -8,7 +8,8 @@ from string import Template
 
 from penstock.document import write_text
 from penstock.errors import BadInput
-from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_svg
+from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_drawing
+from penstock.report.drawing_svg import drawing_svg
 
 __all__ = ["check_picture_path", "write_picture"]
 
@@ -36,7 +37,7 @@ def write_picture(
     Raises:
         BadInput: the place cannot be written to.
     """
-    picture = compare_svg(plans, head)
+    picture = drawing_svg(compare_drawing(plans, head), "comparison")
     if path.endswith(".html"):
         page = (files("penstock.report") / "assets" / "compare.html").read_text(encoding="utf-8")
         paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in words if text)

@@ -1,26 +1,27 @@
 """The picture of a comparison: iteration times as bars, and what each plan does all the time.
 
-Self-contained SVG, light and dark; all panels share one time axis with the lower bound on it.
+All panels share one time axis with the lower bound on it.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from math import inf
+from typing import TypeAlias
 
 from penstock.plan.plan import Plan
-from penstock.report.palette import KIND_WORDS
+from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Run, Slab, Words
+from penstock.report.palette import KIND_WORDS, Style
 from penstock.report.stage_lanes import Bar, StageLane
-from penstock.report.svg import cut_mark, line, rect, shortened, text, tick_text, ticks
 from penstock.report.tables import ComparisonRow
+from penstock.report.time_axis import TimeAxis, tick_text, ticks
 from penstock.words import percent_text, seconds_text
 
-__all__ = ["ComparedPlan", "PictureHead", "compare_svg"]
+__all__ = ["ComparedPlan", "PictureHead", "compare_drawing"]
 
-WIDTH, MARGIN, GUTTER, RIGHT = 1360, 28, 176, 262
+WIDTH, MARGIN, GUTTER, RIGHT = 1360, 28, 176, 300
 PLOT = WIDTH - RIGHT - GUTTER
+SMALL = 11.5
 BAR_ROW, BAR = 36, 20
 BLOCK_HEAD, BLOCK_GAP = 26, 18
 FAR = 2.6
@@ -54,46 +55,39 @@ class PictureHead:
     bound_covers: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeAxis:
-    """From seconds to places on the picture."""
+SHARES: dict[str, Ink | Style] = {
+    "compute": "compute",
+    "fill and drain": "fill",
+    "other stages": "other",
+    "recompute": Style("R"),
+    "transfers": Style("SEND"),
+    "all-reduce": Style("REDUCE"),
+    "optimizer step": Style("STEP"),
+    "waiting": "waiting",
+}
+"""The colour of every share of a critical path."""
 
-    end_s: float
-
-    def x(self, time_s: float) -> float:
-        """The place of a time, at most the right end."""
-        return GUTTER + min(time_s / self.end_s, 1.0) * PLOT
-
-    def cuts(self, time_s: float) -> bool:
-        """Whether a time lies beyond the right end."""
-        return time_s > self.end_s * (1 + 1e-9)
+Panel: TypeAlias = tuple[list[Mark], float]
+"""What is drawn, and where it ends below."""
 
 
-def compare_svg(plans: Sequence[ComparedPlan], head: PictureHead) -> str:
-    """The picture of ``plans``, drawn in the order given; those of the same plan share a block."""
+def compare_drawing(plans: Sequence[ComparedPlan], head: PictureHead) -> Drawing:
+    """The drawing of ``plans``, in the order given; those of the same plan share a block."""
     axis = time_axis([plan.row.iteration_s for plan in plans], head.bound_s)
-    top, parts = 76.0, [title_text(head)]
-    top, bars = bars_panel(plans, head, axis, top)
-    parts.append(bars)
+    marks: list[Mark] = [
+        Words(head.title, MARGIN, 38, 22, bold=True),
+        Words(head.subtitle, MARGIN, 60, 12.5, "quiet"),
+    ]
+    bars, top = bars_panel(plans, head, axis, 76.0)
     blocks = same_plans(plans)
-    parts.append(section_title("One iteration, stage by stage", top + 26, legend_kinds(blocks)))
-    blocks_top = top = top + 52
+    marks += [*bars, *panel_title("One iteration, stage by stage", top + 26, lane_legend(blocks))]
+    top += 52
     for block in blocks:
-        top, drawn = plan_block(block, axis, head.bound_s, top)
-        parts.append(drawn)
+        drawn, top = plan_block(block, axis, head.bound_s, top)
+        marks += drawn
     bottom = top - BLOCK_GAP + 4
-    parts.insert(2, grid(axis, blocks_top + BLOCK_HEAD - 6, bottom))
-    parts.append(axis_labels(axis, bottom + 15))
-    height = bottom + 34
-    style = (files("penstock.report") / "assets" / "compare.css").read_text(encoding="utf-8")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
-        f'class="comparison" role="img" aria-label="{escape(head.title)}">\n'
-        f"<style>\n{style}</style>\n"
-        f'<rect class="paper" width="{WIDTH}" height="{height:.0f}"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    marks += axis_marks(axis, bottom + 15)
+    return Drawing(WIDTH, round(bottom + 34), head.title, tuple(marks))
 
 
 def time_axis(iterations_s: Sequence[float], bound_s: float) -> TimeAxis:
@@ -101,7 +95,17 @@ def time_axis(iterations_s: Sequence[float], bound_s: float) -> TimeAxis:
     shortest_s = min(iterations_s)
     near_s = max(s for s in iterations_s if s <= FAR * shortest_s)
     is_cut = max(iterations_s) > near_s
-    return TimeAxis(max(near_s, bound_s) * (1.12 if is_cut else 1.02))
+    return TimeAxis(GUTTER, GUTTER + PLOT, max(near_s, bound_s) * (1.12 if is_cut else 1.02))
+
+
+def place(axis: TimeAxis, time_s: float) -> float:
+    """The place of a time, at most the right end."""
+    return min(axis.x(time_s), axis.right)
+
+
+def is_beyond(axis: TimeAxis, time_s: float) -> bool:
+    """Whether a time lies beyond the right end."""
+    return time_s > axis.end_s * (1 + 1e-9)
 
 
 def same_plans(plans: Sequence[ComparedPlan]) -> list[list[ComparedPlan]]:
@@ -114,63 +118,69 @@ def same_plans(plans: Sequence[ComparedPlan]) -> list[list[ComparedPlan]]:
     return list(found.values())
 
 
-def title_text(head: PictureHead) -> str:
-    """Title and subtitle."""
-    return text(head.title, MARGIN, 38, "title") + text(head.subtitle, MARGIN, 60, "quiet")
+def panel_title(words: str, y: float, legend: Sequence[tuple[str, Ink | Style]]) -> list[Mark]:
+    """The title of a panel, with its legend at the right: swatches with words on one line."""
+    marks: list[Mark] = [Words(words, MARGIN, y, 15, bold=True)]
+    widths = [22 + 6.4 * len(word) + 14 for word, _ in legend]
+    x = WIDTH - MARGIN - sum(widths) + 14
+    for (word, colour), width in zip(legend, widths, strict=True):
+        marks += [Slab(x, y - 10, 11, 11, colour), Words(word, x + 17, y, SMALL, "quiet")]
+        x += width
+    return marks
 
 
-def section_title(words: str, y: float, legend: str = "") -> str:
-    """The title of a panel, with its legend at the right."""
-    return text(words, MARGIN, y, "section") + f'<g transform="translate(0 {y:.0f})">{legend}</g>'
+def lane_legend(blocks: Sequence[Sequence[ComparedPlan]]) -> list[tuple[str, Ink | Style]]:
+    """The kinds that the lanes show."""
+    lanes = [lane for block in blocks for lane in block[0].lanes]
+    shown = {bar.kind for lane in lanes for bar in (*lane.compute, *lane.transfers)}
+    return [(word, Style(kind)) for kind, word in KIND_WORDS.items() if kind in shown]
 
 
 def bars_panel(
     plans: Sequence[ComparedPlan], head: PictureHead, axis: TimeAxis, top: float
-) -> tuple[float, str]:
-    """A bar for each row, made of its critical path; and the bottom of the panel."""
+) -> Panel:
+    """A bar for each row, made of its critical path."""
     kinds = list(dict.fromkeys(kind for plan in plans for kind, _ in plan.shares))
-    parts = [section_title("Iteration time and its critical path", top + 22, share_legend(kinds))]
+    legend: list[tuple[str, Ink | Style]] = [(kind, SHARES[kind]) for kind in kinds]
+    marks = panel_title("Iteration time and its critical path", top + 22, legend)
     rows_top = top + 40
     bottom = rows_top + BAR_ROW * len(plans)
-    parts.append(grid(axis, rows_top, bottom))
+    marks += grid_marks(axis, rows_top, bottom)
     for index, one in enumerate(plans):
-        parts.append(bar_row(one, axis, rows_top + index * BAR_ROW, index == 0))
-    parts.append(bound_line(axis, head.bound_s, rows_top - 4, bottom))
+        marks += bar_row(one, axis, rows_top + index * BAR_ROW)
+    marks += bound_marks(axis, head.bound_s, rows_top - 4, bottom)
+    marks += axis_marks(axis, bottom + 14)
     proof = f": {head.bound_argument}" if head.bound_argument else ""
-    parts.append(axis_labels(axis, bottom + 14))
     covers = f" ({head.bound_covers})" if head.bound_covers else ""
     note = f"dashed: no plan takes less than {seconds_text(head.bound_s)}{covers}{proof}"
-    parts.append(text(shortened(note, 190), GUTTER, bottom + 34, "bound-note"))
-    return bottom + 38, "\n".join(parts)
+    marks.append(Words(shortened(note, 190), GUTTER, bottom + 34, 12, "limit"))
+    return marks, bottom + 38
 
 
-def bar_row(one: ComparedPlan, axis: TimeAxis, y: float, is_best: bool) -> str:
+def bar_row(one: ComparedPlan, axis: TimeAxis, y: float) -> list[Mark]:
     """One planner: its name, its bar, its figures."""
     row, middle = one.row, y + BAR_ROW / 2
-    parts = [
-        text(row.planner, MARGIN, middle - 2, "name best" if is_best else "name"),
-        text(row.schedule, MARGIN, middle + 13, "small"),
+    marks: list[Mark] = [
+        Words(row.planner, MARGIN, middle - 2, 13.5, bold=True),
+        Words(row.schedule, MARGIN, middle + 13, SMALL, "quiet"),
     ]
     start_s = 0.0
     for kind, seconds in one.shares:
-        left, right = axis.x(start_s), axis.x(start_s + seconds)
+        left, right = place(axis, start_s), place(axis, start_s + seconds)
         if right - left > 0.05:
             label = f"{kind}: {seconds_text(seconds)} ({percent_text(seconds / row.iteration_s)})"
-            parts.append(rect(left, y + 8, right - left, BAR, f"share {class_of(kind)}", label))
+            marks.append(Slab(left, y + 8, right - left, BAR, SHARES[kind], label))
         start_s += seconds
-    end = axis.x(row.iteration_s)
-    if axis.cuts(row.iteration_s):
-        parts.append(cut_mark(end - 22, y + 5, BAR + 6))
+    end = place(axis, row.iteration_s)
+    if is_beyond(axis, row.iteration_s):
+        marks += cut_marks(end - 22, y + 5, BAR + 6)
     figures = gap_text(row.gap)
     if row.speedup_over_data_parallel < inf:
         figures += f" · {row.speedup_over_data_parallel:.2f}x data parallel"
-    x = end + 9
-    parts.append(
-        f'<text x="{x:.1f}" y="{middle + 4:.1f}"><tspan class="figure">'
-        f"{escape(seconds_text(row.iteration_s))}</tspan>"
-        f'<tspan class="small" dx="7">{escape(figures)}</tspan></text>'
-    )
-    return "\n".join(parts)
+    tail = Words(figures, 0, 0, SMALL, "quiet")
+    seconds = seconds_text(row.iteration_s)
+    marks.append(Words(seconds, end + 9, middle + 4, 13, bold=True, tail=tail))
+    return marks
 
 
 def gap_text(gap: float) -> str:
@@ -182,42 +192,41 @@ def gap_text(gap: float) -> str:
     return f"{percent_text(gap)} above" if gap < 2 else f"{1 + gap:.1f}x the bound"
 
 
-def plan_block(
-    block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, top: float
-) -> tuple[float, str]:
-    """One plan stage by stage, with its planners as title; and where the next block starts."""
+def plan_block(block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, top: float) -> Panel:
+    """One plan stage by stage, with its planners as title."""
     first = block[0]
     row, plan = first.row, first.plan
     names = " = ".join(dict.fromkeys(one.row.planner for one in block))
-    stages = counted(len(plan.stages), "stage", "s")
     about = (
-        f"{row.schedule} · {stages}, layers x replicas {row.stages} · "
-        f"{counted(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} · bubble "
-        f"{percent_text(row.bubble)}"
+        f"{row.schedule} · {counted(len(plan.stages), 'stage', 's')}, layers x replicas "
+        f"{row.stages} · {counted(plan.micro_batches, 'micro-batch', 'es')} of "
+        f"{plan.micro_batch_size} · bubble {percent_text(row.bubble)}"
     )
-    parts = [
-        f'<text class="halo" x="{MARGIN}" y="{top + 15:.1f}">'
-        f'<tspan class="name">{escape(names)}</tspan>'
-        f'<tspan class="quiet" dx="10">{escape(shortened(about, 150))}</tspan></text>'
-    ]
+    tail = Words(shortened(about, 150), 0, 0, 12.5, "quiet")
     compute, transfers, gap = lane_heights(len(first.lanes))
     is_small = sum(len(lane.compute) + len(lane.transfers) for lane in first.lanes) <= FEW_BARS
-    y = top + BLOCK_HEAD
+    y = lanes_top = top + BLOCK_HEAD
+    bottom = lanes_top + len(first.lanes) * (compute + transfers + gap) - gap
+    marks: list[Mark] = [
+        Words(names, MARGIN, top + 15, 13.5, bold=True, tail=tail),
+        *grid_marks(axis, lanes_top - 3, bottom + 1),
+    ]
     every = 1 if len(first.lanes) <= 16 else 4
     for index, lane in enumerate(first.lanes):
         if index % every == 0:
-            parts.append(lane_label(lane, y, compute))
-        parts.append(rect(GUTTER, y, PLOT, compute, "row"))
-        parts.append(lane_bars(lane.compute, axis, y, compute, is_small))
-        parts.append(lane_bars(lane.transfers, axis, y + compute + 1, transfers, is_small))
+            label = (lane_name(lane), GUTTER - 10.0, y + compute / 2 + 4)
+            marks.append(Words(*label, SMALL, "quiet", "end"))
+        marks.append(Slab(GUTTER, y, PLOT, compute, "row"))
+        marks += lane_bars(lane.compute, axis, y, compute, is_small)
+        marks += lane_bars(lane.transfers, axis, y + compute + 1, transfers, is_small)
         y += compute + transfers + gap
-    end = axis.x(row.iteration_s)
-    parts.append(bound_line(axis, bound_s, top + BLOCK_HEAD - 3, y - gap + 1))
-    parts.append(line(end, top + BLOCK_HEAD - 3, end, y - gap + 1, "end"))
-    if axis.cuts(row.iteration_s):
-        parts.append(cut_mark(end - 22, top + BLOCK_HEAD - 3, y - gap + 4 - top - BLOCK_HEAD))
-    parts.append(text(seconds_text(row.iteration_s), end + 9, top + BLOCK_HEAD + 11, "figure"))
-    return y - gap + BLOCK_GAP, "\n".join(part for part in parts if part)
+    end = place(axis, row.iteration_s)
+    marks += bound_marks(axis, bound_s, lanes_top - 3, bottom + 1)
+    marks.append(Rule(end, lanes_top - 3, end, bottom + 1, "ink", 1.4))
+    if is_beyond(axis, row.iteration_s):
+        marks += cut_marks(end - 22, lanes_top - 3, bottom + 4 - lanes_top)
+    marks.append(Words(seconds_text(row.iteration_s), end + 9, lanes_top + 11, 13, bold=True))
+    return marks, bottom + BLOCK_GAP
 
 
 def lane_heights(lanes: int) -> tuple[float, float, float]:
@@ -229,37 +238,36 @@ def lane_heights(lanes: int) -> tuple[float, float, float]:
     return 7, 2, 2
 
 
-def lane_label(lane: StageLane, y: float, height: float) -> str:
+def lane_name(lane: StageLane) -> str:
     """The stages of a lane."""
-    name = lane.name
-    if lane.replicas > 1 and lane.last_stage == lane.first_stage:
-        name += f"  on {lane.replicas} devices"
-    return text(name, GUTTER - 10, y + height / 2 + 4, "small end-anchor")
+    shared = lane.replicas > 1 and lane.last_stage == lane.first_stage
+    return f"{lane.name}  on {lane.replicas} devices" if shared else lane.name
 
 
 def lane_bars(
     bars: Sequence[Bar], axis: TimeAxis, y: float, height: float, with_labels: bool
-) -> str:
-    """The bars of a lane: each with its label, or one path for all of a style; then numbers."""
-    paths: dict[str, list[str]] = defaultdict(list)
-    parts: list[str] = []
+) -> list[Mark]:
+    """The bars of a lane: each with its label, or one run for all of a style; then numbers."""
+    runs: dict[tuple[Style, float], list[tuple[float, float]]] = defaultdict(list)
+    marks: list[Mark] = []
     for bar in bars:
-        left, right = axis.x(bar.start_s), axis.x(bar.end_s)
+        left, right = place(axis, bar.start_s), place(axis, bar.end_s)
         if right <= left:
             continue
         width = max(right - left - (0.7 if right - left > 3 else 0.0), 0.4)
-        style = f"bar {bar.kind}" + (f" s{round(4 * bar.strength)}" if bar.strength < 1 else "")
-        if with_labels:
-            parts.append(rect(left, y, width, height, style, bar_label(bar)))
+        style = Style(bar.kind)
+        if with_labels and bar.strength == 1:
+            marks.append(Slab(left, y, width, height, style, bar_label(bar)))
         else:
-            paths[style].append(f"M{left:.1f} {y:.1f}h{width:.1f}v{height:g}h-{width:.1f}z")
+            runs[style, bar.strength].append((left, width))
         number = str(bar.micro_batch)
         if bar.micro_batch >= 0 and height >= 12 and width >= 8 + 6 * len(number):
-            parts.append(
-                text(number, left + width / 2, y + height / 2 + 3.8, f"number on-{bar.kind}")
-            )
-    drawn = [f'<path class="{style}" d="{"".join(path)}"/>' for style, path in paths.items()]
-    return "".join([*drawn, *parts])
+            middle = (left + width / 2, y + height / 2 + 3.8)
+            marks.append(Words(number, *middle, 10.5, style, "middle"))
+    drawn = (
+        Run(y, height, style, tuple(spans), strength) for (style, strength), spans in runs.items()
+    )
+    return [*drawn, *marks]
 
 
 def bar_label(bar: Bar) -> str:
@@ -270,44 +278,34 @@ def bar_label(bar: Bar) -> str:
     return f"{words}: {seconds_text(bar.start_s)} to {seconds_text(bar.end_s)}"
 
 
-def legend_kinds(blocks: Sequence[Sequence[ComparedPlan]]) -> str:
-    """The colours of what the lanes show."""
-    shown = {bar.kind for block in blocks for lane in block[0].lanes for bar in lane.compute} | {
-        bar.kind for block in blocks for lane in block[0].lanes for bar in lane.transfers
-    }
-    return legend([(word, f"bar {kind}") for kind, word in KIND_WORDS.items() if kind in shown])
+def cut_marks(x: float, y: float, height: float) -> list[Mark]:
+    """Two slanted strokes: the bar goes on."""
+    corners = ((x, y + height), (x + 8, y), (x + 14, y), (x + 6, y + height))
+    return [
+        Curve(corners, "paper", filled=True),
+        Curve(corners[:2], "quiet", width=0.8),
+        Curve(corners[2:], "quiet", width=0.8),
+    ]
 
 
-def share_legend(kinds: Sequence[str]) -> str:
-    """The colours of the critical path."""
-    return legend([(kind, f"share {class_of(kind)}") for kind in kinds])
-
-
-def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Swatches with words, right-aligned on one line."""
-    widths = [22 + 6.4 * len(word) + 14 for word, _ in entries]
-    x, parts = WIDTH - MARGIN - sum(widths) + 14, list[str]()
-    for (word, style), width in zip(entries, widths, strict=True):
-        parts.append(rect(x, -10, 11, 11, style) + text(word, x + 17, 0, "small"))
-        x += width
-    return "".join(parts)
-
-
-def grid(axis: TimeAxis, top: float, bottom: float) -> str:
+def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
     """A line at every tick."""
-    return "".join(line(axis.x(t), top, axis.x(t), bottom, "grid") for t in ticks(axis.end_s))
+    return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
 
 
-def axis_labels(axis: TimeAxis, y: float) -> str:
+def axis_marks(axis: TimeAxis, y: float) -> list[Mark]:
     """The times under the ticks."""
-    return "".join(
-        text(tick_text(t, axis.end_s), axis.x(t), y, "small middle") for t in ticks(axis.end_s)
-    )
+    return [
+        Words(tick_text(t, axis.end_s), axis.x(t), y, SMALL, "quiet", "middle")
+        for t in ticks(axis.end_s)
+    ]
 
 
-def bound_line(axis: TimeAxis, bound_s: float, top: float, bottom: float) -> str:
+def bound_marks(axis: TimeAxis, bound_s: float, top: float, bottom: float) -> list[Mark]:
     """The lower bound, over everything."""
-    return line(axis.x(bound_s), top, axis.x(bound_s), bottom, "bound") if bound_s > 0 else ""
+    if bound_s <= 0:
+        return []
+    return [Rule(axis.x(bound_s), top, axis.x(bound_s), bottom, "limit", 1.4, dashed=True)]
 
 
 def counted(number: int, thing: str, ending: str) -> str:
@@ -319,6 +317,10 @@ def counted(number: int, thing: str, ending: str) -> str:
     return f"{number} {thing}{'' if number == 1 else ending}"
 
 
-def class_of(kind: str) -> str:
-    """The style of a share of the critical path."""
-    return kind.replace(" ", "-")
+def shortened(words: str, most: int) -> str:
+    """At most so many characters.
+
+    >>> shortened("a long story", 8)
+    'a long…'
+    """
+    return words if len(words) <= most else words[: most - 1].rstrip() + "…"

@@ -4,16 +4,33 @@ Lengths are pixels of a screen, from the top left corner. Colours are names of a
 styles of blocks, so that one drawing serves light and dark.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.report.palette import Style
 
-__all__ = ["Anchor", "Curve", "Drawing", "Ink", "Mark", "Rule", "Run", "Slab", "Words"]
+__all__ = [
+    "TAIL_GAP",
+    "Anchor",
+    "Curve",
+    "Drawing",
+    "Ink",
+    "Mark",
+    "Rule",
+    "Run",
+    "ShareInk",
+    "Slab",
+    "Words",
+]
 
-Ink: TypeAlias = Literal["paper", "ink", "quiet", "grid", "row", "area", "limit"]
+ShareInk: TypeAlias = Literal["compute", "fill", "other", "waiting"]
+"""The colour of a share of a critical path that has no kind of event."""
+
+Ink: TypeAlias = Literal["paper", "ink", "quiet", "grid", "row", "area", "limit"] | ShareInk
 """A colour of the theme that is no block's."""
+
+TAIL_GAP = 8.0
+"""Pixels between a text and its tail."""
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
 
@@ -69,7 +86,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A line of text on a baseline; ``ink`` is a theme's colour, or what suits a block's style."""
+    """A line of text on a baseline; ``ink`` is a theme's colour, or what suits a block's style.
+
+    ``tail`` goes on behind it, on the same line; its own place does not count.
+    """
 
     words: str
     x: float
@@ -78,6 +98,7 @@ class Words:
     ink: Ink | Style = "ink"
     anchor: Anchor = "start"
     bold: bool = False
+    tail: "Words | None" = None
 
 
 Mark: TypeAlias = Slab | Run | Rule | Curve | Words
@@ -95,14 +116,21 @@ class Drawing:
     @property
     def styles(self) -> tuple[Style, ...]:
         """Every style of a block, once."""
-        return tuple(dict.fromkeys(style for mark in self.marks for style in styles_of(mark)))
+        return tuple(colour for colour in self.colours if isinstance(colour, Style))
+
+    @property
+    def colours(self) -> tuple[Ink | Style, ...]:
+        """Every colour of a mark, once."""
+        found: dict[Ink | Style, None] = {}
+        for mark in self.marks:
+            found[colour_of(mark)] = None
+        return tuple(found)
 
 
-def styles_of(mark: Mark) -> Iterable[Style]:
-    """The styles of blocks that a mark needs."""
+def colour_of(mark: Mark) -> Ink | Style:
+    """The colour of a mark."""
     match mark:
         case Slab() | Run():
-            colour = mark.fill
+            return mark.fill
         case Rule() | Curve() | Words():
-            colour = mark.ink
-    return (colour,) if isinstance(colour, Style) else ()
+            return mark.ink

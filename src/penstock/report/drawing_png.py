@@ -1,11 +1,22 @@
 """A drawing as a bitmap, with Pillow."""
 
 import io
+from dataclasses import replace
 from functools import cache
 
 from PIL import Image, ImageDraw, ImageFont
 
-from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Run, Slab, Words
+from penstock.report.drawing import (
+    TAIL_GAP,
+    Curve,
+    Drawing,
+    Ink,
+    Mark,
+    Rule,
+    Run,
+    Slab,
+    Words,
+)
 from penstock.report.palette import THEMES, Style, Theme, fill_of, ink_on, mixed
 
 __all__ = ["drawing_png"]
@@ -82,14 +93,18 @@ def draw_words(pen: ImageDraw.ImageDraw, words: Words, theme: Theme) -> None:
         if isinstance(words.ink, Style)
         else colour_of(words.ink, theme)
     )
+    text, font = words.words.replace("µ", "u"), font_of(words.size)
     pen.text(
         (words.x * SCALE, words.y * SCALE),
-        words.words.replace("µ", "u"),
+        text,
         fill=colour,
-        font=font_of(words.size),
+        font=font,
         anchor=anchor,
         stroke_width=0.4 * SCALE if words.bold else 0,
     )
+    if words.tail is not None:
+        x = words.x + font.getlength(text) / SCALE + TAIL_GAP
+        draw_words(pen, replace(words.tail, x=x, y=words.y), theme)
 
 
 @cache

@@ -1,13 +1,26 @@
 """A drawing as SVG: one file, light or dark as the reader's system is, without a script."""
 
 from html import escape
+from typing import get_args
 
-from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Run, Slab, Words
+from penstock.report.drawing import (
+    TAIL_GAP,
+    Curve,
+    Drawing,
+    Ink,
+    Mark,
+    Rule,
+    Run,
+    ShareInk,
+    Slab,
+    Words,
+)
 from penstock.report.palette import THEMES, Style, Theme, fill_of, ink_on
 
 __all__ = ["drawing_svg"]
 
 INKS: tuple[Ink, ...] = ("paper", "ink", "quiet", "grid", "row", "area", "limit")
+SHARES: tuple[ShareInk, ...] = get_args(ShareInk)
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 
@@ -41,7 +54,7 @@ def style_sheet(drawing: Drawing, name: str) -> str:
 def theme_rules(drawing: Drawing, theme: Theme) -> list[str]:
     """The rules of a theme: ``.name`` fills, ``.line-name`` draws, ``.on-name`` is text on it."""
     rules: list[str] = []
-    for ink in INKS:
+    for ink in (*INKS, *(share for share in SHARES if share in drawing.colours)):
         colour = getattr(theme, ink)
         rules += [f".{ink} {{ fill: {colour}; }}", f".line-{ink} {{ stroke: {colour}; }}"]
     for style in drawing.styles:
@@ -111,13 +124,25 @@ def curve_svg(curve: Curve) -> str:
 
 def words_svg(words: Words) -> str:
     """A line of text."""
-    style = f"on-{words.ink.name}" if isinstance(words.ink, Style) else words.ink
     anchor = "" if words.anchor == "start" else f' text-anchor="{words.anchor}"'
-    bold = ' font-weight="650"' if words.bold else ""
-    return (
-        f'<text class="{style}" x="{short(words.x)}" y="{short(words.y)}" '
-        f'font-size="{words.size:g}"{anchor}{bold}>{escape(words.words)}</text>'
-    )
+    tail = ""
+    if words.tail is not None:
+        weight = "" if words.tail.bold else ' font-weight="400"'
+        style = f'class="{style_of(words.tail)}" {font_svg(words.tail)}{weight}'
+        tail = f'<tspan {style} dx="{TAIL_GAP:g}">{escape(words.tail.words)}</tspan>'
+    place = f'x="{short(words.x)}" y="{short(words.y)}"'
+    font = font_svg(words, anchor)
+    return f'<text class="{style_of(words)}" {place} {font}>{escape(words.words)}{tail}</text>'
+
+
+def style_of(words: Words) -> str:
+    """The class of a text."""
+    return f"on-{words.ink.name}" if isinstance(words.ink, Style) else words.ink
+
+
+def font_svg(words: Words, anchor: str = "") -> str:
+    """Size, anchor and weight of a text."""
+    return f'font-size="{words.size:g}"{anchor}' + (' font-weight="650"' if words.bold else "")
 
 
 def class_of(colour: Ink | Style) -> str:

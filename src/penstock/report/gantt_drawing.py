@@ -10,8 +10,7 @@ from penstock.report.drawing import Drawing, Mark, Rule, Run, Slab, Words
 from penstock.report.memory_drawing import memory_marks
 from penstock.report.merged_blocks import merged_blocks
 from penstock.report.palette import KIND_WORDS, Style
-from penstock.report.svg import tick_text, ticks
-from penstock.report.time_axis import TimeAxis
+from penstock.report.time_axis import TimeAxis, tick_text, ticks
 from penstock.words import size_text
 
 __all__ = ["RowHeights", "block_label", "gantt_drawing"]

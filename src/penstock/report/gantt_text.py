@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.report.device_rows import Block, DeviceRow, GanttRows, gantt_rows, row_ends
 from penstock.report.palette import KIND_WORDS, Style, terminal_code, terminal_ink
-from penstock.report.svg import tick_text, ticks
+from penstock.report.time_axis import tick_text, ticks
 from penstock.timeline.metrics import COMPUTE, bubble_fraction, iteration_s
 from penstock.timeline.timeline import EventKind, Timeline
 from penstock.words import percent_text, seconds_text

@@ -61,6 +61,8 @@ class Theme:
     """The colours of a figure, as ``#rrggbb``.
 
     ``tint`` of a kind is what the last stage of a device has; those between are mixtures.
+    ``compute``, ``fill`` (and drain), ``other`` (stages) and ``waiting`` are shares of a critical
+    path.
     """
 
     paper: str
@@ -70,6 +72,10 @@ class Theme:
     row: str
     area: str
     limit: str
+    compute: str
+    fill: str
+    other: str
+    waiting: str
     kinds: dict[EventKind, str]
     tints: dict[EventKind, str]
 
@@ -92,6 +98,10 @@ LIGHT = Theme(
     row="#f0f2f5",
     area="#cfe2ef",
     limit="#b3261e",
+    compute="#33618f",
+    fill="#93b5d6",
+    other="#c4d6e8",
+    waiting="#d9dee4",
     kinds={
         "F": "#0072b2",
         "B": "#e69f00",
@@ -114,6 +124,10 @@ DARK = Theme(
     row="#202933",
     area="#24435a",
     limit="#ff8a80",
+    compute="#4f86bd",
+    fill="#3d6187",
+    other="#2f4a66",
+    waiting="#35414d",
     kinds={
         "F": "#2b86c5",
         "B": "#e69f00",

@@ -1,10 +1,11 @@
 """From times to places on a drawing."""
 
 from dataclasses import dataclass
+from math import floor, log10
 
 from penstock.words import seconds_text, size_text
 
-__all__ = ["TimeAxis"]
+__all__ = ["TimeAxis", "tick_text", "ticks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,25 @@ class TimeAxis:
         ('2.00 MB', '2.5')
         """
         return size_text(size_bytes) if self.unit == "s" else f"{round(size_bytes, 3):g}"
+
+
+def ticks(end_s: float) -> list[float]:
+    """Round times from 0 to the end, about eight.
+
+    >>> ticks(0.83)
+    [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    """
+    scale = 10.0 ** floor(log10(end_s / 8))
+    step = next(scale * f for f in (1, 2, 2.5, 5, 10) if scale * f * 8.5 >= end_s)
+    return [round(i * step, 12) for i in range(floor(end_s / step + 1e-9) + 1)]
+
+
+def tick_text(time_s: float, end_s: float) -> str:
+    """A tick in the unit of the whole axis.
+
+    >>> tick_text(0.25, 0.8), tick_text(2.5, 20)
+    ('250 ms', '2.5 s')
+    """
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    unit, scale = next(((u, s) for u, s in units if end_s > s), units[-1])
+    return f"{round(time_s / scale, 6):g} {unit}"
