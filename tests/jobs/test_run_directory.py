@@ -7,6 +7,7 @@ import pytest
 from penstock.errors import BadInput
 from penstock.jobs.run_directory import latest_run, new_run, rows_before, write_rows
 from penstock.jobs.train import checkpoint_to_resume
+from penstock.runtime.checkpoints.checkpoint import state_text
 
 
 @pytest.fixture(autouse=True)
@@ -64,5 +65,5 @@ def test_a_run_without_a_checkpoint_is_resumed_from_its_first_step() -> None:
     assert said == ["'killed' has no checkpoint yet; training starts at the first step"]
     (run.checkpoints / "step-00000004").mkdir(parents=True)
     assert checkpoint_to_resume(run, said.append) is None  # half of one
-    (run.checkpoints / "step-00000004" / "state.json").touch()
+    (run.checkpoints / "step-00000004" / "state.json").write_text(state_text(4, {}, {}))
     assert checkpoint_to_resume(run, said.append) == run.checkpoints / "step-00000004"

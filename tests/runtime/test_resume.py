@@ -1,5 +1,6 @@
 """A run that was killed and resumed ends with the weights of one that was not, to the last bit."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from penstock.errors import BadInput, RunFailed
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint, read_state
 from penstock.runtime.checkpoints.loader_state import (
     ResumableLoader,
-    loader_from_text,
-    loader_to_text,
+    loader_from_json,
+    loader_to_json,
 )
 from penstock.runtime.processes.launch import launch_workers
 
@@ -62,14 +63,14 @@ def test_a_loader_goes_on_with_the_next_batch(taken: int) -> None:
     whole, interrupted, resumed = loader(), loader(), loader()
     expected = [batch.tolist() for _ in range(3) for batch in whole]
     found: list[list[float]] = []
-    text = loader_to_text(interrupted)
+    place = loader_to_json(interrupted)
     while len(found) < taken:
         for batch in interrupted:
             found.append(batch.tolist())
-            text = loader_to_text(interrupted)
+            place = loader_to_json(interrupted)
             if len(found) == taken:
                 break
-    loader_from_text(resumed, text, "here")
+    loader_from_json(resumed, json.loads(json.dumps(place)), "here")
     for _ in range(resumed.epoch, 3):
         found += [batch.tolist() for batch in resumed]
     assert found == expected
@@ -95,4 +96,4 @@ def test_a_loader_that_shuffles_by_the_global_generator_is_refused() -> None:
 
 def test_a_checkpoint_without_a_loaders_place_says_so() -> None:
     with pytest.raises(BadInput, match="'here' holds no place in a loader"):
-        loader_from_text(loader(), None, "here")
+        loader_from_json(loader(), None, "here")

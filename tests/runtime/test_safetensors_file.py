@@ -88,8 +88,8 @@ def damaged(path: Path, how: str) -> None:
             header["a"]["data_offsets"] = [-12, 0]
         case "no list":
             header = [1, 2]
-        case "eight bits":
-            header["a"]["dtype"] = "F8_E4M3"
+        case "four bits":
+            header["a"]["dtype"] = "F4"
         case "no type":
             del header["a"]["dtype"]
         case _:
@@ -113,7 +113,7 @@ def damaged(path: Path, how: str) -> None:
         ("another size", r"tensor 'a' of shape \(7,\) has 12 bytes"),
         ("negative", "tensor 'a' of shape"),
         ("no list", "list"),
-        ("eight bits", "tensor 'a' has type F8_E4M3, which is not trained"),
+        ("four bits", "tensor 'a' has type F4, which is not trained"),
         ("no type", "dtype"),
         ("empty", "its header would have 0 bytes"),
         ("no header", "its header would have 0 bytes"),

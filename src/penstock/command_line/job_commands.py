@@ -79,6 +79,13 @@ def train(
     memory_reserve: MemoryReserve = 0.05,
     device: Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
+    allow_pickle: Annotated[
+        bool,
+        Option(
+            "--allow-pickle",
+            help="Resume from a pickled checkpoint (format 1) too. It can run code.",
+        ),
+    ] = False,
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = "",
@@ -112,6 +119,7 @@ def train(
         shown=not quiet,
         save_weights=Path(save_weights) if save_weights else None,
         verify=not no_verify,
+        allow_pickle=allow_pickle,
     )
     result = train_job(find_job(job), request, log=terminal.note)
     values = {

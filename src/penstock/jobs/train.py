@@ -25,7 +25,7 @@ from penstock.planning.answers import find_plan
 from penstock.planning.questions import schedules_named
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
-from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
+from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.launch import launch_workers
@@ -54,7 +54,7 @@ class TrainRequest:
     ``runs``, or with ``resume`` the newest there). ``shown`` is false where nothing is to be
     displayed, ``verify`` where the first step is not to be compared with the model left whole,
     whatever the job says. ``save_weights`` is a directory for the weights at the end (none: the
-    job's).
+    job's). ``allow_pickle`` lets checkpoints of format 1 be read, which can run code.
     """
 
     workers: int = 4
@@ -69,6 +69,7 @@ class TrainRequest:
     shown: bool = True
     save_weights: Path | None = None
     verify: bool = True
+    allow_pickle: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,9 @@ def train_in(
     directory.write_predicted(prediction.timeline)
     say(f"plan: {in_words(plan)}; predicted {1000 * prediction.iteration_s:.0f} ms a step")
     say(f"starting {request.workers} workers")
-    task = WorkerTask(job, plan, directory.path, resume_from, request.device, request.shown)
+    task = WorkerTask(
+        job, plan, directory.path, resume_from, request.device, request.shown, request.allow_pickle
+    )
     reports = run_workers(task, request.workers, directory, say)
     start = reports[0].start
     lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
@@ -149,12 +152,24 @@ def train_in(
 
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
-    """The newest checkpoint; none where the run ended before its first one."""
-    try:
-        return latest_checkpoint(directory.checkpoints)
-    except BadInput:
-        say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
-        return None
+    """The newest whole checkpoint; none where the run ended before its first one.
+
+    Raises:
+        BadInput: there are checkpoints, but all are damaged.
+    """
+    found = complete_in(directory.checkpoints)
+    for path in reversed(found):
+        damage = damage_of(path)
+        if not damage:
+            return path
+        say(f"checkpoint '{path}' is left out: {damage}")
+    if found:
+        raise BadInput(
+            f"all {len(found)} checkpoints of '{directory.path}' are damaged; restore one from a "
+            f"copy, or train anew with another --out"
+        )
+    say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
+    return None
 
 
 def costs_of(

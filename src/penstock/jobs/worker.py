@@ -45,6 +45,7 @@ class WorkerTask:
     resume_from: Path | None = None
     device: str = "cpu"
     shown: bool = True
+    allow_pickle: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,9 @@ def train_worker(task: WorkerTask) -> WorkerReport:
     with told_if_long(say if shown else ignore, "building the model and the stages"):
         made = pipeline_of(job, task.plan, task.device)
     with made as pipe:
-        start = pipe.load(task.resume_from) if task.resume_from else 0
+        start = 0
+        if task.resume_from:
+            start = pipe.load(task.resume_from, allow_pickle=task.allow_pickle)
         return train(pipe, task, start)
 
 
@@ -157,7 +160,8 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
                 records.evaluation(step, evaluation)
                 display.note(f"step {step}: {in_words(evaluation)}")
             if job.checkpoint_every and step % job.checkpoint_every == 0:
-                pipe.save(directory.checkpoints)
+                # On the CPU a copy of all state would count against the memory that is planned.
+                pipe.save(directory.checkpoints, wait=task.device == "cpu")
             if pipe.stopping:
                 display.note(f"step {step}: a callback has ended the training")
                 break

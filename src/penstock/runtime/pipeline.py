@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,10 +20,12 @@ from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.checkpoints.pipeline_state import (
     load_state,
     restore,
-    save_state,
+    saved_state,
+    saved_tensors,
     state_tensors,
 )
 from penstock.runtime.checkpoints.weight_saving import save_weights
+from penstock.runtime.checkpoints.writer import CheckpointWriter, Target
 from penstock.runtime.clock import gather_timeline
 from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.gradients.loss_scaling import (
@@ -36,6 +38,7 @@ from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tens
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
+from penstock.runtime.settings import Verification, check_settings
 from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.find_module import module_for
@@ -52,10 +55,6 @@ from penstock.schedule.weight_rule import OptimizerSync
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics", "Verification"]
-
-
-Verification: TypeAlias = Literal["first-step", "off"]
-"""When a training compares itself with the model left whole."""
 
 
 class Pipeline:
@@ -122,7 +121,8 @@ class Pipeline:
         optimizer_sync: OptimizerSync = "before",
     ) -> None:
         check_settings(clip_norm, timeout_s, verify, optimizer_sync)
-        check_given(metrics or {}, callbacks)
+        check_metrics(metrics or {})
+        check_callbacks(callbacks)
         scaling = loss_scaling_for(autocast, loss_scaling)
         graph = graph_of(model, batch, loss, granularity, dynamic)
         self._graph = graph.with_outputs() if metrics else graph
@@ -153,6 +153,7 @@ class Pipeline:
             prepare_compiled(compiler, self._worker, batch)
         self._inference = Inference(self._worker, view, metrics or {})
         self._callbacks = tuple(callbacks)
+        self._checkpoints = CheckpointWriter(self._world)
         self._training = Training(
             self._worker.stepped_parameters(),
             self._world.device,
@@ -417,37 +418,51 @@ class Pipeline:
         extra: Any = None,
         loader: StatefulLoader | None = None,
         keep: int = 2,
+        wait: bool = True,
     ) -> Path:
         """Write ``directory/step-<steps>`` atomically and keep the newest ``keep``; all must ask.
 
         ``extra`` is kept with it (JSON; read it back with `read_state`), and so is the place of
-        ``loader`` in its data: a `ResumableLoader`, or any with ``state_dict``.
+        ``loader`` in its data: a `ResumableLoader`, or any with ``state_dict``. Hosts must share
+        the directory. Without ``wait`` it is written while training goes on, from a copy in the
+        CPU's memory; the next `save`, or the end, waits for it.
 
         Raises:
-            BadInput: the directory cannot be written.
+            BadInput: it cannot be written, or the one before could not be.
         """
         self._drain()
-        path = save_state(self._worker, self._training, Path(directory), extra, loader, keep)
-        self._tell(Saved(self.steps, path))
-        return path
+        worker, training = self._worker, self._training
+        state = saved_state(worker, training, extra, loader)
+        target = Target(Path(directory), training.steps, state, keep)
+        self._checkpoints.save(target, saved_tensors(worker, training), wait=wait)
+        self._tell(Saved(self.steps, target.final))
+        return target.final
 
-    def load(self, directory: Path | str, *, loader: StatefulLoader | None = None) -> int:
-        """Continue from a checkpoint, or from the newest of a directory; any plan may have made it.
+    def load(
+        self,
+        directory: Path | str,
+        *,
+        loader: StatefulLoader | None = None,
+        allow_pickle: bool = False,
+    ) -> int:
+        """Continue from a checkpoint of any plan, or from the newest whole one of a directory.
 
         ``loader`` goes on from the place that was saved. Returns the number of steps taken before.
-        All ranks must ask.
+        All ranks must ask. Only ``allow_pickle`` reads format 1, which can run code.
 
         Raises:
             BadInput: there is no whole checkpoint, it is of another model, or without a loader.
         """
         self._drain()
-        load_state(self._worker, self._training, Path(directory), loader)
+        self._checkpoints.wait()
+        load_state(self._worker, self._training, Path(directory), loader, allow_pickle=allow_pickle)
         return self.steps
 
     def close(self) -> None:
         """Leave the other ranks; also destroys the default process group where it was made here."""
         if not self._worker.has_ended:
             self._tell(Closing(self.steps))
+        self._checkpoints.close(failed=self._worker.has_ended)
         self._worker.close()
 
     def _drain(self) -> None:
@@ -468,32 +483,8 @@ class Pipeline:
         self.close()
 
 
-def check_given(metrics: Mapping[str, Metric], callbacks: Sequence[Callback]) -> None:
-    """Raise `BadInput` for functions that cannot be called."""
-    check_metrics(metrics)
-    check_callbacks(callbacks)
-
-
 def prepare_compiled(compiler: StageCompiler, worker: Worker, batch: Batch) -> None:
     """Compile the stages of ``worker`` for batches of the size of ``batch``."""
     leaves = worker.graph.batch_leaves(batch)
     lengths = worker.graph.lengths_of(dict(enumerate(leaves)))
     compiler.prepare(worker.plan, worker.world, leaves, worker.autocast, lengths)
-
-
-def check_settings(
-    clip_norm: float | None, timeout_s: float, verify: str, optimizer_sync: str
-) -> None:
-    """Raise `BadInput` for a setting that cannot be right."""
-    choices = {
-        "verify": (verify, get_args(Verification)),
-        "optimizer_sync": (optimizer_sync, get_args(OptimizerSync)),
-    }
-    for name, (choice, choices_of) in choices.items():
-        if choice not in choices_of:
-            allowed = " or ".join(f'"{each}"' for each in choices_of)
-            raise BadInput(f'{name} is "{choice}"; it must be {allowed}')
-    if clip_norm is not None and not clip_norm > 0:
-        raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
-    if not timeout_s > 0:
-        raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.weight_saving import begin, cannot_write, rename, stay
+from penstock.runtime.checkpoints.weight_saving import begin, cannot_write, rename
+from penstock.runtime.checkpoints.writer import stay
 from penstock.runtime.processes.gathering import gathered
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.pretrained import is_adapted

@@ -1,216 +1,190 @@
-"""Checkpoints that any plan can read: tensors by the model's own names, written atomically.
+"""Checkpoints that any plan can read: tensors by the model's own names, and the rest as JSON.
 
-A checkpoint is a directory ``step-00000100`` of torch.distributed.checkpoint files, to which every
-rank contributes the tensors it owns, and ``state.json`` for what is not a tensor. It is written
-under another name first and renamed when complete, so a directory of that name is always whole.
+A checkpoint is a directory ``step-00000100``. Every rank writes the tensors that it owns into a
+safetensors file of its own. ``state.json`` holds what is not a tensor, the size and the SHA-256
+checksum of every file, and a checksum of itself. Reading one executes nothing.
+
+The directory has another name while it is written, and is renamed when complete. A directory named
+``step-...`` is therefore whole unless it was damaged later, which its checksums tell.
 """
 
+import hashlib
 import json
-import os
-import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.errors import BadInput
+from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
 __all__ = [
+    "PICKLED_SCHEMA",
+    "STATE_FILE",
+    "WITH_PICKLE",
+    "checkpoints_in",
+    "complete_in",
+    "damage_of",
+    "first_mismatch",
     "latest_checkpoint",
-    "load_checkpoint",
-    "make_durable",
     "read_state",
-    "save_checkpoint",
+    "read_tensors",
+    "state_text",
     "stored_tensors",
 ]
 
 STATE_FILE = "state.json"
-SCHEMA = 1
+SCHEMA, PICKLED_SCHEMA = 2, 1
+CHUNK_BYTES = 1 << 20
+
+WITH_PICKLE = (
+    "it has format 1, which is read with pickle and can run code; where you wrote it yourself, "
+    "read it with allow_pickle=True (penstock train --allow-pickle)"
+)
 
 
-def save_checkpoint(
-    directory: Path,
-    step: int,
-    tensors: Mapping[str, torch.Tensor],
-    state: Mapping[str, Any],
-    *,
-    keep: int = 2,
-    group: dist.ProcessGroup | None = None,
-) -> Path:
-    """Write ``directory/step-<step>``, then delete all but the newest ``keep``; every rank calls.
-
-    ``tensors`` are those this rank writes; a name that several ranks give is written once.
-    ``state`` (rank 0's counts) must be JSON. Returns the path of the checkpoint.
+def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
+    """``state.json``: ``files`` gives ``bytes`` and ``sha256`` of every other file.
 
     Raises:
-        BadInput: the directory cannot be written.
+        BadInput: the state holds what JSON cannot.
     """
-    final = directory / f"step-{step:08d}"
-    partial = directory / f".step-{step:08d}.partial"
-    first = not dist.is_initialized() or dist.get_rank(group) == 0
-    problem = ""
-    if first:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for left_over in directory.glob(".step-*.partial"):
-                shutil.rmtree(left_over)
-            partial.mkdir()
-        except OSError as cause:
-            problem = (
-                f"checkpoint directory '{directory}' cannot be written ({cause}); name another"
-            )
-    raise_on_all(problem, group)
-    with alone_without_warning():
-        save(
-            dict(tensors),
-            checkpoint_id=partial,
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
-    if first:
-        text = json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1)
-        (partial / STATE_FILE).write_text(text)
-        make_durable(partial)
-        if final.exists():
-            shutil.rmtree(final)
-        partial.rename(final)
-        synchronise(directory)
-        for outdated in checkpoints_in(directory)[:-keep]:
-            shutil.rmtree(outdated)
-    raise_on_all("", group)
-    return final
-
-
-def load_checkpoint(
-    path: Path, tensors: Mapping[str, torch.Tensor], *, group: dist.ProcessGroup | None = None
-) -> dict[str, Any]:
-    """Fill ``tensors`` in place from a checkpoint of any plan; every rank calls with its own.
-
-    Returns what was saved as ``state``.
-
-    Raises:
-        BadInput: not a checkpoint, or a tensor is missing or of another shape.
-    """
-    problem, state = "", {}
+    content = {"schema": SCHEMA, "step": step, "files": dict(files), **state}
     try:
-        state = read_state(path)
-        problem = first_mismatch(path, tensors)
-    except BadInput as cause:
-        problem = str(cause)
-    raise_on_all(problem, group)
-    with alone_without_warning():
-        load(
-            dict(tensors),
-            checkpoint_id=path,
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
-    return state
+        return json.dumps({**content, "sha256": checksum_of(content)}, indent=1, allow_nan=True)
+    except (TypeError, ValueError) as cause:
+        raise BadInput(
+            f"the state of a checkpoint cannot be written as JSON ({cause}); give extra= numbers, "
+            f"text, lists and dictionaries only"
+        ) from cause
 
 
-@contextmanager
-def alone_without_warning() -> Iterator[None]:
-    """Without the warning that there is only one process, which is meant."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
-
-
-def stored_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and type of every tensor in a checkpoint, by name."""
-    stored = FileSystemReader(path).read_metadata().state_dict_metadata
-    return {
-        name: (tuple(entry.size), entry.properties.dtype)
-        for name, entry in stored.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def first_mismatch(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """What prevents loading ``tensors``; empty if nothing does."""
-    stored = stored_tensors(path)
-    for name, tensor in tensors.items():
-        if name not in stored:
-            return (
-                f"checkpoint '{path}' has no tensor '{name}'; it was written by another model or "
-                f"another optimizer; start without it"
-            )
-        size, _ = stored[name]
-        if size != tuple(tensor.shape):
-            return (
-                f"tensor '{name}' has shape {size} in checkpoint '{path}' and "
-                f"{tuple(tensor.shape)} in the model; build the model as it was when saved"
-            )
-    return ""
-
-
-def raise_on_all(problem: str, group: dist.ProcessGroup | None) -> None:
-    """Raise `BadInput` on every rank if one has a problem, so that none waits for another."""
-    problems: list[Any] = [problem]
-    if dist.is_initialized():
-        problems = [None] * dist.get_world_size(group)
-        dist.all_gather_object(problems, problem, group=group)
-    for text in problems:
-        if text:
-            raise BadInput(text)
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """The SHA-256 checksum of a state without its own."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """The part of a checkpoint that is not tensors, with its ``step``.
 
     Raises:
-        BadInput: the path is not a complete checkpoint of this schema.
+        BadInput: the path is not a complete checkpoint, or ``state.json`` is damaged.
     """
     try:
-        state = json.loads((path / STATE_FILE).read_text())
-    except (OSError, ValueError) as cause:
+        state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as cause:
         raise BadInput(
             f"'{path}' is not a complete checkpoint ({cause}); name a directory step-<number>"
         ) from cause
-    if state.get("schema") != SCHEMA:
+    schema = state.get("schema") if isinstance(state, dict) else None
+    if schema == PICKLED_SCHEMA:
+        return state
+    if schema != SCHEMA:
         raise BadInput(
-            f"checkpoint '{path}' has schema {state.get('schema')}, this version reads {SCHEMA}; "
-            f"read it with the version that wrote it"
+            f"checkpoint '{path}' has format {schema}, this version reads {SCHEMA}; read it with "
+            f"the version that wrote it"
         )
+    if state.pop("sha256", None) != checksum_of(state):
+        raise BadInput(f"{STATE_FILE} of checkpoint '{path}' is damaged: its checksum is wrong")
     return state
 
 
+def damage_of(path: Path, part: int = 0, parts: int = 1) -> str:
+    """What is wrong with a checkpoint, in words; empty where it is whole.
+
+    Of its files only every ``parts``-th is read, from ``part`` on, so that ranks can share them.
+    """
+    try:
+        state = read_state(path)
+    except BadInput as cause:
+        return str(cause)
+    if state["schema"] == PICKLED_SCHEMA:
+        return ""
+    for name in sorted(state["files"])[part::parts]:
+        expected, file = state["files"][name], path / name
+        try:
+            size, found = checksum_of_file(file)
+        except OSError as cause:
+            return f"'{file}' cannot be read ({cause.strerror})"
+        if size != expected["bytes"]:
+            return f"'{file}' has {size} bytes, but {expected['bytes']} were written"
+        if found != expected["sha256"]:
+            return f"'{file}' is damaged: its checksum is wrong"
+    return ""
+
+
+def checksum_of_file(path: Path) -> tuple[int, str]:
+    """Bytes and SHA-256 checksum of a file."""
+    checksum, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            checksum.update(chunk)
+            size += len(chunk)
+    return size, checksum.hexdigest()
+
+
+def stored_tensors(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint, by name; none is read.
+
+    Raises:
+        BadInput: a file is missing or not whole.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for name in sorted(state["files"]):
+        tensors |= read_header(path / name)
+    return tensors
+
+
+def first_mismatch(
+    path: Path, stored: Mapping[str, StoredTensor], tensors: Mapping[str, torch.Tensor]
+) -> str:
+    """What prevents reading ``tensors``, in words; empty where nothing does."""
+    for name, tensor in tensors.items():
+        if name not in stored:
+            return (
+                f"checkpoint '{path}' has no tensor '{name}'; it was written by another model or "
+                f"another optimizer; start without it"
+            )
+        if stored[name].shape != tuple(tensor.shape):
+            return (
+                f"tensor '{name}' has shape {stored[name].shape} in checkpoint '{path}' and "
+                f"{tuple(tensor.shape)} in the model; build the model as it was when saved"
+            )
+    return ""
+
+
+def read_tensors(stored: Mapping[str, StoredTensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill ``tensors`` in place.
+
+    Raises:
+        BadInput: a file cannot be read.
+    """
+    for name, tensor in tensors.items():
+        read_into(stored[name], tensor)
+
+
 def latest_checkpoint(directory: Path) -> Path:
-    """The newest complete checkpoint in ``directory``.
+    """The newest complete checkpoint in ``directory``; whether it is damaged is not looked at.
 
     Raises:
         BadInput: there is none.
     """
-    found = checkpoints_in(directory)
+    return checkpoints_in(directory)[-1]
+
+
+def checkpoints_in(directory: Path) -> Sequence[Path]:
+    """Complete checkpoints, oldest first; at least one.
+
+    Raises:
+        BadInput: there is none.
+    """
+    found = complete_in(directory)
     if not found:
         raise BadInput(f"no checkpoint in '{directory}'; name the directory of a run with one")
-    return found[-1]
+    return found
 
 
-def checkpoints_in(directory: Path) -> list[Path]:
+def complete_in(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     return sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
-
-
-def make_durable(directory: Path) -> None:
-    """Put every file of ``directory`` on disk before its new name says that it is whole."""
-    for path in directory.iterdir():
-        synchronise(path)
-    synchronise(directory)
-
-
-def synchronise(path: Path) -> None:
-    """Flush one file or directory to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,8 +1,5 @@
 """The place in a loader's data, so that a resumed run goes on with the very next batch."""
 
-import base64
-import io
-import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -11,8 +8,9 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from penstock.errors import BadInput
+from penstock.runtime.checkpoints.plain_values import from_json, to_json
 
-__all__ = ["ResumableLoader", "StatefulLoader", "loader_from_text", "loader_to_text"]
+__all__ = ["ResumableLoader", "StatefulLoader", "loader_from_json", "loader_to_json"]
 
 
 class StatefulLoader(Protocol):
@@ -92,29 +90,24 @@ class ResumableLoader:
         self._resumed = True
 
 
-def loader_to_text(loader: StatefulLoader) -> str:
-    """The state of a loader as text that JSON can hold."""
-    written = io.BytesIO()
-    torch.save(loader.state_dict(), written)
-    return base64.b64encode(written.getvalue()).decode("ascii")
-
-
-def loader_from_text(loader: StatefulLoader, text: str | None, name: str) -> None:
-    """Give a loader what `loader_to_text` wrote into the checkpoint ``name``.
+def loader_to_json(loader: StatefulLoader) -> Any:
+    """The state of a loader as JSON can hold it.
 
     Raises:
-        BadInput: there is nothing, or more than plain values and tensors.
+        BadInput: it holds more than plain values and tensors.
     """
-    if text is None:
+    return to_json(loader.state_dict(), f"the state of the {type(loader).__name__}")
+
+
+def loader_from_json(loader: StatefulLoader, state: Any, name: str) -> None:
+    """Give a loader what `loader_to_json` made, from the checkpoint ``name``.
+
+    Raises:
+        BadInput: there is nothing, or it is damaged.
+    """
+    if state is None:
         raise BadInput(
             f"checkpoint '{name}' holds no place in a loader; save it with loader=..., or load "
             f"without"
         )
-    try:
-        state = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-    except pickle.UnpicklingError as cause:
-        raise BadInput(
-            f"the loader's state in checkpoint '{name}' holds objects other than plain values and "
-            f"tensors, which are not loaded for safety; keep such state in extra=... as JSON"
-        ) from cause
-    loader.load_state_dict(state)
+    loader.load_state_dict(from_json(state, f"the loader's place in checkpoint '{name}'"))

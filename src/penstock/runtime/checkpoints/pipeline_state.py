@@ -1,27 +1,37 @@
 """What a pipeline keeps in a checkpoint: its tensors by name, and the rest as JSON."""
 
+import warnings
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from penstock.errors import BadInput
 from penstock.runtime.checkpoints.checkpoint import (
+    PICKLED_SCHEMA,
     STATE_FILE,
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
+    WITH_PICKLE,
+    checkpoints_in,
+    damage_of,
+    first_mismatch,
+    read_state,
+    read_tensors,
     stored_tensors,
 )
 from penstock.runtime.checkpoints.loader_state import (
     StatefulLoader,
-    loader_from_text,
-    loader_to_text,
+    loader_from_json,
+    loader_to_json,
 )
+from penstock.runtime.checkpoints.plain_values import to_json
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.steps.training import Training, merged_states
+from penstock.runtime.weights.safetensors_file import StoredTensor
 
-__all__ = ["load_state", "restore", "save_state", "state_tensors"]
+__all__ = ["load_state", "restore", "saved_state", "saved_tensors", "state_tensors"]
 
 
 def state_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
@@ -48,47 +58,117 @@ def restore(
     worker.random.restore(tensors, random)
 
 
-def save_state(
-    worker: Worker,
-    training: Training,
-    directory: Path,
-    extra: Any,
-    loader: StatefulLoader | None,
-    keep: int,
-) -> Path:
-    """Write a checkpoint; see `Pipeline.save`."""
-    tensors = {
+def saved_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
+    """The tensors that this rank writes into a checkpoint: each of a pipeline by one rank."""
+    return {
         name: tensor
         for name, tensor in state_tensors(worker, training).items()
         if name.startswith("random.") or worker.owns(name.partition(".")[2])
     }
+
+
+def saved_state(
+    worker: Worker, training: Training, extra: Any, loader: StatefulLoader | None
+) -> dict[str, Any]:
+    """What a checkpoint keeps besides tensors; every rank calls.
+
+    Raises:
+        BadInput: ``extra`` or the loader's state holds what a checkpoint does not keep.
+    """
     state = merged_states(worker.world.gather(training.state()))
-    place = loader_to_text(loader) if loader is not None else None
-    return save_checkpoint(
-        directory,
-        training.steps,
-        tensors,
-        {**state, "extra": extra, "loader": place},
-        keep=keep,
-        group=worker.world.control,
-    )
+
+    def as_json() -> dict[str, Any]:
+        place = loader_to_json(loader) if loader is not None else None
+        return {**state, "extra": extra, "loader": place}
+
+    return worker.world.agreed(as_json)
 
 
 def load_state(
-    worker: Worker, training: Training, directory: Path, loader: StatefulLoader | None
+    worker: Worker,
+    training: Training,
+    directory: Path,
+    loader: StatefulLoader | None,
+    *,
+    allow_pickle: bool = False,
 ) -> None:
     """Continue from a checkpoint; see `Pipeline.load`."""
-    path = directory
-    if not (path / STATE_FILE).is_file():
-        path = latest_checkpoint(path)
+    world = worker.world
+    path = chosen_checkpoint(worker, directory)
+    state = world.agreed(lambda: readable_state(path, allow_pickle=allow_pickle))
+    old = state["schema"] == PICKLED_SCHEMA
+    stored = world.agreed(partial(all_stored, path, state))
+    tensors = wanted_tensors(worker, training, stored)
+
+    def check() -> None:
+        if problem := first_mismatch(path, stored, tensors):
+            raise BadInput(problem)
+
+    world.agreed(check)
+    if old:
+        from penstock.runtime.checkpoints.format_1 import read_pickled
+
+        read_pickled(path, tensors, world.control)
+    else:
+        world.agreed(lambda: read_tensors(stored, tensors))
+    restore(worker, training, tensors, state)
+    if loader is not None:
+        place = state.get("loader")
+        if old and isinstance(place, str):
+            from penstock.runtime.checkpoints.format_1 import loader_place_with_pickle
+
+            place = to_json(loader_place_with_pickle(place), "the loader's place")
+        loader_from_json(loader, place, str(path))
+
+
+def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
+    """The directory where it is a checkpoint, else the newest whole one in it; all ranks agree.
+
+    Raises:
+        BadInput: there is none, or the one that was named is damaged.
+    """
+    world = worker.world
+    named = (directory / STATE_FILE).is_file()
+    tried = [directory]
+    if not world.agreed(lambda: named):
+        tried = world.agreed(lambda: list(reversed(checkpoints_in(directory))))
+    problem = ""
+    for path in map(Path, world.from_first([str(path) for path in tried])):
+        found = world.gather(damage_of(path, world.rank, world.size))
+        problem = next(filter(None, found), "")
+        if not problem:
+            return path
+        if world.rank == 0 and len(tried) > 1:
+            warnings.warn(f"checkpoint '{path}' is left out: {problem}", stacklevel=2)
+    raise BadInput(f"no whole checkpoint to load: {problem}")
+
+
+def readable_state(path: Path, *, allow_pickle: bool) -> dict[str, Any]:
+    """The state of a checkpoint that may be read."""
+    state = read_state(path)
+    if state["schema"] == PICKLED_SCHEMA and not allow_pickle:
+        raise BadInput(f"checkpoint '{path}' is not read: {WITH_PICKLE}")
+    return state
+
+
+def all_stored(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint that may be read, by name."""
+    if state["schema"] == PICKLED_SCHEMA:
+        from penstock.runtime.checkpoints.format_1 import stored_with_pickle
+
+        return stored_with_pickle(path)
+    return stored_tensors(path, state)
+
+
+def wanted_tensors(
+    worker: Worker, training: Training, stored: Mapping[str, StoredTensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors that this rank reads: its model's own, and room for the others."""
     tensors = {f"model.{n}": t.detach() for n, t in worker.named_tensors().items()}
     wanted = tuple(f"optimizer.{name}." for name in training.names.values())
     random = f"random.{worker.world.rank}"
-    for name, (shape, dtype) in stored_tensors(path).items():
+    for name, found in stored.items():
         is_random = name == random or name.startswith(f"{random}.")
         if is_random or (wanted and name.startswith(wanted)):
-            tensors[name] = torch.empty(shape, dtype=dtype)
-    state = load_checkpoint(path, tensors, group=worker.world.control)
-    restore(worker, training, tensors, state)
-    if loader is not None:
-        loader_from_text(loader, state.get("loader"), str(path))
+            tensors[name] = torch.empty(found.shape, dtype=found.dtype)
+    return tensors

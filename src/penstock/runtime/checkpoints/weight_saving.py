@@ -15,12 +15,12 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.checkpoint import make_durable
+from penstock.runtime.checkpoints.writer import make_durable, stay
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
 from penstock.runtime.weights.safetensors_file import bytes_of, write_tensors
 
-__all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights", "stay"]
+__all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights"]
 
 
 def check_free(directory: Path) -> None:
@@ -56,10 +56,6 @@ def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
     size = sum(bytes_of(tensor) for held in own for tensor in held.values())
     parts = world.gather((index, size))
     world.agreed(partial(finish, worker.graph, directory, part, parts) if world.rank == 0 else stay)
-
-
-def stay() -> None:
-    """What other ranks do while rank 0 works."""
 
 
 def begin(directory: Path, part: Path) -> None:

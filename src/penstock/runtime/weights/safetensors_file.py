@@ -13,23 +13,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from penstock.errors import BadInput
 
-__all__ = ["StoredTensor", "bytes_of", "read_header", "read_into", "write_tensors"]
+__all__ = [
+    "DTYPES",
+    "StoredTensor",
+    "bytes_of",
+    "plain_bytes",
+    "read_header",
+    "read_into",
+    "write_tensors",
+]
 
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
@@ -128,8 +142,20 @@ def read_into(stored: StoredTensor, target: torch.Tensor) -> None:
             target.copy_(values)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+class Checksum(Protocol):
+    """What `hashlib` makes."""
+
+    def update(self, data: Any, /) -> None:
+        """Add bytes."""
+        ...
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], checksum: Checksum | None = None
+) -> None:
     """Write a file, tensor by tensor; none is copied that is contiguous and on the CPU.
+
+    ``checksum`` is given every byte that is written.
 
     Raises:
         OSError: it cannot be written.
@@ -156,7 +182,12 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+
+        def write(data: bytes | memoryview) -> None:
+            file.write(data)
+            if checksum is not None:
+                checksum.update(data)
+
+        write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
-            file.write(memoryview(plain_bytes(tensor.detach().cpu().contiguous())))
+            write(memoryview(plain_bytes(tensor.detach().cpu().contiguous())))

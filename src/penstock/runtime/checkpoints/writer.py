@@ -1,0 +1,241 @@
+"""Checkpoints are written by all ranks at once, while training goes on where that is asked.
+
+Every rank writes its own file, then a receipt with the file's size and checksum. When rank 0 has
+found the receipts of all ranks, it writes ``state.json`` and gives the directory its name.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import torch
+
+from penstock.errors import BadInput
+from penstock.runtime.checkpoints.checkpoint import STATE_FILE, complete_in, state_text
+from penstock.runtime.processes.world import World
+from penstock.runtime.weights.safetensors_file import write_tensors
+
+__all__ = ["CheckpointWriter", "Target", "make_durable"]
+
+LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a checkpoint is written to, what goes into its ``state.json``, how many are kept."""
+
+    directory: Path
+    step: int
+    state: Mapping[str, Any]
+    keep: int
+
+    @property
+    def final(self) -> Path:
+        """The complete checkpoint."""
+        return self.directory / f"step-{self.step:08d}"
+
+    @property
+    def partial(self) -> Path:
+        """The checkpoint while it is written."""
+        return self.directory / f".step-{self.step:08d}.partial"
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time; all ranks of ``world`` must ask alike."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._target: Target | None = None
+        self._thread: Thread | None = None
+        self._stop_looking = Event()
+        self._problem = ""
+
+    def save(self, target: Target, tensors: Mapping[str, torch.Tensor], *, wait: bool) -> None:
+        """Write a checkpoint of this rank's ``tensors`` and of rank 0's ``target.state``.
+
+        With ``wait`` it is complete on return. Without, the tensors are copied to the CPU's
+        memory and written from there while training goes on.
+
+        Raises:
+            BadInput: the directory cannot be written, or the checkpoint before could not be.
+        """
+        self.wait()
+        world = self._world
+        world.agreed(partial(begin, target) if world.rank == 0 else stay)
+        kept = tensors if wait else {name: held_apart(t) for name, t in tensors.items()}
+        self._target, self._problem = target, ""
+        self._stop_looking.clear()
+        self._thread = Thread(target=self._write, args=(target, kept), name="penstock-checkpoint")
+        self._thread.start()
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the checkpoint that is being written is complete; every rank must call.
+
+        Raises:
+            BadInput: it could not be written, on this rank or another.
+        """
+        target = self._target
+        if target is None:
+            return
+        self._target = None
+        self._own_part_written()
+        self._world.agreed(self._refuse)
+        first = self._world.rank == 0
+        self._world.agreed(partial(complete, target, self._world.size) if first else stay)
+
+    def close(self, *, failed: bool) -> None:
+        """Let the checkpoint that is being written come to its end, without asking other ranks.
+
+        After a failure nobody waits for the others' parts.
+        """
+        if self._thread is None:
+            return
+        if not failed:
+            self._thread.join(self._world.timeout_s)
+        self._own_part_written()
+        if self._problem:
+            warnings.warn(self._problem, stacklevel=2)
+
+    def _own_part_written(self) -> None:
+        self._stop_looking.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+    def _refuse(self) -> None:
+        if self._problem:
+            raise BadInput(self._problem)
+
+    def _write(self, target: Target, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write this rank's part; rank 0 completes the checkpoint when all ranks have."""
+        try:
+            write_part(target, self._world.rank, tensors)
+            if self._world.rank == 0:
+                while not self._stop_looking.is_set():
+                    if all(receipt(target, rank) for rank in range(self._world.size)):
+                        complete(target, self._world.size)
+                        break
+                    self._stop_looking.wait(LOOK_EVERY_S)
+        except (BadInput, OSError, RuntimeError, MemoryError) as cause:
+            self._problem = cannot_write(target, cause)
+
+
+def held_apart(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor in memory of the CPU that training does not change."""
+    plain = tensor.detach()
+    return plain.clone() if plain.device.type == "cpu" else plain.cpu()
+
+
+def stay() -> None:
+    """What other ranks do while rank 0 works."""
+
+
+def begin(target: Target) -> None:
+    """Make the directory to write in; what an interrupted run left is deleted."""
+    try:
+        target.directory.mkdir(parents=True, exist_ok=True)
+        for left_over in target.directory.glob(".step-*.partial"):
+            shutil.rmtree(left_over)
+        target.partial.mkdir()
+    except OSError as cause:
+        raise BadInput(cannot_write(target, cause)) from cause
+
+
+def cannot_write(target: Target, cause: Exception) -> str:
+    """Why a checkpoint was not written, and what to do."""
+    if isinstance(cause, BadInput):
+        return str(cause)
+    return (
+        f"checkpoint '{target.final}' cannot be written ({cause}); make room or name another "
+        f"directory"
+    )
+
+
+def file_name(rank: int) -> str:
+    """The file of a rank's tensors."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def write_part(target: Target, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write one rank's tensors, and the receipt once they are on disk."""
+    path = target.partial / file_name(rank)
+    checksum = hashlib.sha256()
+    write_tensors(path, tensors, checksum)
+    synchronise(path)
+    text = json.dumps({"bytes": path.stat().st_size, "sha256": checksum.hexdigest()})
+    unfinished = receipt_path(target, rank).with_suffix(".partial")
+    unfinished.write_text(text)
+    unfinished.rename(receipt_path(target, rank))
+
+
+def receipt_path(target: Target, rank: int) -> Path:
+    """Where a rank says that its part is written."""
+    return target.partial / f".rank-{rank:05d}.receipt"
+
+
+def receipt(target: Target, rank: int) -> Mapping[str, Any] | None:
+    """Size and checksum of a rank's file; nothing before it is written."""
+    try:
+        return json.loads(receipt_path(target, rank).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def complete(target: Target, ranks: int) -> None:
+    """Write ``state.json``, give the directory its name, and delete the oldest checkpoints.
+
+    Does nothing where that was done before.
+
+    Raises:
+        BadInput: it cannot be written, or a rank's part is missing.
+    """
+    if not target.partial.exists():
+        return
+    receipts = [receipt(target, rank) for rank in range(ranks)]
+    files = {file_name(rank): found for rank, found in enumerate(receipts) if found is not None}
+    if len(files) < ranks:
+        missing = receipts.index(None)
+        raise BadInput(
+            f"checkpoint '{target.final}' lacks the part of rank {missing}: rank 0 does not see "
+            f"what it wrote; name a directory that all hosts share"
+        )
+    text = state_text(target.step, target.state, files)
+    try:
+        for rank in range(ranks):
+            receipt_path(target, rank).unlink()
+        (target.partial / STATE_FILE).write_text(text, encoding="utf-8")
+        make_durable(target.partial)
+        if target.final.exists():
+            shutil.rmtree(target.final)
+        target.partial.rename(target.final)
+        synchronise(target.directory)
+        for outdated in complete_in(target.directory)[: -target.keep]:
+            shutil.rmtree(outdated)
+    except OSError as cause:
+        raise BadInput(cannot_write(target, cause)) from cause
+
+
+def make_durable(directory: Path) -> None:
+    """Put every file of ``directory`` on disk before its new name says that it is whole."""
+    for path in directory.iterdir():
+        synchronise(path)
+    synchronise(directory)
+
+
+def synchronise(path: Path) -> None:
+    """Flush one file or directory to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,29 @@
+"""Settings of a pipeline that cannot be right are refused before anything is built."""
+
+from typing import Literal, TypeAlias, get_args
+
+from penstock.errors import BadInput
+from penstock.schedule.weight_rule import OptimizerSync
+
+__all__ = ["Verification", "check_settings"]
+
+Verification: TypeAlias = Literal["first-step", "off"]
+"""When a training compares itself with the model left whole."""
+
+
+def check_settings(
+    clip_norm: float | None, timeout_s: float, verify: str, optimizer_sync: str
+) -> None:
+    """Raise `BadInput` for a setting that cannot be right."""
+    choices = {
+        "verify": (verify, get_args(Verification)),
+        "optimizer_sync": (optimizer_sync, get_args(OptimizerSync)),
+    }
+    for name, (choice, choices_of) in choices.items():
+        if choice not in choices_of:
+            allowed = " or ".join(f'"{each}"' for each in choices_of)
+            raise BadInput(f'{name} is "{choice}"; it must be {allowed}')
+    if clip_norm is not None and not clip_norm > 0:
+        raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
+    if not timeout_s > 0:
+        raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")

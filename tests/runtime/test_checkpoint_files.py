@@ -1,0 +1,190 @@
+"""What stands on disk: damage of every kind is found and named, and reading executes nothing."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.checkpoints.checkpoint import damage_of, latest_checkpoint, read_state
+from penstock.runtime.pipeline import Pipeline
+
+X, Y = torch.arange(12.0).reshape(4, 3) / 12, torch.ones(4, 1)
+
+
+def pipeline() -> Pipeline:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    graph = capture_model(model, (X, Y), loss=nn.functional.mse_loss)
+    layers = range(len(graph.layer_names))
+    return Pipeline(
+        graph,
+        Plan((Stage(layers, (0,), (4,)),), 1, 4, "1f1b"),
+        (X, Y),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A directory with checkpoints after one and after two steps."""
+    with pipeline() as pipe:
+        for _ in range(2):
+            pipe.step((X, Y))
+            pipe.save(tmp_path, extra={"seen": 4})
+    return tmp_path
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+
+
+def replaced_by(text: str) -> Any:
+    return lambda path: path.write_text(text)
+
+
+def changed_step(path: Path) -> None:
+    path.write_text(path.read_text().replace('"step": 2', '"step": 7'))
+
+
+DAMAGE = [
+    *((name, harm) for name in ("rank-00000.safetensors",) for harm in (truncate, empty, flip)),
+    ("rank-00000.safetensors", Path.unlink),
+    *(("state.json", harm) for harm in (truncate, empty, changed_step)),
+    *(("state.json", replaced_by(text)) for text in ("[1]", "{}", '{"schema": 2}', "[" * 10**5)),
+]
+
+
+@pytest.mark.parametrize(("name", "harm"), DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_stepped_over(run: Path, name: str, harm: Any) -> None:
+    newest = latest_checkpoint(run)
+    assert not damage_of(newest)
+    harm(newest / name)
+    assert str(newest) in damage_of(newest)
+    with pipeline() as pipe:
+        with pytest.warns(UserWarning, match="step-00000002' is left out"):
+            assert pipe.load(run) == 1
+        with pytest.raises(BadInput, match="step-00000002"):
+            pipe.load(newest)
+
+
+def test_a_directory_of_damaged_ones_only_is_refused(run: Path) -> None:
+    for path in run.iterdir():
+        flip(path / "rank-00000.safetensors")
+    with pipeline() as pipe, pytest.warns(UserWarning), pytest.raises(BadInput, match="no whole"):
+        pipe.load(run)
+
+
+def test_every_tensor_comes_back(run: Path) -> None:
+    with pipeline() as through:
+        expected = [through.step((X, Y)).loss for _ in range(4)]
+    with pipeline() as pipe:
+        assert pipe.load(run) == 2
+        assert [pipe.step((X, Y)).loss for _ in range(2)] == expected[2:]
+    assert read_state(latest_checkpoint(run))["extra"] == {"seen": 4}
+
+
+def test_what_is_written_while_training_goes_on_is_that_of_its_step(tmp_path: Path) -> None:
+    with pipeline() as pipe:
+        pipe.step((X, Y))
+        pipe.save(tmp_path / "waited")
+        pipe.save(tmp_path / "background", wait=False)
+        for _ in range(3):
+            pipe.step((X, Y))
+        pipe.save(tmp_path / "background", wait=False)
+    stored = [
+        read_state(path)["files"]["rank-00000.safetensors"]["sha256"]
+        for path in (
+            tmp_path / "waited" / "step-00000001",
+            tmp_path / "background" / "step-00000001",
+            tmp_path / "background" / "step-00000004",
+        )
+    ]
+    assert stored[0] == stored[1] != stored[2]
+    assert not list((tmp_path / "background").glob(".*"))
+
+
+def test_a_full_disk_is_told_by_the_next_save(tmp_path: Path, monkeypatch: Any) -> None:
+    with pipeline() as pipe:
+        pipe.step((X, Y))
+        pipe.save(tmp_path)
+        # Every write to this device fails as on a full disk.
+        monkeypatch.setattr(
+            "penstock.runtime.checkpoints.writer.file_name", lambda rank: "/dev/full"
+        )
+        pipe.step((X, Y))
+        pipe.save(tmp_path, wait=False)
+        with pytest.raises(BadInput, match=r"step-00000002' cannot be written .*No space left"):
+            pipe.save(tmp_path)
+        assert latest_checkpoint(tmp_path).name == "step-00000001"
+        assert not damage_of(latest_checkpoint(tmp_path))
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def of_format_1(run: Path) -> Iterator[Path]:
+    """A checkpoint as version 1 wrote it, with the tensors of the newest one."""
+    from penstock.runtime.checkpoints.checkpoint import stored_tensors
+    from penstock.runtime.weights.safetensors_file import read_into
+
+    newest, old = latest_checkpoint(run), run / "old" / "step-00000002"
+    state = read_state(newest)
+    tensors: dict[str, Any] = {}
+    for name, stored in stored_tensors(newest, state).items():
+        tensors[name] = torch.empty(stored.shape, dtype=stored.dtype)
+        read_into(stored, tensors[name])
+    old.parent.mkdir()
+    with pytest.warns(UserWarning, match="disabled"):
+        save(tensors, checkpoint_id=old, no_dist=True)
+    state = {**{key: state[key] for key in state if key != "files"}, "schema": 1}
+    (old / "state.json").write_text(json.dumps(state))
+    yield old
+    shutil.rmtree(old)
+
+
+def test_format_1_is_read_only_where_that_is_allowed(run: Path, of_format_1: Path) -> None:
+    with pipeline() as new:
+        new.load(latest_checkpoint(run))
+        expected = new.step((X, Y)).loss
+    with pipeline() as pipe:
+        with pytest.raises(BadInput, match=r"format 1, which is read with pickle and can run code"):
+            pipe.load(of_format_1)
+        assert pipe.load(of_format_1, allow_pickle=True) == 2
+        assert pipe.step((X, Y)).loss == expected
+
+
+def test_a_strangers_pickle_is_not_touched(of_format_1: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "executed"
+    (of_format_1 / ".metadata").write_bytes(pickle.dumps(Payload(trace)))
+    with pipeline() as pipe, pytest.raises(BadInput, match="can run code"):
+        pipe.load(of_format_1.parent)
+    assert not trace.exists()
