@@ -80,7 +80,7 @@ class OperatorSeconds(TorchDispatchMode):
     def __init__(self, hardware: Hardware, *, fuses: bool = False) -> None:
         super().__init__()
         self._hardware = hardware
-        self._chain = Chain() if fuses else None
+        self._chain = FusedKernel() if fuses else None
         self._seconds = 0.0
 
     @property
@@ -139,7 +139,7 @@ class OperatorSeconds(TorchDispatchMode):
         return self._hardware.product_share
 
 
-class Chain:
+class FusedKernel:
     """Operators that are fused into one kernel, and the bytes that the kernel moves.
 
     What an operator makes is written only when something outside of its chain reads it.

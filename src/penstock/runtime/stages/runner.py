@@ -28,7 +28,7 @@ Work: TypeAlias = Callable[[int, Tensors], Tensors]
 
 
 class StageRunner(Protocol):
-    """What the action loop asks of a stage; a rehearsal answers with sleeps."""
+    """What the action loop asks of a stage."""
 
     def work(self, kind: ActionKind) -> Work:
         """What computes the actions of one kind.

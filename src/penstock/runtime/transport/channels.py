@@ -32,7 +32,7 @@ SHORT_SPIN_S = 20e-6
 
 
 class Channels(Protocol):
-    """What the action loop asks of the network; a rehearsal answers with delays.
+    """What the action loop asks of the network.
 
     What moves for an action is looked up once and then called in every iteration.
     """

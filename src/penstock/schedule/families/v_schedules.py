@@ -17,7 +17,12 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.errors import BadInput
-from penstock.schedule.families.zero_bubble_order import Pattern, Slots, Way, schedule_of_pattern
+from penstock.schedule.families.zero_bubble_order import (
+    Pattern,
+    Rearrangement,
+    Slots,
+    schedule_of_pattern,
+)
 from penstock.schedule.family import Family
 from penstock.schedule.fitting import rounds_of
 from penstock.schedule.schedule import Schedule
@@ -28,21 +33,21 @@ __all__ = ["V_HALF", "V_MIN", "ZB_V", "v_half", "v_min", "zb_v"]
 PERIOD = 6
 """Slots of a building block: F, I and W of two stages."""
 
-ZB_V_WAYS = (Way(up=-9, down=-9, patient=True), Way(up=-9, down=-9))
+ZB_V_WAYS = (Rearrangement(up=-9, down=-9, patient=True), Rearrangement(up=-9, down=-9))
 V_HALF_WAYS = (
-    Way(),
-    Way(patient=True),
-    Way(up=-9),
-    Way(up=-9, down=9, patient=True),
-    Way(down=9, patient=True),
+    Rearrangement(),
+    Rearrangement(patient=True),
+    Rearrangement(up=-9),
+    Rearrangement(up=-9, down=9, patient=True),
+    Rearrangement(down=9, patient=True),
 )
 V_MIN_WAYS = (
-    Way(),
-    Way(up=-9, deeper=1),
-    Way(deeper=1, patient=True),
-    Way(down=9, patient=True),
-    Way(down=9, deeper=1, patient=True),
-    Way(down=9, deeper=2),
+    Rearrangement(),
+    Rearrangement(up=-9, deeper=1),
+    Rearrangement(deeper=1, patient=True),
+    Rearrangement(down=9, patient=True),
+    Rearrangement(down=9, deeper=1, patient=True),
+    Rearrangement(down=9, deeper=2),
 )
 """Few ways that together come within half a percent of the best of 36, averaged over seven ratios
 of F, I and W, with and without transfers, for 2 to 16 groups."""

@@ -18,7 +18,7 @@ from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import ROUNDING, PipelineShape
 
-__all__ = ["Pattern", "Slots", "Way", "schedule_of_pattern"]
+__all__ = ["Pattern", "Rearrangement", "Slots", "schedule_of_pattern"]
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 """Whole numbers in an array: slots of a pattern, or actions as `zero_bubble_loop` codes them."""
@@ -32,7 +32,7 @@ LATENESS = (0.25, 0.5, 0.75)
 """How late a W may make what follows, in times of the shortest W."""
 
 
-class Way(NamedTuple):
+class Rearrangement(NamedTuple):
     """One way to rearrange the pattern of a V.
 
     F on the way up the V rank ``up`` slots later than they are drawn, and I on the way back from
@@ -59,7 +59,7 @@ class Pattern:
 
     slots: Slots
     most: int
-    ways: tuple[Way, ...] = ()
+    ways: tuple[Rearrangement, ...] = ()
 
 
 def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
@@ -115,7 +115,7 @@ def check_room(shape: PipelineShape) -> None:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class PlacedPattern:
     """A pattern on a pipeline, flat, as the loops want it.
 
     ``order`` are the actions of one group after the other, from ``first[group]`` on, in the order
@@ -135,7 +135,7 @@ class Drawing:
     limits: tuple[npt.NDArray[Any], ...]
 
 
-def drawing_of(shape: PipelineShape, pattern: Pattern) -> Drawing:
+def drawing_of(shape: PipelineShape, pattern: Pattern) -> PlacedPattern:
     """The costs, limits and drawn order of a pipeline whose groups hold equally many stages."""
     home = np.array([shape.group_of(s) for s in range(shape.stages)])
     table = seconds_by_kind(shape)[ROWS]
@@ -152,7 +152,7 @@ def drawing_of(shape: PipelineShape, pattern: Pattern) -> Drawing:
     costs = [shape.cost(stage) for stage in range(shape.stages)]
     room = np.array(shape.memory_bytes or (inf,) * shape.groups) * ROUNDING
     slack_s = 1e-9 * float(table.max())
-    return Drawing(
+    return PlacedPattern(
         shape,
         pattern,
         home,
@@ -172,7 +172,7 @@ def drawing_of(shape: PipelineShape, pattern: Pattern) -> Drawing:
     )
 
 
-def with_weights(drawn: Drawing, actions: Slots, lateness: float) -> tuple[Slots, float]:
+def with_weights(drawn: PlacedPattern, actions: Slots, lateness: float) -> tuple[Slots, float]:
     """These orders with W in their gaps, and how long they take: for ever if they have no room."""
     out = np.zeros(3 * len(actions) // 2, dtype=np.int64)
     shortest_s = float(drawn.seconds[2 * drawn.shape.stages :].min())
@@ -181,7 +181,7 @@ def with_weights(drawn: Drawing, actions: Slots, lateness: float) -> tuple[Slots
     return looped(drawn, "filled", *flat, *drawn.limits, out=out)
 
 
-def rearrangement(drawn: Drawing, way: Way) -> Slots:
+def rearrangement(drawn: PlacedPattern, way: Rearrangement) -> Slots:
     """Orders of F and I made from the pattern by `rearranged`."""
     slots = drawn.pattern.slots.copy()
     slots[0, drawn.shape.groups :] += way.up
@@ -192,7 +192,7 @@ def rearrangement(drawn: Drawing, way: Way) -> Slots:
     return looped(drawn, "rearranged", *flat, *drawn.limits, out=out)[0]
 
 
-def depths(drawn: Drawing) -> Slots:
+def depths(drawn: PlacedPattern) -> Slots:
     """For each group the most micro-batches that the pattern has between F and I going down."""
     stages, micro_batches = drawn.shape.stages, drawn.shape.micro_batches
     down = drawn.order // micro_batches % stages < drawn.shape.groups
@@ -200,7 +200,7 @@ def depths(drawn: Drawing) -> Slots:
     return np.cumsum(changes.reshape(drawn.shape.groups, -1), axis=1).max(axis=1)
 
 
-def looped(drawn: Drawing, name: str, *flat: Any, out: Slots) -> tuple[Slots, Any]:
+def looped(drawn: PlacedPattern, name: str, *flat: Any, out: Slots) -> tuple[Slots, Any]:
     """What a loop writes to ``out``, and what it returns."""
     micro_batches = drawn.shape.micro_batches
     steps = 3 * len(out) * (1 + len(drawn.pattern.ways))
@@ -212,7 +212,7 @@ def looped(drawn: Drawing, name: str, *flat: Any, out: Slots) -> tuple[Slots, An
     return np.array(written, dtype=np.int64), result
 
 
-def decoded(drawn: Drawing, actions: Slots) -> Schedule:
+def decoded(drawn: PlacedPattern, actions: Slots) -> Schedule:
     """The schedule with these orders, and recomputes where they are needed."""
     shape = drawn.shape
     rows, cells = np.divmod(actions, shape.stages * shape.micro_batches)
