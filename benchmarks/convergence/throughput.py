@@ -8,10 +8,16 @@ is one NVIDIA P40 by its data sheet (12 TFLOP/s, 346 GB/s); a layer takes what i
 or its reading of the weights take, whichever is longer. Against data parallelism on all devices
 stand the best synchronous plan of any schedule, and the best of three asynchronous pipelines (four
 stages, two stages, two stages of two replicas), per update.
+
+Profiles are affine in the samples, and the longer of two costs is not. So a plan is searched for at
+each micro-batch size with a line that is exact at that size and at a quarter of it; and every plan
+is judged by what its own stages take with their own rows, exactly.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +27,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.simulation import Prediction, simulate_plan
 
 FLOPS_PER_S = 12e12
 MEMORY_BYTES_PER_S = 346e9
@@ -34,7 +40,7 @@ LATENCY_S = 10e-6
 OPTIMIZER_PASSES = 5
 """Momentum reads weight, gradient and momentum, and writes weight and momentum."""
 
-SYNCHRONOUS = ("auto", "any")
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 ASYNCHRONOUS = ("vanilla", "pipedream", "spectrain")
 
 
@@ -48,23 +54,35 @@ class Model:
     positions: int
     width: int
 
-    def profile(self) -> ModelProfile:
-        """Its costs on one device."""
-        weight_bytes = 4 * self.parameters
-        seconds = 2 * self.parameters * self.positions / FLOPS_PER_S
-        reading_s = weight_bytes / MEMORY_BYTES_PER_S
+    def pass_s(self, samples: float) -> float:
+        """Seconds of a forward, or of half a backward, of one layer."""
+        reading_s = 4 * self.parameters / MEMORY_BYTES_PER_S
+        return max(reading_s, 2 * self.parameters * self.positions * samples / FLOPS_PER_S)
+
+    def near(self, samples: int) -> ModelProfile:
+        """Its costs on one device, exact with ``samples`` and with a quarter of them."""
+        most_s, quarter_s = self.pass_s(samples), self.pass_s(samples / 4)
+        slope_s = (most_s - quarter_s) / (0.75 * samples)
+        return self.profile([Affine(most_s - slope_s * samples, slope_s)] * self.layers)
+
+    def of(self, plan: Plan) -> ModelProfile:
+        """Its costs with the rows that each stage of ``plan`` has, exactly."""
+        rows = [max(stage.slices) for stage in plan.stages for _ in stage.layers]
+        return self.profile([Affine(self.pass_s(count)) for count in rows])
+
+    def profile(self, passes_s: Sequence[Affine]) -> ModelProfile:
+        """The model, where a pass of each layer takes so long."""
         crossing = Affine(per_sample=4.0 * self.width * self.positions)
-        pass_s = Affine(max(0.0, reading_s - seconds * BATCH), seconds)
         layers = tuple(
             LayerCost(
                 f"layer {number}",
                 pass_s,
                 pass_s,
                 pass_s,
-                parameter_bytes=weight_bytes,
+                parameter_bytes=4 * self.parameters,
                 saved_bytes=crossing,
             )
-            for number in range(self.layers)
+            for number, pass_s in enumerate(passes_s)
         )
         edges = tuple(
             Edge(at, at + 1, f"hidden {at}", crossing, crossing) for at in range(self.layers - 1)
@@ -86,16 +104,15 @@ def cluster_with(link_gb_per_s: float) -> Cluster:
     return Cluster("four", (Host("host", devices, link_gb_per_s * 1e9, link_latency_s=LATENCY_S),))
 
 
-def data_parallel(profile: ModelProfile) -> Plan:
+def data_parallel(layers: int) -> Plan:
     """The whole model on every device, as SpecTrain's comparison has it."""
     shares = (BATCH // DEVICES,) * DEVICES
-    whole = Stage(range(len(profile.layers)), tuple(range(DEVICES)), shares)
-    return Plan((whole,), 1, BATCH, "1f1b")
+    return Plan((Stage(range(layers), tuple(range(DEVICES)), shares),), 1, BATCH, "1f1b")
 
 
-def asynchronous(profile: ModelProfile, schedule: str, stages: int, replicas: int) -> Plan:
+def asynchronous(layers: int, schedule: str, stages: int, replicas: int) -> Plan:
     """Equal stages; every micro-batch is a whole batch with an update of its own."""
-    each = len(profile.layers) // stages
+    each = layers // stages
     shares = (BATCH // replicas,) * replicas
     return Plan(
         tuple(
@@ -114,27 +131,29 @@ def asynchronous(profile: ModelProfile, schedule: str, stages: int, replicas: in
 
 def row_of(model: Model, link_gb_per_s: float) -> dict[str, Any]:
     """Seconds an update: data parallelism, the best synchronous plan, asynchronous schedules."""
-    profile, cluster = model.profile(), cluster_with(link_gb_per_s)
+    cluster = cluster_with(link_gb_per_s)
     options = {"optimizer_bytes_per_parameter_byte": 1.0}
+
+    def judged(plan: Plan, **more: Any) -> Prediction:
+        return simulate_plan(plan, model.of(plan), cluster, **options, **more)
+
     row: dict[str, Any] = {"model": model.name, "link_gb_per_s": link_gb_per_s}
-    plain = simulate_plan(data_parallel(profile), profile, cluster, **options)
-    row["data_parallel_s"] = plain.iteration_s
-    best: tuple[float, str] | None = None
-    for schedule in SYNCHRONOUS:
-        try:
-            plan = plan_pipeline(profile, cluster, BATCH, schedule=schedule, **options)
-        except Infeasible:
-            continue
-        found_s = simulate_plan(plan, profile, cluster, **options).iteration_s
-        words = f"{plan.schedule}, {len(plan.stages)} stage(s), {plan.micro_batches} micro-batches"
-        best = min(best or (found_s, words), (found_s, words))
-    assert best is not None
-    row["synchronous_s"], row["synchronous"] = best
+    plain = data_parallel(model.layers)
+    row["data_parallel_s"] = judged(plain).iteration_s
+    plans = [plain]
+    for samples in SIZES:
+        near = model.near(samples)
+        with suppress(Infeasible):
+            plans.append(plan_pipeline(near, cluster, BATCH, micro_batch_size=samples, **options))
+    seconds = {index: judged(plan).iteration_s for index, plan in enumerate(plans)}
+    best = plans[min(seconds, key=lambda index: seconds[index])]
+    row["synchronous_s"] = min(seconds.values())
+    row["synchronous"] = (
+        f"{best.schedule}, {len(best.stages)} stage(s), {best.micro_batches} micro-batches"
+    )
     for schedule in ASYNCHRONOUS:
         tried = {
-            shape: simulate_plan(
-                asynchronous(profile, schedule, *shape), profile, cluster, iterations=2, **options
-            ).steady_s
+            shape: judged(asynchronous(model.layers, schedule, *shape), iterations=2).steady_s
             / UPDATES
             for shape in ((4, 1), (2, 2), (2, 1))
         }

@@ -42,6 +42,15 @@ def test_convergence(scripts: pytest.MonkeyPatch) -> None:
     assert "\n".join(summary.errors_table(cases)) in text
 
 
+def test_throughput_without_a_flush() -> None:
+    script = script_at("benchmarks/convergence/throughput.py", "convergence_throughput")
+    text = page("docs/benchmarks/convergence.md")
+    rows = results("convergence/throughput.json")["rows"]
+    assert script.table_of(rows) in text
+    gains = [row["synchronous_s"] / row["spectrain_s"] for row in rows]
+    assert f"from {min(gains):.2f} to {max(gains):.2f} times" in " ".join(text.split())
+
+
 def test_simulator(scripts: pytest.MonkeyPatch) -> None:
     scripts.syspath_prepend(BENCHMARKS / "simulator")
     parts = script_at("benchmarks/simulator/parts.py", "simulator_parts")
