@@ -15,8 +15,9 @@ from penstock.search.step import SearchStep
 
 __all__ = ["MAKING_A_PLAN", "Judged", "actions_of", "climb"]
 
-MAKING_A_PLAN = 500
-"""Actions that making and looking up a plan counts as, beside those that are simulated."""
+MAKING_A_PLAN, ITS_DEVICE = 500, 30
+"""Actions that making and looking up a plan counts as, beside those that are simulated: by itself,
+and for each device."""
 
 ORDERED = 4
 """Making the order of an action takes so many times as long as playing it; the orders of the
@@ -62,10 +63,11 @@ class Judged:
 
 def actions_of(plan: Plan) -> int:
     """What judging a plan costs, in simulated actions."""
-    played = plan.micro_batches * len(plan.devices)
+    devices = len(plan.devices)
+    actions = MAKING_A_PLAN + (ITS_DEVICE + plan.micro_batches) * devices
     if FAMILIES[plan.schedule].is_planned:
-        return MAKING_A_PLAN + played
-    return MAKING_A_PLAN + played + ORDERED * plan.micro_batches * len(plan.stages)
+        return actions
+    return actions + ORDERED * plan.micro_batches * len(plan.stages)
 
 
 def climb(judged: Judged, plan: Plan, seconds: float, actions: float) -> tuple[Plan, float]:

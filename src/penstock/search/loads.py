@@ -26,8 +26,8 @@ these, where each plan takes longer, they are fewer."""
 HEAT = 0.05
 """How much slower plans are taken at first."""
 
-KEPT = 4
-"""Micro-batch sizes whose best plan is simulated."""
+KEPT = 6
+"""Plans of a walk that are simulated, which differ in micro-batch size or number of stages."""
 
 
 @remembered
@@ -56,9 +56,10 @@ def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Ite
     for power in POWERS:
         layout = layout_of(problem, start)
         found_s, found = compiled(wander)(arrays_of(problem), layout, walk._replace(power=power))
+        most = len(layout.cuts) - 1
         for number in np.argsort(found_s)[:KEPT].tolist():
             if found_s[number] < inf:
-                yield plan_of(problem, found, number, int(sizes[number]))
+                yield plan_of(problem, found, number, int(sizes[number // most]))
 
 
 def layout_of(problem: PlanningProblem, plan: Plan) -> Layout:

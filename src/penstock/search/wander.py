@@ -150,18 +150,19 @@ def copy_of(layout):
 
 
 def wander(a: SearchArrays, start: Layout, walk: Walk) -> tuple[Reals, Layout]:
-    """The best plan of each micro-batch size on a random walk (Kirkpatrick et al., Science 1983).
+    """The best plans on a random walk (Kirkpatrick et al., Science 1983).
 
-    Returns for each size the least `load_s`, and its layout as a row of each array.
+    Returns, for each micro-batch size and in it for each number of stages, the least `load_s`, and
+    its layout as a row of each array.
     """
     np.random.seed(walk.seed)
-    count = len(walk.sizes)
-    found_s = np.full(count, np.inf)
+    count, most = len(walk.sizes), len(start.cuts) - 1
+    found_s = np.full(count * most, np.inf)
     found = Layout(
-        np.zeros((count, len(start.order)), dtype=np.int64),
-        np.zeros((count, len(start.cuts)), dtype=np.int64),
-        np.zeros((count, len(start.starts)), dtype=np.int64),
-        np.zeros((count, 1), dtype=np.int64),
+        np.zeros((count * most, len(start.order)), dtype=np.int64),
+        np.zeros((count * most, len(start.cuts)), dtype=np.int64),
+        np.zeros((count * most, len(start.starts)), dtype=np.int64),
+        np.zeros((count * most, 1), dtype=np.int64),
     )
     now, new, size = copy_of(start), copy_of(start), walk.first
     now_s = load_s(a, now, walk.sizes[size], walk.batch, walk.recompute, walk.power)
@@ -175,10 +176,11 @@ def wander(a: SearchArrays, start: Layout, walk: Walk) -> tuple[Reals, Layout]:
             continue
         copy_layout(now, new)
         size, now_s = new_size, seconds
-        if seconds < found_s[size]:
-            found_s[size] = seconds
-            copy_into(found.order[size], now.order)
-            copy_into(found.cuts[size], now.cuts)
-            copy_into(found.starts[size], now.starts)
-            found.stages[size, 0] = now.stages[0]
+        kind = size * most + now.stages[0] - 1
+        if seconds < found_s[kind]:
+            found_s[kind] = seconds
+            copy_into(found.order[kind], now.order)
+            copy_into(found.cuts[kind], now.cuts)
+            copy_into(found.starts[kind], now.starts)
+            found.stages[kind, 0] = now.stages[0]
     return found_s, found
