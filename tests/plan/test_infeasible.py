@@ -12,11 +12,11 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.infeasible import infeasible
 from penstock.plan.leanest import lean_costs, leanest
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
-from penstock.planners.spp.arrays import ProfileArrays
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
@@ -28,10 +28,10 @@ from penstock.simulate.score import make_score
 @given(problem=problems())
 def test_the_leanest_plan_exists_where_the_exact_table_has_one(problem: PlanningProblem):
     plan = leanest(problem, lean_costs(problem))
-    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
+    costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
     schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
     order = tuple(range(len(problem.cluster.devices)))
-    table = table_of(arrays, order, min(problem.micro_batch_sizes), schedule)
+    table = table_of(costs, order, min(problem.micro_batch_sizes), schedule)
     fewest = min((len(found.plan.stages) for found in candidates(table)), default=0)
     assert (len(plan.stages) if plan else 0) == fewest
     if plan:

@@ -9,7 +9,7 @@ from planning_strategies import profiles
 
 from penstock.cluster.presets import local_cluster
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import run_tables, workspace_table
+from penstock.plan.run_tables import at, run_tables, runs_at, workspace_table
 from penstock.profile.model_profile import ModelProfile
 
 
@@ -32,12 +32,12 @@ def test_every_entry_is_the_profiles_sum_over_that_run(profile: ModelProfile, ro
             "workspace": max(profile.layers[i].workspace_bytes.at(rows) for i in run),
         }
         found = {
-            "forward": tables.forward_s.at(rows)[lo, hi],
-            "backward": tables.backward_s.at(rows)[lo, hi],
-            "saved": tables.saved_bytes.at(rows)[lo, hi],
-            "inputs": tables.input_bytes.at(rows)[lo, hi],
-            "parameters": tables.parameter_bytes[lo, hi],
-            "held": tables.held_bytes[lo, hi],
+            "forward": runs_at(tables.forward, rows)[lo, hi],
+            "backward": runs_at(tables.backward, rows)[lo, hi],
+            "saved": runs_at(tables.saved, rows)[lo, hi],
+            "inputs": at(tables.inputs, rows)[lo, hi],
+            "parameters": tables.parameters[lo, hi],
+            "held": tables.held[lo, hi],
             "workspace": workspaces[lo, hi],
         }
         assert found == pytest.approx(expected)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.presets import find_cluster
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.bapipe.bapipe import bapipe, methods_for
@@ -20,7 +21,6 @@ from penstock.planners.bapipe.partition import (
     memory_fine_tuned,
 )
 from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
-from penstock.planners.spp.arrays import ProfileArrays
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile, read_any_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -179,7 +179,7 @@ def test_on_fpgas_the_estimate_splits_layers_and_the_plan_does_not():
         host = Host("host", (device,) * 2, link_bytes_per_s=1e9)
         problem = PlanningProblem(profile, Cluster("two", (host,)), 4, (1,), schedules=("1f1b",))
         assert is_asynchronous(problem.cluster) == (kind == "board")
-        pipeline = StraightPipeline(ProfileArrays(problem, (0, 1, 2)), 1, "1f1b", False)
+        pipeline = StraightPipeline(ChainCosts(problem, (0, 1, 2)), 1, "1f1b", False)
         assert pipeline.cuts() == (0, 1, 2)
         estimates[kind] = pipeline.estimate_s((0, 1, 2))
     assert estimates["board"] == pytest.approx((4 + 2 - 1) * 4)

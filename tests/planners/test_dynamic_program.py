@@ -13,11 +13,11 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import Infeasible
 from penstock.plan.candidate import Candidate
 from penstock.plan.cost import estimate_s, peak_memory_bytes
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates as table_candidates
 from penstock.planners.dynamic_program import dynamic_program, table_of
-from penstock.planners.spp.arrays import ProfileArrays
 from penstock.planners.spp.partition import PartitionTable
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import simulate_plan
@@ -27,8 +27,8 @@ ROUNDING = 1e-9
 
 
 def table(problem: PlanningProblem, size: int, schedule: str) -> PartitionTable:
-    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
-    return table_of(arrays, tuple(range(len(problem.cluster.devices))), size, schedule)
+    costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    return table_of(costs, tuple(range(len(problem.cluster.devices))), size, schedule)
 
 
 def candidates(problem: PlanningProblem) -> list[tuple[str, int, Candidate]]:

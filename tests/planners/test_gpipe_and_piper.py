@@ -16,11 +16,12 @@ from penstock.plan.cost import (
     estimate_s,
     rows_by_speed,
 )
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.gpipe import NEVER, balanced_cuts, gpipe
-from penstock.planners.piper import slowest_stage
-from penstock.planners.spp.arrays import ProfileArrays, device_line
+from penstock.planners.device_line import device_line
+from penstock.planners.gpipe import balanced, gpipe
+from penstock.planners.piper import piper_table
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 HUGE = 1e15
@@ -57,8 +58,9 @@ def test_blocks_are_the_exact_min_max_partition_weighted_by_speed(
 ):
     speeds = speeds[: len(times)]
     problem = PlanningProblem(chain(times), line_of(speeds), 4, (1,), schedules=("gpipe",))
-    arrays = ProfileArrays(problem, tuple(range(len(times) + 1)))
-    cuts = balanced_cuts(arrays, tuple(range(len(speeds))), 1, "gpipe", NEVER)
+    chain_costs = ChainCosts(problem, tuple(range(len(times) + 1)))
+    plan = balanced(chain_costs, tuple(range(len(speeds))), 1, "gpipe", "off").plan(0, "gpipe")
+    cuts = (0, *(stage.layers.stop for stage in plan.stages))
 
     def longest(ends: tuple[int, ...]) -> float:
         return max(
@@ -152,10 +154,10 @@ def holds(problem: PlanningProblem, stage: Stage, in_flight: int, *, recompute: 
 @settings(max_examples=80, deadline=None)
 @given(problem=problems())
 def test_pipers_recurrence_finds_the_least_slowest_stage(problem: PlanningProblem):
-    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain_costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
     for size in problem.micro_batch_sizes:
         line = device_line(tuple(range(len(problem.cluster.devices))), size)
-        value, _ = slowest_stage(arrays, line, size, problem.schedules[0])
+        table = piper_table(chain_costs, line, size, problem.schedules[0])
         for first in range(line.blocks):
             expected = piper_by_enumeration(problem, size, 0, first)
-            assert value[0, first] == pytest.approx(expected, rel=1e-9)
+            assert table.seconds(first) == pytest.approx(expected, rel=1e-9)

@@ -21,20 +21,20 @@ from penstock.plan.cost import (
     tail_s,
     transfer,
 )
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.spp.arrays import (
-    ProfileArrays,
-    device_line,
-    few_cuts,
-    few_sizes,
-    few_sizes_for_tables,
+from penstock.planners.coarse_chain import likely_cuts
+from penstock.planners.device_line import device_line
+from penstock.planners.sizes import few_sizes, few_sizes_for_tables
+from penstock.planners.spp.device_order import (
+    device_weights,
+    ordered_by_minimum_cuts,
+    recursive_device_order,
 )
-from penstock.planners.spp.device_order import ordered_by_minimum_cuts, recursive_device_order
-from penstock.planners.spp.graph import device_weights, link_arrays
 from penstock.planners.spp.minimum_cut import minimum_cut
 from penstock.planners.spp.partition import partition
-from penstock.planners.spp.spp import spp, spp_on_order
+from penstock.planners.spp.spp import MOST_CUTS, spp, spp_on_order
 from penstock.planning.questions import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -161,7 +161,7 @@ def test_the_partition_has_the_least_workload_of_all_on_its_order(
     problem: PlanningProblem, order: list[int]
 ):
     devices = tuple(device for device in order if device < len(problem.cluster.devices))
-    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
+    costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
     least: dict[tuple[str, int, int], float] = {}
     for plan in every_plan(problem, devices):
         if fits(problem, plan):
@@ -171,8 +171,7 @@ def test_the_partition_has_the_least_workload_of_all_on_its_order(
     for schedule in problem.schedules:
         for size in problem.micro_batch_sizes:
             line = device_line(devices, size)
-            links = link_arrays(problem.cluster, line.order)
-            table = partition(arrays, line, links, size, schedule)
+            table = partition(costs, line, size, schedule)
             for k, workload in enumerate(table.workloads().min(axis=1)):
                 if workload < inf:
                     found[schedule, size, k] = float(workload)
@@ -226,8 +225,9 @@ def chain(layers: int) -> ModelProfile:
 
 
 def test_long_chains_many_sizes_and_many_devices_are_thinned_out():
-    cuts = few_cuts(chain(400))
-    assert cuts[0] == 0 and cuts[-1] == 400 and len(cuts) <= 97
+    long = PlanningProblem(chain(400), Cluster("one", (Host("host", (GPU,), 1e9),)), 4, (4,))
+    cuts = likely_cuts(long, MOST_CUTS)
+    assert cuts[0] == 0 and cuts[-1] == 400 and len(cuts) <= MOST_CUTS + 2
     assert max(b - a for a, b in pairwise(cuts)) <= 10
     cluster = Cluster("one", (Host("host", (GPU,) * 4, 1e9),))
     sizes = tuple(2**i for i in range(12))

@@ -1,13 +1,14 @@
-"""From layers and devices of stages to a plan in which each fits, with recompute where it must."""
+"""Plans in which stages recompute where they must."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from penstock.plan.cost import depth_function, device_memory_bytes
+from penstock.plan.cost import depths_of, device_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["Assignment", "fitted_plan"]
+__all__ = ["Assignment", "fitted_plan", "with_needed_recompute"]
 
 Assignment: TypeAlias = tuple[range, tuple[int, ...], tuple[int, ...]]
 """Layers of a stage, its devices, and the rows of each."""
@@ -20,28 +21,32 @@ def fitted_plan(
 
     Where the problem leaves recompute open, a stage recomputes only if it does not fit otherwise.
     """
-    micro_batch_size = sum(assignments[0][2])
-    micro_batches = problem.global_batch // micro_batch_size
-    depth = depth_function(schedule)
+    stages = tuple(Stage(*assignment) for assignment in assignments)
+    size = sum(stages[0].slices)
+    plan = Plan(stages, problem.global_batch // size, size, schedule)
+    plan = with_needed_recompute(problem, plan)
+    depths = zip(plan.stages, depths_of(plan), strict=True)
+    return plan if all(fits(problem, stage, in_flight) for stage, in_flight in depths) else None
+
+
+def with_needed_recompute(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with recompute where the problem demands it, or allows it and nothing else fits."""
+    least, most = min(problem.recompute_choices), max(problem.recompute_choices)
     stages: list[Stage] = []
-    for index, assignment in enumerate(assignments):
-        in_flight = depth(len(assignments) - index, micro_batches)
-        stage = fitted_stage(problem, assignment, in_flight)
-        if stage is None:
-            return None
-        stages.append(stage)
-    return Plan(tuple(stages), micro_batches, micro_batch_size, schedule)
+    for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):
+        kept = replace(stage, recompute=least)
+        enough = least == most or fits(problem, kept, in_flight)
+        stages.append(kept if enough else replace(stage, recompute=most))
+    return replace(plan, stages=tuple(stages))
 
 
-def fitted_stage(problem: PlanningProblem, assignment: Assignment, in_flight: int) -> Stage | None:
-    """The stage with recompute only where it must; None where it does not fit."""
-    layers, devices, slices = assignment
-    limits = [problem.cluster.devices[device].memory_bytes for device in devices]
-    for recompute in problem.recompute_choices:
-        if all(
-            device_memory_bytes(problem, layers, rows, in_flight=in_flight, recompute=recompute)
-            <= limit
-            for rows, limit in set(zip(slices, limits, strict=True))
-        ):
-            return Stage(layers, devices, slices, recompute)
-    return None
+def fits(problem: PlanningProblem, stage: Stage, in_flight: int) -> bool:
+    """Whether all devices of a stage have the memory for so many micro-batches in flight."""
+    limits = [problem.cluster.devices[device].memory_bytes for device in stage.devices]
+    return all(
+        device_memory_bytes(
+            problem, stage.layers, rows, in_flight=in_flight, recompute=stage.recompute
+        )
+        <= limit
+        for rows, limit in set(zip(stage.slices, limits, strict=True))
+    )

@@ -11,14 +11,20 @@ from penstock.plan.cost import depth_function
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
-from penstock.plan.run_tables import AffineTable, Floats, RunTables, run_tables, workspace_table
+from penstock.plan.run_tables import (
+    Floats,
+    Integers,
+    RunTables,
+    at,
+    run_tables,
+    runs_at,
+    workspace_table,
+)
 
 __all__ = ["LeanCosts", "device_orders", "lean_costs", "leanest"]
 
 ALL_WIDTHS = 32
 """Stages of up to so many replicas are tried for every number of them, wider ones by doubling."""
-
-Boundaries = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Windows:
     """Every window of ``width`` neighbouring devices, by position, and what fits on its kind."""
 
     width: int
-    kinds: NDArray[np.int64]
+    kinds: Integers
     loads: tuple[frozenset[tuple[int, float]], ...]
 
 
@@ -66,7 +72,7 @@ def leanest(
     windows = [windows_of(devices, kinds, size, w) for w in widths_for(size, len(devices))]
     # Behind the last layer nothing is left; one further stands for "cannot be reached".
     reached = [np.full(len(devices) + 1, layers, dtype=np.int64)]
-    chosen: list[Boundaries] = []
+    chosen: list[Integers] = []
     for stages in range(1, min(len(devices), layers, problem.max_stages or layers) + 1):
         lows, widths = extended(problem, costs, windows, reached[-1], depth(stages, micro_batches))
         reached.append(lows)
@@ -113,9 +119,9 @@ def extended(
     problem: PlanningProblem,
     costs: LeanCosts,
     windows: list[Windows],
-    before: Boundaries,
+    before: Integers,
     depth: int,
-) -> tuple[Boundaries, Boundaries]:
+) -> tuple[Integers, Integers]:
     """The least first layer from every position with one stage more, and that stage's width."""
     none = len(problem.profile.layers) + 1
     ends, places = np.unique(before, return_inverse=True)
@@ -129,7 +135,7 @@ def extended(
     return lows, widths
 
 
-def traced(reached: list[Boundaries], chosen: list[Boundaries]) -> list[tuple[range, range]]:
+def traced(reached: list[Integers], chosen: list[Integers]) -> list[tuple[range, range]]:
     """Layers and devices of each stage, from the first device with which layer 0 is reached."""
     runs: list[tuple[range, range]] = []
     position, lo = int(reached[-1].argmin()), 0
@@ -164,8 +170,8 @@ def reach(
     costs: LeanCosts,
     load: frozenset[tuple[int, float]],
     depth: int,
-    ends: Boundaries,
-) -> Boundaries:
+    ends: Integers,
+) -> Integers:
     """For each end the least first layer of a run that fits; one past the last where none does."""
     layers = len(problem.profile.layers)
     real = np.minimum(ends, layers)
@@ -181,7 +187,7 @@ def fitting(
     costs: LeanCosts,
     load: tuple[int, float],
     depth: int,
-    ends: Boundaries,
+    ends: Integers,
 ) -> list[NDArray[np.bool_]]:
     """Which runs to ``ends`` fit with all kept, and which with recompute, as far as allowed.
 
@@ -191,19 +197,15 @@ def fitting(
     rows, memory_bytes = load
     if rows not in costs.workspaces:
         costs.workspaces[rows] = workspace_table(problem.profile, rows)
-    saved = at_ends(costs.tables.saved_bytes, rows, ends)
-    held = costs.tables.held_bytes[:, ends] + costs.workspaces[rows][:, ends]
+    tables = costs.tables
+    saved = runs_at(tables.saved, rows)[:, ends]
+    held = tables.held[:, ends] + costs.workspaces[rows][:, ends]
     kept = held + depth * saved <= memory_bytes
     if problem.recompute == "off" or depth == 1:
         return [kept]
-    inputs = at_ends(costs.tables.input_bytes, rows, ends)
+    inputs = at(tables.inputs[:, :, ends], rows)
     lean = held + (depth - 1) * inputs + np.maximum(saved, inputs) <= memory_bytes
     return [lean] if problem.recompute == "on" else [kept, lean]
-
-
-def at_ends(table: AffineTable, rows: int, ends: Boundaries) -> Floats:
-    """The costs of the runs to ``ends``."""
-    return table.fixed[:, ends] + rows * table.per_sample[:, ends]
 
 
 def device_orders(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:

@@ -1,8 +1,7 @@
-"""What every contiguous run of layers costs, as square arrays: row ``lo``, column ``hi``."""
+"""What every contiguous run of layers costs, as arrays."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,59 +10,86 @@ from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 __all__ = [
-    "AffineTable",
+    "EACH",
+    "FIXED",
     "Floats",
+    "Integers",
     "RunTables",
+    "at",
     "crossing_table",
+    "input_table",
+    "parameter_table",
     "prefix_sums",
     "run_tables",
+    "runs_at",
     "workspace_table",
 ]
 
 Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+
+FIXED, EACH = 0, 1
+"""Rows of the arrays whose figures depend on samples: without them, and for each of them."""
 
 
-@dataclass(frozen=True)
-class AffineTable:
-    """For each run the two terms of an `Affine` cost; entries with ``hi <= lo`` mean nothing."""
+class RunTables(NamedTuple):
+    """The costs of all runs of layers that begin and end at some cuts of a chain.
 
-    fixed: Floats
-    per_sample: Floats
-
-    def at(self, samples: float) -> Floats:
-        """The cost of every run for ``samples`` samples."""
-        return self.fixed + samples * self.per_sample
-
-
-@dataclass(frozen=True)
-class RunTables:
-    """All runs of layers of one profile.
-
-    ``held_bytes`` are those that a device keeps all the time: parameters, gradients, optimizer
-    state, buffers. ``input_bytes`` are those of the tensors that a run reads from earlier layers.
+    Run ``lo, hi`` holds the layers between cut number ``lo`` and cut number ``hi``. The costs of
+    ``forward``, ``backward`` and ``saved`` are sums up to each cut. In ``parameters``, ``held`` and
+    ``inputs`` a run is row ``lo``, column ``hi``. ``held`` are bytes that a device keeps all the
+    time: parameters, gradients, optimizer state, buffers; ``inputs`` those of the tensors that a
+    run reads from earlier layers; ``down`` and ``up`` those that cross each cut, activations and
+    their gradients. Figures that depend on samples come as `FIXED` and `EACH`.
     """
 
-    forward_s: AffineTable
-    backward_s: AffineTable
-    saved_bytes: AffineTable
-    input_bytes: AffineTable
-    parameter_bytes: Floats
-    held_bytes: Floats
+    forward: Floats
+    backward: Floats
+    saved: Floats
+    inputs: Floats
+    parameters: Floats
+    held: Floats
+    down: Floats
+    up: Floats
 
 
-def run_tables(problem: PlanningProblem) -> RunTables:
-    """The tables of a problem's profile; layers squared in time and space."""
+def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
+    """The tables of a problem's profile, between ``cuts`` or all cuts; their square in space."""
     profile = problem.profile
+    kept = np.array(cuts or range(len(profile.layers) + 1))
+    square = np.ix_(kept, kept)
+
+    def at_cuts(table: Floats) -> Floats:
+        return table.take(kept, axis=1)
+
     parameters = parameter_table(profile)
-    buffers = run_sums([float(layer.buffer_bytes) for layer in profile.layers])
+    buffers = of_runs(prefix_sums(float(layer.buffer_bytes) for layer in profile.layers))
+    held = parameters * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers
     return RunTables(
-        forward_s=affine_table(profile, lambda layer: layer.forward_s),
-        backward_s=affine_table(profile, lambda layer: layer.backward_s),
-        saved_bytes=affine_table(profile, lambda layer: layer.saved_bytes),
-        input_bytes=input_table(profile),
-        parameter_bytes=parameters,
-        held_bytes=parameters * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers,
+        forward=at_cuts(sums(profile, lambda layer: layer.forward_s)),
+        backward=at_cuts(sums(profile, lambda layer: layer.backward_s)),
+        saved=at_cuts(sums(profile, lambda layer: layer.saved_bytes)),
+        inputs=np.stack([table[square] for table in input_table(profile)]),
+        parameters=np.ascontiguousarray(parameters[square]),
+        held=np.ascontiguousarray(held[square]),
+        down=at_cuts(crossing_table(profile, lambda edge: edge.bytes)),
+        up=at_cuts(crossing_table(profile, lambda edge: edge.gradient_bytes)),
     )
+
+
+def at(figures: Floats, samples: float) -> Floats:
+    """Figures that depend on samples, for so many of them."""
+    return figures[FIXED] + samples * figures[EACH]
+
+
+def of_runs(sums: Floats) -> Floats:
+    """From sums up to each cut to those of every run."""
+    return sums[None, :] - sums[:, None]
+
+
+def runs_at(sums: Floats, samples: float) -> Floats:
+    """The cost of every run for so many samples, from sums up to each cut."""
+    return of_runs(sums[FIXED]) + samples * of_runs(sums[EACH])
 
 
 def prefix_sums(figures: Iterable[float]) -> Floats:
@@ -71,23 +97,15 @@ def prefix_sums(figures: Iterable[float]) -> Floats:
     return np.concatenate([[0.0], np.cumsum(np.fromiter(figures, dtype=np.float64))])
 
 
-def run_sums(figures: Iterable[float]) -> Floats:
-    """Entry ``[lo, hi]``: the sum of figures ``lo`` to ``hi - 1``."""
-    prefix = prefix_sums(figures)
-    return prefix[None, :] - prefix[:, None]
-
-
-def affine_table(profile: ModelProfile, cost: Callable[[LayerCost], Affine]) -> AffineTable:
-    """The sums of one affine cost over every run."""
+def sums(profile: ModelProfile, cost: Callable[[LayerCost], Affine]) -> Floats:
+    """One cost of the layers before each cut."""
     costs = [cost(layer) for layer in profile.layers]
-    return AffineTable(
-        fixed=run_sums([c.fixed for c in costs]), per_sample=run_sums([c.per_sample for c in costs])
-    )
+    return np.stack([prefix_sums(c.fixed for c in costs), prefix_sums(c.per_sample for c in costs)])
 
 
 def parameter_table(profile: ModelProfile) -> Floats:
     """Parameter bytes of every run; a shared parameter counts once where any layer uses it."""
-    table = run_sums([float(layer.parameter_bytes) for layer in profile.layers])
+    table = of_runs(prefix_sums(float(layer.parameter_bytes) for layer in profile.layers))
     ends = np.arange(len(profile.layers) + 1)
     for shared in profile.shared:
         users = np.array(sorted(set(shared.layers)))
@@ -97,34 +115,36 @@ def parameter_table(profile: ModelProfile) -> Floats:
     return table
 
 
-def input_table(profile: ModelProfile) -> AffineTable:
-    """Bytes of the tensors that each run reads from earlier layers, each counted once."""
-    size = len(profile.layers) + 1
-    fixed, per_sample = np.zeros((size, size)), np.zeros((size, size))
+def edges_by_tensor(profile: ModelProfile) -> list[list[Edge]]:
+    """The edges of each tensor."""
     by_tensor: dict[str, list[Edge]] = {}
     for edge in profile.edges:
         by_tensor.setdefault(edge.tensor, []).append(edge)
-    for edges in by_tensor.values():
+    return list(by_tensor.values())
+
+
+def input_table(profile: ModelProfile) -> Floats:
+    """Bytes of the tensors that each run reads from earlier layers, each counted once."""
+    size = len(profile.layers) + 1
+    read = np.zeros((2, size, size))
+    for edges in edges_by_tensor(profile):
         consumers = sorted({edge.consumer for edge in edges})
         first = edges[0]
         for lo in range(first.producer + 1, consumers[-1] + 1):
             reader = next(consumer for consumer in consumers if consumer >= lo)
-            fixed[lo, reader + 1] += first.bytes.fixed
-            per_sample[lo, reader + 1] += first.bytes.per_sample
-    return AffineTable(fixed=np.cumsum(fixed, axis=1), per_sample=np.cumsum(per_sample, axis=1))
+            read[FIXED, lo, reader + 1] += first.bytes.fixed
+            read[EACH, lo, reader + 1] += first.bytes.per_sample
+    return np.cumsum(read, axis=2)
 
 
-def crossing_table(profile: ModelProfile, of: Callable[[Edge], Affine]) -> AffineTable:
+def crossing_table(profile: ModelProfile, of: Callable[[Edge], Affine]) -> Floats:
     """For each cut the bytes of all tensors that cross it, each counted once."""
-    by_tensor: dict[str, list[Edge]] = {}
-    for edge in profile.edges:
-        by_tensor.setdefault(edge.tensor, []).append(edge)
-    fixed, per_sample = np.zeros((2, len(profile.layers) + 1))
-    for edges in by_tensor.values():
+    crossing = np.zeros((2, len(profile.layers) + 1))
+    for edges in edges_by_tensor(profile):
         crossed = slice(edges[0].producer + 1, max(edge.consumer for edge in edges) + 1)
-        fixed[crossed] += of(edges[0]).fixed
-        per_sample[crossed] += of(edges[0]).per_sample
-    return AffineTable(fixed, per_sample)
+        crossing[FIXED, crossed] += of(edges[0]).fixed
+        crossing[EACH, crossed] += of(edges[0]).per_sample
+    return crossing
 
 
 def workspace_table(profile: ModelProfile, rows: int) -> Floats:

@@ -1,6 +1,7 @@
 """The best of many candidate plans, by the simulator's score."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -10,7 +11,7 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 
-__all__ = ["best_candidate"]
+__all__ = ["best_candidate", "few_first"]
 
 PATIENCE = 60
 """Candidates without an improvement after which the rest is not tried."""
@@ -18,14 +19,25 @@ PATIENCE = 60
 PATIENCE_IN_ACTIONS = 2_000_000
 """Simulated actions without an improvement after which the rest is not tried."""
 
+MOST_ACTIONS = 16_384
+"""Where few are tried, pipelines with more forwards than this (stages times micro-batches) come
+last: making and playing them takes long."""
+
 
 def best_candidate(
-    problem: PlanningProblem, candidates: Iterable[Candidate], score: Score, *, planner: str
+    problem: PlanningProblem,
+    candidates: Iterable[Candidate],
+    score: Score,
+    *,
+    planner: str,
+    tries: int = 0,
 ) -> Plan:
     """The plan with the least score; of equal ones that with the least estimate, then the first.
 
     Candidates are tried in order of their estimates, until `PATIENCE` have brought nothing better
-    (fewer where each takes long to simulate).
+    (fewer where each takes long to simulate). With ``tries`` only the first so many of every
+    micro-batch size are tried, and others where none of those fits: many estimates compare plans
+    of one size well, and sizes badly.
     Left out are those whose proven bound is not below the best score so far: they could not win.
 
     Raises:
@@ -33,8 +45,8 @@ def best_candidate(
     """
     best, best_s = None, inf
     tried_since = actions_since = 0
-    for candidate in sorted(candidates, key=lambda candidate: candidate.estimate_s):
-        if plan_bound_s(problem, candidate.plan) >= best_s:
+    for is_late, candidate in few_first(candidates, tries):
+        if best is not None and (is_late or plan_bound_s(problem, candidate.plan) >= best_s):
             continue
         seconds = score(candidate.plan)
         tried_since += 1
@@ -47,3 +59,19 @@ def best_candidate(
     if best is None:
         raise infeasible(problem, planner)
     return replace(best, planner=planner)
+
+
+def few_first(candidates: Iterable[Candidate], tries: int) -> Iterator[tuple[bool, Candidate]]:
+    """All candidates, those worth a try first; with each whether it is only for want of others."""
+    ordered = sorted(candidates, key=lambda candidate: candidate.estimate_s)
+    tried: Counter[int] = Counter()
+    late: list[Candidate] = []
+    for candidate in ordered:
+        plan = candidate.plan
+        is_long = len(plan.stages) * plan.micro_batches > MOST_ACTIONS
+        if tries and (is_long or tried[plan.micro_batch_size] == tries):
+            late.append(candidate)
+            continue
+        tried[plan.micro_batch_size] += 1
+        yield False, candidate
+    yield from ((True, candidate) for candidate in late)

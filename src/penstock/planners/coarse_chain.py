@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import crossing_table
+from penstock.plan.run_tables import at, crossing_table
 from penstock.profile.model_profile import (
     Affine,
     Edge,
@@ -30,8 +30,7 @@ def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
     size = max(problem.micro_batch_sizes)
     costs = ((layer.forward_s + layer.backward_s).at(size) for layer in profile.layers)
     work = list(accumulate(costs, initial=0.0))
-    crossing = crossing_table(profile, lambda edge: edge.bytes).at(size)
-    crossing = crossing + crossing_table(profile, lambda edge: edge.gradient_bytes).at(size)
+    crossing = at(crossing_table(profile, lambda edge: edge.bytes + edge.gradient_bytes), size)
     best: dict[int, int] = {}
     for cut in range(1, layers):
         part = min(most - 1, int(work[cut] / max(work[-1], 1e-300) * most))

@@ -8,14 +8,14 @@ import numpy as np
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.cost import leanest_schedule
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.leanest import device_orders
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.problem_memo import remembered
 from penstock.planners.choice import best_candidate
 from penstock.planners.coarse_chain import likely_cuts
-from penstock.planners.spp.arrays import ProfileArrays, device_line
-from penstock.planners.spp.graph import link_arrays
+from penstock.planners.device_line import device_line
 from penstock.planners.spp.partition import PartitionTable, partition
 
 __all__ = ["dynamic_program", "known_candidates", "pipeline_candidates"]
@@ -62,10 +62,10 @@ def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     schedule = leanest_schedule(problem)
     others = [name for name in problem.schedules if name != schedule]
     seen: set[Plan] = set()
-    arrays = ProfileArrays(problem, likely_cuts(problem, MOST_CUTS))
+    chain = ChainCosts(problem, likely_cuts(problem, MOST_CUTS))
     for micro_batch_size in problem.micro_batch_sizes:
         for order in device_orders(problem):
-            table = table_of(arrays, order, micro_batch_size, schedule)
+            table = table_of(chain, order, micro_batch_size, schedule)
             for candidate in candidates(table, CANDIDATES_OF_A_TABLE):
                 if candidate.plan not in seen:
                     seen.add(candidate.plan)
@@ -75,12 +75,11 @@ def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
 
 
 def table_of(
-    arrays: ProfileArrays, order: tuple[int, ...], micro_batch_size: int, schedule: str
+    chain: ChainCosts, order: tuple[int, ...], micro_batch_size: int, schedule: str
 ) -> PartitionTable:
     """The table for one micro-batch size and order of devices."""
     line = device_line(order, micro_batch_size, MOST_BLOCKS)
-    links = link_arrays(arrays.problem.cluster, line.order)
-    return partition(arrays, line, links, micro_batch_size, schedule, drains=True)
+    return partition(chain, line, micro_batch_size, schedule, drains=True)
 
 
 def candidates(table: PartitionTable, most: int = 0) -> Iterator[Candidate]:
@@ -91,4 +90,4 @@ def candidates(table: PartitionTable, most: int = 0) -> Iterator[Candidate]:
     best_s = table.workloads()
     found = sorted((float(best_s[k, p]), int(k), int(p)) for k, p in np.argwhere(best_s < inf))
     for seconds, k, position in found[: most or len(found)]:
-        yield Candidate(table.plan(table.steps(k, position)), seconds)
+        yield Candidate(table.plan(k, position), seconds)

@@ -2,29 +2,38 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
-from penstock.kernels import compiled
 from penstock.plan.candidate import Candidate
 from penstock.plan.cost import depth_function, estimate_s
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.fitted_plan import with_needed_recompute
+from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
-from penstock.planners.gpipe_kernels import balanced_ends
-from penstock.planners.spp.arrays import ProfileArrays, few_sizes
-from penstock.planners.spp.choice import best_of_few, with_needed_recompute
+from penstock.planners.choice import best_candidate
+from penstock.planners.device_line import DeviceLine, windows_of
+from penstock.planners.sizes import few_sizes
+from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 
-__all__ = ["balanced_cuts", "gpipe"]
+__all__ = ["balanced", "fastest_devices", "gpipe"]
 
 TRIES = 2
-AUTO, ALWAYS, NEVER = 0, 1, 2
+
+MODES: dict[RecomputeChoice, tuple[tuple[RecomputeChoice, ...], ...]] = {
+    "auto": (("off", "on"), ("auto",)),
+    "on": (("on",),),
+    "off": (("off",),),
+}
+"""Which stages recompute, for each answer whether any may: none, all; those that must."""
 
 
 def gpipe(problem: PlanningProblem, score: Score) -> Plan:
     """GPipe's plan: no replication, blocks of equal time, all forwards before all backwards.
 
     As many stages as devices, or fewer where there are fewer layers; where they are fewer, the
-    fastest devices in the cluster's order. Layers are cut by `balanced_cuts`. The schedule is
+    fastest devices in the cluster's order. Layers are cut by `balanced`. The schedule is
     'gpipe' where the problem allows it, else the first that it allows. GPipe recomputes every
     stage by default; here plans without any recompute stand beside, and ``score`` decides between
     the two and between a few micro-batch sizes; some stages with and some without only where
@@ -37,32 +46,28 @@ def gpipe(problem: PlanningProblem, score: Score) -> Plan:
         Infeasible: no plan fits; the message says what would.
     """
     schedule = "gpipe" if "gpipe" in problem.schedules else problem.schedules[0]
-    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
-    modes = {"auto": ((NEVER, ALWAYS), (AUTO,)), "on": ((ALWAYS,),), "off": ((NEVER,),)}
+    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
     every_size = tuple(sorted(problem.micro_batch_sizes))
     found: list[Candidate] = []
     for sizes in dict.fromkeys((few_sizes(problem), every_size)):
-        for chosen in modes[problem.recompute]:
+        for modes in MODES[problem.recompute]:
             if not found:
-                found = list(candidates(arrays, sizes, chosen, schedule))
-    return best_of_few(problem, found, score, planner="gpipe", tries=TRIES)
+                found = list(candidates(chain, sizes, modes, schedule))
+    return best_candidate(problem, found, score, planner="gpipe", tries=TRIES)
 
 
 def candidates(
-    arrays: ProfileArrays, sizes: tuple[int, ...], modes: tuple[int, ...], schedule: str
+    chain: ChainCosts, sizes: tuple[int, ...], modes: tuple[RecomputeChoice, ...], schedule: str
 ) -> Iterator[Candidate]:
     """The balanced plan for every micro-batch size and recompute mode that fits."""
-    problem = arrays.problem
+    problem = chain.problem
     devices = fastest_devices(problem)
     for size in sizes:
         for mode in modes:
-            if cuts := balanced_cuts(arrays, devices, size, schedule, mode):
-                stages = tuple(
-                    Stage(range(lo, hi), (device,), (size,))
-                    for lo, hi, device in zip(cuts, cuts[1:], devices, strict=False)
-                )
-                plan = Plan(stages, problem.global_batch // size, size, schedule)
-                plan = with_recompute(problem, plan, mode)
+            table = balanced(chain, devices, size, schedule, mode)
+            if table.seconds(0) < inf:
+                narrowed = replace(problem, recompute=mode)
+                plan = with_needed_recompute(narrowed, table.plan(0, schedule))
                 yield Candidate(plan, estimate_s(problem, plan))
 
 
@@ -74,33 +79,20 @@ def fastest_devices(problem: PlanningProblem) -> tuple[int, ...]:
     return tuple(sorted(by_speed[:count]))
 
 
-def balanced_cuts(
-    arrays: ProfileArrays, devices: tuple[int, ...], size: int, schedule: str, mode: int
-) -> tuple[int, ...]:
-    """Cuts of the chain into one block for each device, the longest block as short as possible.
+def balanced(
+    chain: ChainCosts, devices: tuple[int, ...], size: int, schedule: str, mode: RecomputeChoice
+) -> SlowestStage:
+    """The chain in one block for each device, the longest block as short as possible.
 
     Times are forward plus backward, divided by the speed of the block's device; empty where no
     partition fits in memory. torchgpipe finds its blocks by a local search that ends once no
     block exceeds the smallest by more than the largest layer; this is the exact minimum instead,
     of which that search comes within the largest layer.
     """
-    micro_batches = arrays.problem.global_batch // size
+    micro_batches = chain.problem.global_batch // size
     depth = depth_function(schedule)
-    windows = [arrays.window((device,), size) for device in devices]
-    ends = compiled(balanced_ends)(
-        arrays.prefix,
-        arrays.held_bytes,
-        arrays.inputs,
-        arrays.workspaces,
-        np.concatenate([window.kinds for window in windows]),
-        1.0,
-        np.array([depth(len(devices) - s, micro_batches) for s in range(len(devices))]),
-        mode,
-    )
-    return (0, *map(int, ends)) if ends[-1] >= 0 else ()
-
-
-def with_recompute(problem: PlanningProblem, plan: Plan, mode: int) -> Plan:
-    """The plan with recompute on all stages, on none, or on those that do not fit without."""
-    choices: dict[int, RecomputeChoice] = {AUTO: "auto", ALWAYS: "on", NEVER: "off"}
-    return with_needed_recompute(replace(problem, recompute=choices[mode]), plan)
+    windows = windows_of(chain, DeviceLine(devices, 1, (1,)), size)
+    depths = [depth(len(devices) - s, micro_batches) for s in range(len(devices))]
+    nothing = np.zeros(len(devices))
+    loads = Loads(np.array(depths), np.ones_like(depths), nothing, nothing, nothing)
+    return slowest_stage(chain, windows, loads, size, mode, balanced=True)

@@ -52,7 +52,6 @@ def search_arrays(problem: PlanningProblem) -> SearchArrays:
     """The arrays of a problem; the links between all pairs of devices among them."""
     profile, cluster = problem.profile, problem.cluster
     layers = profile.layers
-    inputs = input_table(profile)
     edges, edge_bytes = edge_table(profile)
     links = link_matrices(cluster)
     state = 2 + problem.optimizer_bytes_per_parameter_byte
@@ -62,7 +61,7 @@ def search_arrays(problem: PlanningProblem) -> SearchArrays:
         saved=prefix([layer.saved_bytes for layer in layers]),
         buffers=prefix_sums(float(layer.buffer_bytes) for layer in layers),
         parameters=np.ascontiguousarray(parameter_table(profile)),
-        inputs=np.stack([inputs.fixed, inputs.per_sample]),
+        inputs=input_table(profile),
         layer_parameters=np.array([float(layer.parameter_bytes) for layer in layers]),
         workspace=columns([layer.workspace_bytes for layer in layers]),
         edges=edges,

@@ -5,14 +5,15 @@ from dataclasses import replace
 
 from penstock.errors import Infeasible
 from penstock.plan.candidate import Candidate
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.bapipe.formulas import METHODS
 from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
+from penstock.planners.choice import best_candidate
 from penstock.planners.data_parallel import one_stage_candidates
-from penstock.planners.spp.arrays import ProfileArrays, few_sizes
-from penstock.planners.spp.choice import best_of_few
+from penstock.planners.sizes import few_sizes
 
 __all__ = ["bapipe", "methods_for"]
 
@@ -51,7 +52,7 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
             )
             for found in kinds:
                 try:
-                    return best_of_few(problem, found, score, planner="bapipe", tries=TRIES)
+                    return best_candidate(problem, found, score, planner="bapipe", tries=TRIES)
                 except Infeasible:
                     continue
     raise infeasible(problem, "bapipe")
@@ -84,9 +85,9 @@ def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
 
 def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterator[Candidate]:
     """A balanced straight pipeline for every micro-batch size and schedule, where one fits."""
-    arrays = ProfileArrays(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
     for size in problem.micro_batch_sizes:
         for schedule in problem.schedules:
-            pipeline = StraightPipeline(arrays, size, schedule, recompute)
+            pipeline = StraightPipeline(chain, size, schedule, recompute)
             if cuts := pipeline.cuts():
                 yield Candidate(pipeline.plan(cuts), pipeline.estimate_s(cuts))

@@ -5,9 +5,12 @@ from functools import cached_property
 from itertools import pairwise
 
 from penstock.cluster.cluster import Cluster
+from penstock.plan.compiled_cost import needed_bytes
 from penstock.plan.cost import depth_function
+from penstock.plan.cost_tables import ChainCosts, Costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import at
 from penstock.planners.bapipe.formulas import (
     Method,
     features_kept,
@@ -22,7 +25,6 @@ from penstock.planners.bapipe.partition import (
     memory_fine_tuned,
 )
 from penstock.planners.gpipe import fastest_devices
-from penstock.planners.spp.arrays import ProfileArrays
 
 __all__ = ["StraightPipeline", "is_asynchronous"]
 
@@ -39,7 +41,7 @@ class StraightPipeline:
     All of a cluster's accelerators, or the fastest where there are fewer layers.
     """
 
-    arrays: ProfileArrays
+    chain: ChainCosts
     micro_batch_size: int
     schedule: str
     recompute: bool
@@ -47,7 +49,7 @@ class StraightPipeline:
     @property
     def problem(self) -> PlanningProblem:
         """What is asked."""
-        return self.arrays.problem
+        return self.chain.problem
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
@@ -90,11 +92,11 @@ class StraightPipeline:
     @cached_property
     def transfers_s(self) -> list[float]:
         """Seconds to send what crosses each cut one way, over the slowest link of the chain."""
-        cluster, fixed = self.problem.cluster, self.arrays.activations
+        cluster, down = self.problem.cluster, self.chain.runs.down
         links = list(pairwise(self.devices))
         slowest = max((1 / cluster.bandwidth(*link) for link in links), default=0.0)
         latency_s = max((cluster.latency(*link) for link in links), default=0.0)
-        sizes = [float(size) for size in fixed[0] + self.micro_batch_size * fixed[1]]
+        sizes = at(down, self.micro_batch_size).tolist()
         return [latency_s + size * slowest if size > 0 else 0.0 for size in sizes]
 
     def busy_s(self, stage: int, lo: int, hi: int) -> float:
@@ -103,16 +105,13 @@ class StraightPipeline:
 
     def needed_bytes(self, stages: int, stage: int, lo: int, hi: int) -> float:
         """Peak memory of a stage (`penstock.plan.cost.device_memory_bytes`)."""
-        arrays, rows = self.arrays, self.micro_batch_size
-        depth = self.depth(stages, stage)
-        number = arrays.workspace_number(rows)
-        held = arrays.held_bytes[lo, hi] + arrays.workspace_tables[number][lo, hi]
-        fixed, per_sample = arrays.prefix[4:6, hi] - arrays.prefix[4:6, lo]
-        saved = fixed + rows * per_sample
-        if self.recompute and depth > 1:
-            inputs = arrays.inputs[0, lo, hi] + rows * arrays.inputs[1, lo, hi]
-            return float(held + (depth - 1) * inputs + max(saved, inputs))
-        return float(held + depth * saved)
+        return needed_bytes(self.costs, stage, lo, hi, self.depth(stages, stage), self.recompute)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What layers cost on each accelerator, which is a group and a kind of its own."""
+        rows = [(self.micro_batch_size,)] * len(self.devices)
+        return self.chain.costs([(device,) for device in self.devices], rows)
 
     def depth(self, stages: int, stage: int) -> int:
         """Micro-batches in flight, for BaPipe's own schedules by its table."""

@@ -6,27 +6,31 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from math import inf
 
-from penstock.kernels import compiled
+import numpy as np
+
 from penstock.plan.candidate import Candidate
+from penstock.plan.compiled_cost import (
+    FULL,
+    RECOMPUTE_MODES,
+    RECOMPUTES,
+    all_reduce_and_step_s,
+    backward_s,
+    forward_s,
+    recomputes,
+)
+from penstock.plan.cost import depth_function
+from penstock.plan.cost_tables import ChainCosts, Costs, Network
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.run_tables import run_tables
+from penstock.plan.run_tables import prefix_sums
 from penstock.planners.choice import best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
-from penstock.planners.dapple.arrays import (
-    GroupArrays,
-    LayerArrays,
-    LinkArrays,
-    StepArrays,
-    group_arrays,
-    layer_arrays,
-    link_arrays,
-    step_arrays,
-)
 from penstock.planners.dapple.groups import Groups
-from penstock.planners.dapple.kernel import explore, one_stage_s
+from penstock.planners.dapple.kernel import Question, explored
+from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import occupancies
+from penstock.planners.dapple.steps import Steps, costs_of_groups, network_of_steps, steps_of
 
 __all__ = ["dapple", "dapple_candidates"]
 
@@ -79,13 +83,12 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The best plans of all micro-batch sizes, each with every schedule in which it fits."""
     allowed = allowed_schedules(problem)
-    layers, links = layer_arrays(problem, run_tables(problem)), link_arrays(problem.cluster)
+    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
     found: list[Found] = []
     for speed in sorted({device.speed for device in problem.cluster.devices}):
         groups = Groups(problem.cluster, occupancies(problem.cluster, speed))
         searches = [
-            search_of(problem, layers, links, groups, size, allowed[0])
-            for size in problem.micro_batch_sizes
+            search_of(chain, groups, size, allowed[0]) for size in problem.micro_batch_sizes
         ]
         found += searched(searches, min((each.seconds for each in found), default=inf))
     least_s = min((each.seconds for each in found), default=inf)
@@ -138,35 +141,42 @@ class Search:
     """One search: a micro-batch size, a set of devices, the depths of a schedule."""
 
     groups: Groups
-    layers: LayerArrays
-    links: LinkArrays
-    costs: GroupArrays
-    steps: StepArrays
-    micro_batch_size: int
-    run: tuple[int, int, int, int, int]
+    costs: Costs
+    network: Network
+    steps: Steps
+    asked: Question
 
     def one_stage(self) -> list[Found]:
         """Data parallelism."""
-        group = int(self.steps.rest_group[0])
-        seconds = compiled(one_stage_s)(self.layers, self.costs, group, self.run)
-        return [Found(self.rest_of(0, 0, {}), self.micro_batch_size, seconds)] * (seconds < inf)
+        costs, asked, run = self.costs, self.asked, (0, self.costs.cuts - 1)
+        group, depth = int(self.steps.rest_group[0]), int(asked.depths[1])
+        does = recomputes(costs, group, *run, depth, asked.recompute)
+        if does == FULL:
+            return []
+        forward, backward = forward_s(costs, group, *run), backward_s(costs, group, *run)
+        if does == RECOMPUTES and depth > 1:
+            backward += forward
+        tail = all_reduce_and_step_s(costs, group, *run)
+        seconds = latency_s([forward], [backward], [tail], 1, asked.micro_batches)
+        return [Found(self.rest_of(0, 0, {}), asked.size, float(seconds))]
 
     def pipeline(self, limit_s: float, most_stages: int = MOST_STAGES) -> list[Found]:
         """The best plan of several stages, if one has a closed form below ``limit_s``."""
-        run = (*self.run[:4], min(most_stages, self.run[4]))
-        if run[4] < 2:
+        asked = self.asked._replace(most_stages=min(most_stages, self.asked.most_stages))
+        if asked.most_stages < 2:
             return []
-        best, *parents = compiled(explore)(
-            self.layers, self.links, self.costs, self.steps, run, limit_s
+        best, memo = explored(self.costs, self.network, self.steps, asked, limit_s)
+        cut, place, step, end = (
+            int(figure[0]) for figure in (best.cut, best.place, best.step, best.end)
         )
-        if best[1] < 0:
+        if cut < 0:
             return []
-        cut, place, step, end = (int(figure) for figure in best[1:])
         taken = [(cut, end, step)]
         while cut > 0:
-            cut, place, step = (int(parent[cut, place]) for parent in parents)
+            state = cut, place
+            cut, place, step = int(memo.cut[state]), int(memo.place[state]), int(memo.step[state])
             taken.append((cut, taken[-1][0], step))
-        return [Found(self.stages(taken[::-1]), self.micro_batch_size, float(best[0]))]
+        return [Found(self.stages(taken[::-1]), asked.size, float(best.seconds[0]))]
 
     def stages(self, taken: list[tuple[int, int, int]]) -> tuple[Assignment, ...]:
         """Stages of (first layer, end, step) on real devices, and the last stage."""
@@ -176,7 +186,7 @@ class Search:
         real = {d: d for server in places.servers for d in server}
         for lo, hi, step in taken:
             devices = self.groups.receivers[step]
-            slices = self.groups.slices(devices, self.micro_batch_size)
+            slices = self.groups.slices(devices, self.asked.size)
             stages.append((range(lo, hi), tuple(real[d] for d in devices), slices))
             real = renumbered(real, places.servers, places.steps[step].servers)
         behind = places.steps[taken[-1][2]].target
@@ -184,9 +194,9 @@ class Search:
 
     def rest_of(self, lo: int, occupancy: int, real: dict[int, int]) -> tuple[Assignment, ...]:
         """The last stage."""
-        devices = self.groups.rest(occupancy, self.micro_batch_size)
-        slices = self.groups.slices(devices, self.micro_batch_size)
-        last = len(self.layers.forward_each) - 1
+        devices = self.groups.rest(occupancy, self.asked.size)
+        slices = self.groups.slices(devices, self.asked.size)
+        last = self.costs.cuts - 1
         return ((range(lo, last), tuple(real.get(d, d) for d in devices), slices),)
 
 
@@ -201,24 +211,29 @@ def renumbered(
     }
 
 
-def search_of(
-    problem: PlanningProblem,
-    layers: LayerArrays,
-    links: LinkArrays,
-    groups: Groups,
-    size: int,
-    schedule: str,
-) -> Search:
+def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Search:
     """The search for one micro-batch size."""
-    steps = step_arrays(groups, size)
+    problem, layers = chain.problem, chain.problem.profile.layers
+    steps = steps_of(groups, size)
     devices = sum(len(server) for server in groups.places.servers)
-    most = min(devices, len(problem.profile.layers), MOST_STAGES if devices <= 64 else 24)
-    run = (
-        problem.global_batch // size,
-        size,
-        {"gpipe": 0, "1f1b": 1}.get(schedule, 2),
-        {"off": -1, "auto": 0, "on": 1}[problem.recompute],
-        min(most, problem.max_stages or most),
+    most = min(devices, len(layers), MOST_STAGES if devices <= 64 else 24)
+    most = min(most, problem.max_stages or most)
+    largest, depth = max(problem.micro_batch_sizes), depth_function(schedule)
+    micro_batches = problem.global_batch // size
+    work = [layer.forward_s + layer.backward_s for layer in layers]
+    asked = Question(
+        micro_batches=micro_batches,
+        size=size,
+        recompute=RECOMPUTE_MODES[problem.recompute],
+        most_stages=most,
+        depths=np.array([0, *(depth(k, micro_batches) for k in range(1, most + 1))]),
+        # Any slice of a stage costs at least this much for each of its rows.
+        least_s=prefix_sums(max(0.0, min(w.at(1), w.at(largest) / largest)) for w in work),
     )
-    costs = group_arrays(problem, groups, size)
-    return Search(groups, layers, links, costs, steps, size, run)
+    return Search(
+        groups,
+        costs_of_groups(chain, groups, size),
+        network_of_steps(chain, groups, size),
+        steps,
+        asked,
+    )

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import Way, all_reduce_ways
-from penstock.plan.cost import crowding, rows_by_speed
+from penstock.plan.cost import rows_by_speed
 from penstock.planners.dapple.placement import POLICIES, Counts, Occupancies
 
 __all__ = ["Groups"]
@@ -22,8 +21,6 @@ class Groups:
     cluster: Cluster
     places: Occupancies
     devices: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    ways: list[tuple[Way, ...]] = field(default_factory=list[tuple[Way, ...]])
-    crowds: list[float] = field(default_factory=list[float])
     known: dict[object, int] = field(default_factory=dict[object, int])
     known_slices: dict[object, tuple[int, ...]] = field(
         default_factory=dict[object, tuple[int, ...]]
@@ -85,19 +82,12 @@ class Groups:
         if key not in self.known:
             self.known[key] = len(self.devices)
             self.devices.append(devices)
-            self.ways.append(all_reduce_ways(self.cluster, devices))
-            self.crowds.append(crowding(self.cluster, devices) if self.crowded else 1.0)
         return self.known[key]
 
     @cached_property
     def same_speeds(self) -> bool:
         """Whether all devices are equally fast."""
         return len({device.speed for device in self.cluster.devices}) == 1
-
-    @cached_property
-    def crowded(self) -> bool:
-        """Whether devices of any host slow one another down."""
-        return any(host.full_speed_devices for host in self.cluster.hosts)
 
     @cached_property
     def same_hosts(self) -> bool:

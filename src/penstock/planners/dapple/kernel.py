@@ -1,49 +1,214 @@
 """DAPPLE's search over (layers planned, occupied devices), compiled by numba.
 
-The arrays are those of `penstock.planners.dapple.arrays`; the algorithm in words is at
-`dapple.dapple`. A test compares it with a plain one of the same recurrence.
+The algorithm in words is at `dapple.dapple`. A test compares it with a plain one of the same
+recurrence.
 """
 
 # Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.borrowed import borrowed
-from penstock.plan.run_tables import Floats
-from penstock.planners.dapple.arrays import (
-    GroupArrays,
-    Integers,
-    LayerArrays,
-    LinkArrays,
-    StepArrays,
-)
-from penstock.planners.dapple.latency import latency_around_s, pivot_of
-from penstock.planners.dapple.stage_costs import (
+from penstock.kernels import compiled
+from penstock.plan.compiled_cost import (
+    ALWAYS,
+    AUTO,
+    FIGURES,
+    FULL,
     LOADS,
-    depth_of,
-    fit_stage,
-    put_stage,
+    RECOMPUTES,
+    all_reduce_and_step_s,
+    backward_s,
+    forward_s,
+    load_s,
     recomputes,
-    rest_move,
-    stage_costs,
-    step_move,
+    resources,
+    transfer_loads,
 )
+from penstock.plan.cost_tables import Costs, Network
+from penstock.plan.run_tables import Floats, Integers
+from penstock.planners.dapple.latency import latency_s
+from penstock.planners.dapple.steps import Steps
 
-__all__ = ["explore", "one_stage_s"]
+__all__ = ["Best", "Memo", "Question", "explored"]
+
+MOST_SLOTS = 1 << 16
+"""Pairs of steps whose transfers are remembered."""
+
+NOWHERE = -1
+
+
+class Question(NamedTuple):
+    """What is searched for.
+
+    ``depths[k]`` are the micro-batches in flight of a stage with ``k`` stages from itself to the
+    end; ``least_s`` sums up to each cut what a row of each layer takes at least.
+    """
+
+    micro_batches: int
+    size: int
+    recompute: int
+    most_stages: int
+    depths: Integers
+    least_s: Floats
 
 
 class Memo(NamedTuple):
-    """The best prefix of each state (cut, occupied devices), and where it came from."""
+    """The best prefix of each state, by cut and occupancy: its last step, where that started.
 
-    parent_cut: Integers
-    parent_place: Integers
-    parent_step: Integers
+    ``stages`` are those of the prefix; ``seconds`` what it was judged by; ``fits`` whether the plan
+    that it was judged by does, -1 for no prefix.
+    """
+
+    cut: Integers
+    place: Integers
+    step: Integers
     stages: Integers
     seconds: Floats
     fits: Integers
+
+
+class Best(NamedTuple):
+    """One entry each: the best plan's seconds, state before the last step, that step, its end."""
+
+    seconds: Floats
+    cut: Integers
+    place: Integers
+    step: Integers
+    end: Integers
+
+
+class Room(NamedTuple):
+    """What the search works with: the stages and transfers of a plan, in turn, by column.
+
+    Then, for each cut, the transfers down and up from each step to a last stage behind it, where
+    they are ``known``; the loads of transfers between two steps (see `slot_of`), and what
+    `transfer_loads` works on.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    tail_s: Floats
+    known: Integers
+    down_s: Floats
+    up_s: Floats
+    slots: int
+    owner: Integers
+    counts: Integers
+    loads: Floats
+    busy: Floats
+
+
+class Search(NamedTuple):
+    """All of it, as addresses."""
+
+    costs: Any
+    network: Any
+    steps: Any
+    asked: Any
+    memo: Any
+    best: Any
+    room: Any
+
+
+def explored(
+    costs: Costs, network: Network, steps: Steps, asked: Question, limit_s: float
+) -> tuple[Best, Memo]:
+    """The best plan of at least two stages whose closed form is below ``limit_s``, and the memo.
+
+    The last step is `NOWHERE` where there is none.
+    """
+    cuts, columns = costs.cuts, 2 * asked.most_stages + 1
+    cut, place, step = np.full((3, cuts, steps.places), NOWHERE)
+    stages = np.zeros((cuts, steps.places), dtype=np.int64)
+    memo = Memo(cut, place, step, stages, np.full(stages.shape, np.inf), np.full_like(stages, -1))
+    best = Best(np.array([limit_s]), *(np.array([NOWHERE]) for _ in range(4)))
+    slots = min(MOST_SLOTS, steps.steps * steps.widest)
+    room = Room(
+        np.zeros(columns),
+        np.zeros(columns),
+        np.zeros(columns),
+        np.zeros(steps.steps, dtype=np.int64),
+        np.empty(steps.steps * cuts),
+        np.empty(steps.steps * cuts),
+        slots,
+        np.full(slots, NOWHERE),
+        np.empty(2 * slots + 2, dtype=np.int64),
+        np.empty((2 * slots + 2) * LOADS * FIGURES),
+        np.zeros(FIGURES * resources(network)),
+    )
+    compiled(explore)(costs, network, steps, asked, memo, best, room)
+    return best, memo
+
+
+def explore(
+    costs: Costs,
+    network: Network,
+    steps: Steps,
+    asked: Question,
+    memo: Memo,
+    best: Best,
+    room: Room,
+) -> None:
+    """Fill the memo from no layers to all of them."""
+    search = Search(
+        borrowed(costs),
+        borrowed(network),
+        borrowed(steps),
+        borrowed(asked),
+        borrowed(memo),
+        borrowed(best),
+        borrowed(room),
+    )
+    search.memo.fits[0] = 1
+    for cut in range(costs.cuts - 1):
+        for place in range(steps.places):
+            state = cut * steps.places + place
+            prefix_stages = search.memo.stages[state]
+            if search.memo.fits[state] >= 0 and prefix_stages + 2 <= asked.most_stages:
+                expand(search, cut, place)
+
+
+def expand(search, cut, place):
+    """Try every next stage behind one prefix, with one last stage behind it."""
+    steps, room, best, asked = search.steps, search.room, search.best, search.asked
+    state = cut * steps.places + place
+    columns = first_stages(search, cut, place)
+    if columns < 0:
+        return
+    left_s = rest_s(search, cut, place)
+    if (
+        bound_s(room.forward_s, room.backward_s, columns, left_s, asked.micro_batches)
+        >= (best.seconds[0])
+    ):
+        return
+    before_s = slowest_before_s = 0.0
+    for column in range(columns):
+        column_s = room.forward_s[column] + room.backward_s[column]
+        before_s += column_s
+        slowest_before_s = max(slowest_before_s, column_s)
+    own = columns + 1 if columns else 0
+    for step in range(steps.out[place], steps.out[place + 1]):
+        if steps.group[step] >= 0:
+            passed_s, slowest_s = before_s, slowest_before_s
+            if columns:
+                put_move(search, search.memo.step[state], step, cut, own - 1)
+                moved_s = room.forward_s[own - 1] + room.backward_s[own - 1]
+                passed_s += moved_s
+                slowest_s = max(slowest_s, moved_s)
+            if not room.known[step]:
+                put_rest_moves(search, step)
+            try_step(search, cut, place, step, own, passed_s, slowest_s)
+
+
+def rest_s(search, cut, place):
+    """What the layers behind a cut take at least on the devices that an occupancy leaves."""
+    least_s = search.asked.least_s
+    left_s = (least_s[search.costs.cuts - 1] - least_s[cut]) * search.asked.size
+    return left_s / search.steps.speed_left[place]
 
 
 def bound_s(forward_s, backward_s, stages, rest_s, micro_batches):
@@ -71,222 +236,167 @@ def bound_s(forward_s, backward_s, stages, rest_s, micro_batches):
     return max(bound, whole_s)
 
 
-def first_stages(layers, links, groups, steps, memo, cut, place, run, chain, room):
-    """Costs of the stages of a memoised prefix with ``stages + 2`` in all; -1: one does not fit.
+def first_stages(search, cut, place):
+    """Put the stages of a prefix into their columns, as the first of two more; how many columns.
 
-    Fills ``chain`` (rows: forward, backward, tail; transfers are stages) and returns the number of
-    its columns.
+    -1 where one does not fit.
     """
-    micro_batches, _, schedule, choice, _ = run
-    busy, pool, pair, costs = room
-    stages = memo.stages[cut, place]
-    column = 2 * stages - 2
-    hi, p, following = cut, place, np.int64(-1)
-    while stages > 0:
-        step, lo = memo.parent_step[hi, p], memo.parent_cut[hi, p]
-        before = memo.parent_place[hi, p]
-        group = steps.group[step]
-        stage_costs(layers, groups, group, lo, hi, costs)
-        behind = (memo.stages[cut, place] + 2) - (stages - 1)
-        depth = depth_of(schedule, behind, micro_batches)
-        again = recomputes(layers, groups, group, lo, hi, depth, choice)
-        if again < 0:
+    steps, memo = search.steps, search.memo
+    state = cut * steps.places + place
+    count, hi, following = memo.stages[state], cut, NOWHERE
+    for stage in range(count - 1, -1, -1):
+        step, lo, before = memo.step[state], memo.cut[state], memo.place[state]
+        group, behind = steps.group[step], count + 2 - stage
+        put_stage(search, group, lo, hi, behind, 2 * stage)
+        if not fit_stage(search, group, lo, hi, behind, 2 * stage):
             return -1
-        chain[0, column], chain[1, column], chain[2, column] = costs[0], costs[1], costs[2]
-        if again > 0 and depth > 1:
-            chain[1, column] += costs[0]
-        if following >= 0:
-            step_move(layers, links, steps, step, following, hi, busy, pool, pair)
-            chain[0, column + 1], chain[1, column + 1], chain[2, column + 1] = pair[0], pair[1], 0.0
-        following, hi, p = step, lo, before
-        column -= 2
-        stages -= 1
-    return max(2 * memo.stages[cut, place] - 1, 0)
+        if following != NOWHERE:
+            put_move(search, step, following, hi, 2 * stage + 1)
+        following, hi = step, lo
+        state = lo * steps.places + before
+    return max(2 * count - 1, 0)
 
 
-def chain_s(chain, stages, micro_batches):
-    """The closed form of a chain of stages and transfers."""
-    pivot = pivot_of(chain[0], chain[1], stages, micro_batches)
-    return latency_around_s(chain[0], chain[1], chain[2], stages, micro_batches, pivot)
+def put_stage(search, group, lo, hi, behind, column):
+    """Put a stage into a column, with recompute only where it always is; memory comes later."""
+    costs, room, asked = search.costs, search.room, search.asked
+    room.forward_s[column] = forward_s(costs, group, lo, hi)
+    room.backward_s[column] = backward_s(costs, group, lo, hi)
+    room.tail_s[column] = all_reduce_and_step_s(costs, group, lo, hi)
+    if asked.recompute == ALWAYS and asked.depths[behind] > 1:
+        room.backward_s[column] += room.forward_s[column]
 
 
-def improve(memo, cut, place, stages, parent, seconds, fitting):
-    """Keep the best prefix of each state: one whose plan fits first, then the least seconds."""
-    if memo.fits[cut, place] > fitting:
+def fit_stage(search, group, lo, hi, behind, column):
+    """Whether a stage of `put_stage` fits; where it must recompute, its time grows."""
+    asked, room = search.asked, search.room
+    depth = asked.depths[behind]
+    does = recomputes(search.costs, group, lo, hi, depth, asked.recompute)
+    if does == RECOMPUTES and asked.recompute == AUTO and depth > 1:
+        room.backward_s[column] += room.forward_s[column]
+    return does != FULL
+
+
+def put_move(search, before, step, cut, column):
+    """Put the transfers at a cut between the stages of two steps, in turn, into a column."""
+    room, steps = search.room, search.steps
+    pair = before * steps.widest + step - steps.out[steps.target[before]]
+    slot = pair % room.slots
+    if room.owner[slot] != pair:
+        room.owner[slot] = pair
+        put_loads(search, slot, before, steps.steps + step)
+    room.forward_s[column], room.backward_s[column] = moves_s(search, slot, cut)
+    room.tail_s[column] = 0.0
+
+
+def put_rest_moves(search, step):
+    """The transfers at every cut from a step's stage to a last stage behind it."""
+    room, steps, cuts = search.room, search.steps, search.costs.cuts
+    put_loads(search, room.slots, step, 2 * steps.steps + steps.target[step])
+    for cut in range(cuts):
+        place = step * cuts + cut
+        room.down_s[place], room.up_s[place] = moves_s(search, room.slots, cut)
+    room.known[step] = 1
+
+
+def put_loads(search, slot, sender, receiver):
+    """The loads of the transfers there and back between two groups."""
+    network, room = search.network, search.room
+    down, up = 2 * slot, 2 * slot + 1
+    each = LOADS * FIGURES
+    room.counts[down] = transfer_loads(
+        network, sender, receiver, room.busy, room.loads, down * each
+    )
+    room.counts[up] = transfer_loads(network, receiver, sender, room.busy, room.loads, up * each)
+
+
+def moves_s(search, slot, cut):
+    """Seconds of the transfers at a cut: of activations, and of their gradients."""
+    costs, room = search.costs, search.room
+    down, up = 2 * slot, 2 * slot + 1
+    each = LOADS * FIGURES
+    fixed, per_row = costs.down_fixed[cut], costs.down_each[cut]
+    down_s = load_s(room.loads, down * each, room.counts[down], fixed, per_row)
+    fixed, per_row = costs.up_fixed[cut], costs.up_each[cut]
+    return down_s, load_s(room.loads, up * each, room.counts[up], fixed, per_row)
+
+
+def try_step(search, cut, place, step, own, passed_s, slowest_s):
+    """Try every end of a next stage; ``passed_s``: of the prefix, ``slowest_s``: of one of it."""
+    steps, room, best, cuts = search.steps, search.room, search.best, search.costs.cuts
+    steady, target = search.asked.micro_batches - 1, steps.target[step]
+    for hi in range(cut + 1, cuts - 1):
+        left_s = rest_s(search, hi, target)
+        if steady * left_s >= best.seconds[0]:
+            continue
+        put_stage(search, steps.group[step], cut, hi, 2, own)
+        own_s = room.forward_s[own] + room.backward_s[own]
+        slowest = max(slowest_s, own_s)
+        if max(passed_s + own_s, slowest * steady) >= best.seconds[0]:
+            break
+        least_s = room.forward_s[0] + room.backward_s[0] + steady * max(slowest, left_s)
+        if max(passed_s + own_s + left_s, least_s) < best.seconds[0]:
+            move = step * cuts + hi
+            room.forward_s[own + 1], room.backward_s[own + 1] = room.down_s[move], room.up_s[move]
+            room.tail_s[own + 1] = 0.0
+            try_last_stage(search, cut, place, step, hi, own, (passed_s, slowest_s))
+
+
+def try_last_stage(search, cut, place, step, hi, own, passed):
+    """Judge a prefix (first columns) with a next stage and one last stage behind."""
+    steps, memo, best, costs = search.steps, search.memo, search.best, search.costs
+    target, last = steps.target[step], costs.cuts - 1
+    rest, idle = steps.rest_group[target], steps.idle[target]
+    state = hi * steps.places + target
+    put_stage(search, rest, hi, last, 1, own + 2)
+    known_s = memo.seconds[state] if memo.fits[state] > 0 else np.inf
+    if idle <= 1 and least_plan_s(search, own, passed) >= max(known_s, best.seconds[0]):
         return
-    if memo.fits[cut, place] == fitting and memo.seconds[cut, place] <= seconds:
+    seconds = plan_s(search, own + 3)
+    if known_s <= memo_s(search, own + 2, idle, seconds) and seconds >= best.seconds[0]:
         return
-    memo.parent_cut[cut, place], memo.parent_place[cut, place] = parent[0], parent[1]
-    memo.parent_step[cut, place] = parent[2]
-    memo.stages[cut, place] = stages
-    memo.seconds[cut, place], memo.fits[cut, place] = seconds, fitting
+    if not fit_stage(search, steps.group[step], cut, hi, 2, own):
+        return
+    fitting = fit_stage(search, rest, hi, last, 1, own + 2)
+    seconds = plan_s(search, own + 3)
+    if fitting and seconds < best.seconds[0]:
+        best.seconds[0] = seconds
+        best.cut[0], best.place[0], best.step[0], best.end[0] = cut, place, step, hi
+    judged_s, fits = memo_s(search, own + 2, idle, seconds), int(fitting)
+    # One whose plan fits first, then the least seconds.
+    if fits > memo.fits[state] or (fits == memo.fits[state] and judged_s < memo.seconds[state]):
+        memo.cut[state], memo.place[state], memo.step[state] = cut, place, step
+        memo.stages[state] = memo.stages[cut * steps.places + place] + 1
+        memo.seconds[state], memo.fits[state] = judged_s, fits
 
 
-def memo_s(chain, column, stages, micro_batches, idle, seconds):
+def least_plan_s(search, own, passed):
+    """What the closed form is not below: a round trip, or the slowest of all behind the first."""
+    room, (whole_s, slowest_s) = search.room, passed
+    for column in range(own, own + 3):
+        column_s = room.forward_s[column] + room.backward_s[column]
+        whole_s += column_s
+        slowest_s = max(slowest_s, column_s)
+    steady_s = (search.asked.micro_batches - 1) * slowest_s
+    return max(whole_s, room.forward_s[0] + room.backward_s[0] + steady_s)
+
+
+def plan_s(search, columns):
+    """The closed form of so many stages and transfers."""
+    room = search.room
+    return latency_s(
+        room.forward_s, room.backward_s, room.tail_s, columns, search.asked.micro_batches
+    )
+
+
+def memo_s(search, column, idle, seconds):
     """What a prefix is judged by: seconds, or as if rows were enough for all devices left."""
     if idle <= 1:
         return seconds
-    forward_s, backward_s = chain[0, column], chain[1, column]
-    chain[0, column] /= idle
-    chain[1, column] /= idle
-    seconds = chain_s(chain, stages, micro_batches)
-    chain[0, column], chain[1, column] = forward_s, backward_s
+    room = search.room
+    forward, backward = room.forward_s[column], room.backward_s[column]
+    room.forward_s[column] /= idle
+    room.backward_s[column] /= idle
+    seconds = plan_s(search, column + 1)
+    room.forward_s[column], room.backward_s[column] = forward, backward
     return seconds
-
-
-def least_chain_s(chain, own, passed, micro_batches):
-    """What the closed form is not below: a round trip, or the slowest of all behind the first."""
-    whole_s, slowest_s = passed
-    for column in range(own, own + 3):
-        column_s = chain[0, column] + chain[1, column]
-        whole_s += column_s
-        slowest_s = max(slowest_s, column_s)
-    return max(whole_s, chain[0, 0] + chain[1, 0] + (micro_batches - 1) * slowest_s)
-
-
-def try_last_stage(layers, groups, steps, memo, state, hi, run, chain, own, costs, passed, best):
-    """Judge a prefix (first columns of ``chain``) with a next stage and one last stage behind."""
-    cut, place, step = state
-    group, target, last = steps.group[step], steps.target[step], layers.forward_each.shape[0] - 1
-    rest, idle = steps.rest_group[target], steps.idle[target]
-    put_stage(layers, groups, rest, hi, last, 1, run, costs, chain, own + 2)
-    known_s = memo.seconds[hi, target] if memo.fits[hi, target] > 0 else np.inf
-    if idle <= 1 and least_chain_s(chain, own, passed, run[0]) >= max(known_s, best[0]):
-        return
-    seconds = chain_s(chain, own + 3, run[0])
-    value = memo_s(chain, own + 2, own + 3, run[0], idle, seconds)
-    if known_s <= value and seconds >= best[0]:
-        return
-    if not fit_stage(layers, groups, group, cut, hi, 2, run, chain, own):
-        return
-    fitting = fit_stage(layers, groups, rest, hi, last, 1, run, chain, own + 2)
-    seconds = chain_s(chain, own + 3, run[0])
-    if fitting and seconds < best[0]:
-        best[0], best[1], best[2], best[3], best[4] = seconds, cut, place, step, hi
-    value = memo_s(chain, own + 2, own + 3, run[0], idle, seconds)
-    improve(memo, hi, target, memo.stages[cut, place] + 1, state, value, int(fitting))
-
-
-def try_step(layers, groups, steps, memo, state, run, chain, own, costs, move, passed, best):
-    """Try every end of a next stage; ``passed``: seconds of the prefix, its slowest stage's."""
-    cut, _, step = state
-    steady, size = run[0] - 1, run[1]
-    group, target, last = steps.group[step], steps.target[step], layers.forward_each.shape[0] - 1
-    for hi in range(cut + 1, last):
-        rest_s = (layers.least_each[last] - layers.least_each[hi]) * size
-        rest_s /= steps.speed_left[target]
-        if steady * rest_s >= best[0]:
-            continue
-        put_stage(layers, groups, group, cut, hi, 2, run, costs, chain, own)
-        own_s = chain[0, own] + chain[1, own]
-        slowest_s = max(passed[1], own_s)
-        if max(passed[0] + own_s, slowest_s * steady) >= best[0]:
-            break
-        least_s = chain[0, 0] + chain[1, 0] + steady * max(slowest_s, rest_s)
-        if max(passed[0] + own_s + rest_s, least_s) >= best[0]:
-            continue
-        chain[0, own + 1], chain[1, own + 1], chain[2, own + 1] = move[0, hi], move[1, hi], 0.0
-        try_last_stage(layers, groups, steps, memo, state, hi, run, chain, own, costs, passed, best)
-
-
-def expand(layers, links, groups, steps, memo, cut, place, run, chain, room, rests, best):
-    """Try every next stage behind one prefix, with one last stage behind it."""
-    busy, pool, pair, costs = room
-    rest_moves, rest_known = rests
-    last = layers.forward_each.shape[0] - 1
-    stages = memo.stages[cut, place]
-    columns = first_stages(layers, links, groups, steps, memo, cut, place, run, chain, room)
-    if columns < 0:
-        return
-    rest_s = (layers.least_each[last] - layers.least_each[cut]) * run[1] / steps.speed_left[place]
-    if bound_s(chain[0], chain[1], columns, rest_s, run[0]) >= best[0]:
-        return
-    before_s = slowest_before_s = 0.0
-    for column in range(columns):
-        before_s += chain[0, column] + chain[1, column]
-        slowest_before_s = max(slowest_before_s, chain[0, column] + chain[1, column])
-    own = columns + 1 if stages else 0
-    for step in range(steps.out[place], steps.out[place + 1]):
-        if steps.group[step] < 0:
-            continue
-        passed_s, slowest_s = before_s, slowest_before_s
-        if stages:
-            step_move(
-                layers, links, steps, memo.parent_step[cut, place], step, cut, busy, pool, pair
-            )
-            chain[0, own - 1], chain[1, own - 1], chain[2, own - 1] = pair[0], pair[1], 0.0
-            passed_s += pair[0] + pair[1]
-            slowest_s = max(slowest_s, pair[0] + pair[1])
-        if not rest_known[step]:
-            rest_move(layers, links, steps, step, busy, rest_moves[step])
-            rest_known[step] = True
-        state, passed = (cut, place, step), (passed_s, slowest_s)
-        move = rest_moves[step]
-        try_step(layers, groups, steps, memo, state, run, chain, own, costs, move, passed, best)
-
-
-def explore(
-    layers: LayerArrays,
-    links: LinkArrays,
-    groups: GroupArrays,
-    steps: StepArrays,
-    run: tuple[int, int, int, int, int],
-    limit_s: float,
-) -> tuple[Floats, Integers, Integers, Integers]:
-    """The best plan of at least two stages whose closed form is below ``limit_s``.
-
-    ``run`` is micro-batches, their size, schedule, recompute choice and most stages. Returns
-    seconds, cut and occupancy of the prefix, last step and last cut (seconds of ``limit_s`` where
-    there is none), and the memo of the prefixes.
-    """
-    layers, links = borrowed(layers), borrowed(links)
-    groups, steps = borrowed(groups), borrowed(steps)
-    size, places = layers.forward_each.shape[0], steps.rest_group.shape[0]
-    most_stages = run[4]
-    widest = 1
-    for place in range(places):
-        widest = max(widest, steps.out[place + 1] - steps.out[place])
-    count = steps.target.shape[0]
-    found = Memo(
-        np.full((size, places), -1),
-        np.full((size, places), -1),
-        np.full((size, places), -1),
-        np.zeros((size, places), dtype=np.int64),
-        np.full((size, places), np.inf),
-        np.full((size, places), -1),
-    )
-    memo = borrowed(found)
-    kept = min(1 << 16, max(1, count * widest))
-    pool = (
-        np.full((count, widest), -1),
-        np.empty((kept, 2, LOADS, 3)),
-        np.empty((kept, 2), dtype=np.int64),
-        np.full(kept + 1, -1),
-    )
-    pool[3][0] = 0
-    resources = 2 * (links.host.shape[0] + links.link_each.shape[0])
-    room = (np.zeros((resources, 3)), pool, np.zeros(2), np.zeros(3))
-    chain = np.zeros((3, 2 * most_stages + 1))
-    rests = (np.empty((count, 2, size)), np.zeros(count, dtype=np.bool_))
-    best = np.array([limit_s, -1.0, -1.0, -1.0, -1.0])
-    memo.fits[0, 0] = 1
-    for cut in range(size - 1):
-        for place in range(places):
-            if memo.fits[cut, place] >= 0 and memo.stages[cut, place] + 2 <= most_stages:
-                expand(
-                    layers, links, groups, steps, memo, cut, place, run, chain, room, rests, best
-                )
-    return best, found.parent_cut, found.parent_place, found.parent_step
-
-
-def one_stage_s(
-    layers: LayerArrays, groups: GroupArrays, group: int, run: tuple[int, int, int, int, int]
-) -> float:
-    """The closed form of all layers on one group of devices; infinite where they do not fit."""
-    layers, groups = borrowed(layers), borrowed(groups)
-    chain, costs = np.zeros((3, 1)), np.zeros(3)
-    last = layers.forward_each.shape[0] - 1
-    put_stage(layers, groups, group, 0, last, 1, run, costs, chain, 0)
-    if not fit_stage(layers, groups, group, 0, last, 1, run, chain, 0):
-        return np.inf
-    return chain_s(chain, 1, run[0])

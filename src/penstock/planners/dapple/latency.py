@@ -7,7 +7,7 @@ from penstock.plan.cost import backward_s, depths_of, forward_s, tail_s, transfe
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["latency_around_s", "latency_s", "pivot_of", "plan_latency_s"]
+__all__ = ["latency_s", "pivot_of", "plan_latency_s"]
 
 
 def pivot_of(
@@ -66,18 +66,6 @@ def latency_s(
     17.5
     """
     pivot = pivot_of(forward_s, backward_s, stages, micro_batches)
-    return latency_around_s(forward_s, backward_s, tail_s, stages, micro_batches, pivot)
-
-
-def latency_around_s(
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    tail_s: Sequence[float],
-    stages: int,
-    micro_batches: int,
-    pivot: int,
-) -> float:
-    """`latency_s` with the pivot known; the search compiles it."""
     warm_up_s = 0.0
     for stage in range(pivot + 1):
         warm_up_s += forward_s[stage]

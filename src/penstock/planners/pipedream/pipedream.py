@@ -13,11 +13,11 @@ from penstock.plan.cost import rows_by_speed
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.run_tables import Floats, RunTables, crossing_table, run_tables
+from penstock.plan.run_tables import Floats, Integers, RunTables, at, run_tables, runs_at
 from penstock.planners.choice import best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 from penstock.planners.pipedream.levels import Level, levels_of
-from penstock.planners.pipedream.recurrence import Integers, LevelCosts, partition
+from penstock.planners.pipedream.recurrence import LevelCosts, partition
 
 __all__ = ["pipedream", "pipedream_candidates"]
 
@@ -163,20 +163,17 @@ class Program:
     fitting: dict[object, Floats] = field(default_factory=dict[object, Floats])
 
     def __post_init__(self) -> None:
-        profile, size = self.problem.profile, self.size
+        tables, size = self.tables, self.size
         slowest = min(device.speed for device in self.problem.cluster.devices)
-        passes = self.tables.forward_s.at(size) + self.tables.backward_s.at(size)
-        self.compute_s = passes / slowest
-        down = crossing_table(profile, lambda edge: edge.bytes)
-        up = crossing_table(profile, lambda edge: edge.gradient_bytes)
-        self.moved_bytes = down.at(size) + up.at(size)
-        self.saved = self.tables.saved_bytes.at(size)
-        self.again = np.minimum(self.saved, self.tables.input_bytes.at(size))
+        self.compute_s = (runs_at(tables.forward, size) + runs_at(tables.backward, size)) / slowest
+        self.moved_bytes = at(tables.down, size) + at(tables.up, size)
+        self.saved = runs_at(tables.saved, size)
+        self.again = np.minimum(self.saved, at(tables.inputs, size))
         if self.problem.recompute == "off":
             self.again = self.saved
         memories = [device.memory_bytes for device in self.problem.cluster.devices]
         most = self.problem.global_batch // size
-        fullest = self.tables.held_bytes + self.saved + (most - 1) * self.again
+        fullest = self.tables.held + self.saved + (most - 1) * self.again
         self.all_fit = bool((fullest <= min(memories)).all())
 
     def solved(self, level: int, window: Window) -> Solved:
@@ -196,7 +193,7 @@ class Program:
         key = (*window.memory_bytes, window.replicas, in_flight)
         if key not in self.fitting:
             kept = (self.saved + (in_flight - 1) * self.again) / window.replicas
-            fits = self.tables.held_bytes + kept <= window.memory_bytes[0]
+            fits = self.tables.held + kept <= window.memory_bytes[0]
             self.fitting[key] = np.where(fits, self.compute_s, inf)
         return self.fitting[key]
 
@@ -224,7 +221,7 @@ class Program:
             np.stack([one for _, one in different.values()]),
             unit,
             self.compute_s / here.devices,
-            self.tables.parameter_bytes,
+            self.tables.parameters,
             reduce_each,
             self.moved_bytes / here.bytes_per_s,
         )

@@ -7,13 +7,10 @@ for numba: flat arrays, no objects.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock.plan.run_tables import Floats
+from penstock.plan.run_tables import Floats, Integers
 
-__all__ = ["Integers", "LevelCosts", "partition"]
-
-Integers = NDArray[np.int64]
+__all__ = ["LevelCosts", "partition"]
 
 
 class LevelCosts(NamedTuple):

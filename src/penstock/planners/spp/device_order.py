@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.link_matrices import link_matrices
 from penstock.kernels import compiled
 from penstock.plan.run_tables import Floats
-from penstock.planners.spp.graph import device_weights
 from penstock.planners.spp.minimum_cut import minimum_cut
 
-__all__ = ["ordered_by_minimum_cuts", "recursive_device_order"]
+__all__ = ["device_weights", "ordered_by_minimum_cuts", "recursive_device_order"]
 
 MOST_VERTICES = 128
 """Of more blocks, those with the strongest ties are taken together first."""
@@ -35,6 +35,25 @@ def recursive_device_order(cluster: Cluster) -> tuple[int, ...]:
         else:
             blocks += [(device,) for device in members]
     return ordered_by_minimum_cuts(weights, blocks)
+
+
+def device_weights(cluster: Cluster) -> Floats:
+    """Bytes per second between every two devices, the mean of both directions; 0 to itself.
+
+    A port is shared by all devices of its host, so a pair counts with the part that each device
+    of the larger host has when all of them talk at once: with the whole port for every pair, a
+    host of eight would seem to be tied to the next by 64 ports.
+    """
+    links, host = link_matrices(cluster), np.array(cluster.host_index)
+    sharing = np.bincount(host)[host]
+    shared = np.maximum(sharing[:, None], sharing[None, :])
+    weights = np.where(links.uses_port, links.bytes_per_s / shared, links.bytes_per_s)
+    weights = (weights + weights.T) / 2
+    np.fill_diagonal(weights, 0.0)
+    finite = weights[np.isfinite(weights)]
+    # A link without a limit is only ever compared: more than all others together will do.
+    most = 2 * float(finite.sum()) + 1.0
+    return np.where(np.isfinite(weights), weights, most)
 
 
 def ordered_by_minimum_cuts(weights: Floats, blocks: Sequence[Block]) -> tuple[int, ...]:

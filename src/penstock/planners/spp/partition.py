@@ -1,31 +1,26 @@
 """SPP's dynamic program over layers, stages and consecutive devices of an order (PRM)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 
 import numpy as np
 
-from penstock.kernels import compiled
 from penstock.plan.candidate import Candidate
+from penstock.plan.compiled_cost import RECOMPUTE_MODES, RECOMPUTES
 from penstock.plan.cost import depth_function
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.run_tables import Floats
-from penstock.planners.spp.arrays import DeviceLine, Integers, ProfileArrays, WindowArrays
-from penstock.planners.spp.graph import LinkArrays
-from penstock.planners.spp.kernels import channel_s, extend, fits, stage_s
+from penstock.planners.device_line import DeviceLine, Windows, windows_of
+from penstock.planners.spp.kernel import Question, Table, filled, table_for
 
 __all__ = ["PartitionTable", "partition"]
 
-ALWAYS = 1
-"""Number of the recompute choice "on" in the compiled loops."""
-
 
 def partition(
-    arrays: ProfileArrays,
+    chain: ChainCosts,
     line: DeviceLine,
-    links: LinkArrays,
     micro_batch_size: int,
     schedule: str,
     *,
@@ -61,151 +56,39 @@ def partition(
 
     Exact for either objective, which tests hold against brute force.
     """
-    problem = arrays.problem
-    most_stages = min(line.blocks, arrays.layers, problem.max_stages or arrays.layers)
+    problem = chain.problem
+    most_stages = min(line.blocks, chain.layers, problem.max_stages or chain.layers)
     micro_batches = problem.global_batch // micro_batch_size
     depth = depth_function(schedule)
-    shape = (most_stages + 1, arrays.layers, line.blocks, len(line.widths))
-    table = PartitionTable(
-        arrays=arrays,
-        line=line,
-        links=links,
-        windows=windows_of(arrays, line, micro_batch_size),
-        micro_batch_size=micro_batch_size,
-        schedule=schedule,
-        value=np.full(shape, inf),
-        choice=np.full(shape, -1, dtype=np.int64),
+    windows = windows_of(chain, line, micro_batch_size)
+    asked = Question(
+        stages=most_stages + 1,
+        blocks=line.blocks,
+        widths=len(line.widths),
+        groups=windows.groups,
+        width=np.array(line.widths, dtype=np.int64),
         depths=np.array([0, *(depth(k, micro_batches) for k in range(1, most_stages + 1))]),
+        micro_batches=micro_batches,
+        recompute=RECOMPUTE_MODES[problem.recompute],
         drains=drains,
     )
-    fill(table)
-    return table
-
-
-def windows_of(
-    arrays: ProfileArrays, line: DeviceLine, micro_batch_size: int
-) -> dict[tuple[int, int], WindowArrays]:
-    """The windows of a line by position and number of their width."""
-    return {
-        (position, number): arrays.window(line.devices(position, width), micro_batch_size)
-        for position in range(line.blocks)
-        for number, width in enumerate(line.widths)
-        if position + width <= line.blocks
-    }
-
-
-def fill(table: "PartitionTable") -> None:
-    """Fill a table from the last window of the line to the first."""
-    arrays, line, value = table.arrays, table.line, table.value
-    shape = (value.shape[0], arrays.layers + 1, line.blocks + 1)
-    least, floor = np.full(shape, inf), np.full(shape, inf)
-    workspaces = arrays.workspaces
-    for position in reversed(range(line.blocks)):
-        for number, width in enumerate(line.widths):
-            window = table.windows.get((position, number))
-            if window is None:
-                continue
-            compiled(extend)(
-                value,
-                least,
-                floor,
-                table.choice,
-                table.channel(position, window, width),
-                arrays.prefix,
-                arrays.held_bytes,
-                arrays.parameter_bytes,
-                arrays.inputs,
-                workspaces,
-                window.kinds,
-                window.crowd,
-                window.ways,
-                window.step_s_per_byte,
-                position + width,
-                table.depths,
-                position,
-                number,
-                table.micro_batches,
-                arrays.recompute_mode,
-                table.drains,
-            )
-        least[:, :-1, position] = value[:, :, position].min(axis=2, initial=inf)
-        floor[:, :, position] = np.minimum.accumulate(least[:, :, position], axis=1)
-
-
-def slices_by_position(
-    line: DeviceLine, windows: dict[tuple[int, int], WindowArrays]
-) -> list[Integers]:
-    """For every position the slices of the windows that start there, padded with zeros."""
-    found: list[Integers] = []
-    for position in range(line.blocks + 1):
-        here = [
-            windows[position, number].slices
-            for number in range(len(line.widths))
-            if (position, number) in windows
-        ]
-        padded = np.zeros((len(here), max(map(len, here), default=0)), dtype=np.int64)
-        for row, slices in zip(padded, here, strict=True):
-            row[: len(slices)] = slices
-        found.append(padded)
-    return found
+    table = filled(table_for(asked, len(chain.cuts)), windows.costs, windows.network, asked)
+    return PartitionTable(chain, windows, micro_batch_size, schedule, table)
 
 
 @dataclass(frozen=True)
 class PartitionTable:
-    """What `partition` found: least workloads, and the choice that reaches them."""
+    """What `partition` found: by stages, first cut, first block and width of the first window."""
 
-    arrays: ProfileArrays
-    line: DeviceLine
-    links: LinkArrays
-    windows: dict[tuple[int, int], WindowArrays]
+    chain: ChainCosts
+    windows: Windows
     micro_batch_size: int
     schedule: str
-    value: Floats
-    choice: Integers
-    depths: Integers
-    drains: bool
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of an iteration."""
-        return self.arrays.problem.global_batch // self.micro_batch_size
-
-    @cached_property
-    def receivers(self) -> list[Integers]:
-        """For every position the slices of the windows that start there."""
-        return slices_by_position(self.line, self.windows)
-
-    @cached_property
-    def sizes(self) -> Floats:
-        """Bytes that cross each cut: activations, then gradients."""
-        return np.stack([self.arrays.activations, self.arrays.gradients])
-
-    def channel(self, position: int, window: WindowArrays, width: int) -> Floats:
-        """Seconds from a window to each width of the next for each cut, both ways and the busier.
-
-        A table for each of the two.
-        """
-        line, links = self.line, self.links
-        seconds = np.full((2, len(line.widths), self.arrays.layers + 1), inf)
-        receivers = self.receivers[position + width]
-        if receivers.shape[0]:
-            compiled(channel_s)(
-                seconds,
-                position * line.block,
-                window.slices,
-                np.array(line.widths, dtype=np.int64) * line.block,
-                receivers,
-                links.latency_s,
-                links.s_per_byte,
-                links.uses_port,
-                links.host,
-                self.sizes,
-            )
-        return seconds
+    table: Table
 
     def workloads(self) -> Floats:
-        """The least workload by number of stages and first block in use."""
-        return self.value[:, 0].min(axis=2, initial=inf)
+        """The least objective by number of stages and first block in use."""
+        return self.table.seconds[:, 0].min(axis=2, initial=inf)
 
     def candidates(self) -> Iterator[Candidate]:
         """For every number of stages the best plan on all of the line, and on any end of it.
@@ -213,64 +96,30 @@ class PartitionTable:
         The estimate is the workload, or more where fill and drain say so:
         ``sum of (P + X) + (M - 1) * max of P and X``.
         """
+        micro_batches = self.chain.problem.global_batch // self.micro_batch_size
         workloads = self.workloads()
-        for k in range(1, workloads.shape[0]):
+        for k in range(1, len(workloads)):
             best = int(workloads[k].argmin())
             for position in sorted({0, best}):
                 if workloads[k, position] < inf:
-                    steps = self.steps(k, position)
-                    once = [figure for step in steps for figure in (step.busy_s, step.channel_s)]
-                    plan = self.plan(steps)
-                    filled_s = sum(once) + (plan.micro_batches - 1) * max(once)
-                    yield Candidate(plan, max(filled_s, float(workloads[k, position])))
+                    state = (k, 0, position, self.table.seconds[k, 0, position].argmin())
+                    filled_s = self.table.passed_s[state]
+                    filled_s += (micro_batches - 1) * self.table.slowest_s[state]
+                    workload_s = float(workloads[k, position])
+                    yield Candidate(self.plan(k, position), max(float(filled_s), workload_s))
 
-    def steps(self, stages: int, position: int) -> list["Step"]:
-        """The stages behind the best entry for ``stages`` stages from block ``position`` on."""
-        number = int(self.value[stages, 0, position].argmin())
+    def plan(self, stages: int, position: int) -> Plan:
+        """The best plan of so many stages from block ``position`` on."""
+        windows, chain, table = self.windows, self.chain, self.table
+        number = int(table.seconds[stages, 0, position].argmin())
+        found: list[Stage] = []
         lo = 0
-        found: list[Step] = []
         for k in range(stages, 0, -1):
-            choice = int(self.choice[k, lo, position, number])
-            hi, next_number = divmod(choice, len(self.line.widths) + 1)
-            found.append(self.step(k, range(lo, hi), position, number, next_number))
-            lo, position, number = hi, position + self.line.widths[number], next_number
-        return found
-
-    def step(self, k: int, run: range, position: int, number: int, next_number: int) -> "Step":
-        """One stage, ``k`` stages from the end, with what it costs."""
-        arrays, mode = self.arrays, self.arrays.recompute_mode
-        window, width = self.windows[position, number], self.line.widths[number]
-        memory = (arrays.prefix, arrays.held_bytes, arrays.inputs, arrays.workspaces, window.kinds)
-        ends, depth = (run.start, run.stop), int(self.depths[k])
-        kept = mode != ALWAYS and bool(compiled(fits)(*memory, *ends, depth, False))
-        channel_s = 0.0
-        if k > 1:
-            channel_s = float(self.channel(position, window, width)[0, next_number, run.stop])
-        return Step(
-            stage=Stage(
-                layers=range(arrays.cuts[run.start], arrays.cuts[run.stop]),
-                devices=self.line.devices(position, width),
-                slices=tuple(map(int, window.slices)),
-                recompute=not kept,
-            ),
-            busy_s=float(compiled(stage_s)(*memory, window.crowd, *ends, depth, mode)),
-            channel_s=channel_s,
-        )
-
-    def plan(self, steps: Sequence["Step"]) -> Plan:
-        """The plan of these stages."""
-        return Plan(
-            stages=tuple(step.stage for step in steps),
-            micro_batches=self.micro_batches,
-            micro_batch_size=self.micro_batch_size,
-            schedule=self.schedule,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A stage with the seconds of one micro-batch on it, and on the channel behind it."""
-
-    stage: Stage
-    busy_s: float
-    channel_s: float
+            state, group = (k, lo, position, number), int(windows.groups[position, number])
+            hi, again = int(table.end[state]), table.recompute[state] == RECOMPUTES
+            layers, devices = chain.layers_of(lo, hi), windows.devices[group]
+            found.append(Stage(layers, devices, windows.slices[group], bool(again)))
+            position += windows.line.widths[number]
+            lo, number = hi, int(table.next_number[state])
+        micro_batches = chain.problem.global_batch // self.micro_batch_size
+        return Plan(tuple(found), micro_batches, self.micro_batch_size, self.schedule)

@@ -3,18 +3,19 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 
 from penstock.plan.candidate import Candidate
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.planners.spp.arrays import ProfileArrays, device_line, few_cuts, few_sizes_for_tables
-from penstock.planners.spp.choice import best_of_few
+from penstock.planners.choice import best_candidate
+from penstock.planners.coarse_chain import likely_cuts
+from penstock.planners.device_line import device_line
+from penstock.planners.sizes import few_sizes_for_tables
 from penstock.planners.spp.device_order import recursive_device_order
-from penstock.planners.spp.graph import link_arrays
 from penstock.planners.spp.partition import partition
 
-__all__ = ["spp", "spp_on_order"]
+__all__ = ["MOST_CUTS", "spp", "spp_on_order"]
 
 PREFERRED = ("wavefront", "early-backward", "1f1b", "gpipe")
 """SPP's own list order first, then those that resemble it most."""
@@ -23,6 +24,9 @@ THREADS = 2
 """Micro-batch sizes that are partitioned side by side."""
 
 TRIES = 4
+
+MOST_CUTS = 96
+"""A longer chain is cut at so many places at most, and only at likely ones."""
 
 
 def spp(problem: PlanningProblem, score: Score) -> Plan:
@@ -38,7 +42,7 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
     allowed, mostly 'early-backward', which needs half the memory for the same time on balanced
     stages. The winner is tried with all others, too; where memory counts, those plan as well.
 
-    Long chains, many sizes and many devices are thinned out by `few_cuts`, `few_sizes` and
+    Long chains, many sizes and many devices are thinned out by `likely_cuts`, `few_sizes` and
     `device_line`.
 
     Raises:
@@ -55,30 +59,30 @@ def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...])
     """
     first, *others = sorted(problem.schedules, key=preference)
     found: list[Candidate] = []
-    for arrays, sizes in attempts(problem):
-        found = list(candidates(arrays, order, sizes, first))
+    for chain, sizes in attempts(problem):
+        found = list(candidates(chain, order, sizes, first))
         if memory_counts(problem, found):
             for schedule in others:
-                found += candidates(arrays, order, sizes, schedule)
+                found += candidates(chain, order, sizes, schedule)
         if found:
             break
-    best = best_of_few(problem, found, score, planner="spp", tries=TRIES)
+    best = best_candidate(problem, found, score, planner="spp", tries=TRIES)
     for name in others[:1]:
         found = [replace(one, plan=replace(one.plan, schedule=name)) for one in found]
         found.insert(0, Candidate(best, 0.0))
-        best = best_of_few(problem, found, score, planner="spp", tries=TRIES + 1)
+        best = best_candidate(problem, found, score, planner="spp", tries=TRIES + 1)
     return min([best, *(replace(best, schedule=name) for name in problem.schedules)], key=score)
 
 
-def attempts(problem: PlanningProblem) -> Iterator[tuple[ProfileArrays, tuple[int, ...]]]:
+def attempts(problem: PlanningProblem) -> Iterator[tuple[ChainCosts, tuple[int, ...]]]:
     """Cuts and micro-batch sizes: the few, then all of them for problems where none of those fit.
 
     A problem without any thinning is attempted once.
     """
     every_cut = tuple(range(len(problem.profile.layers) + 1))
-    few = (few_cuts(problem.profile), few_sizes_for_tables(problem))
+    few = (likely_cuts(problem, MOST_CUTS), few_sizes_for_tables(problem))
     for cuts, sizes in dict.fromkeys((few, (every_cut, tuple(sorted(problem.micro_batch_sizes))))):
-        yield ProfileArrays(problem, cuts), sizes
+        yield ChainCosts(problem, cuts), sizes
 
 
 def memory_counts(problem: PlanningProblem, found: list[Candidate]) -> bool:
@@ -93,17 +97,16 @@ def memory_counts(problem: PlanningProblem, found: list[Candidate]) -> bool:
 
 
 def candidates(
-    arrays: ProfileArrays, order: tuple[int, ...], sizes: tuple[int, ...], schedule: str
+    chain: ChainCosts, order: tuple[int, ...], sizes: tuple[int, ...], schedule: str
 ) -> Iterator[Candidate]:
     """PRM's plan for every micro-batch size and number of stages."""
 
     def of_size(size: int) -> list[Candidate]:
-        line = device_line(order, size)
-        links = link_arrays(arrays.problem.cluster, line.order)
-        return list(partition(arrays, line, links, size, schedule).candidates())
+        return list(partition(chain, device_line(order, size), size, schedule).candidates())
 
     with ThreadPoolExecutor(THREADS) as threads:
-        yield from chain.from_iterable(threads.map(of_size, sizes))
+        for found in threads.map(of_size, sizes):
+            yield from found
 
 
 def preference(schedule: str) -> tuple[int, str]:

@@ -1,0 +1,242 @@
+"""What stages and transfers cost, for compiled planners: `penstock.plan.cost` on flat arrays.
+
+The arrays are those of `penstock.plan.cost_tables`. A stage is a group of devices, by number, with
+the run of layers between the cuts ``lo`` and ``hi``. Tests hold every function to the plain one.
+"""
+
+# Helpers of compiled functions have no types of their own: numba finds them.
+# pyright: basic
+
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "ALWAYS",
+    "AUTO",
+    "FIGURES",
+    "FULL",
+    "KEEPS",
+    "LOADS",
+    "NEVER",
+    "RECOMPUTES",
+    "RECOMPUTE_MODES",
+    "all_reduce_and_step_s",
+    "backward_s",
+    "forward_s",
+    "load_s",
+    "micro_batch_s",
+    "needed_bytes",
+    "recomputes",
+    "resources",
+    "transfer_loads",
+]
+
+AUTO, ALWAYS, NEVER = 0, 1, 2
+RECOMPUTE_MODES = {"auto": AUTO, "on": ALWAYS, "off": NEVER}
+"""Whether stages recompute: where memory asks for it, all of them, none."""
+
+FULL, KEEPS, RECOMPUTES = -1, 0, 1
+"""What a stage does on its devices: it does not fit, keeps its activations, or recomputes them."""
+
+LOADS = 8
+"""Busiest resources of a transfer told apart; where more differ, the last ones are merged."""
+
+FIGURES = 3
+"""What the messages on a resource add up to: seconds of latency, seconds for each byte of what does
+not depend on rows, and for each byte of a row."""
+
+
+def between(fixed, each, lo, hi, rows):
+    """The cost of a run, from sums up to each cut."""
+    return fixed[hi] - fixed[lo] + rows * (each[hi] - each[lo])
+
+
+def forward_s(costs: Any, group: int, lo: int, hi: int) -> float:
+    """Seconds of one forward on the slowest replica."""
+    longest = 0.0
+    for k in range(costs.first_kind[group], costs.first_kind[group + 1]):
+        seconds = between(costs.forward_fixed, costs.forward_each, lo, hi, costs.rows[k])
+        longest = max(longest, seconds / costs.speed[k])
+    return longest * costs.crowding[group]
+
+
+def backward_s(costs: Any, group: int, lo: int, hi: int) -> float:
+    """Seconds of one full backward on the slowest replica, without recompute."""
+    longest = 0.0
+    for k in range(costs.first_kind[group], costs.first_kind[group + 1]):
+        seconds = between(costs.backward_fixed, costs.backward_each, lo, hi, costs.rows[k])
+        longest = max(longest, seconds / costs.speed[k])
+    return longest * costs.crowding[group]
+
+
+def micro_batch_s(costs, group, lo, hi):
+    """Seconds of a forward and a full backward on the slowest replica, without recompute."""
+    fixed = costs.forward_fixed[hi] - costs.forward_fixed[lo]
+    fixed = fixed + costs.backward_fixed[hi] - costs.backward_fixed[lo]
+    each = costs.forward_each[hi] - costs.forward_each[lo]
+    each = each + costs.backward_each[hi] - costs.backward_each[lo]
+    longest = 0.0
+    for k in range(costs.first_kind[group], costs.first_kind[group + 1]):
+        longest = max(longest, (fixed + costs.rows[k] * each) / costs.speed[k])
+    return longest * costs.crowding[group]
+
+
+def all_reduce_and_step_s(costs: Any, group: int, lo: int, hi: int) -> float:
+    """Seconds after a stage's last backward: gradient all-reduce and optimizer step."""
+    size_bytes = costs.parameters[lo * costs.cuts + hi]
+    if size_bytes <= 0:
+        return 0.0
+    fastest = np.inf
+    for way in range(group * costs.ways, (group + 1) * costs.ways):
+        seconds = costs.way_latency_s[way] + costs.way_s_per_byte[way] * size_bytes
+        fastest = min(fastest, seconds)
+    return fastest + costs.step_s_per_byte[group] * size_bytes
+
+
+def needed_bytes(costs: Any, kind: int, lo: int, hi: int, depth: int, recompute: bool) -> float:
+    """Peak bytes of a kind of replica with ``depth`` micro-batches in flight."""
+    run, rows = lo * costs.cuts + hi, costs.rows[kind]
+    saved = between(costs.saved_fixed, costs.saved_each, lo, hi, rows)
+    held = costs.held[run] + costs.workspaces[costs.workspace[kind] * costs.cuts**2 + run]
+    if recompute and depth > 1:
+        inputs = costs.inputs_fixed[run] + rows * costs.inputs_each[run]
+        return held + (depth - 1) * inputs + max(saved, inputs)
+    return held + depth * saved
+
+
+def fits(costs, group, lo, hi, depth, recompute):
+    """Whether every replica has the memory."""
+    for kind in range(costs.first_kind[group], costs.first_kind[group + 1]):
+        if needed_bytes(costs, kind, lo, hi, depth, recompute) > costs.memory[kind]:
+            return False
+    return True
+
+
+def recomputes(costs: Any, group: int, lo: int, hi: int, depth: int, mode: int) -> int:
+    """`KEEPS`, `RECOMPUTES` or `FULL`: as ``mode`` asks for it, keeping where both fit."""
+    if mode != ALWAYS and fits(costs, group, lo, hi, depth, False):
+        return KEEPS
+    if mode != NEVER and fits(costs, group, lo, hi, depth, True):
+        return RECOMPUTES
+    return FULL
+
+
+def transfer_loads(network, sender, receiver, busy, loads, base):
+    """The busiest resources when a group sends to another, as in `split_concat_s`; how many.
+
+    ``busy`` has room for the `FIGURES` of all resources: senders' engines, receivers' engines,
+    ports out, ports in; ``loads`` for those of `LOADS` from ``base`` on.
+    """
+    i, last_sender = network.start[sender], network.start[sender + 1]
+    j, last_receiver = network.start[receiver], network.start[receiver + 1]
+    for place in range(i, last_sender):
+        clear(busy, engine_out(network, network.device[place]))
+        clear(busy, port_out(network, network.device[place]))
+    for place in range(j, last_receiver):
+        clear(busy, engine_in(network, network.device[place]))
+        clear(busy, port_in(network, network.device[place]))
+    row, have, need = 0, network.rows[i], network.rows[j]
+    while i < last_sender and j < last_receiver:
+        end = min(have, need)
+        a, b = network.device[i], network.device[j]
+        if end > row and a != b:
+            link = a * network.devices + b
+            add_message(network, busy, engine_out(network, a), link, end - row)
+            add_message(network, busy, engine_in(network, b), link, end - row)
+            if network.uses_port[link] > 0:
+                add_message(network, busy, port_out(network, a), link, end - row)
+                add_message(network, busy, port_in(network, b), link, end - row)
+        row = end
+        if have == end:
+            i += 1
+            have += network.rows[i] if i < last_sender else 0
+        if need == end:
+            j += 1
+            need += network.rows[j] if j < last_receiver else 0
+    count = 0
+    for place in range(network.start[sender], last_sender):
+        count = with_load(loads, base, count, busy, engine_out(network, network.device[place]))
+        count = with_load(loads, base, count, busy, port_out(network, network.device[place]))
+    for place in range(network.start[receiver], last_receiver):
+        count = with_load(loads, base, count, busy, engine_in(network, network.device[place]))
+        count = with_load(loads, base, count, busy, port_in(network, network.device[place]))
+    return count
+
+
+def resources(network):
+    """How many things messages may occupy."""
+    return 2 * (network.devices + network.hosts)
+
+
+def engine_out(network, device):
+    """Where a device's sending stands."""
+    return FIGURES * device
+
+
+def engine_in(network, device):
+    """Where a device's receiving stands."""
+    return FIGURES * (network.devices + device)
+
+
+def port_out(network, device):
+    """Where the sending of a device's host stands."""
+    return FIGURES * (2 * network.devices + network.host[device])
+
+
+def port_in(network, device):
+    """Where the receiving of a device's host stands."""
+    return FIGURES * (2 * network.devices + network.hosts + network.host[device])
+
+
+def clear(busy, resource):
+    """Nothing occupies a resource."""
+    for figure in range(resource, resource + FIGURES):
+        busy[figure] = 0.0
+
+
+def add_message(network, busy, resource, link, rows):
+    """A message occupies a resource."""
+    busy[resource] += network.latency_s[link]
+    busy[resource + 1] += network.s_per_byte[link]
+    busy[resource + 2] += network.s_per_byte[link] * rows
+
+
+def with_load(loads, base, count, busy, resource):
+    """Keep a resource's load unless another outweighs it; how many are kept."""
+    end = base + FIGURES * count
+    for load in range(base, end, FIGURES):
+        if outweighs(loads, load, busy, resource):
+            return count
+    kept = base
+    for load in range(base, end, FIGURES):
+        if not outweighs(busy, resource, loads, load):
+            for figure in range(FIGURES):
+                loads[kept + figure] = loads[load + figure]
+            kept += FIGURES
+    if kept == base + FIGURES * LOADS:
+        kept -= FIGURES
+        for figure in range(FIGURES):
+            loads[kept + figure] = max(loads[kept + figure], busy[resource + figure])
+    else:
+        for figure in range(FIGURES):
+            loads[kept + figure] = busy[resource + figure]
+    return (kept - base) // FIGURES + 1
+
+
+def outweighs(loads, one, others, other):
+    """Whether a load is no less than another in any respect."""
+    return (
+        loads[one] >= others[other]
+        and loads[one + 1] >= others[other + 1]
+        and loads[one + 2] >= others[other + 2]
+    )
+
+
+def load_s(loads, base, count, fixed, each):
+    """Seconds of a transfer of so many bytes, fixed and for each row."""
+    seconds = 0.0
+    if fixed + each > 0:
+        for i in range(base, base + FIGURES * count, FIGURES):
+            seconds = max(seconds, loads[i] + loads[i + 1] * fixed + loads[i + 2] * each)
+    return seconds

@@ -1,0 +1,223 @@
+"""The layers of a problem on groups of its devices: the arrays of `penstock.plan.compiled_cost`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cluster.collectives import all_reduce_ways
+from penstock.cluster.link_matrices import link_matrices
+from penstock.plan.cost import crowding
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import (
+    EACH,
+    FIXED,
+    Floats,
+    Integers,
+    RunTables,
+    run_tables,
+    workspace_table,
+)
+from penstock.profile.model_profile import Affine
+
+__all__ = ["ChainCosts", "Costs", "Network"]
+
+
+Devices: TypeAlias = tuple[int, ...]
+GroupCosts: TypeAlias = tuple[float, float, list[tuple[float, float]]]
+
+
+class Costs(NamedTuple):
+    """What runs of layers cost on groups of devices; all arrays are flat.
+
+    First the figures of `RunTables`: sums up to each cut, or one for each run, at place
+    ``lo * cuts + hi``. The replicas of group ``g`` differ in no more than the kinds
+    ``first_kind[g]`` to ``first_kind[g + 1] - 1``: rows on a speed and a memory, and the number of
+    their table in ``workspaces``, which has one for each number of rows. ``ways`` are those to
+    all-reduce, as many for each group, some repeated.
+    """
+
+    cuts: int
+    forward_fixed: Floats
+    forward_each: Floats
+    backward_fixed: Floats
+    backward_each: Floats
+    saved_fixed: Floats
+    saved_each: Floats
+    inputs_fixed: Floats
+    inputs_each: Floats
+    parameters: Floats
+    held: Floats
+    down_fixed: Floats
+    down_each: Floats
+    up_fixed: Floats
+    up_each: Floats
+    workspaces: Floats
+    first_kind: Integers
+    rows: Floats
+    speed: Floats
+    memory: Floats
+    workspace: Integers
+    crowding: Floats
+    step_s_per_byte: Floats
+    ways: int
+    way_latency_s: Floats
+    way_s_per_byte: Floats
+
+
+class Network(NamedTuple):
+    """Links between devices, and the devices of each group with their rows; all arrays are flat.
+
+    The link from device ``i`` to ``j`` stands at ``i * devices + j``; the devices of group ``g`` at
+    ``start[g]`` to ``start[g + 1] - 1``.
+    """
+
+    devices: int
+    hosts: int
+    host: Integers
+    latency_s: Floats
+    s_per_byte: Floats
+    uses_port: NDArray[np.uint8]
+    start: Integers
+    device: Integers
+    rows: Integers
+
+
+@dataclass
+class ChainCosts:
+    """A problem's layers, with the ``cuts`` where stages may begin or end, for all device groups.
+
+    What is found once serves every micro-batch size.
+    """
+
+    problem: PlanningProblem
+    cuts: tuple[int, ...]
+    workspaces: dict[int, Floats] = field(default_factory=dict[int, Floats])
+    known: dict[Devices, GroupCosts] = field(default_factory=dict[Devices, GroupCosts])
+
+    @cached_property
+    def runs(self) -> RunTables:
+        """The tables of the profile."""
+        return run_tables(self.problem, self.cuts)
+
+    @property
+    def layers(self) -> int:
+        """Runs between neighbouring cuts."""
+        return len(self.cuts) - 1
+
+    def layers_of(self, lo: int, hi: int) -> range:
+        """The layers between two cuts."""
+        return range(self.cuts[lo], self.cuts[hi])
+
+    @cached_property
+    def has_workspace(self) -> bool:
+        """Whether any layer needs any."""
+        return any(layer.workspace_bytes != Affine() for layer in self.problem.profile.layers)
+
+    @cached_property
+    def links(self) -> Network:
+        """The links, with no groups."""
+        cluster = self.problem.cluster
+        links, none = link_matrices(cluster), np.zeros(0, dtype=np.int64)
+        with np.errstate(divide="ignore"):
+            s_per_byte = 1 / links.bytes_per_s
+        return Network(
+            devices=len(cluster.devices),
+            hosts=len(cluster.hosts),
+            host=np.array(cluster.host_index, dtype=np.int64),
+            latency_s=links.latency_s.ravel(),
+            s_per_byte=s_per_byte.ravel(),
+            uses_port=links.uses_port.ravel().astype(np.uint8),
+            start=none,
+            device=none,
+            rows=none,
+        )
+
+    def network(self, groups: Sequence[Devices], slices: Sequence[Sequence[int]]) -> Network:
+        """The groups with the rows of their devices, for transfers."""
+        return self.links._replace(start=starts(groups), device=flat(groups), rows=flat(slices))
+
+    def costs(self, groups: Sequence[Devices], slices: Sequence[Sequence[int]]) -> Costs:
+        """The groups with the rows of their devices, for stages."""
+        devices = self.problem.cluster.devices
+        kinds = [
+            sorted(
+                {
+                    (rows, devices[device].speed, devices[device].memory_bytes)
+                    for device, rows in zip(group, own, strict=True)
+                }
+            )
+            for group, own in zip(groups, slices, strict=True)
+        ]
+        counts = sorted({rows for of_group in kinds for rows, _, _ in of_group})
+        counts = counts if self.has_workspace else []
+        number = {rows: place for place, rows in enumerate(counts)}
+        rows, speeds, memories = np.array([kind for own in kinds for kind in own]).T.copy()
+        crowds, steps, ways = zip(*map(self.of_group, groups), strict=True)
+        latencies, rates = np.array(ways).transpose(2, 0, 1).copy()
+        runs = self.runs
+        workspaces = [self.workspace(count).ravel() for count in counts or [0]]
+        return Costs(
+            cuts=len(self.cuts),
+            forward_fixed=runs.forward[FIXED],
+            forward_each=runs.forward[EACH],
+            backward_fixed=runs.backward[FIXED],
+            backward_each=runs.backward[EACH],
+            saved_fixed=runs.saved[FIXED],
+            saved_each=runs.saved[EACH],
+            inputs_fixed=runs.inputs[FIXED].ravel(),
+            inputs_each=runs.inputs[EACH].ravel(),
+            parameters=runs.parameters.ravel(),
+            held=runs.held.ravel(),
+            down_fixed=runs.down[FIXED],
+            down_each=runs.down[EACH],
+            up_fixed=runs.up[FIXED],
+            up_each=runs.up[EACH],
+            workspaces=np.concatenate(workspaces),
+            first_kind=starts(kinds),
+            rows=rows,
+            speed=speeds,
+            memory=memories,
+            workspace=np.array([number.get(count, 0) for count in rows], dtype=np.int64),
+            crowding=np.array(crowds),
+            step_s_per_byte=np.array(steps),
+            ways=latencies.shape[1],
+            way_latency_s=latencies.ravel(),
+            way_s_per_byte=rates.ravel(),
+        )
+
+    def workspace(self, rows: int) -> Floats:
+        """The largest workspace of each run, for so many rows."""
+        if rows not in self.workspaces:
+            table = workspace_table(self.problem.profile, rows)
+            cuts = np.array(self.cuts)
+            # Of a run between cuts: of all its layers.
+            self.workspaces[rows] = np.ascontiguousarray(table[np.ix_(cuts, cuts)])
+        return self.workspaces[rows]
+
+    def of_group(self, devices: Devices) -> GroupCosts:
+        """What does not depend on rows: crowding, seconds of the step per byte, all-reduce ways."""
+        if devices not in self.known:
+            cluster = self.problem.cluster
+            slowest = min(cluster.devices[device].speed for device in devices)
+            ways = [(way.latency_s, way.s_per_byte) for way in all_reduce_ways(cluster, devices)]
+            most = 3 if cluster.links else 2
+            self.known[devices] = (
+                crowding(cluster, devices),
+                self.problem.profile.step_s_per_byte / slowest,
+                [*ways, *(ways[:1] or [(0.0, 0.0)]) * most][:most],
+            )
+        return self.known[devices]
+
+
+def starts(parts: Sequence[Sequence[object]]) -> Integers:
+    """Where each part begins when they stand one after the other; and where the last one ends."""
+    return np.cumsum([0, *map(len, parts)], dtype=np.int64)
+
+
+def flat(parts: Sequence[Sequence[int]]) -> Integers:
+    """All parts one after the other."""
+    return np.array([n for part in parts for n in part], dtype=np.int64)

@@ -1,0 +1,48 @@
+"""Which micro-batch sizes are worth the time of a planner that tries few."""
+
+from math import log
+
+from penstock.bounds.lower_bound import lower_bound
+from penstock.plan.problem import PlanningProblem
+from penstock.planners.device_line import MOST_BLOCKS
+
+__all__ = ["few_sizes", "few_sizes_for_tables"]
+
+MOST_SIZES = 8
+"""So many micro-batch sizes are tried at most."""
+
+
+def few_sizes_for_tables(problem: PlanningProblem) -> tuple[int, ...]:
+    """`few_sizes` of planners that fill large tables: half as many on more than `MOST_BLOCKS`.
+
+    Then those nearest to the size with which the bound is least, where it says one: of the divisors
+    of a large batch most are far too small or do not fit.
+    """
+    if len(problem.cluster.devices) <= MOST_BLOCKS:
+        return few_sizes(problem)
+    sizes = few_sizes(problem, len(problem.micro_batch_sizes))
+    if len(sizes) <= MOST_SIZES // 2:
+        return sizes
+    best = lower_bound(problem).micro_batch_size
+    if not best:
+        return few_sizes(problem, MOST_SIZES // 2)
+    nearest = sorted(sizes, key=lambda size: (abs(log(size / best)), size))
+    return tuple(sorted(nearest[: MOST_SIZES // 2]))
+
+
+def few_sizes(problem: PlanningProblem, count: int = MOST_SIZES) -> tuple[int, ...]:
+    """At most ``count`` micro-batch sizes, spread evenly over those worth trying.
+
+    Left out are sizes that cut the batch into more than 8 micro-batches a device (at least 64):
+    by then the fill and drain of a pipeline are a small part of its iteration (GPipe: negligible
+    from 4 a stage), and messages only get smaller.
+    """
+    most = max(64, 8 * len(problem.cluster.devices))
+    sizes = sorted(
+        {size for size in problem.micro_batch_sizes if problem.global_batch // size <= most}
+    )
+    sizes = sizes or [max(problem.micro_batch_sizes)]
+    if len(sizes) <= count:
+        return tuple(sizes)
+    places = [round(i * (len(sizes) - 1) / (count - 1)) for i in range(count)]
+    return tuple(sizes[place] for place in places)

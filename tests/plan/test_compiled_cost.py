@@ -1,0 +1,92 @@
+"""The cost model that planners compile, against the plain one, figure by figure."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_strategies import problems
+
+from penstock.plan import compiled_cost
+from penstock.plan.cost import (
+    backward_s,
+    device_memory_bytes,
+    forward_s,
+    micro_batch_s,
+    rows_by_speed,
+    tail_s,
+    transfer,
+)
+from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.plan import Stage
+from penstock.plan.problem import PlanningProblem
+
+ROUNDING = 1e-9
+
+
+def groups_of(problem: PlanningProblem, most: int) -> list[tuple[int, ...]]:
+    """All sets of so many devices at most."""
+    devices = range(len(problem.cluster.devices))
+    return [group for n in range(1, most + 1) for group in combinations(devices, n)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=problems(), depth=st.integers(1, 4), recompute=st.booleans())
+def test_a_stage_costs_what_the_plain_model_says(
+    problem: PlanningProblem, depth: int, recompute: bool
+):
+    size = max(problem.micro_batch_sizes)
+    groups = groups_of(problem, size)
+    slices = [rows_by_speed(problem.cluster, group, size) for group in groups]
+    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    costs = chain.costs(groups, slices)
+    for lo, hi in combinations(chain.cuts, 2):
+        for number, (group, rows) in enumerate(zip(groups, slices, strict=True)):
+            stage = Stage(range(lo, hi), group, rows)
+            plain = [f(problem, stage) for f in (forward_s, backward_s, micro_batch_s, tail_s)]
+            found = [
+                compiled_cost.forward_s(costs, number, lo, hi),
+                compiled_cost.backward_s(costs, number, lo, hi),
+                compiled_cost.micro_batch_s(costs, number, lo, hi),
+                compiled_cost.all_reduce_and_step_s(costs, number, lo, hi),
+            ]
+            assert found == pytest.approx(plain, rel=ROUNDING)
+            needed = {
+                device_memory_bytes(problem, range(lo, hi), n, in_flight=depth, recompute=recompute)
+                for n in rows
+            }
+            kinds = range(costs.first_kind[number], costs.first_kind[number + 1])
+            here = {
+                compiled_cost.needed_bytes(costs, kind, lo, hi, depth, recompute) for kind in kinds
+            }
+            assert sorted(here) == pytest.approx(sorted(needed), rel=ROUNDING)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=problems(), data=st.data())
+def test_a_transfer_takes_what_the_plain_model_says(problem: PlanningProblem, data: st.DataObject):
+    count, size = len(problem.cluster.devices), max(problem.micro_batch_sizes)
+    order = data.draw(st.permutations(range(count)))
+    widths = data.draw(st.tuples(*[st.integers(1, count)] * 2))
+    groups = [tuple(order[:width][:size]) for width in widths]
+    slices = [rows_by_speed(problem.cluster, group, size) for group in groups]
+    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    network = chain.network(groups, slices)
+    busy = np.zeros(compiled_cost.FIGURES * compiled_cost.resources(network))
+    loads = np.zeros(compiled_cost.FIGURES * compiled_cost.LOADS)
+    for cut in range(1, chain.layers):
+        sender, receiver = (
+            Stage(layers, group, rows)
+            for layers, group, rows in zip(
+                (range(cut), range(cut, chain.layers)), groups, slices, strict=True
+            )
+        )
+        moved = transfer(problem, sender, receiver)
+        for one, other, sizes, expected in (
+            (0, 1, chain.runs.down, moved.forward_s),
+            (1, 0, chain.runs.up, moved.backward_s),
+        ):
+            kept = compiled_cost.transfer_loads(network, one, other, busy, loads, 0)
+            found = compiled_cost.load_s(loads, 0, kept, *sizes[:, cut])
+            assert found == pytest.approx(expected, rel=ROUNDING)
