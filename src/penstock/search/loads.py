@@ -16,7 +16,7 @@ from penstock.search.wander import Walk, wander
 
 __all__ = ["evenly_loaded_plans", "layout_of"]
 
-POWERS = (0.0, 10.0)
+POWERS = (0.0, 30.0, 10.0)
 """What counts: only the fullest resource, or others too, the more the lower the power."""
 
 STEPS, FEW_DEVICES = 100_000, 16
