@@ -54,7 +54,7 @@ def trained(
         compile=compile,
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]
-        tensors = {n: t.detach().clone() for n, t in pipe._worker.named_tensors().items()}
+        tensors = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
     return {"losses": torch.tensor(losses).double(), "random": torch.rand(3), **tensors}
 
 

@@ -205,7 +205,7 @@ def accumulated_in(
         cut = [
             range(rows.start + own.start, rows.start + own.stop)
             for rows in sizes
-            for own in worker.iteration(len(rows), True).cut.micro_batches
+            for own in worker.stages.prepared(len(rows), True).iteration.cut.micro_batches
         ]
         whole = copy.deepcopy(subject.model)
         loss = float(reference(subject, whole, batch, cut))
@@ -217,7 +217,7 @@ def accumulated_in(
             for key, value in expected.items()
             if abs(getattr(metrics, key) - value) > 1e-9 * abs(value)
         ]
-        counted = {n for n, _ in pipe.named_parameters() if worker.owns(n) or not shard}
+        counted = {n for n, _ in pipe.named_parameters() if worker.held.owns(n) or not shard}
         wrong += [
             what
             for what in differences(pipe, whole, 1e-8)
@@ -278,7 +278,7 @@ def noise_of_replicas() -> dict[str, Any]:
     plan = plan_of(len(graph.layer_names), (2, 2))
     with Pipeline(graph, plan, batch, gradient_noise=True) as pipe:
         metrics = pipe.step(batch)
-        cut = pipe._worker.iteration(BATCH, True).cut
+        cut = pipe._worker.stages.prepared(BATCH, True).iteration.cut
         rows = [
             [row for m in range(MICRO_BATCHES) for row in cut.rows(m, 0, replica)]
             for replica in (0, 1)

@@ -138,7 +138,7 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
         wrong = [
             n for n, p in pipe.named_parameters() if not torch.allclose(p, weights[n], 1e-9, 1e-11)
         ]
-        sent = worker.iteration(ROWS, True).messages.outgoing
+        sent = worker.stages.prepared(ROWS, True).iteration.messages.outgoing
         gradients = [m.receiver_stage for own in sent.values() for m in own if m.kind == "B"]
         return {
             "losses": (ours, losses),
@@ -153,11 +153,13 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
             ],
             "trained": sum(p.nbytes for p in pipe.parameters()),
             "held": storage_bytes(p for _, p in pipe.named_parameters()),
-            "summed": sum(b.flat.nbytes for b in worker.buckets.buckets) if worker.buckets else 0,
+            "summed": sum(b.flat.nbytes for b in worker.buckets.buckets),
             "state": sum(t.nbytes for t in kept.values() if t.dim()),
             "lasting": storage_bytes(lasting_tensors(worker, pipe._training))
             - sum(t.nbytes for t in kept.values() if not t.dim()),
-            "predicted": sum(lasting_bytes(graph, plan.stages[s].layers) for s in worker.programs),
+            "predicted": sum(
+                lasting_bytes(graph, plan.stages[s].layers) for s in worker.stages.programs
+            ),
             "verified": str(pipe.verify(batches[0])),
         }
 

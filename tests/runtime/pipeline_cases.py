@@ -340,7 +340,7 @@ def differences(pipe: Pipeline, whole: nn.Module, tolerance: float) -> list[str]
         for name, p in pipe.named_parameters()
         if different(p.grad, theirs[name].grad, tolerance)
     ]
-    held = pipe._worker.named_tensors()
+    held = pipe._worker.held.named_tensors()
     return wrong + [
         f"buffer {name}"
         for name, tensor in held.items()
@@ -360,11 +360,11 @@ def compare_one(
     with Pipeline(
         graph, plan, subject.batch(MICRO_BATCHES * ROWS), transport=transport, timeout_s=60
     ) as pipe:
-        first = {n: t.detach().clone() for n, t in pipe._worker.named_tensors().items()}
+        first = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
         for rows in sizes:
             whole = copy.deepcopy(subject.model)
             batch = subject.batch(rows)
-            cut = pipe._worker.iteration(rows, True).cut.micro_batches
+            cut = pipe._worker.stages.prepared(rows, True).iteration.cut.micro_batches
             expected = reference(subject, whole, batch, cut)
             metrics = pipe.step(batch)
             found = torch.tensor(metrics.loss, dtype=torch.float64)
@@ -376,7 +376,7 @@ def compare_one(
                 f"{rows} rows: {what}" for what in differences(pipe, whole, subject.tolerance)
             ]
             with torch.no_grad():
-                for name, tensor in pipe._worker.named_tensors().items():
+                for name, tensor in pipe._worker.held.named_tensors().items():
                     tensor.copy_(first[name])
     return wrong
 

@@ -16,7 +16,7 @@ from penstock.capture.trace import capture_model
 from penstock.capture.traced_graph import TracedGraph
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime import rank as worker_module
+from penstock.runtime import holdings
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.verify.verify import VerifyResult
 
@@ -131,17 +131,17 @@ def without_gradient(graph: TracedGraph) -> None:
 @contextmanager
 def holders_without_ties() -> Iterator[None]:
     """Within, a tied parameter's gradient is not summed over the ranks of the stages it ties."""
-    original = worker_module.holders_of_parameters
+    original = holdings.holders_of_parameters
 
     def first_stage_only(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
         stages = {use.name: plan.stage_of_layer(use.layers[0]) for use in graph.parameter_uses}
         return {name: plan.devices_of(stages[name]) for name in original(graph, plan)}
 
-    worker_module.holders_of_parameters = first_stage_only
+    holdings.holders_of_parameters = first_stage_only
     try:
         yield
     finally:
-        worker_module.holders_of_parameters = original
+        holdings.holders_of_parameters = original
 
 
 def with_dropout(name: str) -> tuple[Subject, LayerGraph]:

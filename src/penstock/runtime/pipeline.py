@@ -148,14 +148,14 @@ class Pipeline:
             compiler=compiler,
             programs=programs,
         )
-        self._worker.share_first_values()
+        self._worker.held.share_first_values(self._worker.groups)
         if compiler is not None:
             prepare_compiled(compiler, self._worker, batch)
         self._inference = Inference(self._worker, view, metrics or {})
         self._callbacks = tuple(callbacks)
         self._checkpoints = CheckpointWriter(self._world)
         self._training = Training(
-            self._worker.stepped_parameters(),
+            self._worker.held.stepped_parameters(),
             self._world.device,
             optimizer,
             learning_rate_schedule,
@@ -198,11 +198,11 @@ class Pipeline:
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that this rank trains."""
-        return [p for _, p in self._worker.named_parameters() if p.requires_grad]
+        return [p for _, p in self._worker.held.named_parameters() if p.requires_grad]
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their first names in the model."""
-        return self._worker.named_parameters()
+        return self._worker.held.named_parameters()
 
     def samples_in(self, batch: Batch) -> int:
         """The number of samples of ``batch``."""
@@ -313,12 +313,12 @@ class Pipeline:
 
     def stop(self) -> None:
         """Ask all ranks to end the training; `stopping` says so after the next step."""
-        self._worker.wants_stop = True
+        self._worker.numbers.wants_stop = True
 
     @property
     def stopping(self) -> bool:
         """Whether some rank had called `stop` before the latest step or evaluation; on all."""
-        return self._worker.stopping
+        return self._worker.numbers.stopping
 
     def module_for(self, name: str) -> nn.Module:
         """The live module on this rank with what the model calls ``name``.
@@ -331,7 +331,7 @@ class Pipeline:
             BadInput: there is no such name, or it is on other ranks, which are named.
         """
         worker = self._worker
-        return module_for(name, self._graph, worker.programs, worker.holders, self.rank)
+        return module_for(name, self._graph, worker.stages.programs, worker.held.holders, self.rank)
 
     def verify(self, batch: Batch) -> VerifyResult:
         """Compare loss, gradients and buffers on ``batch`` with those of the model left whole.
@@ -362,7 +362,7 @@ class Pipeline:
         """Take back what `state_dict` gave on this rank under the same plan."""
         self._drain()
         tensors = {name: value for name, value in state_dict.items() if name != "state"}
-        own = self._worker.named_tensors()
+        own = self._worker.held.named_tensors()
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[f"model.{name}"])
@@ -375,7 +375,10 @@ class Pipeline:
         """
         self._drain()
         parts = self._world.gather_to_first(
-            {name: tensor.detach().cpu() for name, tensor in self._worker.owned_tensors().items()}
+            {
+                name: tensor.detach().cpu()
+                for name, tensor in self._worker.held.owned_tensors().items()
+            }
         )
         whole = {name: tensor for part in parts for name, tensor in part.items()}
         tied = {other: whole[name] for other, name in self._graph.tied_names.items() if whole}

@@ -36,7 +36,7 @@ def save_adapters(worker: Worker, directory: Path) -> None:
     first = world.rank == 0
     world.agreed(partial(begin, directory, part) if first else stay)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    own = {name: held for name, held in worker.owned_tensors().items() if name in trained}
+    own = {name: held for name, held in worker.held.owned_tensors().items() if name in trained}
     found = gathered(world, own)
     world.agreed(partial(write, model, directory, part, found) if first else stay)
 

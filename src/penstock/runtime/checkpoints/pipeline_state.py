@@ -36,7 +36,7 @@ __all__ = ["load_state", "restore", "saved_state", "saved_tensors", "state_tenso
 
 def state_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
     """All tensors that this rank must remember, by name."""
-    tensors = {f"model.{n}": t.detach() for n, t in worker.named_tensors().items()}
+    tensors = {f"model.{n}": t.detach() for n, t in worker.held.named_tensors().items()}
     tensors |= training.tensors()
     random = f"random.{worker.world.rank}"
     cpu, own = random_state(worker.world.device)
@@ -63,7 +63,7 @@ def saved_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]
     return {
         name: tensor
         for name, tensor in state_tensors(worker, training).items()
-        if name.startswith("random.") or worker.owns(name.partition(".")[2])
+        if name.startswith("random.") or worker.held.owns(name.partition(".")[2])
     }
 
 
@@ -164,7 +164,7 @@ def wanted_tensors(
     worker: Worker, training: Training, stored: Mapping[str, StoredTensor]
 ) -> dict[str, torch.Tensor]:
     """The tensors that this rank reads: its model's own, and room for the others."""
-    tensors = {f"model.{n}": t.detach() for n, t in worker.named_tensors().items()}
+    tensors = {f"model.{n}": t.detach() for n, t in worker.held.named_tensors().items()}
     wanted = tuple(f"optimizer.{name}." for name in training.names.values())
     random = f"random.{worker.world.rank}"
     for name, found in stored.items():

@@ -72,7 +72,7 @@ def begin(directory: Path, part: Path) -> None:
 
 def saved_tensors(worker: Worker) -> dict[str, torch.Tensor]:
     """What this rank writes: the persistent tensors that it stands for, tied ones once."""
-    graph, own = worker.graph, worker.owned_tensors()
+    graph, own = worker.graph, worker.held.owned_tensors()
     names: dict[str, list[str]] = {}
     for name in graph.model.state_dict():
         names.setdefault(graph.tied_names.get(name, name), []).append(name)

@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TypeAlias
 
 import torch
 from torch import fx
 
 from penstock.capture.evaluation import set_training
 from penstock.capture.layer_graph import LayerGraph, StageProgram
-from penstock.runtime.execute import Step, execute, steps_of
-from penstock.runtime.iteration import Iteration, Prepared, prepare_iteration
 from penstock.runtime.metrics import Totals
 from penstock.runtime.rank import Worker
+from penstock.runtime.rank_stages import RankStages, Ready
 from penstock.runtime.stages.runner import LossTerm, StageWork, Tensors, Work
-from penstock.runtime.transport.channels import PipelineChannels, Places
 from penstock.runtime.transport.messages import Boundary
 from penstock.runtime.user_metrics import Means, MetricSums
 from penstock.schedule.action import ActionKind
@@ -23,9 +20,6 @@ __all__ = ["ForwardPass"]
 
 TakeOutputs = Callable[[int, Mapping[int, torch.Tensor]], None]
 """Given the number of a micro-batch and this rank's rows of the model's outputs, by number."""
-
-Ready: TypeAlias = tuple[Iteration, PipelineChannels, tuple[Step, ...]]
-"""What is looked up once for batches of one size."""
 
 
 class ForwardPass:
@@ -45,19 +39,26 @@ class ForwardPass:
         metrics: MetricSums | None = None,
     ) -> None:
         self.graph = graph
-        self._metrics = metrics
-        self._worker = worker
-        self._boundaries = boundaries
-        self._programs = {
+        self._metrics, self._worker = metrics, worker
+        programs = {
             place.stage: graph.stage(worker.plan.stages[place.stage].layers)
             for place in worker.places
         }
-        share_tensors(self._programs, worker)
-        self._runners = {
+        share_tensors(programs, worker)
+        runners = {
             stage: ForwardRunner(program, worker, take_outputs)
-            for stage, program in self._programs.items()
+            for stage, program in programs.items()
         }
-        self._ready = Prepared[Ready]()
+        self._stages = RankStages(
+            worker.plan,
+            worker.world,
+            worker.transport,
+            worker.clock,
+            boundaries=boundaries,
+            programs=programs,
+            runners=runners,
+            metrics=metrics,
+        )
 
     def run(self, leaves: Mapping[int, torch.Tensor]) -> tuple[Totals, Means]:
         """All forwards on one batch; nothing changes. Totals, and the metrics' means.
@@ -66,57 +67,36 @@ class ForwardPass:
             BadInput: the ranks were given different batches.
             RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
         """
-        worker = self._worker
+        worker, numbers = self._worker, self._worker.numbers
         worker.clock.restart()
-        iteration, channels, steps = self.prepared(leaves)
-        worker.agree_on_lengths([iteration])
-        modules = [program.module for program in self._programs.values()]
+        ready = self.prepared(leaves)
+        worker.agree_on_lengths([ready.iteration])
+        modules = [program.module for program in self._stages.programs.values()]
         for module in modules:
             set_training(module, False)
         try:
-            with worker.guarded(), worker.random.set_aside():
-                for stage, runner in self._runners.items():
-                    inputs = self._programs[stage].batch_inputs
-                    runner.begin(iteration.work(stage, leaves, inputs, worker.world.device))
+            with worker.failures.shared(), worker.random.set_aside():
                 if self._metrics is not None:
                     self._metrics.begin()
-                    self._metrics.take_batch(leaves, worker.rows_of_last_stage(iteration))
-                if self._programs:
-                    channels.begin()
-                    execute(steps, channels, worker.clock)
-                terms = [term for runner in self._runners.values() for term in runner.loss_terms]
-                rows = worker.end_numbers([list(leaves.values())], terms, None, self._metrics)
-            return worker.put_together(rows, self._metrics)
+                self._stages.take(leaves, ready.iteration)
+                terms = self._stages.run(ready)
+                own = numbers.own([list(leaves.values())], terms, None, self._metrics)
+                rows = numbers.exchange(own, "the end of the iteration")
+            return numbers.put_together(rows, self._metrics)
         finally:
             for module in modules:
                 # A traced stage has a graph of its own here; a chain's modules are the user's.
                 if not isinstance(module, fx.GraphModule):
                     set_training(module, True)
 
-    def iteration(self, leaves: Mapping[int, torch.Tensor]) -> Iteration:
-        """The prepared work for batches of the size of this one."""
-        return self.prepared(leaves)[0]
-
     def prepared(self, leaves: Mapping[int, torch.Tensor]) -> Ready:
-        """Work, channels and steps for batches of the size of this one, looked up once.
+        """The work on batches of the size of this one.
 
         Raises:
             BadInput: the model as captured does not take its lengths.
         """
-        rows, lengths = next(iter(leaves.values())).shape[0], self.graph.lengths_of(leaves)
-
-        def make() -> Ready:
-            worker = self._worker
-            iteration = prepare_iteration(
-                worker.plan, self._boundaries, worker.world.rank, rows, False, lengths
-            )
-            places = {s: Places(p.received, p.sent) for s, p in self._programs.items()}
-            channels = PipelineChannels(
-                worker.world.rank, worker.transport, places, worker.clock, iteration.messages
-            )
-            return iteration, channels, steps_of(iteration.order, self._runners, channels)
-
-        return self._ready.find((rows, lengths, False), make)
+        rows = next(iter(leaves.values())).shape[0]
+        return self._stages.prepared(rows, False, self.graph.lengths_of(leaves))
 
 
 class ForwardRunner:
@@ -124,6 +104,7 @@ class ForwardRunner:
 
     def __init__(self, program: StageProgram, worker: Worker, take_outputs: TakeOutputs) -> None:
         self.loss_terms: list[LossTerm] = []
+        self.seed = 1.0
         self._program = program
         self._module = program.module
         self._autocast = worker.autocast if worker.autocast_dtype is not None else nullcontext
@@ -134,6 +115,10 @@ class ForwardRunner:
         """Take the rows of the next iteration."""
         self._work = work
         self.loss_terms = []
+
+    def has_work(self, kind: ActionKind) -> bool:
+        """Forwards always have."""
+        return kind == "F"
 
     def work(self, kind: ActionKind) -> Work:
         """What computes forwards; there are no other actions."""
@@ -162,7 +147,7 @@ def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:
     A stage of a model that was captured elsewhere (on the meta device, on the CPU) would otherwise
     hold those of the capture.
     """
-    held = worker.held_tensors()
+    held = worker.held.held_tensors()
     tied = worker.graph.tied_names
     for program in programs.values():
         module = program.module

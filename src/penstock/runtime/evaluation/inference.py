@@ -57,7 +57,9 @@ class Inference:
         leaves = worker.graph.batch_leaves(batch)
         if self._evaluation is None:
             take = sums.take_outputs if sums is not None else self._outputs.take
-            self._evaluation = ForwardPass(worker, worker.graph, worker.boundaries, take, sums)
+            self._evaluation = ForwardPass(
+                worker, worker.graph, worker.stages.boundaries, take, sums
+            )
         totals, means = self._evaluation.run(dict(enumerate(leaves)))
         return Evaluation(
             totals.loss,

@@ -68,7 +68,7 @@ def predict(
     graph = forward.graph
     rows = next(iter(leaves.values())).shape[0]
     stages = [plan.stage_of_layer(layer) for layer in graph.output_layers]
-    iteration = forward.iteration(leaves)
+    iteration = forward.prepared(leaves).iteration
     cut, specs = iteration.cut, [spec.at(iteration.lengths) for spec in graph.outputs.specs]
     pieces = [list(pieces_of(i, stage, plan, cut)) for i, stage in enumerate(stages)]
     for spec, own in zip(specs, pieces, strict=True):

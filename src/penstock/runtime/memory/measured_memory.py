@@ -69,7 +69,7 @@ def lasting_tensors(
 
     Also the copies that are kept to undo a step.
     """
-    for tensor in worker.held_tensors().values():
+    for tensor in worker.held.held_tensors().values():
         yield tensor
         if tensor.grad is not None:
             yield tensor.grad

@@ -19,7 +19,6 @@ ranks assume the same, that gradients are not clipped, wherever those of the ste
 else they wait as usual. A copy is exact for every optimizer, and takes memory instead of a formula.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ import torch
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.ordering import order_of
 from penstock.runtime.execute import Step, execute
-from penstock.runtime.iteration import Iteration
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.rank import Worker
+from penstock.runtime.rank_stages import Ready
 from penstock.runtime.stages.runner import LossTerm
-from penstock.runtime.steps.plain_step import metrics_of
+from penstock.runtime.steps.plain_step import metrics_of, timed_step
 from penstock.runtime.steps.training import Training, mean_factor
 from penstock.runtime.steps.undo import KeptStep
 from penstock.schedule.action import Action
@@ -99,62 +98,61 @@ class OverlappedTraining:
     def _train_on(self, leaves: Leaves) -> None:
         """Forwards, the check of the step before, the rest of the batch, and its step."""
         worker, training = self._worker, self._training
-        samples, buckets = leaves[0].shape[0], worker.buckets
         worker.check_noise(1)
-        iteration = worker.iteration(samples, True)
-        worker.clock.restart()
-        if worker.metrics is not None:
-            worker.metrics.begin()
-        warm = self._warm_up(leaves, iteration)
-        early, seed = self._expects_no_clipping, training.seed(samples)
-        with worker.guarded():
-            channels, steps = worker.ready(iteration)
-            if warm is not None:
-                channels.go_on(iteration.warm_up)
+        samples = leaves[0].shape[0]
+        ready = worker.stages.prepared(samples, True)
+        worker.begin()
+        done = self._warm_up(leaves, ready)
+        seed, rate = training.seed(samples), training.learning_rate
+        with worker.failures.shared():
+            if done is not None:
+                ready.channels.go_on(ready.iteration.warm_up)
             else:
-                worker.take(leaves, iteration)
-                channels.begin()
-            for runner in worker.runners.values():
-                runner.seed = seed
-            if buckets is not None:
-                worker.zero_gradients(buckets, [iteration])
-            left = steps[warm or 0 :]
-            forwards = 1 + max(
-                (i for i, step in enumerate(left) if self._has_loss(step)), default=-1
-            )
-            with worker.random.drawn():
-                execute(left[:forwards], channels, worker.clock, drains=False)
-                terms = worker.loss_terms
-                weights = self._weights(terms) if early else None
-                execute(left[forwards:], channels, worker.clock)
-            if buckets is not None:
-                buckets.finish()
-            own = worker.own_numbers([leaves], terms, buckets, worker.metrics)
-            weight = sum(row[0] for row in weights()) if weights is not None else 0.0
-            rows = worker.announce(own, "the end of the iteration")
+                worker.stages.take(dict(enumerate(leaves)), ready.iteration)
+                ready.channels.begin()
+            weight, terms = self._passes(ready, done or 0, seed)
+            own = worker.numbers.own([leaves], terms, worker.buckets, worker.metrics)
+            rows = worker.numbers.announce(own, "the end of the iteration")
             if not weight:
                 numbers = rows()
                 rows = lambda: numbers  # noqa: E731
-        rate = training.learning_rate
         self._unchecked = Unchecked(samples, seed, rate, rows, taken=weight > 0)
         self._step(weight, seed)
+
+    def _passes(self, ready: Ready, done: int, seed: float) -> tuple[float, list[LossTerm]]:
+        """What is left of the forwards and backwards, and the sums of gradients.
+
+        The number of terms in the loss of all ranks, where the step is taken without a check (else
+        0), and this rank's.
+        """
+        worker, left = self._worker, ready.steps[done:]
+        for runner in worker.stages.runners.values():
+            runner.seed = seed
+        worker.zero_gradients([ready.iteration])
+        forwards = 1 + max((i for i, step in enumerate(left) if self._has_loss(step)), default=-1)
+        weights = None
+        with worker.random.drawn():
+            execute(left[:forwards], ready.channels, worker.clock, drains=False)
+            terms = worker.stages.loss_terms
+            if self._expects_no_clipping:
+                own = sum(float(term.weight) for term in terms)
+                weights = worker.numbers.announce([own], "the number of terms in the loss")
+            execute(left[forwards:], ready.channels, worker.clock)
+        worker.buckets.finish()
+        return sum(row[0] for row in weights()) if weights is not None else 0.0, terms
 
     def _step(self, weight: float, seed: float) -> None:
         """Take the step without clipping, or as its numbers say where it has waited for them."""
         worker, training = self._worker, self._training
-        reduced, start = time.perf_counter(), worker.clock.now()
-        if weight:
-            self._keeper.keep()
-            if worker.buckets is not None:
+        with timed_step(worker):
+            if weight:
+                self._keeper.keep()
                 worker.buckets.scale(mean_factor(weight, seed))
-            training.step(worker.buckets)
-        else:
-            self._check()
-        if worker.places:
-            worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
-        worker.optimizer_s = time.perf_counter() - reduced
+                training.step(worker.buckets)
+            else:
+                self._check()
 
-    def _warm_up(self, leaves: Leaves, iteration: Iteration) -> int | None:
+    def _warm_up(self, leaves: Leaves, ready: Ready) -> int | None:
         """Run the forwards that may precede the check, and check; how many steps are done.
 
         ``None`` where there was nothing to check, or where the weights did not last: the iteration
@@ -163,15 +161,17 @@ class OverlappedTraining:
         worker = self._worker
         if self._unchecked is None:
             return None
-        channels, steps = worker.ready(iteration)
-        own = [Action(step.kind, step.stage, step.micro_batch) for step in steps]
-        count = sum(action in iteration.warm_up for action in own)
+        channels, first = ready.channels, ready.iteration.warm_up
+        count = sum(
+            step.kind == "F" and Action("F", step.stage, step.micro_batch) in first
+            for step in ready.steps
+        )
         before = worker.random.state
-        buffers = [(buffer, buffer.clone()) for _, buffer in worker.named_buffers()]
+        buffers = [(buffer, buffer.clone()) for _, buffer in worker.held.named_buffers()]
 
         def forget() -> None:
-            with worker.guarded():
-                channels.discard(iteration.warm_up)
+            with worker.failures.shared():
+                channels.discard(first)
                 channels.drain()
             worker.random.state = before
             with torch.no_grad():
@@ -180,11 +180,11 @@ class OverlappedTraining:
             if worker.metrics is not None:
                 worker.metrics.begin()
 
-        with worker.guarded():
-            worker.take(leaves, iteration)
-            channels.begin_with(iteration.warm_up)
+        with worker.failures.shared():
+            worker.stages.take(dict(enumerate(leaves)), ready.iteration)
+            channels.begin_with(first)
             with worker.random.drawn():
-                execute(steps[:count], channels, worker.clock, drains=False)
+                execute(ready.steps[:count], channels, worker.clock, drains=False)
         try:
             stands = self._check()
         except (BadInput, LossNotFinite):
@@ -207,10 +207,10 @@ class OverlappedTraining:
         step, self._unchecked = self._unchecked, None
         if step is None:
             return True
-        with worker.guarded():
+        with worker.failures.shared():
             rows = step.rows()
         try:
-            totals, worker.means = worker.put_together(rows, worker.metrics, step.seed)
+            totals, worker.means = worker.numbers.put_together(rows, worker.metrics, step.seed)
             update = training.judge(totals, step.samples, step.learning_rate)
         except (BadInput, LossNotFinite):
             if step.taken:
@@ -220,7 +220,7 @@ class OverlappedTraining:
         as_expected = not update.skipped and factor == 1.0
         if step.taken and not as_expected:
             self._undo()
-        if not step.taken and not update.skipped and worker.buckets is not None:
+        if not step.taken and not update.skipped:
             worker.buckets.scale(mean_factor(totals.weight, step.seed))
         if not update.skipped and not (step.taken and as_expected):
             training.step(worker.buckets, factor)
@@ -234,12 +234,7 @@ class OverlappedTraining:
         self.undone += 1
 
     def _has_loss(self, step: Step) -> bool:
-        return step.kind == "F" and self._worker.runners[step.stage].program.is_last
-
-    def _weights(self, terms: Sequence[LossTerm]) -> Callable[[], list[list[float]]]:
-        """Say how many terms of the loss this rank has had; what is returned waits for all."""
-        weight = sum(float(term.weight) for term in terms)
-        return self._worker.announce([weight], "the number of terms in the loss")
+        return step.kind == "F" and self._worker.stages.runners[step.stage].program.is_last
 
 
 def overlapped_training(
@@ -260,7 +255,7 @@ def overlapped_training(
         )
     if training.optimizer is None:
         raise BadInput(f"{what}, which needs an optimizer; give Pipeline one")
-    if worker.owners:
+    if worker.held.owners:
         raise BadInput(
             f"{what}, but with shard_optimizer a rank does not keep all it needs to undo a step; "
             f"leave one of them out"

@@ -1,8 +1,8 @@
 """A training step whose update waits until the pipeline has run empty."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -11,7 +11,7 @@ from penstock.runtime.rank import Worker
 from penstock.runtime.steps.training import Training, Update
 from penstock.runtime.user_metrics import Means
 
-__all__ = ["flushed_step", "metrics_of"]
+__all__ = ["flushed_step", "metrics_of", "timed_step"]
 
 
 def flushed_step(
@@ -30,17 +30,24 @@ def flushed_step(
     samples = sum(leaves[0].shape[0] for leaves in batches)
     worker.check_noise(len(batches))
     seed = training.seed(samples)
-    totals = worker.run(*batches, training=True, within=within, seed=seed)
+    totals = worker.run(*batches, within=within, seed=seed)
     if before_update is not None:
         before_update(totals, seed)
-    reduced, start = time.perf_counter(), worker.clock.now()
-    update = training.update(totals, seed, samples, worker.buckets)
-    if not update.skipped:
-        worker.share_values()
+    with timed_step(worker):
+        update = training.update(totals, seed, samples, worker.buckets)
+        if not update.skipped:
+            worker.share_values()
+    return metrics_of(training.steps, totals, update, samples, worker.means)
+
+
+@contextmanager
+def timed_step(worker: Worker) -> Iterator[None]:
+    """Within, the optimizer's step is taken; timeline and numbers note how long it takes."""
+    begun, start = time.perf_counter(), worker.clock.now()
+    yield
     if worker.places:
         worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
-    worker.optimizer_s = time.perf_counter() - reduced
-    return metrics_of(training.steps, totals, update, samples, worker.means)
+    worker.numbers.optimizer_s = time.perf_counter() - begun
 
 
 def metrics_of(

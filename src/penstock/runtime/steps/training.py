@@ -88,9 +88,7 @@ class Training:
         """What the loss of a step of ``samples`` samples is multiplied by."""
         return self.scaler.seed(samples) if self.scaler is not None else 1.0
 
-    def update(
-        self, totals: Totals, seed: float, samples: int, buckets: GradientBuckets | None
-    ) -> Update:
+    def update(self, totals: Totals, seed: float, samples: int, buckets: GradientBuckets) -> Update:
         """Clip, change the weights, then the learning rate; or skip that after an overflow.
 
         ``buckets`` hold the gradients, summed and multiplied by ``seed``.
@@ -100,8 +98,7 @@ class Training:
         """
         update = self.judge(totals, samples, self.learning_rate)
         if not update.skipped:
-            if buckets is not None:
-                buckets.scale(mean_factor(totals.weight, seed))
+            buckets.scale(mean_factor(totals.weight, seed))
             self.step(buckets, self.clip_factor(totals))
         return update
 

@@ -14,10 +14,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from penstock.runtime.processes.failures import PeerVanished
 from penstock.runtime.processes.waiting import failure_of
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message, Part
-from penstock.runtime.transport.segments import PeerVanished
 
 __all__ = ["GroupTransport"]
 

@@ -16,12 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from penstock.errors import RunFailed, Stalled
+from penstock.errors import Stalled
+from penstock.runtime.processes.failures import PeerFailed, PeerVanished
 
 __all__ = [
     "HEADER_BYTES",
-    "PeerFailed",
-    "PeerVanished",
     "RingSize",
     "Segment",
     "Segments",
@@ -253,15 +252,3 @@ class Segments:
 
 own_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
 """The processor core that this process runs on (a library call of less than a microsecond)."""
-
-
-class PeerFailed(RunFailed):
-    """Rank ``peer`` raised; its note says what."""
-
-    def __init__(self, peer: int, text: str) -> None:
-        super().__init__(text)
-        self.peer = peer
-
-
-class PeerVanished(PeerFailed):
-    """Rank ``peer``'s process ended without a word."""

@@ -54,7 +54,7 @@ class FirstStep:
             self._judge(not_compared(why))
             return flushed_step(worker, training, batches)
         states = dropout_states(worker, batches[0]) if len(batches) == 1 else None
-        buffers = {name: buffer.clone() for name, buffer in worker.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in worker.held.named_buffers()}
 
         def inspect(totals: Totals, seed: float) -> None:
             slices = states.found if states is not None else {}
@@ -71,7 +71,7 @@ class FirstStep:
     ) -> VerifyResult:
         """The same batches once more, from the ``buffers`` before them; what they left stays."""
         worker = self._worker
-        means, named = worker.means, dict(worker.named_buffers())
+        means, named = worker.means, dict(worker.held.named_buffers())
         with kept_buffers(named.values()):
             with torch.no_grad():
                 for name, buffer in named.items():
@@ -99,6 +99,6 @@ class FirstStep:
 def dropout_states(worker: Worker, leaves: Sequence[torch.Tensor]) -> DropoutStates:
     """What notes the dropout that this rank draws in a step on one batch."""
     lengths = worker.graph.lengths_of(dict(enumerate(leaves)))
-    parts = worker.iteration(leaves[0].shape[0], True, lengths).parts
+    parts = worker.stages.prepared(leaves[0].shape[0], True, lengths).iteration.parts
     rows = {stage: part.rows for stage, part in parts.items()}
-    return DropoutStates(worker.runners, rows, worker.world.device)
+    return DropoutStates(worker.stages.runners, rows, worker.world.device)

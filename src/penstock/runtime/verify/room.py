@@ -57,7 +57,7 @@ def refusal(need: Need, free: FreeMemory) -> str:
 def needs(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Need, Need]:
     """What running the module takes, and then comparing its gradients with the pipeline's."""
     uses = worker.graph.parameter_uses
-    others = sum(use.bytes for use in uses if 0 not in worker.holders.get(use.name, (0,)))
+    others = sum(use.bytes for use in uses if 0 not in worker.held.holders.get(use.name, (0,)))
     gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
     kept = sum(activation_bytes(worker, leaves) for leaves in batches)
     own = (("gradients", gradients),)

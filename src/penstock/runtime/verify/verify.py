@@ -96,7 +96,7 @@ def verify_with(
     if reference.skipped:
         return not_compared(reference.skipped)
     with untouched(worker):
-        totals = worker.run(*batches, training=True, within=WithoutDropout())
+        totals = worker.run(*batches, within=WithoutDropout())
         return compared(worker, reference, totals)
 
 
@@ -104,8 +104,8 @@ def verify_with(
 def untouched(worker: Worker) -> Iterator[None]:
     """Within, the pipeline may run; then its buffers, gradients and random states are as before."""
     device, random = worker.world.device, worker.random.state
-    gradients = worker.buckets.buckets if worker.buckets is not None else []
-    tensors = [*(tensor for _, tensor in worker.named_buffers()), *(b.flat for b in gradients)]
+    gradients = worker.buckets.buckets
+    tensors = [*(tensor for _, tensor in worker.held.named_buffers()), *(b.flat for b in gradients)]
     states = random_state(device)
     try:
         with kept_buffers(tensors):
@@ -133,11 +133,13 @@ def reference_of(
     ``before`` are values of this rank's buffers that are newer by now, ``slices`` the dropout that
     it has drawn: the module draws the same where it can.
     """
-    world, graph = worker.world, worker.graph
+    world, graph, held = worker.world, worker.graph, worker.held
     drawn = world.gather_to_first(slices or {})
-    others = {n: t for n, t in worker.owned_tensors().items() if 0 not in worker.holders[n]}
+    others = {
+        n: t for n, t in worker.held.owned_tensors().items() if 0 not in worker.held.holders[n]
+    }
     others.update({n: t for n, t in (before or {}).items() if n in others})
-    own = {**worker.named_tensors(), **(before or {})} if world.rank == 0 else {}
+    own = {**held.named_tensors(), **(before or {})} if world.rank == 0 else {}
     values = {**gathered(world, others), **own}
     reason = graph.mixing
     name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
@@ -226,11 +228,11 @@ def compared(
     divisor = totals.weight * seed
     sums = {
         name: p.grad
-        for name, p in worker.named_parameters()
-        if p.requires_grad and p.grad is not None and worker.owns(name)
+        for name, p in worker.held.named_parameters()
+        if p.requires_grad and p.grad is not None and worker.held.owns(name)
     }
-    names = {name for name, _ in worker.named_buffers()}
-    buffers = {name: t for name, t in worker.owned_tensors().items() if name in names}
+    names = {name for name, _ in worker.held.named_buffers()}
+    buffers = {name: t for name, t in worker.held.owned_tensors().items() if name in names}
     gradients, buffers = gathered(world, sums), gathered(world, buffers)
     result = None
     if reference.run is not None:

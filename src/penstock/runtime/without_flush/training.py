@@ -25,7 +25,7 @@ from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.steps.training import Training
-from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.channels import PipelineChannels
 from penstock.runtime.transport.messages import Message, RankMessages, messages_of_rank
 from penstock.runtime.user_metrics import Means
 from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
@@ -102,7 +102,7 @@ class OwnStage:
         clip_norm: float | None,
         measure_every: int,
     ) -> None:
-        assert training.optimizer is not None and worker.buckets is not None
+        assert training.optimizer is not None
         self._worker, self._training, self._order = worker, training, order
         self._optimizer, self._buckets = training.optimizer, worker.buckets
         self._place = place = worker.places[0]
@@ -111,7 +111,7 @@ class OwnStage:
         self._gradient_norm = 0.0
         self._stage = VersionedStage(
             place.stage,
-            worker.runners[place.stage],
+            worker.stages.runners[place.stage],
             order,
             self._optimizer,
             self._change_weights,
@@ -170,7 +170,7 @@ class OwnStage:
         self._buckets.finish()
         gradients = [bucket.flat for bucket in self._buckets.buckets]
         self._gradient_norm = clip_gradients(gradients, self._clip_norm)
-        self._training.step(None)
+        self._training.step(self._buckets)
         self._buckets.zero()
 
     def numbers(self) -> list[float]:
@@ -249,7 +249,7 @@ class EndlessTraining:
         """Run the backwards of what is in flight; the next batch warms up again."""
         if self._ring is None:
             return
-        with self._worker.guarded():
+        with self._worker.failures.shared():
             self.own.play(self._ring, lambda stage: self._order.drain(stage, self._batches))
             self.own.restart()
         self._ring, self._batches = None, 0
@@ -261,10 +261,8 @@ class EndlessTraining:
         if ring is not self._ring:
             self.drain()
             batch = 0
-        worker.clock.restart()
-        if worker.metrics is not None:
-            worker.metrics.begin()
-        with worker.guarded():
+        worker.begin()
+        with worker.failures.shared():
             if ring is not self._ring:
                 self._ring = ring
                 self.own.begin(ring)
@@ -291,16 +289,14 @@ class EndlessTraining:
         cut = cut_for(plan, order, samples)
         ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
-        sized = [boundary.at(lengths) for boundary in worker.boundaries]
+        sized = [boundary.at(lengths) for boundary in worker.stages.boundaries]
         messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
-        places = {s: Places(p.received, p.sent) for s, p in worker.programs.items()}
-        channels = PipelineChannels(world.rank, worker.transport, places, worker.clock, messages)
-        return Ring(cut, by_action(messages), channels, lengths, {})
+        return Ring(cut, by_action(messages), worker.stages.channels(messages), lengths, {})
 
     def _exchanged(self, leaves: Sequence[torch.Tensor]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; what is returned waits for them."""
         worker = self._worker
-        own = worker.own_numbers([leaves], self.own.loss_terms, None, worker.metrics)
+        own = worker.numbers.own([leaves], self.own.loss_terms, None, worker.metrics)
         own += self.own.numbers()
         if self._sums is None:
             return lambda: [own]
@@ -318,9 +314,11 @@ class EndlessTraining:
     def _take(self) -> StepMetrics:
         """The metrics of the oldest batch that has none yet."""
         worker, fed = self._worker, self._fed.popleft()
-        with worker.guarded():
+        with worker.failures.shared():
             rows = fed.rows()
-        totals, means = worker.put_together([row[:-OWN_NUMBERS] for row in rows], worker.metrics)
+        totals, means = worker.numbers.put_together(
+            [row[:-OWN_NUMBERS] for row in rows], worker.metrics
+        )
         own = [row[-OWN_NUMBERS:] for row in rows]
         totals = replace(totals, gradient_norm=sqrt(sum(row[0] for row in own)))
         step = self._training.steps - len(self._fed)
@@ -388,7 +386,7 @@ def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) ->
         raise BadInput(f"{what}, so it needs an optimizer; give Pipeline one")
     if training.scaler is not None:
         raise BadInput(f"{what}, and loss scaling needs one update of all stages; use bfloat16")
-    if worker.owners:
+    if worker.held.owners:
         raise BadInput(f"{what}, and shard_optimizer needs one update of all stages; leave it out")
     if worker.noise is not None:
         raise BadInput(f"{what}, and gradient_noise needs one update of all stages; leave it out")

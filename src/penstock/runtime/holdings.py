@@ -1,0 +1,90 @@
+"""The tensors that one rank holds, and which of them it stands for."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.plan.plan import Plan
+from penstock.runtime.gradients.buckets import holders_of_parameters
+from penstock.runtime.gradients.sharding import owners_of_parameters
+
+__all__ = ["Holdings"]
+
+
+class Holdings:
+    """The tensors in ``programs``, this rank's stages, by their first names in the model.
+
+    ``holders[name]`` are the ranks that hold a tensor. ``owners[name]`` is the one that steps a
+    parameter, where the optimizer's state is ``sharded`` (else there are none).
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        plan: Plan,
+        rank: int,
+        programs: Mapping[int, StageProgram],
+        *,
+        sharded: bool,
+    ) -> None:
+        self.holders = holders_of_parameters(graph, plan)
+        self.owners: Mapping[str, int] = {}
+        if sharded:
+            self.owners = owners_of_parameters(graph.parameter_uses, self.holders)
+        self._modules = [program.module for program in programs.values()]
+        self._tied = graph.tied_names
+        self._rank = rank
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters."""
+        named = (pair for module in self._modules for pair in module.named_parameters())
+        return list({self._tied.get(name, name): parameter for name, parameter in named}.items())
+
+    def stepped_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The trained parameters that this rank's optimizer steps."""
+        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
+        return [(name, p) for name, p in trained if not self.owners or self.owns(name)]
+
+    def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """All buffers."""
+        named = (pair for module in self._modules for pair in module.named_buffers())
+        return list({self._tied.get(name, name): buffer for name, buffer in named}.items())
+
+    def held_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers, constants of the capture included."""
+        return dict([*self.named_parameters(), *self.named_buffers()])
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers that belong to the model."""
+        return {name: t for name, t in self.held_tensors().items() if name in self.holders}
+
+    def owned_tensors(self) -> dict[str, torch.Tensor]:
+        """Those of `named_tensors` that this rank stands for."""
+        return {name: t for name, t in self.named_tensors().items() if self.owns(name)}
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank stands for the tensor ``name``, or for a state ``<name>.<key>``.
+
+        It is the first of their holders, or the one that steps a parameter where that is sharded.
+        """
+        if name not in self.holders:
+            name = name.rpartition(".")[0]
+        holders = self.holders.get(name)
+        return holders is not None and self.owners.get(name, holders[0]) == self._rank
+
+    def share_first_values(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
+        """Make all copies of a tensor equal to that of its first holder.
+
+        Scripts that do not seed would otherwise train replicas that drift apart in silence.
+        """
+        for name, tensor in sorted(self.named_tensors().items()):
+            group = groups.get(self.holders[name])
+            if group is not None:
+                value = tensor.detach().contiguous()
+                plain = value.view(torch.uint8) if value.dtype == torch.bool else value
+                dist.broadcast(plain, self.holders[name][0], group=group)
+                with torch.no_grad():
+                    tensor.copy_(value)

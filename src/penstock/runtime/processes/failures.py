@@ -1,0 +1,102 @@
+"""When one rank fails, every rank says why: a note in the run's store, read by those who wait."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+
+from torch.distributed import distributed_c10d
+
+from penstock.errors import RunFailed
+from penstock.runtime.processes.world import World
+
+__all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]
+
+INSTANCES = count()
+"""Pipelines are made in the same order on every rank, so their numbers agree."""
+
+NOTE_WAIT_S = 1.5
+"""How long a rank that noticed a failure waits for the note of the rank that failed."""
+
+
+class AbortNote:
+    """The first failure of a run, in one line that all ranks can read.
+
+    ``instance`` keeps several pipelines of one process apart. Without other processes there is
+    nobody to tell, and both methods do nothing.
+    """
+
+    def __init__(self, instance: int, alone: bool) -> None:
+        self._key = f"penstock/{instance}/abort"
+        self._store: distributed_c10d.Store | None = None
+        if not alone:
+            self._store = distributed_c10d._get_default_store()
+
+    def write(self, text: str) -> None:
+        """Leave ``text`` for the others, unless somebody was faster."""
+        if self._store is None:
+            return
+        try:
+            self._store.compare_set(self._key, "", text)
+        except RuntimeError:
+            # The store went down with its process: then there is nobody left to read.
+            self._store = None
+
+    def read(self, wait_s: float = NOTE_WAIT_S) -> str:
+        """The first failure; empty if nobody wrote one within ``wait_s``."""
+        if self._store is None:
+            return ""
+        deadline = time.monotonic() + wait_s
+        try:
+            while not self._store.check([self._key]):
+                if time.monotonic() > deadline:
+                    return ""
+                time.sleep(0.02)
+            self._store.set_timeout(timedelta(seconds=5))
+            return self._store.get(self._key).decode()
+        except RuntimeError:
+            return ""
+
+
+class Failures:
+    """What one rank fails at, all ranks fail at; ``abort`` tears the connections down."""
+
+    def __init__(self, world: World, abort: Callable[[], object]) -> None:
+        self.first = ""
+        self._rank, self._abort = world.rank, abort
+        self._note = AbortNote(next(INSTANCES), alone=world.size == 1)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Whatever goes wrong within ends all ranks, each with the message of the first failure."""
+        if self.first:
+            raise RunFailed(f"this pipeline has failed before ({self.first}); build a new one")
+        try:
+            yield
+        except PeerFailed as failure:
+            text = self._note.read() or str(failure)
+            self._give_up(text)
+            raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
+        except BaseException as failure:
+            text = str(failure).partition("\n")[0] or type(failure).__name__
+            who = f"rank {self._rank}"
+            self._give_up(text if who in text else f"{who}: {text}")
+            raise
+
+    def _give_up(self, text: str) -> None:
+        self.first = text
+        self._note.write(text)
+        self._abort()
+
+
+class PeerFailed(RunFailed):
+    """Rank ``peer`` raised; its note says what."""
+
+    def __init__(self, peer: int, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer
+
+
+class PeerVanished(PeerFailed):
+    """Rank ``peer``'s process ended without a word."""

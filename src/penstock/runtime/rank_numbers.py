@@ -1,0 +1,94 @@
+"""The numbers that all ranks exchange at the end of an iteration."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import torch
+
+from penstock.runtime.clock import StepClock
+from penstock.runtime.gradients.buckets import GradientBuckets
+from penstock.runtime.gradients.noise import NoiseMeter
+from penstock.runtime.metrics import RankTotals, Totals, fingerprint
+from penstock.runtime.stages.runner import LossTerm
+from penstock.runtime.transport.transport import Transport, announced
+from penstock.runtime.user_metrics import Means, MetricSums
+
+__all__ = ["RankNumbers"]
+
+COUNT = len(fields(RankTotals))
+
+
+class RankNumbers:
+    """This rank's numbers, and those of all ranks put together.
+
+    ``wants_stop`` is whether this rank asks for the end of training, ``stopping`` whether one of
+    them had by the latest exchange. ``optimizer_s`` is what its latest optimizer step took.
+    """
+
+    def __init__(
+        self,
+        transport: Transport | None,
+        clock: StepClock,
+        devices: int,
+        noise: NoiseMeter | None,
+    ) -> None:
+        self.wants_stop = self.stopping = False
+        self.optimizer_s = 0.0
+        self._transport, self._clock = transport, clock
+        self._devices, self._noise = devices, noise
+
+    def own(
+        self,
+        batches: Sequence[Sequence[torch.Tensor]],
+        terms: Sequence[LossTerm],
+        buckets: GradientBuckets | None,
+        metrics: MetricSums | None,
+    ) -> list[float]:
+        """This rank's numbers of an iteration; with ``buckets`` in training."""
+        loss_sum = weight = 0.0
+        if terms:
+            losses = torch.stack([term.loss for term in terms]).double()
+            weights = torch.stack([term.weight for term in terms]).to(losses)
+            weight = float(weights.sum())
+            loss_sum = float(torch.where(weights > 0, losses * weights, 0.0).sum())
+        noise = (0.0, 0.0)
+        if self._noise is not None and buckets is not None:
+            noise = self._noise.totals(buckets.buckets)
+        totals = RankTotals(
+            loss_sum,
+            weight,
+            buckets.square_sum() if buckets is not None else 0.0,
+            self._clock.busy_s,
+            self._clock.now() - self._clock.start_s,
+            self.optimizer_s,
+            float(sum(leaves[0].shape[0] for leaves in batches)),
+            sum(n * fingerprint(leaf) for n, leaves in enumerate(batches, 1) for leaf in leaves),
+            *noise,
+        )
+        measured = metrics.totals() if metrics is not None else ()
+        return [*totals.values(), float(self.wants_stop), *measured]
+
+    def put_together(
+        self, rows: Sequence[list[float]], metrics: MetricSums | None, seed: float = 1.0
+    ) -> tuple[Totals, Means]:
+        """The totals of an iteration and the means of metrics, from what every rank gave.
+
+        Raises:
+            BadInput: the ranks were given different batches.
+        """
+        totals = Totals.of([row[:COUNT] for row in rows], self._devices, seed)
+        self.stopping = any(row[COUNT] for row in rows)
+        if metrics is None:
+            return totals, {}
+        return totals, metrics.combined([row[COUNT + 1 :] for row in rows])
+
+    def exchange(self, values: list[float], what: str) -> list[list[float]]:
+        """Numbers of every rank, by rank."""
+        return self.announce(values, what)()
+
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """Give numbers of this rank; what is returned waits for those of all, by rank.
+
+        Every rank calls it before it announces more.
+        """
+        return announced(self._transport, values, what)

@@ -1,0 +1,125 @@
+"""The stages of one rank, with all that is made once for batches of one size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from penstock.capture.layer_graph import StageProgram
+from penstock.capture.lengths import LengthsOf
+from penstock.plan.plan import Plan
+from penstock.runtime.clock import Clock
+from penstock.runtime.execute import Step, execute, steps_of
+from penstock.runtime.iteration import Iteration, Prepared, prepare_iteration
+from penstock.runtime.processes.world import World
+from penstock.runtime.stages.runner import LossTerm, StageRunner, StageWork
+from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.messages import Boundary, RankMessages
+from penstock.runtime.transport.transport import Transport
+from penstock.runtime.user_metrics import MetricSums
+from penstock.schedule.action import ActionKind
+
+__all__ = ["FedRunner", "RankStages", "Ready"]
+
+
+class FedRunner(StageRunner, Protocol):
+    """A stage that is given its rows before each iteration.
+
+    ``loss_terms`` are those of the iteration; ``seed`` multiplies what its backwards start from.
+    """
+
+    loss_terms: list[LossTerm]
+    seed: float
+
+    def has_work(self, kind: ActionKind) -> bool:
+        """Whether actions of this kind do anything here."""
+        ...
+
+    def begin(self, work: StageWork) -> None:
+        """Take the rows of the next iteration."""
+        ...
+
+
+Runner = TypeVar("Runner", bound=FedRunner)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What is looked up once for batches of one size."""
+
+    iteration: Iteration
+    channels: PipelineChannels
+    steps: tuple[Step, ...]
+
+
+class RankStages(Generic[Runner]):
+    """The stages of one rank: a module and a runner for each; none where the plan uses it not.
+
+    ``metrics`` are computed from the outputs of the last stage.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        transport: Transport | None,
+        clock: Clock,
+        *,
+        boundaries: Sequence[Boundary],
+        programs: Mapping[int, StageProgram],
+        runners: Mapping[int, Runner],
+        metrics: MetricSums | None,
+    ) -> None:
+        self.boundaries, self.programs, self.runners = boundaries, programs, runners
+        self._plan, self._world, self._transport, self._clock = plan, world, transport, clock
+        self._metrics = metrics
+        self._ready = Prepared[Ready]()
+
+    @property
+    def loss_terms(self) -> list[LossTerm]:
+        """Those of the latest batch that this rank computed."""
+        return [term for runner in self.runners.values() for term in runner.loss_terms]
+
+    def prepared(self, rows: int, training: bool, lengths: LengthsOf = ()) -> Ready:
+        """The work on a batch of ``rows`` samples with these lengths."""
+
+        def make() -> Ready:
+            rank = self._world.rank
+            iteration = prepare_iteration(
+                self._plan, self.boundaries, rank, rows, training, lengths
+            )
+            channels = self.channels(iteration.messages)
+            order = [a for a in iteration.order if self.runners[a.stage].has_work(a.kind)]
+            return Ready(iteration, channels, steps_of(order, self.runners, channels))
+
+        return self._ready.find((rows, lengths, training), make)
+
+    def channels(self, messages: RankMessages) -> PipelineChannels:
+        """Channels for the messages of one kind of iteration."""
+        places = {stage: Places(p.received, p.sent) for stage, p in self.programs.items()}
+        return PipelineChannels(self._world.rank, self._transport, places, self._clock, messages)
+
+    def take(
+        self,
+        leaves: Mapping[int, torch.Tensor],
+        iteration: Iteration,
+        seed: float = 1.0,
+        *,
+        last: bool = True,
+    ) -> None:
+        """Give the stages their rows of a batch; gradients are complete after the ``last`` one."""
+        if self._metrics is not None:
+            part = iteration.parts.get(len(self._plan.stages) - 1)
+            self._metrics.take_batch(leaves, part.rows if part is not None else ())
+        for stage, runner in self.runners.items():
+            inputs = self.programs[stage].batch_inputs
+            work = iteration.work(stage, leaves, inputs, self._world.device)
+            runner.begin(work if last else replace(work, last_backward=-1))
+            runner.seed = seed
+
+    def run(self, ready: Ready) -> list[LossTerm]:
+        """The batch that was taken, through the pipeline; the terms of its loss."""
+        ready.channels.begin()
+        execute(ready.steps, ready.channels, self._clock)
+        return self.loss_terms
