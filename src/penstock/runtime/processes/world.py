@@ -14,6 +14,11 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput
+from penstock.runtime.processes.exchange import (
+    gather_everywhere,
+    gather_to_first,
+    tell_from_first,
+)
 
 __all__ = ["World", "join_world"]
 
@@ -61,24 +66,20 @@ class World:
         """The values of all ranks, by rank, on every rank."""
         if self.control is None:
             return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+        return gather_everywhere(value, self.control)
 
     def gather_to_first(self, value: T) -> list[T]:
         """The values of all ranks, by rank, on rank 0; nothing elsewhere."""
         if self.control is None:
             return [value]
-        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(value, values, group=self.control, group_dst=0)
-        return values or []
+        return gather_to_first(value, self.control)
 
     def from_first(self, value: T | None) -> T:
         """Rank 0's value on every rank."""
-        box: list[Any] = [value]
-        if self.control is not None:
-            dist.broadcast_object_list(box, group=self.control, group_src=0)
-        return box[0]
+        if self.control is None:
+            assert value is not None
+            return value
+        return tell_from_first(value, self.control)
 
     def agreed(self, make: Callable[[], T], refusal: type[Exception] = BadInput) -> T:
         """What ``make`` gives here; every rank calls, and where it refuses on one it does on all.
