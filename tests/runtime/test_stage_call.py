@@ -108,19 +108,19 @@ def test_the_module_may_get_other_tensors_between_calls() -> None:
     program = whole_stage(16)
     call = TracedCall(program.module)  # type: ignore[arg-type]
     leaves = [torch.zeros(ROWS, TOKENS, dtype=torch.long) for _ in program.batch_inputs]
-    before = call.whole(leaves, [])[0]
+    before = call.run(leaves, [])[0]
     owner = program.module.get_submodule("norm")
     owner._parameters["bias"] = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
-    after = call.whole(leaves, [])[0]
+    after = call.run(leaves, [])[0]
     assert not torch.equal(before, after)
-    assert torch.equal(after, ModuleCall(program.module).whole(leaves, [])[0])
+    assert torch.equal(after, ModuleCall(program.module).run(leaves, [])[0])
 
 
 def test_the_first_half_leaves_nothing_in_the_graph() -> None:
     program = whole_stage(16)
     call, deferred = TracedCall(program.module), DeferredGradients()  # type: ignore[arg-type]
     leaves = [torch.zeros(ROWS, TOKENS, dtype=torch.long) for _ in program.batch_inputs]
-    loss = call.halved(leaves, [], deferred)[0]
+    loss = call.run(leaves, [], deferred)[0]
     # Four layers that may wait (one twice) and the tied one; the frozen one has no gradient.
     assert len(deferred) == 5
     assert edge_of(loss).node is loss.grad_fn

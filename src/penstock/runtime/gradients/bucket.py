@@ -65,6 +65,11 @@ class Bucket:
     sum: GradientSum | None = None
     started_s: float = 0.0
 
+    def square(self) -> torch.Tensor:
+        """The sum of the squares of its gradients, in float64."""
+        norm = torch.linalg.vector_norm(self.flat, dtype=wide(self.flat.dtype))
+        return norm.double().square()
+
 
 def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Runs of parameters of one element type, each about ``BUCKET_BYTES``."""

@@ -14,7 +14,6 @@ from penstock.runtime.gradients.bucket import (
     Bucket,
     bucket_parts,
     make_bucket,
-    wide,
 )
 from penstock.runtime.gradients.process_group_sum import GroupSum, await_bucket
 from penstock.runtime.gradients.sharding import flat_parameters
@@ -171,14 +170,8 @@ class GradientBuckets:
 
     def square_sum(self) -> float:
         """The sum of squares of the gradients that this rank counts: it is their owner."""
-        norms = [
-            torch.linalg.vector_norm(bucket.flat, dtype=wide(bucket.flat.dtype))
-            for bucket in self.buckets
-            if bucket.owner == self._world.rank
-        ]
-        if not norms:
-            return 0.0
-        return float(torch.stack([norm.double() for norm in norms]).square().sum())
+        own = [bucket for bucket in self.buckets if bucket.owner == self._world.rank]
+        return float(torch.stack([bucket.square() for bucket in own]).sum()) if own else 0.0
 
     def share_values(self) -> None:
         """Hand on the parameters that this rank has stepped, where the others have not.

@@ -22,7 +22,7 @@ import torch
 from penstock.capture.layer_graph import ParameterUse
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.gradients.bucket import Bucket, wide
+from penstock.runtime.gradients.bucket import Bucket
 from penstock.runtime.micro_batches import BatchCut
 
 __all__ = ["GradientNoise", "NoiseAverage", "NoiseMeter", "check_replicated"]
@@ -68,8 +68,7 @@ class NoiseMeter:
 
     def measure(self, bucket: Bucket) -> None:
         """Take the norm of a bucket that holds this rank's own gradients only."""
-        norm = torch.linalg.vector_norm(bucket.flat, dtype=wide(bucket.flat.dtype))
-        self._squares[bucket] = norm.double().square()
+        self._squares[bucket] = bucket.square()
 
     def totals(self, buckets: Iterable[Bucket]) -> tuple[float, float]:
         """This rank's shares, to be added up over ranks, of two numbers.
@@ -87,8 +86,7 @@ class NoiseMeter:
                 share = self._samples / rows[self._rank]
                 variance += share**2 * float(self._squares[bucket]) / weight
             if bucket.owner == self._rank:
-                norm = torch.linalg.vector_norm(bucket.flat, dtype=wide(bucket.flat.dtype))
-                found = float(norm.double().square())
+                found = float(bucket.square())
                 variance -= len(rows) * found / weight
                 square += found
         return variance, square

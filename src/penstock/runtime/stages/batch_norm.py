@@ -6,6 +6,7 @@ batch normalisation; combining the parts: Chan, Golub and LeVeque, 1979).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class SynchronisedBatchNorm(TorchFunctionMode):
         """Replace the batch normalisations, let everything else pass."""
         if func in BATCH_NORM_OPERATORS:
             if func is functional.batch_norm:
-                call = functional_call(*args, **(kwargs or {}))
+                call = BatchNormCall(*args, **(kwargs or {}))
             else:
                 call = operator_call(*args, **(kwargs or {}))
             if call.training:
@@ -60,7 +61,7 @@ class SynchronisedBatchNorm(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _normalised(self, call: "BatchNormCall") -> torch.Tensor:
-        x = call.x
+        x = call.input
         count = x.numel() // x.shape[1] if self._counting else 0
         with torch.no_grad():
             mean, variance, total = self._statistics(x, count)
@@ -90,38 +91,18 @@ class SynchronisedBatchNorm(TorchFunctionMode):
         dist.all_reduce(table, group=self._group)
 
 
+@dataclass(frozen=True, slots=True)
 class BatchNormCall:
-    """The arguments of one batch normalisation."""
-
-    def __init__(
-        self,
-        x: torch.Tensor,
-        running_mean: torch.Tensor | None,
-        running_var: torch.Tensor | None,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
-    ) -> None:
-        self.x = x
-        self.running_mean, self.running_var = running_mean, running_var
-        self.weight, self.bias = weight, bias
-        self.training, self.momentum, self.eps = training, momentum, eps
-
-
-def functional_call(
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> BatchNormCall:
     """The arguments of `torch.nn.functional.batch_norm`."""
-    return BatchNormCall(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    input: torch.Tensor
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
 
 
 def operator_call(

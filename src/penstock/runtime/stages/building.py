@@ -22,7 +22,7 @@ from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
 
-__all__ = ["build_stages", "check_plan_fits", "graph_of", "runner_of"]
+__all__ = ["build_stages", "check_layers", "check_plan_fits", "graph_of", "runner_of"]
 
 
 def graph_of(
@@ -48,15 +48,20 @@ def graph_of(
     return model
 
 
-def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
-    """Raise `BadInput` where plan, model and processes disagree."""
-    check_runnable(plan)
+def check_layers(plan: Plan, graph: LayerGraph) -> None:
+    """Raise `BadInput` for a plan of another model."""
     layers = plan.stages[-1].layers.stop
     if layers != len(graph.layer_names):
         raise BadInput(
             f"the plan covers {layers} layers, the model {graph.name} has "
             f"{len(graph.layer_names)}; plan again for this model and granularity"
         )
+
+
+def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
+    """Raise `BadInput` where plan, model and processes disagree."""
+    check_runnable(plan)
+    check_layers(plan, graph)
     needed = max(plan.devices) + 1
     if needed > world.size:
         used = len(plan.devices)

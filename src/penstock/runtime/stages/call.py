@@ -103,17 +103,13 @@ DEFERRED: Mapping[object, Callable[..., Any]] = {
 class StageCall(Protocol):
     """What a runner calls for a forward."""
 
-    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-        """Run the stage."""
-        ...
-
-    def halved(
+    def run(
         self,
         leaves: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        deferred: DeferredGradients,
+        deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the stage so that its backward leaves the gradients of linear layers to later."""
+        """Run the stage; where ``deferred`` is given, it gets what linear layers leave to it."""
         ...
 
     def others(self) -> list[nn.Parameter]:
@@ -127,17 +123,15 @@ class ModuleCall:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
-    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-        """Call the module."""
-        return self._module(*leaves, *inputs)
-
-    def halved(
+    def run(
         self,
         leaves: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        deferred: DeferredGradients,
+        deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Call the module while linear layers leave their weights' gradients to ``deferred``."""
+        """Call the module; within the mode where gradients are deferred."""
+        if deferred is None:
+            return self._module(*leaves, *inputs)
         with DeferredWeights(deferred):
             return self._module(*leaves, *inputs)
 
@@ -164,18 +158,16 @@ class TracedCall:
                 node.target = accumulating_linear
         self._whole = function_of(graph)
 
-    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-        """Run the stage."""
-        return self._whole(*[holder[name] for holder, name in self._held], *leaves, *inputs)
-
-    def halved(
+    def run(
         self,
         leaves: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        deferred: DeferredGradients,
+        deferred: DeferredGradients | None = None,
     ) -> Any:
         """Run the stage; linear layers note in ``deferred`` what their gradients are made from."""
         held = [holder[name] for holder, name in self._held]
+        if deferred is None:
+            return self._whole(*held, *leaves, *inputs)
         return self._halved(*held, *leaves, *inputs, deferred)
 
     def others(self) -> list[nn.Parameter]:
@@ -191,21 +183,16 @@ class BucketCall:
         self._module = module
         self._calls = {id(part): stage_call(part.module) for part in module.parts.values()}
 
-    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-        """Run the stage of this length."""
-        part = self._module.part_for(leaves)
-        return self._calls[id(part)].whole([leaves[place] for place in part.places], inputs)
-
-    def halved(
+    def run(
         self,
         leaves: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        deferred: DeferredGradients,
+        deferred: DeferredGradients | None = None,
     ) -> Any:
-        """The same in two halves."""
+        """Run the stage of this length."""
         part = self._module.part_for(leaves)
         own = [leaves[place] for place in part.places]
-        return self._calls[id(part)].halved(own, inputs, deferred)
+        return self._calls[id(part)].run(own, inputs, deferred)
 
     def others(self) -> list[nn.Parameter]:
         """The parameters that get gradients in the first half, at whatever length."""

@@ -70,10 +70,16 @@ class CompiledCall:
         self._shapes: list[torch.Size] = []
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
 
-    def whole(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-        """Run the stage."""
-        if [tensor.shape for tensor in (*leaves, *inputs)] != self._shapes:
-            return self._plain.whole(leaves, inputs)
+    def run(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients | None = None,
+    ) -> Any:
+        """Run the stage, as it is where its gradients are deferred or its shapes are others."""
+        known = [tensor.shape for tensor in (*leaves, *inputs)] == self._shapes
+        if deferred is not None or not known:
+            return self._plain.run(leaves, inputs, deferred)
         if torch.is_grad_enabled():
             return self._compiled(leaves, inputs)
         recorded = [tensor.detach() for tensor in inputs]
@@ -82,15 +88,6 @@ class CompiledCall:
         with torch.enable_grad():
             outputs = self._compiled(leaves, recorded)
         return tuple(output.detach() for output in outputs)
-
-    def halved(
-        self,
-        leaves: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        deferred: DeferredGradients,
-    ) -> Any:
-        """Run the stage as it is."""
-        return self._plain.halved(leaves, inputs, deferred)
 
     def others(self) -> list[nn.Parameter]:
         """As without compilation."""

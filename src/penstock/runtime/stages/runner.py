@@ -281,10 +281,10 @@ class ModuleRunner:
         if recording and micro_batch in work.halved:
             kept.deferred = DeferredGradients()
         if self._plain:
-            outputs = self._outputs(work.leaves[micro_batch], inputs, kept.deferred)
+            outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         else:
             with self._surroundings(work.rows[micro_batch]):
-                outputs = self._outputs(work.leaves[micro_batch], inputs, kept.deferred)
+                outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         sent: list[torch.Tensor] = []
         for spec, output in zip(self.program.sent, outputs, strict=False):
             sent.append(output if output.dtype == spec.dtype else output.to(spec.dtype))
@@ -298,16 +298,6 @@ class ModuleRunner:
             found = outputs[-len(numbers) :]
             self._take_outputs(micro_batch, dict(zip(numbers, found, strict=True)))
         return sent
-
-    def _outputs(
-        self,
-        leaves: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        deferred: DeferredGradients | None,
-    ) -> Sequence[torch.Tensor]:
-        if deferred is None:
-            return self._call.whole(leaves, inputs)
-        return self._call.halved(leaves, inputs, deferred)
 
     def _take_loss(
         self, micro_batch: int, loss: torch.Tensor, weight: torch.Tensor, kept: Kept

@@ -24,7 +24,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
-from penstock.runtime.stages.building import graph_of
+from penstock.runtime.stages.building import check_layers, graph_of
 from penstock.runtime.stages.runner import ModuleRunner, StageWork
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule
 from penstock.runtime.without_flush.in_process_channels import InProcessChannels
@@ -322,16 +322,6 @@ def mean_loss(runner: ModuleRunner) -> tuple[float, float]:
             loss_sum += weight * float(term.loss)
             weight_sum += weight
     return (loss_sum / weight_sum if weight_sum else float("nan")), weight_sum
-
-
-def check_layers(plan: Plan, graph: LayerGraph) -> None:
-    """Raise `BadInput` for a plan of another model."""
-    layers = plan.stages[-1].layers.stop
-    if layers != len(graph.layer_names):
-        raise BadInput(
-            f"the plan covers {layers} layers, the model {graph.name} has "
-            f"{len(graph.layer_names)}; plan again for this model and granularity"
-        )
 
 
 def check_nothing_is_shared(programs: Sequence[StageProgram]) -> None:
