@@ -8,7 +8,7 @@ the next batch is under way and read one batch later.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import nan, sqrt
+from math import sqrt
 
 import torch
 import torch.distributed as dist
@@ -16,25 +16,17 @@ import torch.distributed as dist
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
-from penstock.runtime.execute import Step, execute, steps_of
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.iteration import Prepared
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.rank import Worker
-from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.steps.training import Training
-from penstock.runtime.transport.channels import PipelineChannels
-from penstock.runtime.transport.messages import Message, RankMessages, messages_of_rank
+from penstock.runtime.transport.messages import messages_of_rank
 from penstock.runtime.user_metrics import Means
-from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
-from penstock.runtime.without_flush.versioned_stage import (
-    VersionedStage,
-    clip_gradients,
-    with_updates,
-)
-from penstock.schedule.action import Action
+from penstock.runtime.without_flush.order import cut_for, endless_order
+from penstock.runtime.without_flush.stage_of_rank import NoStage, OwnStage, Ring, by_action
 from penstock.schedule.families.early_backward import one_f_one_b
 
 __all__ = ["EndlessTraining", "endless_training"]
@@ -52,138 +44,6 @@ class Fed:
     samples: int
     learning_rate: float
     rows: Callable[[], Rows]
-
-
-@dataclass(frozen=True)
-class Ring:
-    """All that is fixed for batches of one size: how they are cut, and what travels.
-
-    ``arriving[peer]`` are the messages from a peer by its action; ``steps`` are those of actions
-    that have been played.
-    """
-
-    cut: BatchCut
-    arriving: dict[int, dict[Action, list[Message]]]
-    channels: PipelineChannels
-    lengths: LengthsOf
-    steps: dict[tuple[Action, ...], tuple[Step, ...]]
-
-
-class NoStage:
-    """A rank that the plan does not use: it takes part in exchanges only."""
-
-    loss_terms: Sequence[LossTerm] = ()
-
-    def begin(self, ring: Ring) -> None:
-        """Nothing arrives."""
-
-    def feed(self, ring: Ring, batch: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Nothing of the batch is read."""
-
-    def play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
-        """Nothing is done."""
-
-    def restart(self) -> None:
-        """Nothing is counted."""
-
-    def numbers(self) -> list[float]:
-        """No norm, and nothing else that was measured."""
-        return [0.0, nan, nan, nan, nan]
-
-
-class OwnStage:
-    """This rank's stage: its part of each batch, and the updates of its weights."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        training: Training,
-        order: EndlessOrder,
-        clip_norm: float | None,
-        measure_every: int,
-    ) -> None:
-        assert training.optimizer is not None
-        self._worker, self._training, self._order = worker, training, order
-        self._optimizer, self._buckets = training.optimizer, worker.buckets
-        self._place = place = worker.places[0]
-        self._group = worker.groups.get(worker.plan.device_groups[place.group])
-        self._clip_norm = clip_norm
-        self._gradient_norm = 0.0
-        self._stage = VersionedStage(
-            place.stage,
-            worker.stages.runners[place.stage],
-            order,
-            self._optimizer,
-            self._change_weights,
-            measure_every=measure_every,
-            total_weight=self._total_weight,
-        )
-        self.versions = self._stage.versions
-        self.restart = self._stage.restart
-
-    @property
-    def loss_terms(self) -> Sequence[LossTerm]:
-        """Those of the latest batch that this rank computed."""
-        return self._stage.runner.loss_terms
-
-    def begin(self, ring: Ring) -> None:
-        """Open the channels for batches of another size."""
-        ring.channels.begin(announced=False)
-        self._buckets.zero()
-
-    def feed(self, ring: Ring, batch: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Take this rank's rows of a batch."""
-        worker, place, cut = self._worker, self._place, ring.cut
-        leaves = worker.graph.as_own_steps(leaves, cut.micro_batches)
-        rows = [
-            cut.rows(number, place.stage, place.replica) for number in range(len(cut.micro_batches))
-        ]
-        self._stage.feed(batch, leaves, rows, cut.micro_batches, ring.lengths)
-        if worker.metrics is not None:
-            is_last = place.stage == len(self._order.depths) - 1
-            worker.metrics.take_batch(dict(enumerate(leaves)), self._stage.rows if is_last else ())
-
-    def play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
-        """Run this rank's actions, and expect what the peers send in theirs."""
-        worker, own = self._worker, actions_of(self._place.stage)
-        streams: dict[int, list[Message]] = {}
-        for peer, arriving in ring.arriving.items():
-            stage = next(iter(arriving)).stage
-            streams[peer] = [m for action in actions_of(stage) for m in arriving.get(action, ())]
-        ring.channels.proceed(streams)
-        if own not in ring.steps:
-            steps = steps_of(own, {self._place.stage: self._stage}, ring.channels)
-            ring.steps[own] = tuple(with_updates(steps, self._stage, self._order))
-        with worker.random.drawn():
-            execute(ring.steps[own], ring.channels, worker.clock)
-
-    def _total_weight(self, weight: float) -> float:
-        """The terms in the loss of a micro-batch, of all replicas."""
-        if self._group is None:
-            return weight
-        total = torch.tensor([weight], dtype=torch.float64, device=self._worker.world.device)
-        dist.all_reduce(total, group=self._group)
-        return float(total)
-
-    def _change_weights(self) -> None:
-        """Sum the gradients over the replicas, clip, step, and start anew from zero."""
-        self._buckets.finish()
-        gradients = [bucket.flat for bucket in self._buckets.buckets]
-        self._gradient_norm = clip_gradients(gradients, self._clip_norm)
-        self._training.step(self._buckets)
-        self._buckets.zero()
-
-    def numbers(self) -> list[float]:
-        """Square of the gradient's norm, copies of weights, what they were late by.
-
-        Then how far a prediction missed, and how far no prediction would have.
-        """
-        versions = self.versions
-        passes, errors = versions.log.take_passes(), versions.log.take_errors()
-        square = self._gradient_norm**2 if self._place.replica == 0 else 0.0
-        late = sum(p.difference for p in passes) / len(passes) if passes else nan
-        missed = [sqrt(sum(e.predicted**2 for e in errors)), sqrt(sum(e.stale**2 for e in errors))]
-        return [square, float(versions.most_copies), late, *(missed if errors else [nan, nan])]
 
 
 class EndlessTraining:
@@ -346,17 +206,6 @@ class EndlessTraining:
             if stale > 0:
                 found[f"prediction_error/stage_{number}"] = (predicted / stale, 1.0)
         return found
-
-
-def by_action(messages: RankMessages) -> dict[int, dict[Action, list[Message]]]:
-    """The messages from every peer, by the action of its that sends them."""
-    found: dict[int, dict[Action, list[Message]]] = {}
-    for peer, stream in messages.streams.items():
-        own = found.setdefault(peer, {})
-        for message in stream:
-            action = Action(message.kind, message.sender_stage, message.micro_batch)
-            own.setdefault(action, []).append(message)
-    return found
 
 
 def endless_training(
