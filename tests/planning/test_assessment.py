@@ -36,6 +36,24 @@ def test_a_hand_written_plan_is_measured_against_the_same_yardsticks(
     assert planned.gap >= 0
 
 
+@pytest.mark.parametrize("planner", ["single-device", "pipedream", "dapple"])
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zero-bubble"])
+def test_a_schedule_unknown_to_a_planner_takes_over_its_devices(
+    small_plan: Plan,
+    small_profile: ModelProfile,
+    small_cluster: Cluster,
+    planner: str,
+    schedule: str,
+) -> None:
+    problem = problem_of_plan(small_plan, small_profile, small_cluster)
+    known = replace(problem, schedules=("1f1b",))
+    own = find_plan(known, planner, make_score(known))
+    other = replace(problem, schedules=(schedule,))
+    plan = find_plan(other, planner, make_score(other))
+    assert (plan.planner, plan.schedule) == (planner, schedule)
+    assert set(plan.device_groups) <= set(own.device_groups)
+
+
 def test_one_device_is_the_yardstick_even_where_its_memory_is_too_small(
     small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:

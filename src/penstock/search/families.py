@@ -106,9 +106,17 @@ def named(plan: Plan, schedule: str) -> Plan:
 
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
-    """The best plan found on the devices of ``plan`` under ``schedule``; None where none fits."""
-    judged = Judged(replace(problem, schedules=(schedule,)), score)
+    """The best plan found under ``schedule`` on the sets of devices that ``plan`` has.
+
+    None where none fits.
+    """
+    groups = frozenset(plan.device_groups)
+
+    def on_its_devices(other: Plan) -> float:
+        return score(other) if groups.issuperset(other.device_groups) else inf
+
+    judged = Judged(replace(problem, schedules=(schedule,)), on_its_devices)
     starts = skeletons_of_plans(problem, plain_families([schedule]), [plan])
     for _ in family_steps(judged, starts, [schedule]):
         pass
-    return judged.best
+    return replace(judged.best, planner=plan.planner) if judged.best else None
