@@ -75,6 +75,25 @@ def test_predictions_of_every_kind_of_schedule() -> None:
     assert "\n".join(table) in readme
 
 
+def test_predictions_on_shared_cores() -> None:
+    runs = [
+        results(f"prediction/{name}.json")["rows"]
+        for name in ("schedules_4_workers_first", "schedules_4_workers")
+    ]
+    table = [
+        f"| {pair[0]['plan']} |"
+        + "|".join(
+            f" {1e3 * row['predicted_s']:.1f} ms | {1e3 * row['measured_s']:.1f} ms "
+            f"| {100 * row['error']:+.1f} % "
+            for row in pair
+        )
+        + "|"
+        for pair in zip(*runs, strict=True)
+    ]
+    assert len(table) == 11
+    assert "\n".join(table) in page("benchmarks/prediction/README.md")
+
+
 def test_peak_memory() -> None:
     found = {
         (row["schedule"], row["recompute"], row["rank"]): [
