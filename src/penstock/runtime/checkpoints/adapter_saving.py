@@ -10,7 +10,6 @@ import torch
 
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.weight_saving import begin, cannot_write, rename
-from penstock.runtime.checkpoints.writer import stay
 from penstock.runtime.processes.gathering import gathered
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.pretrained import is_adapted
@@ -33,12 +32,11 @@ def save_adapters(worker: Worker, directory: Path) -> None:
             f"save_pretrained"
         )
     part, world = directory.with_name(f".{directory.name}.partial"), worker.world
-    first = world.rank == 0
-    world.agreed(partial(begin, directory, part) if first else stay)
+    world.done_by_first(partial(begin, directory, part))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     own = {name: held for name, held in worker.held.owned_tensors().items() if name in trained}
     found = gathered(world, own)
-    world.agreed(partial(write, model, directory, part, found) if first else stay)
+    world.done_by_first(partial(write, model, directory, part, found))
 
 
 def write(model: Any, directory: Path, part: Path, trained: Mapping[str, torch.Tensor]) -> None:

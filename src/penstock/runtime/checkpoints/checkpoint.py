@@ -36,7 +36,6 @@ __all__ = [
 
 STATE_FILE = "state.json"
 SCHEMA, PICKLED_SCHEMA = 2, 1
-CHUNK_BYTES = 1 << 20
 
 WITH_PICKLE = (
     "it has format 1, which is read with pickle and can run code; where you wrote it yourself, "
@@ -52,7 +51,7 @@ def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[
     """
     content = {"schema": SCHEMA, "step": step, "files": dict(files), **state}
     try:
-        return json.dumps({**content, "sha256": checksum_of(content)}, indent=1, allow_nan=True)
+        return json.dumps({**content, "sha256": checksum_of(content)}, indent=1)
     except (TypeError, ValueError) as cause:
         raise BadInput(
             f"the state of a checkpoint cannot be written as JSON ({cause}); give extra= numbers, "
@@ -116,12 +115,9 @@ def damage_of(path: Path, part: int = 0, parts: int = 1) -> str:
 
 def checksum_of_file(path: Path) -> tuple[int, str]:
     """Bytes and SHA-256 checksum of a file."""
-    checksum, size = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            checksum.update(chunk)
-            size += len(chunk)
-    return size, checksum.hexdigest()
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256")
+        return file.tell(), checksum.hexdigest()
 
 
 def stored_tensors(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:

@@ -128,12 +128,15 @@ def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
         BadInput: there is none, or the one that was named is damaged.
     """
     world = worker.world
-    named = (directory / STATE_FILE).is_file()
-    tried = [directory]
-    if not world.agreed(lambda: named):
-        tried = world.agreed(lambda: list(reversed(checkpoints_in(directory))))
+
+    def candidates() -> list[Path]:
+        if (directory / STATE_FILE).is_file():
+            return [directory]
+        return list(reversed(checkpoints_in(directory)))
+
+    tried = world.from_first(world.agreed(candidates))
     problem = ""
-    for path in map(Path, world.from_first([str(path) for path in tried])):
+    for path in tried:
         found = world.gather(damage_of(path, world.rank, world.size))
         problem = next(filter(None, found), "")
         if not problem:

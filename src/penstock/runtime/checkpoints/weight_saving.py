@@ -15,7 +15,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.writer import make_durable, stay
+from penstock.runtime.checkpoints.writer import synchronise
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
 from penstock.runtime.weights.safetensors_file import bytes_of, write_tensors
@@ -44,7 +44,7 @@ def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
     part = directory.with_name(f".{directory.name}.partial")
     if max_shard_bytes < 1:
         raise BadInput(f"max_shard_bytes is {max_shard_bytes}; it must be >= 1")
-    world.agreed(partial(begin, directory, part) if world.rank == 0 else lambda: None)
+    world.done_by_first(partial(begin, directory, part))
     own = split(saved_tensors(worker), max_shard_bytes)
     counts = world.gather(len(own))
     before, count = sum(counts[: world.rank]), sum(counts)
@@ -55,7 +55,7 @@ def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
     index = {name: file for file, held in zip(names, own, strict=True) for name in held}
     size = sum(bytes_of(tensor) for held in own for tensor in held.values())
     parts = world.gather((index, size))
-    world.agreed(partial(finish, worker.graph, directory, part, parts) if world.rank == 0 else stay)
+    world.done_by_first(partial(finish, worker.graph, directory, part, parts))
 
 
 def begin(directory: Path, part: Path) -> None:
@@ -137,6 +137,13 @@ def rename(part: Path, directory: Path, last: str) -> None:
         part.rmdir()
     except OSError as cause:
         raise cannot_write(directory, cause) from cause
+
+
+def make_durable(directory: Path) -> None:
+    """Put every file of ``directory`` on disk before its new name says that it is whole."""
+    for path in directory.iterdir():
+        synchronise(path)
+    synchronise(directory)
 
 
 def save_configuration(model: nn.Module, directory: Path) -> None:

@@ -23,7 +23,7 @@ from penstock.runtime.checkpoints.checkpoint import STATE_FILE, complete_in, sta
 from penstock.runtime.processes.world import World
 from penstock.runtime.weights.safetensors_file import write_tensors
 
-__all__ = ["CheckpointWriter", "Target", "make_durable"]
+__all__ = ["CheckpointWriter", "Target", "synchronise"]
 
 LOOK_EVERY_S = 0.05
 
@@ -68,8 +68,7 @@ class CheckpointWriter:
             BadInput: the directory cannot be written, or the checkpoint before could not be.
         """
         self.wait()
-        world = self._world
-        world.agreed(partial(begin, target) if world.rank == 0 else stay)
+        self._world.done_by_first(partial(begin, target))
         kept = tensors if wait else {name: held_apart(t) for name, t in tensors.items()}
         self._target, self._problem = target, ""
         self._stop_looking.clear()
@@ -90,8 +89,7 @@ class CheckpointWriter:
         self._target = None
         self._own_part_written()
         self._world.agreed(self._refuse)
-        first = self._world.rank == 0
-        self._world.agreed(partial(complete, target, self._world.size) if first else stay)
+        self._world.done_by_first(partial(complete, target, self._world.size))
 
     def close(self, *, failed: bool) -> None:
         """Let the checkpoint that is being written come to its end, without asking other ranks.
@@ -134,10 +132,6 @@ def held_apart(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor in memory of the CPU that training does not change."""
     plain = tensor.detach()
     return plain.clone() if plain.device.type == "cpu" else plain.cpu()
-
-
-def stay() -> None:
-    """What other ranks do while rank 0 works."""
 
 
 def begin(target: Target) -> None:
@@ -213,8 +207,10 @@ def complete(target: Target, ranks: int) -> None:
     try:
         for rank in range(ranks):
             receipt_path(target, rank).unlink()
+        # The parts are on disk: each rank has flushed its own before it left its receipt.
         (target.partial / STATE_FILE).write_text(text, encoding="utf-8")
-        make_durable(target.partial)
+        synchronise(target.partial / STATE_FILE)
+        synchronise(target.partial)
         if target.final.exists():
             shutil.rmtree(target.final)
         target.partial.rename(target.final)
@@ -223,13 +219,6 @@ def complete(target: Target, ranks: int) -> None:
             shutil.rmtree(outdated)
     except OSError as cause:
         raise BadInput(cannot_write(target, cause)) from cause
-
-
-def make_durable(directory: Path) -> None:
-    """Put every file of ``directory`` on disk before its new name says that it is whole."""
-    for path in directory.iterdir():
-        synchronise(path)
-    synchronise(directory)
 
 
 def synchronise(path: Path) -> None:

@@ -98,6 +98,14 @@ class World:
                 raise refusal(text)
         return made[0]
 
+    def done_by_first(self, act: Callable[[], object]) -> None:
+        """Let rank 0 act; every rank calls, and where rank 0 refuses, all do.
+
+        Raises:
+            BadInput: rank 0's.
+        """
+        self.agreed(act if self.rank == 0 else lambda: None)
+
     def new_group(self, ranks: Sequence[int], backend: str = "") -> dist.ProcessGroup | None:
         """A group of ``ranks`` in that order; every rank must call this in the same order.
 
