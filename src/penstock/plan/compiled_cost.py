@@ -54,19 +54,19 @@ def between(fixed, each, lo, hi, rows):
 
 def forward_s(costs: Any, group: int, lo: int, hi: int) -> float:
     """Seconds of one forward on the slowest replica."""
-    longest = 0.0
-    for k in range(costs.first_kind[group], costs.first_kind[group + 1]):
-        seconds = between(costs.forward_fixed, costs.forward_each, lo, hi, costs.rows[k])
-        longest = max(longest, seconds / costs.speed[k])
-    return longest * costs.crowding[group]
+    return slowest_s(costs, group, costs.forward_fixed, costs.forward_each, lo, hi)
 
 
 def backward_s(costs: Any, group: int, lo: int, hi: int) -> float:
     """Seconds of one full backward on the slowest replica, without recompute."""
+    return slowest_s(costs, group, costs.backward_fixed, costs.backward_each, lo, hi)
+
+
+def slowest_s(costs, group, fixed, each, lo, hi):
+    """Seconds of a run on the slowest replica, by the sums of its fixed costs and those a row."""
     longest = 0.0
     for k in range(costs.first_kind[group], costs.first_kind[group + 1]):
-        seconds = between(costs.backward_fixed, costs.backward_each, lo, hi, costs.rows[k])
-        longest = max(longest, seconds / costs.speed[k])
+        longest = max(longest, between(fixed, each, lo, hi, costs.rows[k]) / costs.speed[k])
     return longest * costs.crowding[group]
 
 
