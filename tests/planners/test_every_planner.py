@@ -1,16 +1,19 @@
 """What holds for every planner in the registry."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from planning_strategies import problems
-from reference.every_plan import every_plan
+from reference.every_plan import every_plan, every_plan_at_all
 
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
+from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import Infeasible
 from penstock.plan.leanest import device_orders
 from penstock.plan.problem import PlanningProblem
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.registry import PLANNERS
 from penstock.simulate.score import make_score
 
@@ -61,8 +64,29 @@ def test_no_plan_at_all_beats_the_lower_bounds(problem: PlanningProblem):
     assert gap(bound_s, bound_s) == 0
 
 
+# Only the middle layer has parameters. Only the last device has the memory for them, with room for
+# one micro-batch in flight. What fits has neither the planners' order nor their depths.
+HALF = Affine(per_sample=0.5)
+MIDDLE_ON_THE_LAST = PlanningProblem(
+    ModelProfile(
+        "drawn",
+        tuple(
+            LayerCost(f"layer{i}", HALF, HALF, HALF, size, saved_bytes=HALF, workspace_bytes=HALF)
+            for i, size in enumerate((0, 2, 0))
+        ),
+        tuple(Edge(i, i + 1, f"tensor{i}", HALF, HALF) for i in range(2)),
+    ),
+    Cluster("drawn", (Host("host", tuple(Device("drawn", size) for size in (8, 8, 9)), 1e12),)),
+    4,
+    (1,),
+    optimizer_bytes_per_parameter_byte=2.0,
+    schedules=("1f1b",),
+)
+
+
 @settings(max_examples=25, deadline=None)
 @given(problem=problems(max_layers=3))
+@example(problem=MIDDLE_ON_THE_LAST)
 def test_a_problem_is_infeasible_only_if_no_plan_of_the_device_orders_fits(
     problem: PlanningProblem,
 ):
@@ -72,5 +96,10 @@ def test_a_problem_is_infeasible_only_if_no_plan_of_the_device_orders_fits(
         feasible = True
     except Infeasible:
         feasible = False
-    plans = (plan for order in device_orders(problem) for plan in every_plan(problem, order))
-    assert feasible == any(score(plan) < inf for plan in plans)
+    if feasible:
+        # The search goes beyond the planners' orders of devices and depths, but not beyond these.
+        plans = every_plan_at_all(replace(problem, schedules=("early-backward",)))
+        assert any(score(plan) < inf for plan in plans)
+    else:
+        plans = (plan for order in device_orders(problem) for plan in every_plan(problem, order))
+        assert not any(score(plan) < inf for plan in plans)
