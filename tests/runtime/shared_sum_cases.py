@@ -8,7 +8,7 @@ from torch import nn
 
 from penstock.errors import Stalled
 from penstock.runtime.clock import clock_for
-from penstock.runtime.gradients.bucket import Bucket, make_bucket
+from penstock.runtime.gradients.bucket import GradientBucket, make_bucket
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
 from penstock.runtime.gradients.shared_memory_sum import SUMMED, SharedSum, share_sums
 from penstock.runtime.processes.world import World, join_world
@@ -20,7 +20,7 @@ ROUNDS = 20
 SIZES = (1000, 7, 1)
 
 
-def shared_buckets(world: World) -> tuple[Segments, list[Bucket]]:
+def shared_buckets(world: World) -> tuple[Segments, list[GradientBucket]]:
     """Buckets of all ranks and of the first and the last, of two element types."""
     segments = join_segments(world, {}, spin_s=1e-3)
     assert segments is not None

@@ -6,19 +6,19 @@ import torch
 from penstock.capture.layer_graph import TensorSpec
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
-from penstock.runtime.transport.messages import Boundary, messages_of_rank
+from penstock.runtime.transport.messages import BoundaryTensors, messages_of_rank
 from penstock.schedule.action import Action
 
 HIDDEN = TensorSpec("hidden", (8, 5), torch.float32, 0, requires_grad=True)
 MASK = TensorSpec("mask", (3, 3), torch.bool, -1)
 
 
-def three_to_two() -> tuple[Plan, list[Boundary]]:
+def three_to_two() -> tuple[Plan, list[BoundaryTensors]]:
     stages = (
         Stage(range(1), (0, 1, 2), (3, 3, 2)),
         Stage(range(1, 2), (3, 4), (4, 4)),
     )
-    return Plan(stages, 2, 8, "1f1b"), [Boundary(0, 1, (HIDDEN, MASK))]
+    return Plan(stages, 2, 8, "1f1b"), [BoundaryTensors(0, 1, (HIDDEN, MASK))]
 
 
 def messages(rank: int, rows: int = 16):

@@ -12,7 +12,7 @@ from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
-from penstock.runtime.stages.runner import StageWork
+from penstock.runtime.stages.runner import StageInputs
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
         stage = Stage(range(5), (0,), (2,), recompute=True, recompute_layers=again)
         parts = parts_of_stage(graph, stage, program)
         runner = PartlyRecomputed(program, parts, torch.device("cpu"))
-        runner.begin(StageWork(((x, x),), (2,), frozenset({0})))
+        runner.begin(StageInputs(((x, x),), (2,), frozenset({0})))
         for layer in layers:
             layer.calls = 0
         saved.clear()

@@ -11,7 +11,7 @@ from penstock.capture.layer_graph import StageProgram
 from penstock.capture.trace import capture_model
 from penstock.runtime.stages.backward_engine import edge_of
 from penstock.runtime.stages.call import ModuleCall, TracedCall, stage_call
-from penstock.runtime.stages.runner import ModuleRunner, StageWork
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11
 
@@ -71,7 +71,7 @@ def gradients(kind: str, wide: int, hooked: bool = False) -> tuple[dict[str, tor
         runner = ModuleRunner(program, torch.device("cpu"))
         leaves = tuple(tuple(batch for _ in program.batch_inputs) for batch in tokens)
         halved = frozenset({0, 1}) if kind == "IW" else frozenset[int]()
-        runner.begin(StageWork(leaves, (ROWS, ROWS), halved=halved))
+        runner.begin(StageInputs(leaves, (ROWS, ROWS), halved=halved))
         for m in (0, 1):
             runner.forward(m, [])
         for m in (0, 1):

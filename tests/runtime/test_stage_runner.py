@@ -10,7 +10,7 @@ from torch import nn
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.trace import capture_model
-from penstock.runtime.stages.runner import ModuleRunner, StageWork
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs
 
 ROWS, WIDTH = 4, 6
 
@@ -34,7 +34,7 @@ def run(kinds: str, recomputed: bool = False) -> dict[str, torch.Tensor]:
     runner = ModuleRunner(program, torch.device("cpu"))
     recompute = frozenset({0}) if recomputed else frozenset()
     halved = frozenset({0}) if "I" in kinds else frozenset()
-    runner.begin(StageWork(((),), (ROWS,), recompute, halved=halved))
+    runner.begin(StageInputs(((),), (ROWS,), recompute, halved=halved))
     torch.manual_seed(1)
     x, gradient = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
     runner.forward(0, [x])
@@ -74,7 +74,7 @@ def test_an_output_that_the_backward_does_not_need_is_freed_after_sending() -> N
     x = torch.randn(ROWS, 2)
     program = capture_model(chain, (x, x)).stage(range(1))
     runner = ModuleRunner(program, torch.device("cpu"))
-    runner.begin(StageWork(((x,),), (ROWS,)))
+    runner.begin(StageInputs(((x,),), (ROWS,)))
     (sent,) = runner.forward(0, [])
     assert sent is not None
     watched = weakref.ref(sent)

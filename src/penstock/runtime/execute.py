@@ -10,10 +10,10 @@ from penstock.runtime.transport.channels import Channels
 from penstock.schedule.action import Action
 from penstock.timeline.timeline import EventKind
 
-__all__ = ["Step", "execute", "steps_of"]
+__all__ = ["PreparedAction", "execute", "steps_of"]
 
 
-class Step(NamedTuple):
+class PreparedAction(NamedTuple):
     """An action with all that it calls, looked up once for many iterations.
 
     Or what is done between actions, such as an update of the weights (``STEP``).
@@ -29,10 +29,10 @@ class Step(NamedTuple):
 
 def steps_of(
     order: Sequence[Action], stages: Mapping[int, StageRunner], channels: Channels
-) -> tuple[Step, ...]:
+) -> tuple[PreparedAction, ...]:
     """``order``, one device's actions of a schedule, ready to be run again and again."""
     return tuple(
-        Step(
+        PreparedAction(
             action.kind,
             action.stage,
             action.micro_batch,
@@ -45,7 +45,7 @@ def steps_of(
 
 
 def execute(
-    steps: Iterable[Step], channels: Channels, clock: Clock, *, drains: bool = True
+    steps: Iterable[PreparedAction], channels: Channels, clock: Clock, *, drains: bool = True
 ) -> None:
     """Run ``steps``, each before the next is asked for; gradients accumulate in place.
 

@@ -13,8 +13,8 @@ from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
-from penstock.runtime.stages.runner import StageWork
-from penstock.runtime.transport.messages import Boundary, RankMessages, messages_of_rank
+from penstock.runtime.stages.runner import StageInputs
+from penstock.runtime.transport.messages import BoundaryTensors, RankMessages, messages_of_rank
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.schedule import Schedule
@@ -24,8 +24,8 @@ __all__ = [
     "BatchSize",
     "Iteration",
     "Place",
-    "Prepared",
-    "StagePart",
+    "SizeCache",
+    "StageIteration",
     "check_sizes",
     "places_of",
     "prepare_iteration",
@@ -51,7 +51,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class StagePart:
+class StageIteration:
     """What one stage of a rank does in an iteration.
 
     ``rows[m]`` are the rows of the batch that it computes of micro-batch ``m``. ``recomputed`` are
@@ -75,7 +75,7 @@ class Iteration:
     cut: BatchCut
     order: tuple[Action, ...]
     messages: RankMessages
-    parts: dict[int, StagePart]
+    parts: dict[int, StageIteration]
     training: bool
     lengths: LengthsOf = ()
     warm_up: frozenset[Action] = frozenset()
@@ -86,7 +86,7 @@ class Iteration:
         leaves: Sequence[torch.Tensor] | Mapping[int, torch.Tensor],
         batch_inputs: Sequence[int],
         device: torch.device,
-    ) -> StageWork:
+    ) -> StageInputs:
         """The rows of the batch's leaves that a stage reads.
 
         A replica without rows gets the micro-batch's first, in case it must take part anyway.
@@ -97,7 +97,7 @@ class Iteration:
             (rows.start, rows.stop) if rows else (whole.start, whole.start + 1)
             for rows, whole in zip(part.rows, self.cut.micro_batches, strict=True)
         ]
-        return StageWork(
+        return StageInputs(
             tuple(tuple(leaf[lo:hi] for leaf in wanted) for lo, hi in bounds),
             tuple(len(rows) for rows in part.rows),
             part.recomputed,
@@ -120,7 +120,7 @@ def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
 
 def prepare_iteration(
     plan: Plan,
-    boundaries: Sequence[Boundary],
+    boundaries: Sequence[BoundaryTensors],
     rank: int,
     rows: int,
     training: bool,
@@ -150,7 +150,7 @@ def prepare_iteration(
 
 def part_of(
     place: Place, order: Sequence[Action], cut: BatchCut, shape: PipelineShape
-) -> StagePart:
+) -> StageIteration:
     """What the stage at ``place`` does in its rank's order."""
 
     def rows(micro_batch: int) -> range:
@@ -160,7 +160,7 @@ def part_of(
 
     own = [action for action in order if action.stage == place.stage]
     ends = [action.micro_batch for action in own if action.kind in "BW"]
-    return StagePart(
+    return StageIteration(
         tuple(map(rows, range(len(cut.micro_batches)))),
         frozenset(action.micro_batch for action in own if action.kind == "R"),
         ends[-1] if ends else -1,
@@ -195,7 +195,7 @@ def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
     return frozenset(found)
 
 
-class Prepared(Generic[Made]):
+class SizeCache(Generic[Made]):
     """The things made for the sizes used last, so that lengths without end fill no memory."""
 
     def __init__(self, kept: int = SIZES_KEPT) -> None:

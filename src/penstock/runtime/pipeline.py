@@ -25,7 +25,7 @@ from penstock.runtime.checkpoints.pipeline_state import (
     state_tensors,
 )
 from penstock.runtime.checkpoints.weight_saving import save_weights
-from penstock.runtime.checkpoints.writer import CheckpointWriter, Target
+from penstock.runtime.checkpoints.writer import CheckpointTarget, CheckpointWriter
 from penstock.runtime.clock import gather_timeline
 from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.gradients.loss_scaling import (
@@ -436,7 +436,7 @@ class Pipeline:
         self._drain()
         worker, training = self._worker, self._training
         state = saved_state(worker, training, extra, loader)
-        target = Target(Path(directory), training.steps, state, keep)
+        target = CheckpointTarget(Path(directory), training.steps, state, keep)
         self._checkpoints.save(target, saved_tensors(worker, training), wait=wait)
         self._tell(Saved(self.steps, target.final))
         return target.final

@@ -27,7 +27,7 @@ from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.transport.channels import TransportChoice, open_transport
-from penstock.runtime.transport.messages import Boundary, boundaries_of
+from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.transport.possible_messages import messages_by_rank
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.user_metrics import Means, MetricSums
@@ -62,7 +62,7 @@ class Worker:
         noise: NoiseMeter | None = None,
         seed: int = 0,
         metrics: MetricSums | None = None,
-        also_crossed: Sequence[Boundary] = (),
+        also_crossed: Sequence[BoundaryTensors] = (),
         compiler: StageCompiler | None = None,
         programs: Mapping[int, StageProgram],
     ) -> None:

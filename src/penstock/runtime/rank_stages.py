@@ -10,12 +10,12 @@ from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
-from penstock.runtime.execute import Step, execute, steps_of
-from penstock.runtime.iteration import Iteration, Prepared, prepare_iteration
+from penstock.runtime.execute import PreparedAction, execute, steps_of
+from penstock.runtime.iteration import Iteration, SizeCache, prepare_iteration
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.runner import LossTerm, StageRunner, StageWork
+from penstock.runtime.stages.runner import LossTerm, StageInputs, StageRunner
 from penstock.runtime.transport.channels import PipelineChannels, Places
-from penstock.runtime.transport.messages import Boundary, RankMessages
+from penstock.runtime.transport.messages import BoundaryTensors, RankMessages
 from penstock.runtime.transport.transport import Transport
 from penstock.runtime.user_metrics import MetricSums
 from penstock.schedule.action import ActionKind
@@ -36,7 +36,7 @@ class FedRunner(StageRunner, Protocol):
         """Whether actions of this kind do anything here."""
         ...
 
-    def begin(self, work: StageWork) -> None:
+    def begin(self, work: StageInputs) -> None:
         """Take the rows of the next iteration."""
         ...
 
@@ -50,7 +50,7 @@ class Ready:
 
     iteration: Iteration
     channels: PipelineChannels
-    steps: tuple[Step, ...]
+    steps: tuple[PreparedAction, ...]
 
 
 class RankStages(Generic[Runner]):
@@ -66,7 +66,7 @@ class RankStages(Generic[Runner]):
         transport: Transport | None,
         clock: Clock,
         *,
-        boundaries: Sequence[Boundary],
+        boundaries: Sequence[BoundaryTensors],
         programs: Mapping[int, StageProgram],
         runners: Mapping[int, Runner],
         metrics: MetricSums | None,
@@ -74,7 +74,7 @@ class RankStages(Generic[Runner]):
         self.boundaries, self.programs, self.runners = boundaries, programs, runners
         self._plan, self._world, self._transport, self._clock = plan, world, transport, clock
         self._metrics = metrics
-        self._ready = Prepared[Ready]()
+        self._ready = SizeCache[Ready]()
 
     @property
     def loss_terms(self) -> list[LossTerm]:

@@ -23,13 +23,13 @@ from penstock.runtime.checkpoints.checkpoint import STATE_FILE, complete_in, sta
 from penstock.runtime.processes.world import World
 from penstock.runtime.weights.safetensors_file import write_tensors
 
-__all__ = ["CheckpointWriter", "Target", "synchronise"]
+__all__ = ["CheckpointTarget", "CheckpointWriter", "synchronise"]
 
 LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckpointTarget:
     """Where a checkpoint is written to, what goes into its ``state.json``, how many are kept."""
 
     directory: Path
@@ -53,12 +53,14 @@ class CheckpointWriter:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._target: Target | None = None
+        self._target: CheckpointTarget | None = None
         self._thread: Thread | None = None
         self._stop_looking = Event()
         self._problem = ""
 
-    def save(self, target: Target, tensors: Mapping[str, torch.Tensor], *, wait: bool) -> None:
+    def save(
+        self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor], *, wait: bool
+    ) -> None:
         """Write a checkpoint of this rank's ``tensors`` and of rank 0's ``target.state``.
 
         With ``wait`` it is complete on return. Without, the tensors are copied to the CPU's
@@ -114,7 +116,7 @@ class CheckpointWriter:
         if self._problem:
             raise BadInput(self._problem)
 
-    def _write(self, target: Target, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _write(self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write this rank's part; rank 0 completes the checkpoint when all ranks have."""
         try:
             write_part(target, self._world.rank, tensors)
@@ -134,7 +136,7 @@ def held_apart(tensor: torch.Tensor) -> torch.Tensor:
     return plain.clone() if plain.device.type == "cpu" else plain.cpu()
 
 
-def begin(target: Target) -> None:
+def begin(target: CheckpointTarget) -> None:
     """Make the directory to write in; what an interrupted run left is deleted."""
     try:
         target.directory.mkdir(parents=True, exist_ok=True)
@@ -145,7 +147,7 @@ def begin(target: Target) -> None:
         raise BadInput(cannot_write(target, cause)) from cause
 
 
-def cannot_write(target: Target, cause: Exception) -> str:
+def cannot_write(target: CheckpointTarget, cause: Exception) -> str:
     """Why a checkpoint was not written, and what to do."""
     if isinstance(cause, BadInput):
         return str(cause)
@@ -160,7 +162,7 @@ def file_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def write_part(target: Target, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_part(target: CheckpointTarget, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write one rank's tensors, and the receipt once they are on disk."""
     path = target.partial / file_name(rank)
     checksum = hashlib.sha256()
@@ -172,12 +174,12 @@ def write_part(target: Target, rank: int, tensors: Mapping[str, torch.Tensor]) -
     unfinished.rename(receipt_path(target, rank))
 
 
-def receipt_path(target: Target, rank: int) -> Path:
+def receipt_path(target: CheckpointTarget, rank: int) -> Path:
     """Where a rank says that its part is written."""
     return target.partial / f".rank-{rank:05d}.receipt"
 
 
-def receipt(target: Target, rank: int) -> Mapping[str, Any] | None:
+def receipt(target: CheckpointTarget, rank: int) -> Mapping[str, Any] | None:
     """Size and checksum of a rank's file; nothing before it is written."""
     try:
         return json.loads(receipt_path(target, rank).read_text())
@@ -185,7 +187,7 @@ def receipt(target: Target, rank: int) -> Mapping[str, Any] | None:
         return None
 
 
-def complete(target: Target, ranks: int) -> None:
+def complete(target: CheckpointTarget, ranks: int) -> None:
     """Write ``state.json``, give the directory its name, and delete the oldest checkpoints.
 
     Does nothing where that was done before.

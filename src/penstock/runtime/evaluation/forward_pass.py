@@ -11,8 +11,8 @@ from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.runtime.metrics import Totals
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages, Ready
-from penstock.runtime.stages.runner import LossTerm, StageWork, Tensors, Work
-from penstock.runtime.transport.messages import Boundary
+from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
+from penstock.runtime.transport.messages import BoundaryTensors
 from penstock.runtime.user_metrics import Means, MetricSums
 from penstock.schedule.action import ActionKind
 
@@ -34,7 +34,7 @@ class ForwardPass:
         self,
         worker: Worker,
         graph: LayerGraph,
-        boundaries: Sequence[Boundary],
+        boundaries: Sequence[BoundaryTensors],
         take_outputs: TakeOutputs,
         metrics: MetricSums | None = None,
     ) -> None:
@@ -109,9 +109,9 @@ class ForwardRunner:
         self._module = program.module
         self._autocast = worker.autocast if worker.autocast_dtype is not None else nullcontext
         self._take_outputs = take_outputs
-        self._work = StageWork((), ())
+        self._work = StageInputs((), ())
 
-    def begin(self, work: StageWork) -> None:
+    def begin(self, work: StageInputs) -> None:
         """Take the rows of the next iteration."""
         self._work = work
         self.loss_terms = []

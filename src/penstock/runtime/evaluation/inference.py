@@ -7,9 +7,9 @@ from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.evaluation.forward_pass import ForwardPass
-from penstock.runtime.evaluation.prediction import Outputs, predict
+from penstock.runtime.evaluation.prediction import RankOutputs, predict
 from penstock.runtime.rank import Worker
-from penstock.runtime.transport.messages import Boundary, boundaries_of
+from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 
 __all__ = ["Inference", "PredictionView"]
@@ -20,7 +20,7 @@ class PredictionView:
 
     def __init__(self, graph: LayerGraph, plan: Plan) -> None:
         self.problem = ""
-        self.boundaries: tuple[Boundary, ...] = ()
+        self.boundaries: tuple[BoundaryTensors, ...] = ()
         self._graph = graph
         try:
             self._graph = graph.without_loss()
@@ -49,7 +49,7 @@ class Inference:
         self._sums = MetricSums(metrics, worker.graph) if metrics else None
         self._evaluation: ForwardPass | None = None
         self._prediction: ForwardPass | None = None
-        self._outputs = Outputs()
+        self._outputs = RankOutputs()
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch."""

@@ -15,10 +15,10 @@ from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.gathering import as_bytes
 from penstock.runtime.processes.world import World
 
-__all__ = ["Outputs", "predict"]
+__all__ = ["RankOutputs", "predict"]
 
 
-class Outputs:
+class RankOutputs:
     """What this rank's stages gave of the model's outputs, by output and micro-batch."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputRows:
     """The rows of output ``number`` that ``rank`` makes of one micro-batch."""
 
     number: int
@@ -50,7 +50,7 @@ class Piece:
 
 def predict(
     forward: ForwardPass,
-    found: Outputs,
+    found: RankOutputs,
     world: World,
     plan: Plan,
     leaves: Mapping[int, torch.Tensor],
@@ -90,16 +90,16 @@ def predict(
     return graph.outputs.rebuild(tensors) if wanted else None
 
 
-def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[Piece]:
+def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[OutputRows]:
     """Where the rows of an output of ``stage`` are, in the order of the batch."""
     for micro_batch in range(len(cut.micro_batches)):
         for replica, rank in enumerate(plan.holder(stage, micro_batch).devices):
             rows = cut.rows(micro_batch, stage, replica)
             if rows:
-                yield Piece(number, micro_batch, rank, rows)
+                yield OutputRows(number, micro_batch, rank, rows)
 
 
-def check_joinable(spec: TensorSpec, pieces: Sequence[Piece]) -> None:
+def check_joinable(spec: TensorSpec, pieces: Sequence[OutputRows]) -> None:
     """Raise `BadInput` where the slices' results do not make that of the whole batch."""
     if len(pieces) == 1 or not spec.reduced:
         return
@@ -118,7 +118,11 @@ def check_joinable(spec: TensorSpec, pieces: Sequence[Piece]) -> None:
 
 
 def put_together(
-    whole: torch.Tensor, spec: TensorSpec, pieces: Sequence[Piece], found: Outputs, world: World
+    whole: torch.Tensor,
+    spec: TensorSpec,
+    pieces: Sequence[OutputRows],
+    found: RankOutputs,
+    world: World,
 ) -> None:
     """Fill ``whole`` with an output of the whole batch on rank 0, from all ranks."""
     # Without samples in it and not made from any, it is the same everywhere.
@@ -138,7 +142,9 @@ def put_together(
             whole.copy_(tensor)
 
 
-def carried(spec: TensorSpec, piece: Piece, found: Outputs, world: World) -> torch.Tensor | None:
+def carried(
+    spec: TensorSpec, piece: OutputRows, found: RankOutputs, world: World
+) -> torch.Tensor | None:
     """A piece on rank 0, wherever it was made; nothing elsewhere."""
     own = None
     if piece.rank == world.rank:

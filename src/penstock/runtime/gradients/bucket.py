@@ -9,7 +9,14 @@ from torch import nn
 
 from penstock.cluster.collectives import BUCKET_BYTES
 
-__all__ = ["Bucket", "GradientSum", "bucket_parts", "make_bucket", "place_gradients", "wide"]
+__all__ = [
+    "GradientBucket",
+    "GradientSum",
+    "bucket_parts",
+    "make_bucket",
+    "place_gradients",
+    "wide",
+]
 
 
 class GradientSum(Protocol):
@@ -43,7 +50,7 @@ class GradientSum(Protocol):
 
 
 @dataclass(eq=False)
-class Bucket:
+class GradientBucket:
     """Parameters of one element type that the same ranks hold for the same stages.
 
     Their gradients lie in ``flat``. In an iteration ``expected`` gradients complete it, one from
@@ -92,16 +99,16 @@ def make_bucket(
     owner: int,
     parameters: list[nn.Parameter],
     stage: int,
-) -> Bucket:
+) -> GradientBucket:
     """A bucket with memory of its own."""
     total = sum(parameter.numel() for parameter in parameters)
     flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
-    bucket = Bucket(holders, stages, owner, parameters, flat, stage)
+    bucket = GradientBucket(holders, stages, owner, parameters, flat, stage)
     place_gradients(bucket, flat)
     return bucket
 
 
-def place_gradients(bucket: Bucket, flat: torch.Tensor) -> None:
+def place_gradients(bucket: GradientBucket, flat: torch.Tensor) -> None:
     """Make ``flat`` the bucket's memory, and the gradients of its parameters views into it."""
     bucket.flat = flat
     start = 0

@@ -11,7 +11,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.gradients.bucket import (
-    Bucket,
+    GradientBucket,
     bucket_parts,
     make_bucket,
 )
@@ -85,12 +85,12 @@ class GradientBuckets:
         clock: Clock,
         owners: Mapping[str, int] | None = None,
     ) -> None:
-        self.before_sum: Callable[[Bucket], None] | None = None
+        self.before_sum: Callable[[GradientBucket], None] | None = None
         self._world = world
         self._groups = groups
         self._clock = clock
         self._used = {stage: set(own.values()) for stage, own in parameters.items()}
-        self.buckets: list[Bucket] = []
+        self.buckets: list[GradientBucket] = []
         every = {name: p for own in parameters.values() for name, p in own.items()}
         sharded = owners or {}
         kinds: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[nn.Parameter]] = {}
@@ -124,7 +124,7 @@ class GradientBuckets:
         waiting = set(self._used[stage])
         for bucket in self.shared:
 
-            def arrived(parameter: torch.Tensor, bucket: Bucket = bucket) -> None:
+            def arrived(parameter: torch.Tensor, bucket: GradientBucket = bucket) -> None:
                 waiting.discard(parameter)  # type: ignore[arg-type]
                 bucket.missing -= 1
                 if bucket.missing == 0:
@@ -180,7 +180,7 @@ class GradientBuckets:
             Stalled: a holder did not take part in time.
             RunFailed: a holder vanished.
         """
-        handed: list[tuple[Bucket, dist.Work]] = []
+        handed: list[tuple[GradientBucket, dist.Work]] = []
         for bucket in self.shared:
             if bucket.values is not None:
                 bucket.started_s = self._clock.now()
@@ -208,6 +208,6 @@ class GradientBuckets:
             if bucket.sum is not None:
                 bucket.sum.start()
 
-    def _record(self, bucket: Bucket) -> None:
+    def _record(self, bucket: GradientBucket) -> None:
         start_s, end_s = bucket.started_s, self._clock.now()
         self._clock.add("REDUCE", bucket.stage, -1, start_s, end_s, -1, bucket.flat.nbytes)

@@ -22,7 +22,7 @@ import torch
 from penstock.capture.layer_graph import ParameterUse
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.gradients.bucket import Bucket
+from penstock.runtime.gradients.bucket import GradientBucket
 from penstock.runtime.micro_batches import BatchCut
 
 __all__ = ["GradientNoise", "NoiseAverage", "NoiseMeter", "check_replicated"]
@@ -54,7 +54,7 @@ class NoiseMeter:
         self._rank = rank
         self._rows: Mapping[int, Mapping[int, int]] = {}
         self._samples = 0
-        self._squares: dict[Bucket, torch.Tensor] = {}
+        self._squares: dict[GradientBucket, torch.Tensor] = {}
 
     def begin(self, small: BatchCut, samples: int) -> None:
         """Start a step of ``samples`` samples, whose small batches are those of ``small``."""
@@ -66,11 +66,11 @@ class NoiseMeter:
         self._samples = samples
         self._squares = {}
 
-    def measure(self, bucket: Bucket) -> None:
+    def measure(self, bucket: GradientBucket) -> None:
         """Take the norm of a bucket that holds this rank's own gradients only."""
         self._squares[bucket] = bucket.square()
 
-    def totals(self, buckets: Iterable[Bucket]) -> tuple[float, float]:
+    def totals(self, buckets: Iterable[GradientBucket]) -> tuple[float, float]:
         """This rank's shares, to be added up over ranks, of two numbers.
 
         The first is that of the variance, the second the square of the summed gradient, both of
@@ -91,7 +91,7 @@ class NoiseMeter:
                 square += found
         return variance, square
 
-    def _small_batches(self, bucket: Bucket) -> dict[int, int]:
+    def _small_batches(self, bucket: GradientBucket) -> dict[int, int]:
         """Rows of each holder that has any; nobody where stages of a tied one differ in them.
 
         A rank then has some samples' share of one stage only, which is not their gradient.

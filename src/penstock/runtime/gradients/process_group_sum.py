@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from penstock.runtime.gradients.bucket import Bucket
+from penstock.runtime.gradients.bucket import GradientBucket
 from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 
@@ -12,7 +12,7 @@ __all__ = ["GroupSum", "await_bucket"]
 class GroupSum:
     """An all-reduce of one bucket, or a reduction to its owner; see `GradientSum`."""
 
-    def __init__(self, bucket: Bucket, group: dist.ProcessGroup, world: World) -> None:
+    def __init__(self, bucket: GradientBucket, group: dist.ProcessGroup, world: World) -> None:
         self._bucket, self._group, self._world = bucket, group, world
         self._work: dist.Work | None = None
 
@@ -39,7 +39,7 @@ class GroupSum:
         """Nothing to do: the memory is this rank's own."""
 
 
-def await_bucket(work: dist.Work, bucket: Bucket, world: World, of: str) -> None:
+def await_bucket(work: dist.Work, bucket: GradientBucket, world: World, of: str) -> None:
     """Wait for an operation on ``bucket`` among its holders; ``of`` says what it is.
 
     Raises:

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import torch
 
-from penstock.runtime.gradients.bucket import Bucket, place_gradients
+from penstock.runtime.gradients.bucket import GradientBucket, place_gradients
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.opening_segments import open_memory
 from penstock.runtime.transport.segments import CACHE_LINE_BYTES, Segments, Word
@@ -52,7 +52,7 @@ class SharedSum:
     def __init__(
         self,
         segments: Segments,
-        bucket: Bucket,
+        bucket: GradientBucket,
         flats: Sequence[torch.Tensor],
         words: Sequence[memoryview],
     ) -> None:
@@ -126,7 +126,7 @@ class SharedSum:
             )
 
 
-def share_sums(world: World, segments: Segments, buckets: Sequence[Bucket]) -> None:
+def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucket]) -> None:
     """Put the gradients of ``buckets`` into shared memory and sum them there from now on.
 
     Every rank calls, one without buckets too; the buckets of any holders come in the same order on

@@ -19,13 +19,13 @@ from penstock.capture.layer_graph import LayerGraph, StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Stage
 from penstock.runtime.stages.call import StageCall
-from penstock.runtime.stages.runner import ModuleRunner, StageWork, Tensors
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
-__all__ = ["PartlyRecomputed", "StagePart", "parts_of_stage"]
+__all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage"]
 
 
 @dataclass(frozen=True)
-class StagePart:
+class RecomputeRun:
     """Layers of a stage that are all recomputed, or all kept.
 
     ``leaves`` are the places of its leaves of the batch among those of the stage.
@@ -36,7 +36,9 @@ class StagePart:
     leaves: tuple[int, ...]
 
 
-def parts_of_stage(graph: LayerGraph, stage: Stage, program: StageProgram) -> tuple[StagePart, ...]:
+def parts_of_stage(
+    graph: LayerGraph, stage: Stage, program: StageProgram
+) -> tuple[RecomputeRun, ...]:
     """The parts of a stage that names the layers it recomputes; none where it names none.
 
     They hold the very parameters and buffers of ``program``, which must have its values.
@@ -46,7 +48,7 @@ def parts_of_stage(graph: LayerGraph, stage: Stage, program: StageProgram) -> tu
     """
     if not stage.recompute_layers:
         return ()
-    parts: list[StagePart] = []
+    parts: list[RecomputeRun] = []
     for recomputed, run in groupby(stage.layers, stage.recompute_layers.__contains__):
         layers = tuple(run)
         part = graph.stage(range(layers[0], layers[-1] + 1))
@@ -57,7 +59,7 @@ def parts_of_stage(graph: LayerGraph, stage: Stage, program: StageProgram) -> tu
             )
         hold_tensors_of(part.module, program.module)
         leaves = tuple(program.batch_inputs.index(leaf) for leaf in part.batch_inputs)
-        parts.append(StagePart(part, recomputed, leaves))
+        parts.append(RecomputeRun(part, recomputed, leaves))
     return tuple(parts)
 
 
@@ -86,7 +88,7 @@ class PartlyRecomputed(ModuleRunner):
     def __init__(
         self,
         program: StageProgram,
-        parts: Sequence[StagePart],
+        parts: Sequence[RecomputeRun],
         device: torch.device,
         *,
         call_of: Callable[[StageProgram], StageCall | None] = lambda _: None,
@@ -102,7 +104,7 @@ class PartlyRecomputed(ModuleRunner):
         self._share_parameters = share_parameters(parts)
         self._apart: frozenset[int] = frozenset()
 
-    def begin(self, work: StageWork) -> None:
+    def begin(self, work: StageInputs) -> None:
         """Forget the last iteration and take the rows of the next."""
         super().begin(work)
         self._apart = work.recomputed if work.training else frozenset()
@@ -192,7 +194,7 @@ def detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def share_parameters(parts: Sequence[StagePart]) -> bool:
+def share_parameters(parts: Sequence[RecomputeRun]) -> bool:
     """Whether a parameter is used by several parts, so that its gradient comes in several sums."""
     used: set[int] = set()
     for part in parts:

@@ -17,7 +17,7 @@ from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
 from penstock.runtime.stages.replay import ForwardState, forward_state, replayed
 from penstock.schedule.action import ActionKind
 
-__all__ = ["LossTerm", "ModuleRunner", "StageRunner", "StageWork", "Tensors", "Work"]
+__all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work"]
 
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
 """Boundary tensors or their gradients, in the order of the stage; ``None``: a gradient of zero."""
@@ -41,7 +41,7 @@ class StageRunner(Protocol):
 
 
 @dataclass(frozen=True)
-class StageWork:
+class StageInputs:
     """The work of one iteration: the leaves of this rank's rows by micro-batch, and what recurs.
 
     ``rows[m]`` may be 0. ``recomputed`` are the micro-batches whose forward keeps only its inputs.
@@ -127,7 +127,7 @@ class ModuleRunner:
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
         self._trains = any(p.requires_grad for p in program.module.parameters())
         self._kept: dict[int, Kept] = {}
-        self._work = StageWork((), ())
+        self._work = StageInputs((), ())
 
     def has_work(self, kind: ActionKind) -> bool:
         """Whether actions of this kind do anything here.
@@ -151,14 +151,14 @@ class ModuleRunner:
             case "R":
                 return lambda micro_batch, _: self.recompute(micro_batch)
 
-    def begin(self, work: StageWork) -> None:
+    def begin(self, work: StageInputs) -> None:
         """Forget the last iteration and take the rows of the next."""
         self._work = work
         self._call = self._training_call if work.training else self._evaluation_call
         self._kept.clear()
         self._new_terms()
 
-    def proceed(self, work: StageWork) -> None:
+    def proceed(self, work: StageInputs) -> None:
         """Take the rows of more micro-batches; what is in flight stays so."""
         self._work = work
         self._new_terms()

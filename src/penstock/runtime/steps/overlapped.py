@@ -28,7 +28,7 @@ import torch
 
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.ordering import order_of
-from penstock.runtime.execute import Step, execute
+from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import Ready
@@ -233,7 +233,7 @@ class OverlappedTraining:
         self._keeper.undo()
         self.undone += 1
 
-    def _has_loss(self, step: Step) -> bool:
+    def _has_loss(self, step: PreparedAction) -> bool:
         return step.kind == "F" and self._worker.stages.runners[step.stage].program.is_last
 
 

@@ -16,7 +16,7 @@ from penstock.errors import BadInput
 from penstock.runtime.clock import Clock
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.runner import Tensors
-from penstock.runtime.transport.messages import Message, Part, RankMessages
+from penstock.runtime.transport.messages import Message, MessagePart, RankMessages
 from penstock.runtime.transport.opening_segments import join_segments, supported
 from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, ring_size
@@ -71,13 +71,15 @@ class Arrival:
 
     __slots__ = ("inlet", "message", "stream", "tensors")
 
-    def __init__(self, message: Message, inlet: Inlet | None, stream: "Stream | None") -> None:
+    def __init__(
+        self, message: Message, inlet: Inlet | None, stream: "PeerMessages | None"
+    ) -> None:
         self.message, self.inlet, self.stream = message, inlet, stream
         self.tensors: list[torch.Tensor] | None = None
 
 
 @dataclass
-class Stream:
+class PeerMessages:
     """The messages of one peer in the order in which it sends them, and how many have come."""
 
     arrivals: list[Arrival]
@@ -104,10 +106,10 @@ class PipelineChannels:
         self._places = places
         self._clock = clock
         self._messages = messages
-        self._streams: list[Stream] = []
+        self._streams: list[PeerMessages] = []
         self._arrivals: dict[Message, Arrival] = {}
         for arriving in messages.streams.values():
-            stream = Stream([])
+            stream = PeerMessages([])
             self._streams.append(stream)
             for message in arriving:
                 assert transport is not None
@@ -289,7 +291,7 @@ class PipelineChannels:
         return send
 
 
-def rows_of(tensor: torch.Tensor | None, part: Part) -> torch.Tensor:
+def rows_of(tensor: torch.Tensor | None, part: MessagePart) -> torch.Tensor:
     """The rows of ``part`` in what the sender made; zeros where it made no gradient."""
     if tensor is None:
         return torch.zeros(part.shape, dtype=part.dtype)
@@ -299,7 +301,7 @@ def rows_of(tensor: torch.Tensor | None, part: Part) -> torch.Tensor:
 
 
 def joined(
-    before: torch.Tensor | None, part: Part, arrived: torch.Tensor, kind: Literal["F", "B"]
+    before: torch.Tensor | None, part: MessagePart, arrived: torch.Tensor, kind: Literal["F", "B"]
 ) -> torch.Tensor:
     """``before`` with the arrived rows: put in their place, or added to it for a gradient.
 

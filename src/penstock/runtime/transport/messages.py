@@ -21,24 +21,31 @@ from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["Boundary", "Message", "Part", "RankMessages", "boundaries_of", "messages_of_rank"]
+__all__ = [
+    "BoundaryTensors",
+    "Message",
+    "MessagePart",
+    "RankMessages",
+    "boundaries_of",
+    "messages_of_rank",
+]
 
 
 @dataclass(frozen=True)
-class Boundary:
+class BoundaryTensors:
     """The tensors that stage ``producer`` sends to stage ``consumer``, in a fixed order."""
 
     producer: int
     consumer: int
     tensors: tuple[TensorSpec, ...]
 
-    def at(self, lengths: LengthsOf) -> "Boundary":
+    def at(self, lengths: LengthsOf) -> "BoundaryTensors":
         """The same for batches of certain lengths."""
         return replace(self, tensors=tuple(spec.at(lengths) for spec in self.tensors))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MessagePart:
     """Rows of one tensor in a message.
 
     ``source_rows`` and ``target_rows`` are its rows in the sender's and the receiver's tensor along
@@ -76,7 +83,7 @@ class Message:
     receiver: int
     sender_stage: int
     receiver_stage: int
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
     bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +107,7 @@ class RankMessages:
     streams: dict[int, tuple[Message, ...]]
 
 
-def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[Boundary, ...]:
+def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
     """What crosses from stage to stage; each tensor goes once to every stage that reads it.
 
     Raises:
@@ -121,13 +128,15 @@ def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[Boundary, ...]:
                     f"device or cut the model elsewhere"
                 )
             crossing.setdefault(ends, []).append(spec)
-    return tuple(Boundary(*ends, tuple(tensors)) for ends, tensors in sorted(crossing.items()))
+    return tuple(
+        BoundaryTensors(*ends, tuple(tensors)) for ends, tensors in sorted(crossing.items())
+    )
 
 
 def messages_of_rank(
     rank: int,
     plan: Plan,
-    boundaries: Sequence[Boundary],
+    boundaries: Sequence[BoundaryTensors],
     schedule: Schedule,
     shape: PipelineShape,
     cut: BatchCut,
@@ -176,7 +185,7 @@ def messages_of_rank(
 
 
 def messages_across(
-    boundary: Boundary, plan: Plan, cut: BatchCut, micro_batch: int
+    boundary: BoundaryTensors, plan: Plan, cut: BatchCut, micro_batch: int
 ) -> Iterator[Message]:
     """Both directions between two stages: rows that overlap there, their gradients back.
 
@@ -190,12 +199,14 @@ def messages_across(
     active = [i for i, rows in enumerate(have) if rows]
     shared = {(active[j % len(active)], j) for j, rows in enumerate(need) if rows}
     for i, j in sorted(overlap.keys() | shared):
-        parts: list[Part] = []
+        parts: list[MessagePart] = []
         for spec in boundary.tensors:
             if spec.batch_dim < 0:
                 if (i, j) in shared:
                     everything = range(0)
-                    parts.append(Part(spec, spec.shape, -1, everything, everything, spec.shape))
+                    parts.append(
+                        MessagePart(spec, spec.shape, -1, everything, everything, spec.shape)
+                    )
             elif (i, j) in overlap:
                 parts.append(row_part(spec, overlap[i, j], have, need, i, j))
         ends = (senders[i], receivers[j])
@@ -210,7 +221,7 @@ def backward_message(
     micro_batch: int,
     ends: tuple[int, int],
     stages: tuple[int, int],
-    gradients: tuple[Part, ...],
+    gradients: tuple[MessagePart, ...],
 ) -> Message:
     """The gradients of what went from the first of two ranks to the second."""
     return Message("B", micro_batch, ends[1], ends[0], stages[1], stages[0], gradients)
@@ -218,14 +229,14 @@ def backward_message(
 
 def row_part(
     spec: TensorSpec, rows: range, have: Sequence[int], need: Sequence[int], i: int, j: int
-) -> Part:
+) -> MessagePart:
     """The rows that replica ``i`` of the producer has and replica ``j`` of the consumer needs."""
 
     def local(holder: range) -> range:
         factor = spec.rows_per_sample
         return range((rows.start - holder.start) * factor, (rows.stop - holder.start) * factor)
 
-    return Part(
+    return MessagePart(
         spec,
         spec.shape_for(len(rows)),
         spec.batch_dim,
@@ -235,7 +246,7 @@ def row_part(
     )
 
 
-def turned(part: Part, producer_rows: int) -> Part:
+def turned(part: MessagePart, producer_rows: int) -> MessagePart:
     """The same rows on the way back, as a gradient."""
     shape = part.spec.shape_for(producer_rows)
-    return Part(part.spec, part.shape, part.dim, part.target_rows, part.source_rows, shape)
+    return MessagePart(part.spec, part.shape, part.dim, part.target_rows, part.source_rows, shape)

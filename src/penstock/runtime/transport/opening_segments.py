@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.runtime.processes.world import World
-from penstock.runtime.transport.segments import HEADER_BYTES, RingSize, Segment, Segments
+from penstock.runtime.transport.segments import HEADER_BYTES, RingSize, Segments, SharedSegment
 
 __all__ = ["join_segments", "open_memory", "supported"]
 
@@ -45,8 +45,8 @@ def join_segments(
     ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     invitations = world.gather(Invitation(os.getpid(), memory, bell, size, rings))
 
-    def open_all() -> dict[int, Segment]:
-        own = Segment(mmap.mmap(memory, size), rings, bell)
+    def open_all() -> dict[int, SharedSegment]:
+        own = SharedSegment(mmap.mmap(memory, size), rings, bell)
         return {
             rank: own if rank == world.rank else accept(invitation)
             for rank, invitation in enumerate(invitations)
@@ -61,13 +61,13 @@ def join_segments(
     return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
 
 
-def accept(invitation: Invitation) -> Segment:
+def accept(invitation: Invitation) -> SharedSegment:
     """Open a peer's segment, its bell, and a handle that tells when its process ends."""
     view = open_memory(invitation.pid, invitation.memory, invitation.size_bytes)
     bell = os.open(
         f"/proc/{invitation.pid}/fd/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
     )
-    return Segment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))
+    return SharedSegment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))
 
 
 def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:

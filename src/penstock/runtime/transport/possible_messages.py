@@ -7,7 +7,7 @@ from penstock.capture.layer_graph import TensorSpec
 from penstock.capture.lengths import LengthsOf
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.iteration import prepare_iteration
-from penstock.runtime.transport.messages import Boundary, Message, Part
+from penstock.runtime.transport.messages import BoundaryTensors, Message, MessagePart
 
 __all__ = ["messages_by_rank"]
 
@@ -15,8 +15,8 @@ __all__ = ["messages_by_rank"]
 def messages_by_rank(
     plan: Plan,
     ranks: int,
-    boundaries: Sequence[Boundary],
-    also_crossed: Sequence[Boundary],
+    boundaries: Sequence[BoundaryTensors],
+    also_crossed: Sequence[BoundaryTensors],
     lengths: LengthsOf,
 ) -> list[list[Message]]:
     """What every rank sends in a full iteration or may ever send, to size and open the ways."""
@@ -32,7 +32,7 @@ def messages_by_rank(
 
 
 def rare_messages(
-    plan: Plan, boundaries: Sequence[Boundary], usual: Sequence[Message]
+    plan: Plan, boundaries: Sequence[BoundaryTensors], usual: Sequence[Message]
 ) -> Iterator[Message]:
     """One message for every way that a batch of another size may need, and ``usual`` does not.
 
@@ -58,12 +58,12 @@ def rare_messages(
                     yield Message(kind, way, source, target, *passed, parts)
 
 
-def may_cross(boundary: Boundary, here: Stage, there: Stage) -> bool:
+def may_cross(boundary: BoundaryTensors, here: Stage, there: Stage) -> bool:
     """Whether a replica may ever need what the other stage's replica of another number has."""
     return here.slices != there.slices or any(spec.batch_dim < 0 for spec in boundary.tensors)
 
 
-def part_of(spec: TensorSpec, rows: int) -> Part:
+def part_of(spec: TensorSpec, rows: int) -> MessagePart:
     """Some ``rows`` samples of a tensor."""
     shape = spec.shape_for(rows)
-    return Part(spec, shape, spec.batch_dim, range(rows), range(rows), shape)
+    return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)

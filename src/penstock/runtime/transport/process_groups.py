@@ -17,7 +17,7 @@ import torch.distributed as dist
 from penstock.runtime.processes.failures import PeerVanished
 from penstock.runtime.processes.waiting import failure_of
 from penstock.runtime.processes.world import World
-from penstock.runtime.transport.messages import Message, Part
+from penstock.runtime.transport.messages import Message, MessagePart
 
 __all__ = ["GroupTransport"]
 
@@ -228,6 +228,6 @@ def unpacked(message: Message, buffer: torch.Tensor) -> list[torch.Tensor]:
     return tensors
 
 
-def view_of(buffer: torch.Tensor, start: int, part: Part) -> torch.Tensor:
+def view_of(buffer: torch.Tensor, start: int, part: MessagePart) -> torch.Tensor:
     """The bytes of one part in its own type and shape."""
     return buffer[start : start + part.bytes].view(part.dtype).view(part.shape)

@@ -22,8 +22,8 @@ from penstock.runtime.processes.failures import PeerFailed, PeerVanished
 __all__ = [
     "HEADER_BYTES",
     "RingSize",
-    "Segment",
     "Segments",
+    "SharedSegment",
     "Word",
     "own_core",
 ]
@@ -63,7 +63,7 @@ class RingSize:
 
 
 @dataclass
-class Segment:
+class SharedSegment:
     """One rank's segment as this process sees it.
 
     ``rings[sender]`` is where the ring of a sender starts, and its size.
@@ -95,7 +95,12 @@ class Segments:
     """All ranks' segments, and the waiting in them."""
 
     def __init__(
-        self, rank: int, segments: dict[int, Segment], ear: int, timeout_s: float, spin_s: float
+        self,
+        rank: int,
+        segments: dict[int, SharedSegment],
+        ear: int,
+        timeout_s: float,
+        spin_s: float,
     ) -> None:
         self.rank = rank
         self.own = segments[rank]

@@ -14,8 +14,8 @@ from penstock.runtime.transport.messages import Message
 from penstock.runtime.transport.segments import (
     CACHE_LINE_BYTES,
     RingSize,
-    Segment,
     Segments,
+    SharedSegment,
     Word,
     own_core,
 )
@@ -41,13 +41,13 @@ def ring_size(messages: Sequence[Message]) -> RingSize:
     return RingSize(max(LEAST_SLOTS, min(wanted, RING_LIMIT_BYTES // slot)), slot)
 
 
-class Ring:
+class SlotRing:
     """The slots from one rank to another, seen by either of them.
 
     ``head`` counts the slots ever written, ``tail`` those ever read; each is written at one end.
     """
 
-    def __init__(self, segment: Segment, sender: int) -> None:
+    def __init__(self, segment: SharedSegment, sender: int) -> None:
         start, size = segment.rings[sender]
         self.slots, self.slot_bytes = size.slots, size.slot_bytes
         self.counters = memoryview(segment.memory)[start : start + 2 * CACHE_LINE_BYTES].cast("Q")
@@ -104,11 +104,11 @@ class SharedMemoryTransport:
         self.device = device
         rank = segments.rank
         self._into = {
-            peer: Ring(segment, rank)
+            peer: SlotRing(segment, rank)
             for peer, segment in segments.peers.items()
             if rank in segment.rings
         }
-        self._from = {peer: Ring(segments.own, peer) for peer in segments.own.rings}
+        self._from = {peer: SlotRing(segments.own, peer) for peer in segments.own.rings}
         self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
         self._unsent_count = 0
 
@@ -172,7 +172,7 @@ class SharedMemoryTransport:
                     self._unsent_count += 1
         self._publish(peer, ring)
 
-    def take(self, ring: Ring, message: Message) -> list[torch.Tensor]:
+    def take(self, ring: SlotRing, message: Message) -> list[torch.Tensor]:
         """Copy the parts of ``message`` out of the ring."""
         tensors: list[torch.Tensor] = []
         for part in message.parts:
@@ -210,12 +210,12 @@ class SharedMemoryTransport:
         """Close the handles; the memory goes with the last process that has it open."""
         self.segments.close()
 
-    def segment_of(self, peer: int) -> Segment:
+    def segment_of(self, peer: int) -> SharedSegment:
         """The shared memory that a peer owns."""
         return self.segments.peers[peer]
 
     def _receive_pieces(
-        self, ring: Ring, message: Message, shape: tuple[int, ...], dtype: torch.dtype
+        self, ring: SlotRing, message: Message, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
         whole = torch.empty(shape, dtype=dtype, device=self.device)
         for piece in pieces(whole, ring.slot_bytes):
@@ -224,7 +224,7 @@ class SharedMemoryTransport:
             self._release_slot(ring, message.sender)
         return whole
 
-    def await_slot(self, ring: Ring, message: Message) -> None:
+    def await_slot(self, ring: SlotRing, message: Message) -> None:
         """Wait until there is something to read; ``ring.head`` is the last count that was seen."""
         if ring.head > ring.tail:
             return
@@ -238,14 +238,14 @@ class SharedMemoryTransport:
             )
         ring.head = counters[HEAD]
 
-    def _release_slot(self, ring: Ring, peer: int) -> None:
+    def _release_slot(self, ring: SlotRing, peer: int) -> None:
         ring.tail += 1
         ring.counters[TAIL] = ring.tail
         segment = self.segments.peers[peer]
         if segment.words[ASLEEP] == 2:
             segment.ring_bell()
 
-    def _publish(self, peer: int, ring: Ring) -> None:
+    def _publish(self, peer: int, ring: SlotRing) -> None:
         ring.counters[HEAD] = ring.head
         segment = self.segments.peers[peer]
         if segment.words[ASLEEP]:
@@ -277,7 +277,7 @@ class SharedMemoryTransport:
 class RingInlet:
     """Where one message arrives; see `Inlet`."""
 
-    def __init__(self, transport: SharedMemoryTransport, ring: Ring, message: Message) -> None:
+    def __init__(self, transport: SharedMemoryTransport, ring: SlotRing, message: Message) -> None:
         self._transport, self._ring, self._message = transport, ring, message
         self._segment = transport.segment_of(message.sender)
         part = message.parts[0]

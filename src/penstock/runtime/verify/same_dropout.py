@@ -28,7 +28,7 @@ class OtherMasks(Exception):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DropoutCall:
     """A call of dropout on some rows of the batch: the generators before it, its tensor's shape."""
 
     cpu: torch.Tensor
@@ -36,10 +36,10 @@ class Drawn:
     shape: tuple[int, ...]
 
 
-Masks = tuple[Mapping[tuple[int, int], Drawn], ...]
+Masks = tuple[Mapping[tuple[int, int], DropoutCall], ...]
 """Of every call of dropout in the model, in order: the slices of it, by first and last row."""
 
-Slices = dict[tuple[int, int, int], list[Drawn]]
+Slices = dict[tuple[int, int, int], list[DropoutCall]]
 """The calls that a rank made, in order, by stage, first and last row."""
 
 
@@ -81,7 +81,7 @@ class DropoutStates(TorchFunctionMode):
                     if rows:
                         calls = self.found.setdefault((stage, rows.start, rows.stop), [])
                         shape = tuple(args[0].shape) if args else ()
-                        calls.append(Drawn(*random_state(self._device), shape))
+                        calls.append(DropoutCall(*random_state(self._device), shape))
         return func(*args, **named)
 
 
@@ -91,11 +91,11 @@ def masks_of(ranks: Sequence[Slices]) -> Masks:
     Raises:
         OtherMasks: slices of one stage have unequal numbers of calls.
     """
-    of_stages: dict[int, dict[tuple[int, int], list[Drawn]]] = {}
+    of_stages: dict[int, dict[tuple[int, int], list[DropoutCall]]] = {}
     for found in ranks:
         for (stage, lo, hi), calls in found.items():
             of_stages.setdefault(stage, {})[lo, hi] = calls
-    masks: list[Mapping[tuple[int, int], Drawn]] = []
+    masks: list[Mapping[tuple[int, int], DropoutCall]] = []
     for _, slices in sorted(of_stages.items()):
         if len({len(calls) for calls in slices.values()}) > 1:
             raise OtherMasks
@@ -150,14 +150,14 @@ class SameDropout(TorchFunctionMode):
         finally:
             restore_random_state(self._device, *before)
 
-    def _slices(self, shape: tuple[int, ...]) -> list[tuple[range, Drawn]]:
+    def _slices(self, shape: tuple[int, ...]) -> list[tuple[range, DropoutCall]]:
         """The slices of the next call, whose tensor has ``shape``, along its first dimension."""
         inside = [
             (lo, hi, drawn)
             for (lo, hi), drawn in sorted(self._masks[self._calls].items(), key=lambda x: x[0])
             if self._rows.start <= lo and hi <= self._rows.stop
         ]
-        found: list[tuple[range, Drawn]] = []
+        found: list[tuple[range, DropoutCall]] = []
         start = 0
         for lo, hi, drawn in inside:
             alike = drawn.shape[1:] == shape[1:] and len(self._rows) * drawn.shape[0] == (
@@ -177,7 +177,7 @@ class SameDropout(TorchFunctionMode):
         args: Sequence[Any],
         named: Mapping[str, Any],
         rows: range,
-        drawn: Drawn,
+        drawn: DropoutCall,
     ) -> torch.Tensor:
         whole = args[0]
 

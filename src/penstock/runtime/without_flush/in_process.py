@@ -22,10 +22,10 @@ from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import StepClock
-from penstock.runtime.execute import Step, execute, steps_of
+from penstock.runtime.execute import PreparedAction, execute, steps_of
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
 from penstock.runtime.stages.building import check_layers, graph_of
-from penstock.runtime.stages.runner import ModuleRunner, StageWork
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule
 from penstock.runtime.without_flush.in_process_channels import InProcessChannels
 from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
@@ -232,7 +232,7 @@ class InProcessPipeline:
         for stage, runner in enumerate(self._runners):
             own = [action for action in actions if action.stage == stage]
             runner.begin(
-                StageWork(
+                StageInputs(
                     tuple(rows_of(leaves, self._programs[stage], part) for part in rows),
                     tuple(map(len, rows)),
                     recomputed=frozenset(a.micro_batch for a in own if a.kind == "R"),
@@ -267,7 +267,7 @@ class InProcessPipeline:
         runners = dict(enumerate(self._runners))
         self._run([steps_of(order, runners, self._channels) for order in orders])
 
-    def _run(self, orders: Sequence[Iterable[Step]]) -> None:
+    def _run(self, orders: Sequence[Iterable[PreparedAction]]) -> None:
         """Run every group's steps, each as soon as what it takes is there."""
         self._clock.restart()
         execute(

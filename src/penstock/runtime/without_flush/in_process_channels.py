@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from penstock.capture.layer_graph import StageProgram
-from penstock.runtime.execute import Step
+from penstock.runtime.execute import PreparedAction
 from penstock.runtime.stages.runner import Tensors
 from penstock.schedule.action import Action
 
@@ -38,14 +38,14 @@ class InProcessChannels:
         self._gradients: dict[Key, dict[str, torch.Tensor]] = {}
         self._reports: dict[Key, int] = {}
 
-    def in_turn(self, queues: Sequence[deque[Step]]) -> Iterator[Step]:
+    def in_turn(self, queues: Sequence[deque[PreparedAction]]) -> Iterator[PreparedAction]:
         """The steps of all stages, each when what it takes is there."""
         while any(queues):
             for queue in queues:
                 while queue and self._is_ready(queue[0]):
                     yield queue.popleft()
 
-    def _is_ready(self, step: Step) -> bool:
+    def _is_ready(self, step: PreparedAction) -> bool:
         key = (step.stage, step.micro_batch)
         if step.kind == "F":
             return len(self._inputs.get(key, ())) == len(self._programs[step.stage].received)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.capture.lengths import LengthsOf
-from penstock.runtime.execute import Step, execute, steps_of
+from penstock.runtime.execute import PreparedAction, execute, steps_of
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.runner import LossTerm
@@ -23,11 +23,11 @@ from penstock.runtime.without_flush.versioned_stage import (
 )
 from penstock.schedule.action import Action
 
-__all__ = ["NoStage", "OwnStage", "Ring", "by_action"]
+__all__ = ["NoStage", "OwnStage", "PreparedSize", "by_action"]
 
 
 @dataclass(frozen=True)
-class Ring:
+class PreparedSize:
     """All that is fixed for batches of one size: how they are cut, and what travels.
 
     ``arriving[peer]`` are the messages from a peer by its action; ``steps`` are those of actions
@@ -38,7 +38,7 @@ class Ring:
     arriving: dict[int, dict[Action, list[Message]]]
     channels: PipelineChannels
     lengths: LengthsOf
-    steps: dict[tuple[Action, ...], tuple[Step, ...]]
+    steps: dict[tuple[Action, ...], tuple[PreparedAction, ...]]
 
 
 class NoStage:
@@ -46,13 +46,13 @@ class NoStage:
 
     loss_terms: Sequence[LossTerm] = ()
 
-    def begin(self, ring: Ring) -> None:
+    def begin(self, prepared: PreparedSize) -> None:
         """Nothing arrives."""
 
-    def feed(self, ring: Ring, batch: int, leaves: Sequence[torch.Tensor]) -> None:
+    def feed(self, prepared: PreparedSize, batch: int, leaves: Sequence[torch.Tensor]) -> None:
         """Nothing of the batch is read."""
 
-    def play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
+    def play(self, prepared: PreparedSize, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
         """Nothing is done."""
 
     def restart(self) -> None:
@@ -98,36 +98,36 @@ class OwnStage:
         """Those of the latest batch that this rank computed."""
         return self._stage.runner.loss_terms
 
-    def begin(self, ring: Ring) -> None:
+    def begin(self, prepared: PreparedSize) -> None:
         """Open the channels for batches of another size."""
-        ring.channels.begin(announced=False)
+        prepared.channels.begin(announced=False)
         self._buckets.zero()
 
-    def feed(self, ring: Ring, batch: int, leaves: Sequence[torch.Tensor]) -> None:
+    def feed(self, prepared: PreparedSize, batch: int, leaves: Sequence[torch.Tensor]) -> None:
         """Take this rank's rows of a batch."""
-        worker, place, cut = self._worker, self._place, ring.cut
+        worker, place, cut = self._worker, self._place, prepared.cut
         leaves = worker.graph.as_own_steps(leaves, cut.micro_batches)
         rows = [
             cut.rows(number, place.stage, place.replica) for number in range(len(cut.micro_batches))
         ]
-        self._stage.feed(batch, leaves, rows, cut.micro_batches, ring.lengths)
+        self._stage.feed(batch, leaves, rows, cut.micro_batches, prepared.lengths)
         if worker.metrics is not None:
             is_last = place.stage == len(self._order.depths) - 1
             worker.metrics.take_batch(dict(enumerate(leaves)), self._stage.rows if is_last else ())
 
-    def play(self, ring: Ring, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
+    def play(self, prepared: PreparedSize, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
         """Run this rank's actions, and expect what the peers send in theirs."""
         worker, own = self._worker, actions_of(self._place.stage)
         streams: dict[int, list[Message]] = {}
-        for peer, arriving in ring.arriving.items():
+        for peer, arriving in prepared.arriving.items():
             stage = next(iter(arriving)).stage
             streams[peer] = [m for action in actions_of(stage) for m in arriving.get(action, ())]
-        ring.channels.proceed(streams)
-        if own not in ring.steps:
-            steps = steps_of(own, {self._place.stage: self._stage}, ring.channels)
-            ring.steps[own] = tuple(with_updates(steps, self._stage, self._order))
+        prepared.channels.proceed(streams)
+        if own not in prepared.steps:
+            steps = steps_of(own, {self._place.stage: self._stage}, prepared.channels)
+            prepared.steps[own] = tuple(with_updates(steps, self._stage, self._order))
         with worker.random.drawn():
-            execute(ring.steps[own], ring.channels, worker.clock)
+            execute(prepared.steps[own], prepared.channels, worker.clock)
 
     def _total_weight(self, weight: float) -> float:
         """The terms in the loss of a micro-batch, of all replicas."""

@@ -17,7 +17,7 @@ from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.runtime.gradients.buckets import stages_of_parameters
-from penstock.runtime.iteration import Prepared
+from penstock.runtime.iteration import SizeCache
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.waiting import await_work
@@ -26,7 +26,7 @@ from penstock.runtime.steps.training import Training
 from penstock.runtime.transport.messages import messages_of_rank
 from penstock.runtime.user_metrics import Means
 from penstock.runtime.without_flush.order import cut_for, endless_order
-from penstock.runtime.without_flush.stage_of_rank import NoStage, OwnStage, Ring, by_action
+from penstock.runtime.without_flush.stage_of_rank import NoStage, OwnStage, PreparedSize, by_action
 from penstock.schedule.families.early_backward import one_f_one_b
 
 __all__ = ["EndlessTraining", "endless_training"]
@@ -66,8 +66,8 @@ class EndlessTraining:
     ) -> None:
         self._worker, self._training = worker, training
         self._order = order = endless_order(worker.plan)
-        self._rings = Prepared[Ring]()
-        self._ring: Ring | None = None
+        self._sizes = SizeCache[PreparedSize]()
+        self._prepared: PreparedSize | None = None
         self._batches = 0
         self._fed: deque[Fed] = deque()
         self._sums = worker.world.new_group(range(worker.world.size), "gloo")
@@ -107,32 +107,32 @@ class EndlessTraining:
 
     def drain(self) -> None:
         """Run the backwards of what is in flight; the next batch warms up again."""
-        if self._ring is None:
+        if self._prepared is None:
             return
         with self._worker.failures.shared():
-            self.own.play(self._ring, lambda stage: self._order.drain(stage, self._batches))
+            self.own.play(self._prepared, lambda stage: self._order.drain(stage, self._batches))
             self.own.restart()
-        self._ring, self._batches = None, 0
+        self._prepared, self._batches = None, 0
 
     def _feed(self, leaves: Sequence[torch.Tensor]) -> None:
         """The part of one batch; the micro-batches of the newest stay in flight."""
         worker, training, batch = self._worker, self._training, self._batches
-        ring, rate = self._ring_for(leaves), training.learning_rate
-        if ring is not self._ring:
+        prepared, rate = self._prepared_for(leaves), training.learning_rate
+        if prepared is not self._prepared:
             self.drain()
             batch = 0
         worker.begin()
         with worker.failures.shared():
-            if ring is not self._ring:
-                self._ring = ring
-                self.own.begin(ring)
-            self.own.feed(ring, batch, leaves)
-            self.own.play(ring, lambda stage: self._order.part(stage, batch))
+            if prepared is not self._prepared:
+                self._prepared = prepared
+                self.own.begin(prepared)
+            self.own.feed(prepared, batch, leaves)
+            self.own.play(prepared, lambda stage: self._order.part(stage, batch))
             self._batches = batch + 1
             training.steps += 1
             self._fed.append(Fed(leaves[0].shape[0], rate, self._exchanged(leaves)))
 
-    def _ring_for(self, leaves: Sequence[torch.Tensor]) -> Ring:
+    def _prepared_for(self, leaves: Sequence[torch.Tensor]) -> PreparedSize:
         """What is fixed for batches of the size of this one.
 
         Raises:
@@ -141,9 +141,9 @@ class EndlessTraining:
         """
         samples = leaves[0].shape[0]
         lengths = self._worker.graph.lengths_of(dict(enumerate(leaves)))
-        return self._rings.find((samples, lengths, True), lambda: self._make_ring(samples, lengths))
+        return self._sizes.find((samples, lengths, True), lambda: self._prepare(samples, lengths))
 
-    def _make_ring(self, samples: int, lengths: LengthsOf) -> Ring:
+    def _prepare(self, samples: int, lengths: LengthsOf) -> PreparedSize:
         worker, order = self._worker, self._order
         plan, world = worker.plan, worker.world
         cut = cut_for(plan, order, samples)
@@ -151,7 +151,7 @@ class EndlessTraining:
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
         sized = [boundary.at(lengths) for boundary in worker.stages.boundaries]
         messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
-        return Ring(cut, by_action(messages), worker.stages.channels(messages), lengths, {})
+        return PreparedSize(cut, by_action(messages), worker.stages.channels(messages), lengths, {})
 
     def _exchanged(self, leaves: Sequence[torch.Tensor]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; what is returned waits for them."""

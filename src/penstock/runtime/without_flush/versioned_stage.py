@@ -6,9 +6,9 @@ import torch
 from torch.optim import Optimizer
 
 from penstock.capture.lengths import LengthsOf
-from penstock.runtime.execute import Step
+from penstock.runtime.execute import PreparedAction
 from penstock.runtime.metrics import clip_factor
-from penstock.runtime.stages.runner import ModuleRunner, StageWork, Tensors, Work
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors, Work
 from penstock.runtime.without_flush.order import EndlessOrder
 from penstock.runtime.without_flush.weight_versions import make_weight_versions
 from penstock.schedule.action import ActionKind
@@ -74,7 +74,7 @@ class VersionedStage:
         count = self._order.ring * self._order.micro_batches
         fed = [self._fed.get(number, ((), range(0), range(0))) for number in range(count)]
         again = range(count) if self._order.recomputes(self.number) else ()
-        work = StageWork(
+        work = StageInputs(
             tuple(slices for slices, _, _ in fed),
             tuple(len(own) for _, own, _ in fed),
             frozenset(again),
@@ -132,19 +132,19 @@ class VersionedStage:
         self.runner.reseed(micro_batch, share / weight if weight else 0.0)
 
     def update(self, _: int, nothing: Tensors) -> Tensors:
-        """Change the weights, as a `Step` does its work."""
+        """Change the weights, as a `PreparedAction` does its work."""
         self.versions.update(self._change_weights)
         return nothing
 
 
 def with_updates(
-    steps: Sequence[Step], stage: VersionedStage, order: EndlessOrder
-) -> Iterator[Step]:
+    steps: Sequence[PreparedAction], stage: VersionedStage, order: EndlessOrder
+) -> Iterator[PreparedAction]:
     """``steps`` with an update after the last backward of each, when its gradients are sent."""
     for step in steps:
         yield step
         if step.kind == "B" and step.micro_batch + 1 == order.update_with(step.micro_batch).stop:
-            yield Step("STEP", stage.number, -1, tuple, stage.update, None)
+            yield PreparedAction("STEP", stage.number, -1, tuple, stage.update, None)
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], limit: float | None) -> float:
