@@ -1,1 +1,1 @@
-"""The order of work: actions, schedules, their proof."""
+"""The order of work in a pipeline: actions, schedules, and checks of both."""

@@ -1,4 +1,4 @@
-"""One step of work of a stage, and its text form."""
+"""An action: one pass of one stage on one micro-batch, and its text form."""
 
 import re
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from penstock.errors import BadInput
 __all__ = ["ACTION_KINDS", "KIND_CODES", "Action", "ActionKind", "parse_action"]
 
 ActionKind: TypeAlias = Literal["F", "B", "I", "W", "R"]
-"""F forward, B whole backward, R recompute; of a split backward I is the half for the inputs, and W
-that for the weights."""
+"""F: forward. B: whole backward. R: recomputation of the forward. A backward can also be split in
+two: I computes the gradients of the stage's inputs, W those of its weights."""
 
 ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
-"""Every kind; its position is the code that stands for it in arrays."""
+"""Every kind. Arrays hold a kind as its index in this tuple."""
 
 KIND_CODES: dict[ActionKind, int] = {kind: code for code, kind in enumerate(ACTION_KINDS)}
 
@@ -22,7 +22,7 @@ KINDS: dict[str, ActionKind] = {kind: kind for kind in ACTION_KINDS}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
-    """Work of one stage on one micro-batch; prints as stage, kind, micro-batch.
+    """The work of one stage on one micro-batch. Its text form is stage, kind, micro-batch.
 
     >>> print(Action("F", stage=2, micro_batch=0))
     2F0
@@ -37,13 +37,13 @@ class Action:
 
 
 def parse_action(text: str) -> Action:
-    """Read the text form of an action.
+    """Parse the text form of an action.
 
     >>> parse_action("2F0")
     Action(kind='F', stage=2, micro_batch=0)
 
     Raises:
-        BadInput: the text is not stage number, one of F B I W R, micro-batch number.
+        BadInput: the text is not a stage number, one of F B I W R, and a micro-batch number.
     """
     match = re.fullmatch(r"(\d+)([FBIWR])(\d+)", text.strip())
     if not match:

@@ -1,21 +1,25 @@
-"""How fast any order can be: a lower bound on the makespan, proven for every valid schedule.
+"""A lower bound on the makespan of every valid schedule.
 
-The proofs rest on one lemma, which also lets `penstock.schedule.searched.exact` look at few orders.
+The proofs rest on one lemma. `penstock.schedule.searched.exact` also uses it to search fewer
+orders.
 
-*Lemma (micro-batches in order).* Take a valid schedule without recomputes. On every stage and for
-every kind of action, give the ``k``-th of its places in time to the ``k``-th micro-batch (where the
-pipeline is mirrored: to the ``k``-th of those that pass the same way). The schedule stays valid
-and takes as long as before. *Proof.* Micro-batches cost the same on a stage, so no place changes
-its length, and memory and what is in flight count actions, not numbers. If ``b_m >= a_m`` for all
-``m``, the ``k``-th smallest ``b`` is at least the ``k``-th smallest ``a``; so every "after" between
-two actions of one micro-batch still holds when both are sorted, with the way between added. ∎
+*Lemma (micro-batches in order).* Take a valid schedule without recomputation. For every stage and
+every kind of action, reassign the micro-batches so that the ``k``-th such action in time works on
+micro-batch ``k`` (on a mirrored pipeline: on the ``k``-th micro-batch of its direction). The
+schedule stays valid, and its makespan does not change.
 
-A recompute only adds work: without its recomputes a valid schedule is valid for the pipeline that
-has none, and no slower. So every bound for the latter holds for the former. A whole backward is an
-input half with the weight half right after it, and passes its gradient on later than the former
-alone; so the bounds for split backwards hold for all schedules. Schedules whose forwards and
-backwards share a device (`Schedule.concurrent`) and those that do not wait for one another between
-iterations are outside of all this.
+*Proof.* All micro-batches cost the same on a stage, so no action changes its duration. Memory and
+micro-batches in flight count actions, not their numbers. Dependencies hold as well: if
+``b_m >= a_m`` for all ``m``, the ``k``-th smallest ``b`` is at least the ``k``-th smallest ``a``.
+So whenever each ``b`` follows its ``a`` by at least the transfer time, the sorted ones do too. ∎
+
+Two more facts make the bound hold for other schedules. Recomputation only adds work: without it, a
+schedule is valid for the pipeline that does not recompute, and takes no longer. A whole backward is
+an I followed at once by its W, and sends its gradient later than the I alone. So a bound for split
+backwards holds for all schedules.
+
+The bound does not hold for schedules that run a forward and a backward on one device at once
+(`Schedule.concurrent`), nor for those that do not flush the pipeline between iterations.
 """
 
 from collections.abc import Iterator
@@ -33,11 +37,12 @@ from penstock.schedule.shape import ROUNDING, PipelineShape
 __all__ = ["Arc", "Windows", "arcs_of", "kinds_of", "makespan_bound_s", "windows_of"]
 
 SLACK = 2 * ROUNDING - 1
-"""Twice what `penstock.schedule.validate` lets a group save above its memory."""
+"""Memory counts as this much larger: twice the tolerance of `validate`, so that rounding never
+makes the bound too high."""
 
 
 class Arc(NamedTuple):
-    """``after`` starts no earlier than ``way_s`` seconds from the end of ``before``."""
+    """``after`` starts at least ``way_s`` seconds after the end of ``before``."""
 
     before: Action
     after: Action
@@ -45,7 +50,7 @@ class Arc(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """At most ``most`` micro-batches are between F of a stage and ``end`` of ``of_stage``."""
+    """At most ``most`` micro-batches are between F of one stage and ``end`` of ``of_stage``."""
 
     end: ActionKind
     of_stage: int
@@ -54,22 +59,25 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """What must pass before an action starts, and from its end to that of the iteration."""
+    """Least seconds from the start of the iteration to each action (head), and from each action's
+    end to the end of the iteration (tail)."""
 
     head_s: dict[Action, float]
     tail_s: dict[Action, float]
 
 
 def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
-    """Seconds below which no valid schedule of ``shape`` ends; with ``split`` false, of whole ones.
+    """Seconds below which no valid schedule of ``shape`` ends.
 
-    Every action has a head and a tail (`windows_of`). On one device group actions do not overlap:
-    of any set of them the first starts no earlier than the least head, all their seconds pass,
-    and after the last one at least the least tail follows. The largest such sum over all sets of
-    actions of a group is what Jackson's preemptive rule ends at (`preemptive_end_s`), found
-    without naming the sets (Carlier, The one-machine sequencing problem, EJOR 1982). Among the
-    sets are all work of the busiest group, a single action with the longest path through it, and,
-    where memory is short, the round trips that a micro-batch must wait for.
+    ``split`` false: the bound holds only for schedules with whole backwards, and may be higher.
+
+    Every action has a head and a tail (`windows_of`), and actions of one device group do not
+    overlap. So for any set of actions of a group, the makespan is at least the least head in the
+    set, plus the seconds of all its actions, plus the least tail. Jackson's preemptive rule finds
+    the largest such sum without listing the sets (`preemptive_end_s`; Carlier, The one-machine
+    sequencing problem, EJOR 1982). The sets include all work of the busiest group, and any single
+    action with the longest path through it. Where memory is short, heads and tails include the
+    round trips that a micro-batch must wait for.
 
     >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4), split=False)
     18.0
@@ -92,11 +100,11 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
 
 
 def windows_of(shape: PipelineShape, *, split: bool) -> Windows:
-    """Heads and tails: longest paths along the arcs from the start, and to the end.
+    """Heads and tails: the longest paths to and from every action along `arcs_of`.
 
-    `arcs_of` lists what holds in every valid schedule whose micro-batches are in order, and by the
-    lemma above there is a fastest one among those. So no action of that one starts before its head
-    or ends later than its tail before the makespan.
+    The arcs hold in every valid schedule whose micro-batches are in order. By the lemma above one
+    of these is fastest. In it no action starts before its head, or ends later than its tail before
+    the makespan.
 
     Raises:
         BadInput: not even one micro-batch fits into the memory of a device group.
@@ -119,17 +127,17 @@ def windows_of(shape: PipelineShape, *, split: bool) -> Windows:
 
 
 def kinds_of(*, split: bool) -> tuple[ActionKind, ...]:
-    """The kinds of action of schedules with split or with whole backwards."""
+    """The kinds of action that schedules with split, or with whole, backwards consist of."""
     return ("F", "I", "W") if split else ("F", "B")
 
 
 def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
-    """What comes before what in a schedule with micro-batches in order, sorted topologically.
+    """Precedences in a schedule with micro-batches in order, in topological order.
 
-    Besides the way of a micro-batch and the order of the micro-batches these are the waits for
-    memory: if at most ``k`` micro-batches can be between an action ``a`` and a later ``z`` of
-    theirs, ``a`` of the ``k``-th next one waits for ``z``: else, both in order, all ``k + 1`` would
-    be between the two (`waits_of` has the proofs).
+    There are three sorts: the path of a micro-batch through the stages, the order of the
+    micro-batches, and waits for memory. The last follow from `waits_of`: if at most ``k``
+    micro-batches can be between an action ``a`` and a later action ``z``, then ``a`` of micro-batch
+    ``m + k`` waits for ``z`` of micro-batch ``m``. Otherwise ``k + 1`` would be between the two.
     """
     step = 2 if shape.mirrored else 1
     way_s = [0.0, *transfers_s(shape).tolist(), 0.0]
@@ -162,18 +170,20 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
 
 
 def waits_of(shape: PipelineShape, stage: int, way: int, *, split: bool) -> list[Wait]:
-    """What the memory that F of ``stage`` needs may have to wait for, on one way.
+    """What F of ``stage`` may have to wait for until its memory is free, in one direction.
+
+    ``way`` is 0 for even micro-batches and 1 for the odd ones of a mirrored pipeline.
 
     - The in-flight limit holds from F to the end of the backward.
     - Between F and the end of W a micro-batch holds at least what W needs.
-    - Let the stages on the group save ``p(j)`` up to and with ``j``. While a micro-batch is between
-      F and the end of I (or B) of stage ``j`` it holds ``p(j)``, since the backwards of earlier
-      stages come later; one that is between F of ``i <= j`` and I of ``i`` holds ``p(i)``. Let
-      ``k`` be between F of ``i`` and I of ``j``. The first of them is past F of ``j``, or will be
-      with the others still there, since they are in order. So ``p(j) + (k - 1) p(i)`` fits.
+    - Let ``p(j)`` be what the stages of the group up to and including ``j`` save. A micro-batch
+      between F and the end of I (or B) of stage ``j`` holds ``p(j)``, because the backwards of
+      earlier stages come later. One between F and I of stage ``i <= j`` holds ``p(i)``. Suppose
+      ``k`` micro-batches are between F of ``i`` and I of ``j``. They are in order, so the first of
+      them passes F of ``j`` while the others are still there. So ``p(j) + (k - 1) p(i)`` must fit.
 
     Raises:
-        BadInput: not one micro-batch may be there.
+        BadInput: a limit or the memory does not allow a single micro-batch.
     """
     if shape.limit(stage) < 1:
         raise BadInput(
@@ -203,14 +213,14 @@ def waits_of(shape: PipelineShape, stage: int, way: int, *, split: bool) -> list
 
 
 def fits(each_bytes: float, room_bytes: float) -> int:
-    """How many times something fits, rounded up where it may be a matter of floating point."""
+    """How many times ``each_bytes`` fits, rounded up where rounding errors could decide."""
     return int(min(room_bytes / each_bytes * SLACK + 1e-9, 1e9)) if each_bytes > 0 else 10**9
 
 
 def preemptive_end_s(jobs: list[tuple[float, float, float]]) -> float:
-    """When the last of ``(head, seconds, tail)`` is over on one device that may interrupt them.
+    """When the last of ``(head, seconds, tail)`` is over on one device with preemption.
 
-    Jackson's rule: always work on what is there and has the longest tail.
+    Jackson's rule: always run the available job with the longest tail.
 
     >>> preemptive_end_s([(0.0, 4.0, 0.0), (1.0, 2.0, 5.0)])
     8.0

@@ -1,4 +1,4 @@
-"""The channels between stages: they block, and deliver in the order in which they are fed."""
+"""The channels between stages: blocking, first in first out."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +12,18 @@ __all__ = ["check_channels"]
 
 FORWARDS = np.array([kind == "F" for kind in ACTION_KINDS])
 GRADIENTS = np.array([kind in ("B", "I") for kind in ACTION_KINDS])
-"""Of each code whether such an action makes activations, and whether it makes gradients."""
+"""By kind code: whether such an action sends activations, and whether it sends gradients."""
 
 
 def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless every stage uses messages in the order in which its neighbour sends them.
+    """Raise unless every stage receives messages in the order in which its neighbour sends them.
 
-    Between two stages there is one channel for activations and one for gradients (two of each where
-    the pipeline is mirrored). A receiver that waits for a later message than the one at the head of
-    a channel that keeps its order waits for ever.
+    Two neighbouring stages share one channel for activations and one for gradients (two of each
+    on a mirrored pipeline). A channel delivers in order, so a receiver that waits for a message
+    other than the next one deadlocks.
 
     Raises:
-        BadInput: the first pair of messages that overtake one another.
+        BadInput: two messages overtake one another; names the first pair.
     """
     ways = (0, 1) if shape.mirrored else (0,)
     for way in ways:
@@ -45,7 +45,7 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
 def passed(
     schedule: Schedule, shape: PipelineShape, stage: int, way: int, kinds: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int32]:
-    """The micro-batches of one direction in the order in which ``stage`` works on them."""
+    """The micro-batches of one direction, in the order in which ``stage`` works on them."""
     order = schedule.of(shape.group_of(stage, way))
     mine = (order.stages == stage) & kinds[order.kinds]
     if shape.mirrored:

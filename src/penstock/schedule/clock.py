@@ -1,8 +1,8 @@
-"""When each action of a schedule runs on a pipeline whose costs are known and whose links are free.
+"""When each action of a schedule runs, given the costs of the stages and links without contention.
 
-Transfers take the time that the shape says and never wait for one another; that is all that orders
-which adapt to costs need to tell a better order from a worse one. What a plan takes on a cluster,
-with shared links and reductions, is the simulator's business (`penstock.simulate`).
+A transfer takes the time that the shape gives and never waits for another. That is enough to
+compare orders. `penstock.simulate` predicts the time of a plan on a cluster, with shared links and
+gradient reductions.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from penstock.schedule.shape import PipelineShape
 __all__ = ["Times", "makespan_s", "memory_peaks_bytes", "play_as_far_as_possible", "times_of"]
 
 FEW_ACTIONS = 20_000
-"""Up to here the loop is done before numba is loaded."""
+"""Schedules with more actions use the compiled loop; below, loading numba would take longer."""
 
 F, B, I, W, R = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
 
@@ -81,7 +81,7 @@ def times_of(schedule: Schedule, shape: PipelineShape) -> Times:
 
 
 def times_side_by_side(schedule: Schedule, shape: PipelineShape) -> Times:
-    """`times_of` where forwards run beside backwards (`penstock.schedule.concurrent_clock`)."""
+    """`times_of` for schedules whose forwards run beside backwards (see `concurrent_clock`)."""
     spans = spans_side_by_side(schedule, shape)
     columns = [
         tuple(np.array([spans[action][end] for action in order]) for order in schedule.orders)
@@ -95,8 +95,8 @@ def play_as_far_as_possible(
 ) -> tuple[tuple[Order, ...], npt.NDArray[np.float64], list[int]]:
     """The orders, the start of every action, and the index at which each order stops.
 
-    One action after the other, also where forwards may run beside backwards: what can be played
-    so can be played side by side.
+    A group runs one action at a time here, even if the schedule is concurrent: an order that can be
+    played so can also be played with forwards beside backwards.
     """
     streams = schedule.orders
     stages, micro_batches = shape.stages, shape.micro_batches
@@ -125,13 +125,13 @@ def play_as_far_as_possible(
 
 
 def seconds_by_kind(shape: PipelineShape) -> npt.NDArray[np.float64]:
-    """Seconds of an action by kind and stage, alone on its device."""
+    """Seconds of an action alone on its device, by kind code and stage."""
     costs = [shape.cost(stage) for stage in range(shape.stages)]
     return np.array([[cost.seconds(kind) for cost in costs] for kind in ACTION_KINDS])
 
 
 def transfers_s(shape: PipelineShape) -> npt.NDArray[np.float64]:
-    """Seconds from each stage to the next one, nothing within a device group."""
+    """Seconds of the transfer from each stage to the next one; zero within a device group."""
     return np.array(
         [
             shape.cost(s).transfer_s if shape.group_of(s) != shape.group_of(s + 1) else 0.0
@@ -141,10 +141,10 @@ def transfers_s(shape: PipelineShape) -> npt.NDArray[np.float64]:
 
 
 def memory_peaks_bytes(schedule: Schedule, shape: PipelineShape) -> tuple[float, ...]:
-    """For each group the most bytes that its stages have saved at once, while an action runs.
+    """For each group the peak of the bytes that its stages have saved.
 
-    A forward saves when it starts; I frees what W does not need, and B or W the rest, at its end.
-    A stage that recomputes is counted as if it saved all from its forward on.
+    A forward allocates when it starts. At its end I frees what W does not need, and B or W frees
+    the rest. A stage that recomputes is counted as if it saved everything from its forward on.
 
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=3, micro_batches=8)

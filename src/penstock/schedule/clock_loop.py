@@ -1,6 +1,6 @@
-"""Plays orders as soon as possible: one loop, run as it is for few actions, compiled for many."""
+"""Plays orders as early as possible: plain Python for few actions, compiled for many."""
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 from collections.abc import Callable
@@ -9,19 +9,20 @@ __all__ = ["FORWARD", "GRADIENT", "RECOMPUTE", "ROWS", "play"]
 
 FORWARD, GRADIENT, RECOMPUTE = range(3)
 ROWS = 3
-"""What others wait for: the end of F, of B or I, and of R, of every stage and micro-batch."""
+"""Rows of ``ends``: the end of F, of B or I, and of R, for every stage and micro-batch."""
 
 
 def play_streams(
     stages, micro_batches, first, kind, stage, micro, seconds, transfer, ends, home, start
 ):
-    """Give every action that can be played its start; how far each stream has come.
+    """Write the start of every action that can be played; return how far each stream got.
 
-    Actions ``first[k]`` to ``first[k + 1]`` are stream ``k``: one after the other, each as soon as
-    what it needs has ended. ``seconds[kind * stages + s]`` is what an action takes, ``transfer[s]``
-    the way from stage ``s`` to the next and back. ``ends[row * cells + s * micro_batches + m]``
-    must be infinite where an action will give the time, and less than any time elsewhere;
-    ``home`` holds the stream of every F, then of every B or I, -1 where there is none.
+    Stream ``k`` is the actions ``first[k]`` to ``first[k + 1] - 1``. They run one after the other,
+    each as soon as what it needs has ended. An action takes ``seconds[kind * stages + s]``, and a
+    transfer from stage ``s`` to the next or back ``transfer[s]``. On entry
+    ``ends[row * cells + s * micro_batches + m]`` is infinite where an action of the schedule will
+    set it, and minus infinity elsewhere. ``home`` holds the stream of every F, then of every B or
+    I; -1 stands for none.
     """
     cells = stages * micro_batches
     streams = len(first) - 1

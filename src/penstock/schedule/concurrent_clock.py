@@ -1,8 +1,9 @@
-"""When each action of a concurrent schedule runs: two streams share a group by their work.
+"""When each action of a concurrent schedule runs, with two actions sharing a device.
 
 BaPipe (arXiv 2012.12544, FBP-AS) gives a forward and a backward that run at once compute units in
-proportion to their work: of a stage's ``F`` and ``B`` seconds, the forward progresses at a rate of
-``F / (F + B)``, the backward at ``B / (F + B)``. One that is alone has the whole device.
+proportion to their work. For a stage whose passes take ``F`` and ``B`` seconds, the forward runs at
+the rate ``F / (F + B)`` and the backward at ``B / (F + B)``. One that is alone has the whole
+device.
 """
 
 from dataclasses import dataclass, field
@@ -21,9 +22,10 @@ Span = tuple[float, float]
 
 @dataclass(slots=True)
 class Stream:
-    """The forwards of a group, or all else; action ``i`` follows ``after[i]`` of the other stream.
+    """The forwards of a group, or all its other actions.
 
-    While an action runs, ``left`` is the part of it still to do at ``since_s``.
+    Action ``i`` starts after ``after[i]`` actions of the other stream have ended. While an action
+    runs, ``left`` is the fraction of it that was still to do at ``since_s``.
     """
 
     actions: list[Action] = field(default_factory=list[Action])
@@ -37,12 +39,12 @@ class Stream:
 
     @property
     def action(self) -> Action:
-        """The action that runs, or is next."""
+        """The action that runs, or else the next one."""
         return self.actions[self.ended]
 
 
 class Play:
-    """One iteration; stream ``2 g`` is the forwards of group ``g``, ``2 g + 1`` all else."""
+    """One iteration; stream ``2 g`` is the forwards of group ``g``, ``2 g + 1`` all its others."""
 
     def __init__(self, schedule: Schedule, shape: PipelineShape) -> None:
         self.shape = shape
@@ -67,7 +69,7 @@ class Play:
         return self.spans
 
     def start_if_ready(self, number: int) -> None:
-        """Start the next action of an idle stream once all that it waits for is there."""
+        """Start the next action of an idle stream if everything that it waits for has ended."""
         stream, other = self.streams[number], self.streams[number ^ 1]
         if stream.runs or stream.ended == len(stream.actions):
             return
@@ -87,7 +89,7 @@ class Play:
         self.share(number, begins=True)
 
     def end(self, number: int) -> None:
-        """An action has ended: go on with what waited for it."""
+        """End the running action of a stream, and start what waited for it."""
         stream = self.streams[number]
         self.share(number, begins=False)
         action = stream.action
@@ -97,7 +99,7 @@ class Play:
             self.start_if_ready(waiting)
 
     def share(self, number: int, *, begins: bool) -> None:
-        """Begin or end work; what is left of the group's other stream stays the same."""
+        """Begin or end an action, and update when the group's running actions will end."""
         stream, other = self.streams[number], self.streams[number ^ 1]
         if other.runs:
             whole_s = self.seconds(number ^ 1)
@@ -110,7 +112,7 @@ class Play:
                 heappush(self.heap, (self.streams[each].end_s, each))
 
     def seconds(self, number: int) -> float:
-        """Seconds of a stream's whole action at its present share."""
+        """Seconds of a stream's whole action at its present share of the device."""
         stream, other = self.streams[number], self.streams[number ^ 1]
         cost = self.costs[stream.action.stage]
         alone_s, claim_s = cost.seconds(stream.action.kind), claim_of(stream.action, cost)
@@ -120,14 +122,14 @@ class Play:
         return alone_s / claim_s * claims_s
 
     def way_s(self, before: Action, after: Action) -> float:
-        """Seconds of the transfer between two actions, nothing within a group."""
+        """Seconds of the transfer between two actions; zero within a group."""
         groups = {self.shape.group_of(each.stage, each.micro_batch) for each in (before, after)}
         first = min(before.stage, after.stage)
         return self.costs[first].transfer_s if len(groups) > 1 else 0.0
 
 
 def streams_of(order: Order) -> tuple[Stream, Stream]:
-    """The forwards of a group and all else; forwards wait for what stands before them."""
+    """A group's forwards and its other actions; a forward waits for those that precede it."""
     forwards, others = Stream(), Stream()
     for action in order:
         stream = forwards if action.kind == "F" else others
@@ -137,7 +139,7 @@ def streams_of(order: Order) -> tuple[Stream, Stream]:
 
 
 def claim_of(action: Action, cost: StageCost) -> float:
-    """What counts when two streams share a device: a forward's seconds, or a whole backward's."""
+    """The weight of an action in sharing the device: seconds of a forward or a whole backward."""
     return cost.forward_s if action.kind in ("F", "R") else cost.backward_s
 
 

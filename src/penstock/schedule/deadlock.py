@@ -1,4 +1,4 @@
-"""Why actions wait for one another in a circle, in words."""
+"""Explains a deadlock: which actions wait for one another in a cycle."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["explain_deadlock"]
 
 
 def explain_deadlock(left: Sequence[Order], shape: PipelineShape) -> str:
-    """A sentence that names a cycle among ``left``, what each stream of work cannot play."""
+    """A sentence that names a cycle among ``left``, the actions that cannot be played."""
     waits_for = wait_graph(left, shape)
     return (
         f"the schedule deadlocks: {describe_cycle(cycle_of(waits_for))}; reorder these actions "
@@ -20,7 +20,7 @@ def explain_deadlock(left: Sequence[Order], shape: PipelineShape) -> str:
 
 
 def wait_graph(left: Sequence[Order], shape: PipelineShape) -> dict[Action, list[Action]]:
-    """For each action those it waits for: the one before it in its order, and its dependencies."""
+    """For each action the ones it waits for: its predecessor in the order, and its dependencies."""
     present = {action for order in left for action in order}
     graph: dict[Action, list[Action]] = {}
     for order in left:
@@ -33,7 +33,7 @@ def wait_graph(left: Sequence[Order], shape: PipelineShape) -> dict[Action, list
 
 
 def cycle_of(stuck: dict[Action, list[Action]]) -> list[Action]:
-    """A cycle in a graph whose every node waits for another node of it; its least action first."""
+    """A cycle of a graph in which every node waits for another; its least action comes first."""
     path = [min(stuck)]
     while path[-1] not in path[:-1]:
         path.append(stuck[path[-1]][-1])

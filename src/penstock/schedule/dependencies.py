@@ -1,4 +1,4 @@
-"""What must precede an action: the only place that knows."""
+"""The dependencies between actions. No other file defines them."""
 
 from penstock.schedule.action import Action
 from penstock.schedule.shape import PipelineShape
@@ -7,16 +7,16 @@ __all__ = ["predecessors"]
 
 
 def predecessors(action: Action, shape: PipelineShape) -> tuple[Action, ...]:
-    """The actions that must end before ``action`` starts, wherever they run.
+    """The actions that must end before ``action`` starts, on whichever device they run.
 
         F(s, m)   after F(s-1, m)
         R(s, m)   after F(s, m)
         B(s, m)   after F(s, m), R(s, m), and B(s+1, m) or I(s+1, m);   I(s, m) likewise
         W(s, m)   after I(s, m)
 
-    A backward is either whole (B) or two halves (I, W), and R is left out where the forward has
-    only just ended; so of the actions named, those that the schedule contains must come first.
-    Tensors that skip stages add nothing: the chain of stages already orders their ends.
+    Only those that the schedule contains count: a backward is either B, or I and W, and R is left
+    out where the forward has only just ended. Tensors that skip stages add no dependency, because
+    the chain of stages already orders their sender before their receiver.
 
     >>> shape = PipelineShape(stages=3, micro_batches=1)
     >>> [str(before) for before in predecessors(Action("B", 1, 0), shape)]

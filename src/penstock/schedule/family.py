@@ -1,4 +1,4 @@
-"""What a schedule family is: how its orders are made, and all that others ask about it."""
+"""A schedule family: a function that makes orders, and the properties that other packages need."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,23 +11,25 @@ from penstock.schedule.warm_up import InFlight
 __all__ = ["DepthFunction", "Family"]
 
 DepthFunction: TypeAlias = Callable[[int, int], int]
-"""Micro-batches in flight, from the stages from here to the end and the micro-batches."""
+"""Micro-batches in flight on a stage, from the numbers of stages left and of all micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One record for each family, in the file that makes its orders.
 
-    ``rounds`` is how many stages it places on each device group: 0 for as many as wanted, where
-    the placement has several. ``splits`` says that backwards come in halves, I and W; ``flushes``
-    that weights are updated at the end of an iteration, so that gradients are those of one device;
-    ``proves`` that it searches for a proof, which ends in time on small pipelines only.
-
-    ``depth`` is for planners, which choose stages for whole backwards, one stage a device, by how
-    many micro-batches each holds. ``in_flight`` is given where the order is that of
-    `penstock.schedule.families.early_backward.early_backward` with it. ``stand_ins`` are for
-    families that take any placement and search long: the placements worth a try, each with the
-    family whose orders stand in while stages are still being moved.
+    - ``make`` gives the schedule for a shape; ``placement`` is the style of placement it needs.
+    - ``rounds`` is the number of stages on each device group; 0: any number (one if straight).
+    - ``splits``: backwards come as I and W.
+    - ``flushes``: weights are updated at the end of an iteration, so gradients equal those of one
+      device.
+    - ``proves``: it searches for a proof, which ends in time on small pipelines only.
+    - ``depth`` is given for families that planners can choose stages for: one stage a device, whole
+      backwards, this many micro-batches in flight.
+    - ``in_flight`` is given where the order is that of `early_backward` with this function.
+    - ``stand_ins`` are given for families that search long and take any placement. The keys are
+      the placements to try. The values name a family whose orders replace the searched ones while
+      a planner still moves stages.
     """
 
     make: ScheduleFunction
@@ -42,10 +44,10 @@ class Family:
 
     @property
     def is_planned(self) -> bool:
-        """Whether planners choose stages for it: whole backwards and one stage a device."""
+        """Whether planners choose stages for it (see ``depth``)."""
         return self.depth is not None
 
     @property
     def is_searched(self) -> bool:
-        """Whether its orders are searched for, for the costs and memory of the pipeline."""
+        """Whether its orders are searched for, given the costs and memory of the pipeline."""
         return bool(self.stand_ins)

@@ -1,4 +1,4 @@
-"""Whether a family's order fits the pipeline it is asked for: its placement and its limits."""
+"""Checks that a schedule suits the pipeline that it is made for: placement and limits."""
 
 from penstock.errors import BadInput
 from penstock.schedule.placement import PlacementStyle, placement_of_style
@@ -17,14 +17,14 @@ PLACES: dict[PlacementStyle, str] = {
 
 
 def rounds_of(shape: PipelineShape, style: PlacementStyle, schedule: str) -> int:
-    """How many stages each group holds in the placement that ``schedule`` needs.
+    """The number of stages on each group, if the placement is the one that ``schedule`` needs.
 
     >>> shape = PipelineShape(stages=4, micro_batches=1, placement=(0, 1, 1, 0))
     >>> rounds_of(shape, "folded", schedule="hanayo")
     2
 
     Raises:
-        BadInput: the stages are placed in another way.
+        BadInput: the stages are placed differently.
     """
     rounds = shape.stages // shape.groups
     placement = shape.placement or tuple(range(shape.stages))
@@ -39,15 +39,15 @@ def rounds_of(shape: PipelineShape, style: PlacementStyle, schedule: str) -> int
 
 
 def fits(schedule: Schedule, shape: PipelineShape) -> bool:
-    """Whether no stage holds more micro-batches than its limit, and no group more bytes."""
+    """Whether every stage stays within its in-flight limit and every group within its memory."""
     return not excess(schedule, shape)
 
 
 def checked_fit(schedule: Schedule, shape: PipelineShape, name: str) -> Schedule:
-    """``schedule``, if it keeps the limits of the shape.
+    """``schedule`` itself, if it stays within the limits of the shape.
 
     Raises:
-        BadInput: a stage would hold more micro-batches than its limit, or a group more bytes.
+        BadInput: a stage exceeds its in-flight limit, or a group its memory.
     """
     words = excess(schedule, shape)
     if words:

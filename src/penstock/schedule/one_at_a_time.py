@@ -1,4 +1,4 @@
-"""A concurrent schedule for a device that does one thing at a time: both streams in one order."""
+"""Turns a concurrent schedule into one for devices that run one action at a time."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ __all__ = ["one_at_a_time"]
 
 
 def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
-    """Each group's forwards and backwards in the order in which the concurrent clock starts them.
+    """Each group's actions in the order in which the concurrent clock starts them.
 
-    A schedule that is not concurrent stays as it is.
+    A schedule that is not concurrent is returned as it is.
 
     >>> from penstock.schedule.families.bapipe_orders import fbp_as
     >>> from penstock.schedule.shape import StageCost
@@ -28,15 +28,14 @@ def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 F2 B0 F3 B1 B2 B3
     stage 1   F0 B0 F1 B1 F2 B2 F3 B3
 
-    No dependency points back in time, so the orders cannot deadlock; what starts at the same moment
-    keeps the order of ``schedule``, which cannot either. A forward still comes after all that
-    stands before it, so no more micro-batches are in flight. Forwards stay in their order, and so
-    do backwards: messages are sent and used in the same order. Recomputes are set anew, each right
-    before its backward.
+    The result cannot deadlock: no dependency points back in time, and actions that start at the
+    same moment keep the order of ``schedule``. A forward still follows all that preceded it, so no
+    more micro-batches are in flight. Forwards and backwards each keep their order, so messages are
+    received in the order in which they are sent. R is inserted again, right before its backward.
     """
     if not schedule.concurrent:
         return schedule
-    # An R would only get in the way of the clock's two streams: it belongs to its backward.
+    # R belongs to its backward; the clock need not see it.
     spans = spans_side_by_side(without_recomputes(schedule), replace(shape, recompute=()))
     orders: list[Order] = []
     for order in schedule.orders:
@@ -47,7 +46,7 @@ def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
 
 
 def without_recomputes(schedule: Schedule) -> Schedule:
-    """The same schedule, as if everything were kept."""
+    """The same schedule without R."""
 
     def kept(order: Order) -> list[Action]:
         return [action for action in order if action.kind != "R"]

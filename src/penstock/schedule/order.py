@@ -1,4 +1,4 @@
-"""The actions of one device group in order, kept as three flat arrays."""
+"""The actions of one device group in order, stored as three flat arrays."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias, overload
@@ -15,10 +15,10 @@ Numbers: TypeAlias = npt.NDArray[np.int32]
 
 
 class Order(Sequence[Action]):
-    """An immutable sequence of actions; millions of them take nine bytes each.
+    """An immutable sequence of actions that takes nine bytes an action.
 
-    ``kinds[i]`` is the position of the kind of action ``i`` in `ACTION_KINDS`; ``stages[i]`` and
-    ``micro_batches[i]`` are its numbers. Actions are made when they are asked for.
+    ``kinds[i]`` is the index of the kind of action ``i`` in `ACTION_KINDS`; ``stages[i]`` and
+    ``micro_batches[i]`` are its numbers. `Action` objects are created on access.
 
     >>> order = Order([Action("F", 0, 0), Action("B", 0, 0)])
     >>> order[1], order.kinds.tolist()
@@ -78,9 +78,9 @@ class Order(Sequence[Action]):
 def order_from_arrays(
     kinds: npt.ArrayLike, stages: npt.ArrayLike, micro_batches: npt.ArrayLike
 ) -> Order:
-    """The order whose action ``i`` has kind ``ACTION_KINDS[kinds[i]]`` and these numbers.
+    """The order whose action ``i`` is ``ACTION_KINDS[kinds[i]]`` of these numbers.
 
-    A single number stands for as many as the longest of the three.
+    Arguments are broadcast against each other, so one number can stand for all actions.
 
     >>> [str(action) for action in order_from_arrays([0, 0, 1], 2, [0, 1, 0])]
     ['2F0', '2F1', '2B0']
@@ -93,7 +93,7 @@ def order_from_arrays(
 def fill(
     order: Order, kinds: npt.ArrayLike, stages: npt.ArrayLike, micro_batches: npt.ArrayLike
 ) -> None:
-    """Set the arrays of an order, once, to copies that nobody can write to."""
+    """Set the arrays of an order to read-only copies."""
     order.kinds = np.array(kinds, dtype=np.int8)
     order.stages = np.array(stages, dtype=np.int32)
     order.micro_batches = np.array(micro_batches, dtype=np.int32)

@@ -1,11 +1,12 @@
-"""Which device group holds which stage, where groups hold several."""
+"""Which device group holds which stages."""
 
 from typing import Literal, TypeAlias
 
 __all__ = ["PlacementStyle", "folded", "looped", "placement_of_style"]
 
 PlacementStyle: TypeAlias = Literal["straight", "looped", "folded", "mirrored"]
-"""One stage a group; round after round in one direction; to and fro; every stage twice."""
+"""straight: one stage a group. looped: round after round in one direction. folded: down the groups
+and up again. mirrored: every stage twice, for micro-batches of either direction."""
 
 
 def looped(groups: int, rounds: int) -> tuple[int, ...]:
@@ -18,7 +19,7 @@ def looped(groups: int, rounds: int) -> tuple[int, ...]:
 
 
 def folded(groups: int, rounds: int) -> tuple[int, ...]:
-    """To and fro, so that the turns stay on one group (Zero Bubble's V; Hanayo's waves, SC 2023).
+    """Down and up, so that the stages at a turn share a group (Zero Bubble's V; Hanayo's waves).
 
     >>> folded(groups=3, rounds=2)
     (0, 1, 2, 2, 1, 0)
@@ -30,7 +31,7 @@ def folded(groups: int, rounds: int) -> tuple[int, ...]:
 
 
 def placement_of_style(style: PlacementStyle, groups: int, rounds: int) -> tuple[int, ...]:
-    """The placement of ``groups * rounds`` stages in a style; one round only where it has one."""
+    """The placement of ``groups * rounds`` stages; straight and mirrored ones have one round."""
     match style:
         case "straight" | "mirrored":
             return tuple(range(groups))

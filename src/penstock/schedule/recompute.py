@@ -1,4 +1,4 @@
-"""Forwards that run again where a stage has kept only its inputs."""
+"""Inserts recomputation (R) for stages that keep only their inputs."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ BACKWARD, INPUTS = KIND_CODES["B"], KIND_CODES["I"]
 
 
 def with_recomputes(order: Order, shape: PipelineShape) -> Order:
-    """Insert R before every B or I of a stage that recomputes, unless its forward has just ended.
+    """``order`` with R before every B or I that needs one, unless its forward has just ended.
 
     >>> from penstock.schedule.action import parse_action
     >>> order = Order(parse_action(text) for text in "0F0 0F1 0B0 0B1".split())
@@ -32,7 +32,7 @@ def with_recomputes(order: Order, shape: PipelineShape) -> Order:
 
 
 def needs_recompute(order: Order, shape: PipelineShape) -> npt.NDArray[np.bool_]:
-    """For each action of an order without R whether an R belongs before it."""
+    """For each action of an order without R, whether it needs an R before it."""
     recompute = np.array(shape.recompute or (False,) * shape.stages)
     backward = (order.kinds == BACKWARD) | (order.kinds == INPUTS)
     just_ran = np.zeros(len(order), dtype=np.bool_)

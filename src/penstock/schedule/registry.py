@@ -1,4 +1,4 @@
-"""Every schedule family by the name that plans and the command line use."""
+"""Every schedule family, by the name that plans and the command line use."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -10,9 +10,9 @@ __all__ = ["FAMILIES", "Families"]
 
 
 class Families(Mapping[str, Family]):
-    """Records by name, each imported when it is first asked for.
+    """Records by name; each module is imported when its record is first used.
 
-    So a plan can ask how its schedule places stages without loading any other.
+    So a plan can look up the placement of its schedule without loading all others.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -70,4 +70,4 @@ FAMILIES = Families(
         "v-min": "families.v_schedules.V_MIN",
     }
 )
-"""Where each family's record is: its module in `penstock.schedule`, and its name there."""
+"""Values are paths of records, relative to `penstock.schedule`."""

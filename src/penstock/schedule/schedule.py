@@ -16,12 +16,12 @@ __all__ = ["Schedule", "ScheduleFunction", "schedule_from_actions"]
 class Schedule:
     """For each device group the ordered compute actions of one iteration.
 
-    Communication is derived from this order (`penstock.schedule.dependencies`), never written.
+    Communication is not part of a schedule: it follows from the order and the dependencies.
 
-    With ``concurrent`` the forwards of a group run beside its backwards (BaPipe's FBP-AS), each in
-    their order; a forward waits for what stands before it, a backward not for forwards. While both
-    run, they share the device in proportion to their work. ``weights`` says which weights are used
-    where updates do not wait for the end of the iteration.
+    If ``concurrent``, a group's forwards run beside its backwards, each in their order (BaPipe's
+    FBP-AS). A forward waits for everything that precedes it; a backward does not wait for forwards.
+    While both run they share the device in proportion to their work. ``weights`` says which weights
+    each pass uses, for schedules without a flush.
 
     >>> print(schedule_from_actions([[Action("F", 0, 0), Action("B", 0, 0)], [Action("F", 1, 0)]]))
     stage 0   F0 B0
@@ -34,7 +34,7 @@ class Schedule:
 
     @property
     def actions(self) -> int:
-        """How many actions there are."""
+        """The number of actions of all groups."""
         return sum(map(len, self.orders))
 
     def of(self, group: int) -> Order:
@@ -58,4 +58,4 @@ def schedule_from_actions(orders: Iterable[Iterable[Action]]) -> Schedule:
 
 
 ScheduleFunction: TypeAlias = Callable[[PipelineShape], Schedule]
-"""A schedule family: from the shape of a pipeline to the order of its work."""
+"""Makes the schedule of a family for the shape of a pipeline."""

@@ -1,4 +1,4 @@
-"""The shape of pipeline that orders are made for: stages, where they are, what they cost."""
+"""The shape of a pipeline: its stages, their placement, and their costs."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,18 +9,17 @@ from penstock.schedule.action import ActionKind
 __all__ = ["ROUNDING", "PipelineShape", "StageCost"]
 
 ROUNDING = 1 + 1e-9
-"""How much more than its memory a group may save: sums of bytes are sums of rounded figures."""
+"""How far a group may exceed its memory, as a factor: sums of bytes have rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
     """What one micro-batch costs on one stage.
 
-    ``input_backward_s`` and ``weight_backward_s`` are the seconds of the two halves of the
-    backward, I and W; a whole backward B takes both. ``saved_bytes`` are kept from the forward on,
-    of which ``kept_bytes`` stay between I and W (none given: all of them).
-    ``transfer_s`` is how long the stage's output travels to the next stage, and its gradient back;
-    it counts only where the two are on different device groups.
+    A whole backward B takes ``input_backward_s`` (I) plus ``weight_backward_s`` (W). The forward
+    saves ``saved_bytes``, of which ``kept_bytes`` stay between I and W (None: all of them).
+    ``transfer_s`` is the time to send the stage's output to the next stage, and also its gradient
+    back. It counts only if the two stages are on different device groups.
     """
 
     forward_s: float = 1.0
@@ -36,7 +35,7 @@ class StageCost:
         return self.input_backward_s + self.weight_backward_s
 
     def seconds(self, kind: ActionKind) -> float:
-        """Seconds of an action that has its device to itself."""
+        """Seconds of an action that runs alone on its device."""
         match kind:
             case "F" | "R":
                 return self.forward_s
@@ -49,27 +48,27 @@ class StageCost:
 
     @property
     def bytes_until_weight_backward(self) -> float:
-        """What of a micro-batch stays in memory between I and W."""
+        """Bytes of a micro-batch that stay in memory between I and W."""
         return self.saved_bytes if self.kept_bytes is None else self.kept_bytes
 
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """All that a schedule function needs to know of a pipeline.
+    """All that a schedule function needs to know about a pipeline.
 
-    The replicas of a stage play the same order side by side: together they are a *device group*.
+    The replicas of a stage run the same order; together they are a *device group*.
     ``placement[stage]`` is the group that holds the stage (empty: group ``s`` holds stage ``s``).
-    With ``mirrored`` every stage is held twice: micro-batches of odd number pass the groups the
-    other way round, so that stage ``s`` works for them on group ``groups - 1 - placement[s]``.
+    If ``mirrored``, every stage is held twice. Odd micro-batches pass the groups in the opposite
+    direction: for them stage ``s`` is on group ``groups - 1 - placement[s]``.
 
     ``in_flight_limit[stage]`` is the most micro-batches whose saved activations fit (empty: no
-    limit). ``recompute[stage]`` says that the stage's forward runs again before its backward.
+    limit). If ``recompute[stage]``, the stage's forward runs again before its backward.
 
-    ``costs[stage]`` are for orders that adapt to them (empty: `StageCost()`, all alike), and
-    ``memory_bytes[group]`` is what the group has left for what its stages save (empty: no limit).
+    ``costs[stage]`` are for schedules that adapt to costs (empty: `StageCost()` for all).
+    ``memory_bytes[group]`` is the memory of the group for what its stages save (empty: no limit).
 
     Raises:
-        BadInput: a field has another length than there are stages or groups, or a group no stage.
+        BadInput: a field has a wrong number of entries, or a group holds no stage.
     """
 
     stages: int
@@ -100,7 +99,7 @@ class PipelineShape:
         return self.groups - 1 - group if self.mirrored and micro_batch % 2 else group
 
     def stages_of(self, group: int) -> tuple[int, ...]:
-        """The stages that ``group`` holds, upstream first.
+        """The stages that ``group`` holds, in ascending order.
 
         >>> PipelineShape(stages=4, micro_batches=1, placement=(0, 1, 1, 0)).stages_of(0)
         (0, 3)
@@ -119,7 +118,7 @@ class PipelineShape:
         return bool(self.recompute) and self.recompute[stage]
 
     def cost(self, stage: int) -> StageCost:
-        """What a micro-batch costs on ``stage``."""
+        """The cost of a micro-batch on ``stage``."""
         return self.costs[stage] if self.costs else ALIKE
 
 
@@ -127,7 +126,7 @@ ALIKE = StageCost()
 
 
 def check_shape(shape: PipelineShape) -> None:
-    """Raise `BadInput` for a shape that no pipeline has."""
+    """Raise `BadInput` for a shape that is not possible."""
     if shape.stages < 1 or shape.micro_batches < 1:
         raise BadInput(
             f"a pipeline of {shape.stages} stages and {shape.micro_batches} micro-batches; both "

@@ -1,4 +1,4 @@
-"""A schedule for a batch that is cut into fewer micro-batches than planned."""
+"""A schedule for a batch that has fewer micro-batches than planned."""
 
 from dataclasses import replace
 
@@ -14,10 +14,10 @@ RECOMPUTE = KIND_CODES["R"]
 
 
 def shortened(schedule: Schedule, shape: PipelineShape) -> Schedule:
-    """``schedule`` without the micro-batches that ``shape`` has not.
+    """``schedule`` without the micro-batches beyond those of ``shape``.
 
-    What is left keeps its order, so it cannot deadlock, messages keep theirs, and nothing holds
-    more than before. No search is repeated, and no family can refuse.
+    The remaining actions keep their order. So the result cannot deadlock, messages keep their
+    order, and no group holds more than before.
 
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> whole = one_f_one_b(PipelineShape(stages=3, micro_batches=8))
@@ -28,7 +28,7 @@ def shortened(schedule: Schedule, shape: PipelineShape) -> Schedule:
     """
     orders: list[Order] = []
     for order in schedule.orders:
-        # Recomputes are set anew: a backward may now follow its own forward.
+        # R is inserted again: a backward may now directly follow its own forward.
         left = (order.micro_batches < shape.micro_batches) & (order.kinds != RECOMPUTE)
         kept = order_from_arrays(order.kinds[left], order.stages[left], order.micro_batches[left])
         orders.append(with_recomputes(kept, shape))

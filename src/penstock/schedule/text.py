@@ -1,4 +1,4 @@
-"""Schedules as text: what `str` of a `Schedule` prints, read back."""
+"""Parses the text form of schedules, which `str` of a `Schedule` writes."""
 
 import re
 
@@ -10,21 +10,21 @@ __all__ = ["parse_schedule"]
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Read the picture of a schedule: one line for each device group.
+    """Parse the picture of a schedule: one line for each device group.
 
     >>> picture = "stage 0   F0 F1 B0 B1\\nstage 1   F0 B0 F1 B1"
     >>> str(parse_schedule(picture)) == picture
     True
 
     Raises:
-        BadInput: a line does not start with its stages, or holds a word that is no action.
+        BadInput: a line does not start with its stages, or has a word that is not an action.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     return schedule_from_actions(parse_line(line) for line in lines)
 
 
 def parse_line(line: str) -> tuple[Action, ...]:
-    """The actions of one line; where it has a single stage, its actions leave the stage out."""
+    """The actions of one line; if it has a single stage, its actions do not repeat the stage."""
     match = re.fullmatch(r"\s*stage (\d+(?:,\d+)*)((?:\s+\S+)*)\s*", line)
     if not match:
         raise BadInput(

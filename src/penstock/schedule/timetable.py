@@ -1,9 +1,9 @@
-"""Orders from a timetable: every action has a slot in an ideal world, and groups go by the clock.
+"""Orders from a timetable: every action has an integer slot, and groups run them by slot.
 
-Most published schedules are drawn on squared paper. Written down as slots, an order for any number
-of micro-batches follows: a device group does its work in the order of the slots. Where the slot of
-every action is later than those of the actions that it needs, the order cannot deadlock, whatever
-the work really takes, since some unfinished action of the earliest slot can always run.
+Most papers draw their schedules in equal slots. Given as slots, an order follows for any number of
+micro-batches: a device group runs its actions in the order of their slots. If the slot of every
+action is later than those of its dependencies, the order cannot deadlock, whatever the work really
+takes, because an unfinished action of the earliest slot can always run.
 """
 
 import numpy as np
@@ -23,11 +23,11 @@ FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
 def schedule_from_slots(
     shape: PipelineShape, forwards: npt.NDArray[np.int64], backwards: npt.NDArray[np.int64]
 ) -> Schedule:
-    """Every group's work in the order of its slots; in the same slot backwards first.
+    """Every group's actions in the order of their slots; in the same slot backwards come first.
 
-    ``forwards[stage, m]`` and ``backwards[stage, m]`` are the slots, at least 0, of micro-batch
-    ``m`` on a stage. They must grow along the dependencies of a micro-batch, and from one
-    micro-batch to the next in the same order on all stages (of a mirrored pipeline, for each way).
+    ``forwards[stage, m]`` and ``backwards[stage, m]`` are the slots of micro-batch ``m``, at least
+    0. They must increase along the dependencies of a micro-batch, and all stages must have the
+    micro-batches in the same order (in each direction of a mirrored pipeline).
 
     >>> from penstock.schedule.action import Action
     >>> shape = PipelineShape(stages=2, micro_batches=2)
@@ -38,7 +38,7 @@ def schedule_from_slots(
     cells = shape.stages * shape.micro_batches
     slots = np.concatenate([backwards.ravel(), forwards.ravel()])
     groups = np.tile(groups_of_cells(shape).ravel(), 2)
-    # One number sorts by group, then slot; a stable sort leaves backwards before forwards.
+    # One number sorts by group, then slot; a stable sort keeps backwards before forwards.
     by_slot = np.argsort(groups * (int(slots.max()) + 1) + slots, kind="stable")
     kinds = np.where(by_slot < cells, BACKWARD, FORWARD)
     stages, micro_batches = np.divmod(by_slot % cells, shape.micro_batches)
@@ -55,7 +55,7 @@ def schedule_from_slots(
 
 
 def groups_of_cells(shape: PipelineShape) -> npt.NDArray[np.int64]:
-    """The device group of every stage and micro-batch."""
+    """The device group of every stage and micro-batch, as an array of that shape."""
     ways = np.array(
         [[shape.group_of(stage, way) for way in (0, 1)] for stage in range(shape.stages)],
         dtype=np.int64,

@@ -1,4 +1,4 @@
-"""Whether a schedule can be played: complete, in place, free of deadlock, within its limits."""
+"""Checks that a schedule can run: complete, well placed, free of deadlock, within its limits."""
 
 from collections.abc import Iterator
 
@@ -21,16 +21,15 @@ FORWARD, WHOLE, INPUTS, WEIGHTS, RECOMPUTE = (KIND_CODES[kind] for kind in ACTIO
 
 
 def validate(schedule: Schedule, shape: PipelineShape) -> None:
-    """Return if every rank can play ``schedule`` to its end; explain the first violation else.
+    """Check that every rank can run ``schedule`` to its end; raise at the first violation.
 
-    Checked are: each stage's work is on its device group, every micro-batch passes every stage
-    forward and backward once, recomputes stand where they are needed, no action waits in a
-    circle, stages use messages in the order in which they are sent (so that channels which block
-    and keep their order carry them), no stage holds more micro-batches than its limit, and no
-    group saves more bytes than it has memory for.
+    The checks: each stage's actions are on its device group; every micro-batch passes every stage
+    forward and backward once; R is exactly where it is needed; no actions wait for one another in a
+    cycle; messages are received in the order in which they are sent; no stage exceeds its in-flight
+    limit; and no group saves more bytes than it has memory.
 
     Raises:
-        BadInput: the first violation, with the cycle where actions wait for one another.
+        BadInput: the first violation; a deadlock is reported with its cycle.
     """
     check_playable(schedule, shape)
     check_channels(schedule, shape)
@@ -38,7 +37,7 @@ def validate(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def check_playable(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless the schedule has all work, in its places, and comes to its end."""
+    """Raise unless the schedule is complete, well placed and free of deadlock."""
     check_places(schedule, shape)
     check_complete(schedule, shape)
     check_recomputes(schedule, shape)
@@ -46,7 +45,7 @@ def check_playable(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def check_places(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless every action names a stage of its group and a micro-batch, once."""
+    """Raise unless every action has a stage of its group and a micro-batch, and occurs once."""
     if len(schedule.orders) != shape.groups:
         raise BadInput(
             f"the schedule orders {len(schedule.orders)} device groups, the pipeline has "
@@ -81,7 +80,7 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def chosen(order: Order, mask: npt.NDArray[np.bool_]) -> Iterator[Action]:
-    """The actions of an order that a mask marks."""
+    """The actions of an order where ``mask`` is true."""
     return (order[int(index)] for index in np.flatnonzero(mask))
 
 
@@ -104,7 +103,7 @@ def check_complete(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def check_recomputes(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless R stands for exactly the backwards that need it."""
+    """Raise unless R precedes exactly the backwards that need it."""
     for order in schedule.orders:
         again = order.kinds == RECOMPUTE
         if not again.any() and not any(shape.recompute):
@@ -127,17 +126,17 @@ def check_recomputes(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def cells_of(order: Order, shape: PipelineShape) -> npt.NDArray[np.int64]:
-    """Stage and micro-batch of every action as one number."""
+    """Stage and micro-batch of every action, combined into one number (a cell)."""
     return order.stages * np.int64(shape.micro_batches) + order.micro_batches
 
 
 def recomputes_of(cells: npt.NDArray[np.int64], shape: PipelineShape) -> Iterator[Action]:
-    """The recompute of each cell."""
+    """The action R of each cell."""
     return (Action("R", *divmod(cell, shape.micro_batches)) for cell in cells.tolist())
 
 
 def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless the orders and the dependencies together have no cycle: play them."""
+    """Raise if orders and dependencies together have a cycle, by playing the schedule."""
     streams, _, reached = play_as_far_as_possible(schedule, shape)
     ends = np.cumsum([len(stream) for stream in streams])
     if any(stop < end for stop, end in zip(reached, ends.tolist(), strict=True)):
@@ -149,7 +148,7 @@ def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def check_limits(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless every stage stays within its limit, every group within its memory."""
+    """Raise unless every stage stays within its in-flight limit and every group in its memory."""
     words = excess(schedule, shape)
     if words:
         raise BadInput(
@@ -158,7 +157,7 @@ def check_limits(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def excess(schedule: Schedule, shape: PipelineShape) -> str:
-    """The first limit of the shape that a schedule does not keep, in words; empty if none.
+    """The first limit of the shape that a schedule exceeds, in words; empty if none.
 
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> deep = one_f_one_b(PipelineShape(stages=2, micro_batches=4))

@@ -1,4 +1,4 @@
-"""How many forwards a stage does in its warm-up: the micro-batches that it then holds in flight."""
+"""How many micro-batches a stage holds in flight, which is how many forwards its warm-up has."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -10,11 +10,11 @@ from penstock.schedule.shape import ROUNDING, PipelineShape
 __all__ = ["InFlight", "most_in_flight", "warm_up_depths"]
 
 InFlight: TypeAlias = Callable[[PipelineShape, int], int]
-"""The most micro-batches that a stage holds between their forward and their backward."""
+"""Wanted number of micro-batches in flight on a stage of a shape."""
 
 
 def warm_up_depths(shape: PipelineShape, in_flight: InFlight) -> tuple[int, ...]:
-    """The most micro-batches that each stage holds: as wanted, within its limit and that upstream.
+    """Micro-batches in flight on each stage: as wanted, within its limit and those upstream.
 
     >>> warm_up_depths(PipelineShape(stages=3, micro_batches=9), lambda shape, stage: 5 - 2 * stage)
     (5, 3, 1)
@@ -24,7 +24,7 @@ def warm_up_depths(shape: PipelineShape, in_flight: InFlight) -> tuple[int, ...]
 
 
 def most_in_flight(shape: PipelineShape, stage: int) -> int:
-    """The most micro-batches that a stage may hold, by its limit and by its group's memory.
+    """The most micro-batches that a stage may hold, by its limit and its group's memory.
 
     >>> from penstock.schedule.shape import StageCost
     >>> half = StageCost(saved_bytes=0.5)

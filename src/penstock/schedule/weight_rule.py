@@ -1,4 +1,4 @@
-"""Which weights a micro-batch's forward and backward use, where updates do not wait for a flush."""
+"""Which weights the passes of a micro-batch use, in schedules without a flush."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -6,16 +6,19 @@ from typing import Literal, TypeAlias
 __all__ = ["SYNCHRONOUS", "OptimizerSync", "Prediction", "Version", "WeightRule"]
 
 OptimizerSync: TypeAlias = Literal["before", "after"]
-"""Where updates wait for a flush: whether ranks agree on a step before they take it, or after."""
+"""With a flush: whether ranks agree on clipping or skipping a step before they take it, or take it
+first and undo it if they were wrong."""
 
 Prediction: TypeAlias = Literal["none", "momentum", "adam", "optimizer"]
-"""From what the weights of a later step are predicted in the method's paper: SpecTrain's momentum,
-XPipe's Adam step, the step of any optimizer."""
+"""How a method's paper predicts the weights of a later step: from momentum (SpecTrain), from Adam's
+step (XPipe), or from the step of any optimizer (PipeOptim)."""
 
 Version: TypeAlias = Literal["newest", "forward", "first-stage", "update-before"]
-"""What the two passes of a micro-batch start from: each pass from the newest weights of its stage;
-both from those of the stage's forward; both from the version that stage 0 had in its forward; both
-from the version before the one that the micro-batches of the update before have made."""
+"""Which weights the passes of a micro-batch start from. newest: each pass from the newest of its
+stage. forward: both from those of the stage's forward. first-stage: both from the version that
+stage 0 had in its forward. update-before: both from the weights as they were before the previous
+update.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +26,12 @@ class WeightRule:
     """The weight versions of a schedule.
 
     A stage updates its weights after every ``micro_batches_per_update`` backwards, without waiting
-    for other stages; 0 stands for one update at the end of the iteration, after a flush.
+    for other stages. 0 stands for one update at the end of the iteration, after a flush.
     ``versions[stage]`` is how many copies of its weights a stage keeps (empty: one).
-    ``version`` says which weights the passes of a micro-batch start from.
-    ``forward_lead[stage]`` and ``backward_lead[stage]`` are how many updates ahead of those the
-    weights are predicted for a forward and for a backward (empty: not at all). With ``bellwether``
-    a prediction is made for the first of an update's micro-batches, and the others use it too.
+    ``version`` says which weights the passes of a micro-batch start from. From these,
+    ``forward_lead[stage]`` and ``backward_lead[stage]`` say how many updates ahead the weights of a
+    forward and of a backward are predicted (empty: not at all). With ``bellwether`` the first
+    micro-batch of an update gets a prediction, and the others use the same (XPipe).
     """
 
     micro_batches_per_update: int = 0
@@ -51,8 +54,8 @@ class WeightRule:
     def predictions_of(self, stage: int) -> int:
         """How many times ``stage`` writes predicted weights for each update.
 
-        For the forwards and for the backwards of an update, also where these see the newest ones,
-        as both have one place; once where backwards use what the forwards had.
+        Twice, for the forwards and for the backwards, even if one of these uses the newest weights,
+        because both share one buffer. Once if backwards use the weights of the forwards.
         """
         if not any(self.leads_of(stage)):
             return 0
@@ -60,4 +63,4 @@ class WeightRule:
 
 
 SYNCHRONOUS = WeightRule()
-"""One version of the weights and one update, after the flush: the gradients of one device."""
+"""One weight version and one update after a flush: the same gradients as on one device."""

@@ -1,1 +1,1 @@
-"""Published orders of work, one file each."""
+"""Schedules from the literature, one file each."""

@@ -1,4 +1,4 @@
-"""1F1B whose weight updates do not wait for the pipeline to drain: one order, many weight rules."""
+"""1F1B without a flush, under several rules for which weights each pass uses."""
 
 from dataclasses import replace
 
@@ -40,14 +40,14 @@ FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
 
 
 def vanilla(shape: PipelineShape) -> Schedule:
-    """1F1B with an update after every backward and nothing done about it.
+    """1F1B with an update after every backward, and no correction for stale weights.
 
     >>> rule = vanilla(PipelineShape(stages=3, micro_batches=4)).weights
     >>> rule.micro_batches_per_update, rule.version, rule.versions
     (1, 'newest', (1, 1, 1))
 
-    Each pass uses the weights that there are: a backward others than its forward, so what it
-    computes is the gradient of nothing. What the other rules are compared with.
+    Each pass uses the newest weights. So a backward uses other weights than its forward did, and
+    what it computes is not the gradient of any loss. It is the baseline for the other rules.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -66,9 +66,9 @@ def pipedream(shape: PipelineShape) -> Schedule:
     >>> schedule.weights.micro_batches_per_update, schedule.weights.versions
     (1, (3, 2, 1))
 
-    PipeDream's mini-batches are the micro-batches here. A backward uses the weights of its own
-    forward, so a stage keeps a version for every micro-batch in flight, up to ``p - k`` on stage
-    ``k`` of ``p``.
+    A micro-batch here is a mini-batch of PipeDream. A backward uses the weights of its own forward.
+    So a stage keeps one version for every micro-batch in flight, up to ``p - k`` on stage ``k`` of
+    ``p``.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -78,14 +78,14 @@ def pipedream(shape: PipelineShape) -> Schedule:
 
 
 def pipedream_vertical_sync(shape: PipelineShape) -> Schedule:
-    """PipeDream whose stages all use the version that stage 0 had (SOSP 2019, section 3.3).
+    """PipeDream with vertical sync: one weight version on all stages (SOSP 2019, section 3.3).
 
     >>> rule = pipedream_vertical_sync(PipelineShape(stages=3, micro_batches=4)).weights
     >>> rule.micro_batches_per_update, rule.versions
     (1, (3, 3, 3))
 
-    Both passes of a micro-batch use on every stage the version that stage 0 had in its forward, so
-    a stage keeps the versions of all that stage 0 has in flight.
+    On every stage, both passes of a micro-batch use the version that stage 0 used in its forward.
+    So each stage keeps as many versions as stage 0 has micro-batches in flight.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -102,9 +102,10 @@ def pipedream_2bw(shape: PipelineShape) -> Schedule:
     >>> rule.micro_batches_per_update, rule.versions
     (4, (2, 2, 2))
 
-    An update takes ``m`` micro-batches, at least as many as stages. So a new version comes at most
-    once while a micro-batch is in flight, and gradients are one update late on every stage. For
-    ``m`` see `micro_batches_per_update`. A single stage has nothing in flight, and is not late.
+    An update takes ``m`` micro-batches, at least as many as there are stages
+    (`micro_batches_per_update`). So at most one new version appears while a micro-batch is in
+    flight, and gradients are one update late on every stage. A single stage has nothing in flight,
+    and its gradients are not late.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -125,9 +126,10 @@ def spectrain(shape: PipelineShape) -> Schedule:
     >>> rule.forward_lead, rule.backward_lead
     ((3, 2, 2, 1), (0, 0, 1, 1))
 
-    SpecTrain's mini-batches are the micro-batches here: an update after every backward. Forward and
-    backward of a micro-batch use the weights expected when its backward starts on stage 0, as
-    `prediction_leads` counts. A stage keeps its weights and one prediction, a single stage none.
+    A micro-batch here is a mini-batch of SpecTrain: there is an update after every backward. Both
+    passes of a micro-batch use the weights expected when its backward starts on stage 0;
+    `prediction_leads` counts the updates until then. A stage keeps its weights and one prediction.
+    A single stage predicts nothing.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -139,14 +141,15 @@ def spectrain(shape: PipelineShape) -> Schedule:
 
 
 def spectrain_v2(shape: PipelineShape) -> Schedule:
-    """SpecTrain's second version: one prediction for both passes (code of its authors).
+    """SpecTrain's second version: one prediction for both passes (from its authors' code).
 
     >>> rule = spectrain_v2(PipelineShape(stages=4, micro_batches=8)).weights
     >>> rule.forward_lead, rule.version, rule.versions
     ((3, 2, 1, 0), 'forward', (5, 4, 3, 1))
 
-    The forward predicts as many updates ahead as its stage makes until the backward, which uses the
-    same weights: a stage keeps the prediction of every micro-batch in flight, and its weights.
+    The forward predicts as many updates ahead as its stage makes before the backward. The backward
+    uses the same weights. So a stage keeps its weights and one prediction for every micro-batch in
+    flight.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -165,8 +168,8 @@ def pipeoptim(shape: PipelineShape) -> Schedule:
     >>> rule.forward_lead, rule.backward_lead, rule.versions
     ((3, 2, 1, 0), (), (2, 2, 2, 1))
 
-    Predicted by the optimizer's own step; the backward uses the weights that there are by then. A
-    stage keeps its weights and one prediction.
+    The prediction uses the optimizer's own step. The backward uses the newest weights. A stage
+    keeps its weights and one prediction.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -177,9 +180,9 @@ def pipeoptim(shape: PipelineShape) -> Schedule:
 
 
 def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
-    """Updates of each stage between a micro-batch's forward and its backward, in the long run.
+    """For each stage, its updates between a micro-batch's forward and backward in the steady state.
 
-    One less than the micro-batches in flight, whose backwards come first.
+    One less than the micro-batches in flight: the others' backwards come first.
     """
     return tuple(depth - 1 for depth in warm_up_depths(endless(shape), fewest_in_flight))
 
@@ -196,19 +199,19 @@ def xpipe(shape: PipelineShape) -> Schedule:
     >>> rule.micro_batches_per_update, rule.forward_lead, rule.backward_lead
     (4, (2, 1, 1, 1), (1, 1, 1, 1))
 
-    A mini-batch is ``T`` micro-batches, and mini-batches follow one another without a flush. The
-    point that weights are predicted for is when the last micro-batch of a mini-batch is through: on
-    stage ``k`` of ``N`` that is ``(N + T - k / 2 - 2) / T`` updates after the forward of the first
-    and ``(T + floor(k / 2) - 1) / T`` after its backward, rounded, halves up. The others of the
-    mini-batch use the weights of the first, so a stage keeps its weights and two predictions, one
-    for forwards and one for backwards; with ``T = 1`` one. For ``T`` see
-    `micro_batches_per_update`.
+    A mini-batch is ``T`` micro-batches (`micro_batches_per_update`), and mini-batches follow one
+    another without a flush. Weights are predicted for the moment at which the last micro-batch of
+    the mini-batch is through. On stage ``k`` of ``N``, counted from the mini-batch's first
+    micro-batch, that is ``(N + T - k / 2 - 2) / T`` updates after its forward and
+    ``(T + floor(k / 2) - 1) / T`` after its backward, rounded half up. The other micro-batches use
+    the same predictions. So a stage keeps its weights and two predictions, one for forwards and one
+    for backwards; with ``T = 1`` it keeps one.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     size, stages = micro_batches_per_update(shape), range(shape.stages)
-    # Twice the counts, so that they are whole numbers.
+    # Counts are doubled so that they are integers.
     forward = tuple(rounded(2 * (shape.stages + size - 2) - k, 2 * size) for k in stages)
     backward = tuple(rounded(size + k // 2 - 1, size) for k in stages)
     copies = 3 if size > 1 else 2
@@ -218,21 +221,21 @@ def xpipe(shape: PipelineShape) -> Schedule:
 
 
 def rounded(dividend: int, divisor: int) -> int:
-    """The whole number nearest to a quotient, halves up."""
+    """The integer nearest to a quotient; halves round up."""
     return (2 * dividend + divisor) // (2 * divisor)
 
 
 def without_flush(shape: PipelineShape, rule: WeightRule, name: str) -> Schedule:
-    """1F1B with a rule for its weights."""
+    """1F1B with ``rule`` for its weights."""
     return replace(checked_fit(one_f_one_b(shape), shape, name), weights=rule)
 
 
 def micro_batches_per_update(shape: PipelineShape) -> int:
-    """The least number that is at least that of the stages and divides that of the micro-batches.
+    """The least divisor of the number of micro-batches that is at least the number of stages.
 
-    Two versions are enough from as many micro-batches as stages on, and more only make updates
-    rarer. An iteration ends with an update. With fewer micro-batches than stages it is the only
-    one.
+    With at least as many micro-batches as stages two versions suffice; larger updates would only be
+    rarer. The divisor makes an iteration end with an update. With fewer micro-batches than stages
+    there is one update an iteration.
 
     >>> [micro_batches_per_update(PipelineShape(4, micro_batches)) for micro_batches in (2, 12, 13)]
     [2, 4, 13]
@@ -244,13 +247,13 @@ def micro_batches_per_update(shape: PipelineShape) -> int:
 def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """How many updates ahead each stage predicts, for a forward and for a backward.
 
-    The number of updates of the stage that end after the pass has started and before the
-    micro-batch's backward starts on stage 0, both strictly (SpecTrain, section 3.2), counted for
-    one micro-batch of a long iteration with the costs of the shape. For ``F = B`` and free
-    transfers stage ``k`` of ``N`` has ``floor(k / 2) + N - k - 1`` and ``floor(k / 2)``, the
-    published forms.
+    That is the number of updates of the stage strictly between the start of the pass and the start
+    of the micro-batch's backward on stage 0 (SpecTrain, section 3.2). It is counted for a
+    micro-batch in the middle of a long iteration, with the costs of the shape. With ``F = B`` and
+    free transfers stage ``k`` of ``N`` has ``floor(k / 2) + N - k - 1`` and ``floor(k / 2)``, as
+    published.
     """
-    # Late enough that the fill is over, and early enough that the drain has not begun.
+    # A micro-batch in the middle: the warm-up is over and the drain has not begun.
     long = replace(shape, micro_batches=6 * shape.stages, memory_bytes=())
     middle = 4 * shape.stages
     schedule = one_f_one_b(long)
@@ -261,7 +264,7 @@ def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, 
         mine = schedule.of(group).kinds == kind
         return times.start_s[group][mine], times.end_s[group][mine]
 
-    # Times are sums of rounded figures: what is this close counts as the same moment.
+    # Times are rounded sums: two that are this close count as the same moment.
     close_s = 1e-9 * times.makespan_s
     reference_s = passes(0, BACKWARD)[0][middle] - close_s
     leads: list[list[int]] = [[], []]
@@ -275,10 +278,10 @@ def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def endless_depths(shape: PipelineShape, rule: WeightRule) -> tuple[int, ...]:
-    """Micro-batches that each stage has in flight where batches follow one another without end.
+    """Micro-batches that each stage has in flight when iterations follow one another without end.
 
-    As of 1F1B, however few micro-batches a batch has; but two versions are only enough if no stage
-    has more in flight than an update takes.
+    The same as 1F1B with many micro-batches, however few an iteration has. With two weight versions
+    no stage may have more in flight than an update takes.
     """
     depths = warm_up_depths(endless(shape), fewest_in_flight)
     if rule.version == "update-before":

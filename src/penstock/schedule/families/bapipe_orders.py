@@ -1,4 +1,4 @@
-"""The four schedules of BaPipe by their names there."""
+"""The four schedules of BaPipe, under the names of its paper."""
 
 from dataclasses import replace
 
@@ -27,9 +27,9 @@ def one_f_one_b_as(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 B0 F2 B1 B2
     stage 1   F0 B0 F1 B1 F2 B2
 
-    BaPipe: ``(M + N - 1) (F + B)`` for ``M`` micro-batches and ``N`` stages, and ``N - i + 1``
-    micro-batches on stage ``i``, counted from 1. That transfers take no time beside the work of a
-    stage is a matter of the cluster, not of the order.
+    BaPipe: an iteration takes ``(M + N - 1) (F + B)`` for ``M`` micro-batches and ``N`` stages, and
+    stage ``i``, counted from 1, holds ``N - i + 1`` micro-batches. Whether transfers overlap with
+    work depends on the cluster, not on the order.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -44,8 +44,9 @@ def one_f_one_b_sno(shape: PipelineShape) -> Schedule:
     >>> one_f_one_b_sno(shape) == one_f_one_b_as(shape)
     True
 
-    The order is that of `one_f_one_b_as`; the two differ by the cluster they are for. BaPipe:
-    ``(M + N - 1) (F + B) + 2 (N + M - 2) SR`` with transfers of ``SR`` that hold up both ends.
+    The order is that of `one_f_one_b_as`; the two are meant for different clusters. BaPipe: an
+    iteration takes ``(M + N - 1) (F + B) + 2 (N + M - 2) SR``, with transfers of ``SR`` seconds
+    that block both ends.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -61,7 +62,8 @@ def one_f_one_b_so(shape: PipelineShape) -> Schedule:
     stage 1   F0 B0 F1 B1 F2 B2 F3 B3
 
     Stage ``i``, counted from 1, warms up with ``min(2 (N - i) + 1, M)`` forwards, as in DAPPLE's
-    policy P_B. BaPipe: ``(M + N - 1) (F + B) + 2 (N - 1) SR``. Limits make the warm-up shorter.
+    policy P_B. BaPipe: an iteration takes ``(M + N - 1) (F + B) + 2 (N - 1) SR``. In-flight limits
+    shorten the warm-up.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
@@ -77,14 +79,15 @@ def fbp_as(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 F2 F3 B0 F4 B1 B2 B3 B4
     stage 1   F0 F1 B0 F2 B1 F3 B2 F4 B3 B4
 
-    While both run they share the compute units of a stage in proportion to their work, so that each
-    takes ``F + B``; one that is alone has the whole stage. The bandwidth wanted is steady,
-    ``2 a / (F + B)`` for ``a`` bytes of activations, and lower than the ``a / F`` of 1F1B-AS.
-    BaPipe: ``(M + N - 1) (F + B)`` for an iteration, and ``2 (N - i + 1)`` micro-batches on stage
-    ``i``, counted from 1.
+    A forward and a backward that run at once share the compute units of a stage in proportion to
+    their work, so that each takes ``F + B``. One that is alone has the whole stage. For ``a`` bytes
+    of activations this needs a steady bandwidth of ``2 a / (F + B)``, less than the ``a / F`` of
+    1F1B-AS. BaPipe: an iteration takes ``(M + N - 1) (F + B)``, and stage ``i``, counted from 1,
+    holds ``2 (N - i + 1)`` micro-batches.
 
-    Forwards keep the order of 1F1B-SO, and so do backwards; the picture shows one backward later
-    than there: a forward waits for what stands before it, and runs beside the backward after it.
+    Forwards and backwards are each in the order of 1F1B-SO. The picture shows each backward one
+    place later than there: a forward waits for the actions before it and runs beside the backward
+    that follows it.
 
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.

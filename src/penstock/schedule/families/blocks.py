@@ -1,4 +1,4 @@
-"""Micro-batches dealt into blocks that pass the rounds of a pipeline one after the other."""
+"""Micro-batches split into blocks that pass the rounds of a pipeline one after the other."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,10 +16,10 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """For every micro-batch its place in its block, and its block's width and first number.
+    """For every micro-batch: its index in its block, the block's width, and its first slot.
 
-    Each block takes ``width`` numbers in each round, at least as many as there are groups: so many
-    slots pass until the first micro-batch of a block is back for the next round.
+    A block takes ``width`` slots in each round, at least as many as there are groups: the first
+    micro-batch of a block is back for the next round after that many slots.
     """
 
     within: Numbers
@@ -28,7 +28,7 @@ class Blocks:
 
 
 def even_blocks(shape: PipelineShape) -> Blocks:
-    """As many blocks as hold at least one micro-batch a group, as even as can be, larger first.
+    """As many blocks as can hold one micro-batch a group; sizes differ by one, larger ones first.
 
     >>> blocks = even_blocks(PipelineShape(stages=2, micro_batches=5))
     >>> blocks.within.tolist(), blocks.width.tolist()
@@ -40,7 +40,7 @@ def even_blocks(shape: PipelineShape) -> Blocks:
 
 
 def short_blocks(shape: PipelineShape) -> Blocks:
-    """Blocks of one micro-batch a group, the last of what is left.
+    """Blocks of one micro-batch a group; the last block holds the remainder.
 
     >>> blocks = short_blocks(PipelineShape(stages=2, micro_batches=5))
     >>> blocks.within.tolist(), blocks.width.tolist()
@@ -51,7 +51,7 @@ def short_blocks(shape: PipelineShape) -> Blocks:
 
 
 def blocks_of_sizes(sizes: list[int], shape: PipelineShape) -> Blocks:
-    """Blocks of so many micro-batches, one after the other over all rounds of the shape."""
+    """Blocks of these sizes in micro-batches, one after the other over all rounds of the shape."""
     rounds = shape.stages // shape.groups
     widths = [max(size, shape.groups) for size in sizes]
     begins = [rounds * begin for begin in accumulate(widths, initial=0)]

@@ -1,4 +1,4 @@
-"""Breadth-first order of looped pipelines: all micro-batches pass a chunk before the next one."""
+"""Breadth-first schedule for looped pipelines: a group runs each chunk for all micro-batches."""
 
 import numpy as np
 
@@ -19,10 +19,9 @@ def breadth_first(shape: PipelineShape) -> Schedule:
     stage 0,2 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     stage 1,3 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
 
-    The bubble is that of interleaved 1F1B, ``(p - 1) (F + B) / v`` for ``v`` chunks on each of
-    ``p`` groups and at least ``p`` micro-batches. Every group holds all micro-batches; in return
+    The bubble is that of interleaved 1F1B: ``(p - 1) (F + B) / v`` for ``v`` chunks on each of
+    ``p`` groups and at least ``p`` micro-batches. Every group holds all micro-batches. In return
     the weights of a chunk are used in one go, and its gradients are complete early.
-
     Backwards run in the order of the forwards, as in `early_backward.gpipe`.
 
     Raises:
@@ -33,7 +32,7 @@ def breadth_first(shape: PipelineShape) -> Schedule:
     chunks, ranks = np.divmod(np.arange(shape.stages)[:, None], shape.groups)
     forwards = chunks * width + ranks + np.arange(shape.micro_batches)
     return checked_fit(
-        # The chain of backwards is the chain of forwards upside down.
+        # The backwards pass the stages in the reverse order of the forwards.
         schedule_from_slots(shape, forwards, int(forwards.max()) + 1 + forwards[::-1]),
         shape,
         "breadth-first",

@@ -1,4 +1,4 @@
-"""DualPipe: two directions whose forwards and backwards meet in pairs."""
+"""DualPipe: micro-batches run in both directions, and forwards and backwards meet in pairs."""
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +17,25 @@ F, B, I, W = (KIND_CODES[kind] for kind in ("F", "B", "I", "W"))  # noqa: E741
 
 
 def dualpipe(shape: PipelineShape) -> Schedule:
-    """Eight steps on every group, near direction and far direction (DeepSeek-V3, section 3.2.1).
+    """Eight steps on every group, for a near and a far chunk (DeepSeek-V3, section 3.2.1).
 
     >>> print(dualpipe(PipelineShape(stages=2, micro_batches=4, mirrored=True)))
     stage 0,1 0F0 1F1 0F2 1B1 1F3 0B0 1B3 0I2 0W2
     stage 0,1 0F1 1F0 0F3 1B0 1F2 0B1 1B2 0I3 0W3
 
-    The steps are those of the authors' released code; see `order_of_steps`. Its blocks of a
-    forward and a backward at once, ``F&B``, are a forward, then a backward here: what they win is
-    that the messages of one hide behind the work of the other, and here messages never hold up a
-    group's work.
+    The steps are those of the authors' released code; see `order_of_steps`. Where it runs a forward
+    and a backward at once, ``F&B``, here the backward follows the forward. ``F&B`` gains by hiding
+    the messages of one behind the work of the other, and in Penstock messages never block a group's
+    work.
 
-    The published bubble is ``(p / 2 - 1) (F&B + B - 3 W)`` for ``p`` groups, even, and an even
-    number of at least ``2 p`` micro-batches. That is for blocks whose results are ready when both
-    halves are. With ``F&B = F + B`` and results passed on as soon as their half is done the same
-    order idles for ``(p / 2 - 1) (F + B - 2 W)``, as long as ``W <= F``. A group holds ``p + 1``
-    micro-batches of one stage each.
+    The published bubble is ``(p / 2 - 1) (F&B + B - 3 W)`` for ``p`` groups (even) and an even
+    number of at least ``2 p`` micro-batches. There the results of both halves of ``F&B`` are ready
+    when both have ended. Here a result is sent when its half has ended and ``F&B = F + B``, so the
+    same order idles for ``(p / 2 - 1) (F + B - 2 W)`` if ``W <= F``. A group holds ``p + 1``
+    micro-batches of one stage.
 
-    Fewer or an odd number of micro-batches go as in the schedule of the next number that is
-    published, those left out that do not exist. For odd ``p`` the group in the middle plays the
+    Fewer micro-batches, or an odd number, run in the schedule of the next published number, without
+    the actions of micro-batches that do not exist. For odd ``p`` the group in the middle plays the
     innermost rank of both directions.
 
     Raises:
@@ -48,7 +48,7 @@ def dualpipe(shape: PipelineShape) -> Schedule:
         rank = min(group, groups - 1 - group)
         steps = order_of_steps(rank, half, (shape.micro_batches + 1) // 2)
         kinds, far, numbers = steps
-        # Odd micro-batches start at the last group.
+        # Odd micro-batches enter at the last group.
         ways = far ^ int(group >= half)
         stages = np.where(far, groups - 1 - rank, rank)
         orders.append(order_of_existing(shape, kinds, stages, 2 * numbers + ways))
@@ -61,7 +61,7 @@ def order_of_existing(
     stages: npt.NDArray[np.int64],
     micro_batches: npt.NDArray[np.int64],
 ) -> Order:
-    """The order of these actions, without those of micro-batches that the shape does not have."""
+    """The order of these actions, without those of micro-batches beyond the shape's number."""
     exists = micro_batches < shape.micro_batches
     order = order_from_arrays(kinds[exists], stages[exists], micro_batches[exists])
     return with_recomputes(order, shape)
@@ -70,10 +70,11 @@ def order_of_existing(
 def order_of_steps(
     rank: int, ranks: int, micro_batches: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Kinds, near (0) or far (1) chunk, and numbers of the work of a rank, for each chunk its own.
+    """Kinds, chunks and micro-batch numbers of a rank's actions; numbers count in each chunk.
 
-    ``ranks`` share ``micro_batches`` per chunk; fewer than two a rank are topped up to that. With
-    0 the chunk that a rank reaches first and 1 the one that it reaches last, the steps are
+    Chunk 0 is the near one, which micro-batches reach first; chunk 1 is the far one. ``ranks``
+    share ``micro_batches`` per chunk; fewer than two a rank are rounded up to that. W stands for
+    the oldest weight backward that is left. The steps are
 
         1   F0                  2 (ranks - rank - 1) times
         2   F0 F1               rank + 1
@@ -84,7 +85,7 @@ def order_of_steps(
         7   W I0                ranks - rank - 1
         8   W                   rank + 1
 
-    (DeepSeek's DualPipe code; W is the oldest weight backward that is left.)
+    (DeepSeek's DualPipe code.)
     """
     before, after = rank + 1, ranks - rank - 1
     steady = max(micro_batches, 2 * ranks) - 2 * ranks + before

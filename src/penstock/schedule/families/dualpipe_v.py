@@ -21,14 +21,14 @@ def dualpipe_v(shape: PipelineShape) -> Schedule:
     stage 0,3 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3
     stage 1,2 1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3
 
-    Each group holds the stages that DualPipe gives to a pair of groups, so that no stage is held
-    twice. The steps are in `dualpipe.order_of_steps`, with the way down as the
-    near chunk. The published bubble is ``(p - 1) (F&B + B - 3 W)`` for ``p`` groups and at least
-    ``2 p`` micro-batches, with F, B and W of one stage. As there, ``F&B`` is a forward, then a
+    Each group holds the stages that DualPipe gives to a pair of groups, so no stage is held twice.
+    The steps are in `dualpipe.order_of_steps`; the near chunk is the stage on the way down. The
+    published bubble is ``(p - 1) (F&B + B - 3 W)`` for ``p`` groups and at least ``2 p``
+    micro-batches, with F, B and W of one stage. As in DualPipe, ``F&B`` is a forward, then a
     backward here, and the same order idles for ``(p - 1) (F + B - 2 W)``. A group holds
-    ``2 p + 1`` micro-batches of one stage each.
+    ``2 p + 1`` micro-batches of one stage.
 
-    Fewer micro-batches go as the first of ``2 p``.
+    Fewer micro-batches run as the first ones of ``2 p``.
 
     Raises:
         BadInput: the placement is not folded with two stages a group, or a limit cannot be kept.

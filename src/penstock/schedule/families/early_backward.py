@@ -1,4 +1,4 @@
-"""Orders that start a micro-batch's backward early: one family, told apart by one expression."""
+"""Schedules that start backwards early; they differ only in the depth of the warm-up."""
 
 import numpy as np
 
@@ -32,8 +32,8 @@ def gpipe(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 F2 B0 B1 B2
     stage 1   F0 F1 F2 B0 B1 B2
 
-    GPipe drains in reverse; here the backwards run in the order of the forwards, as in the rest
-    of the family, which costs the same time and memory.
+    GPipe runs the backwards in reverse order. Here they run in the order of the forwards, as in the
+    rest of the family; time and memory are the same.
 
     Raises:
         BadInput: a stage may hold fewer micro-batches than there are.
@@ -57,8 +57,8 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
     stage 1   F0 F1 B0 F2 B1 F3 B2 B3
     stage 2   F0 B0 F1 B1 F2 B2 F3 B3
 
-    A stage that recomputes runs its forward again (R) before the backward, except where the
-    first forward has only just ended:
+    A stage that recomputes runs its forward again (R) before the backward, unless the forward has
+    only just ended:
 
     >>> print(one_f_one_b(PipelineShape(stages=2, micro_batches=2, recompute=(True, True))))
     stage 0   F0 F1 R0 B0 R1 B1
@@ -68,10 +68,11 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
 
 
 def deep_early_backward(shape: PipelineShape) -> Schedule:
-    """Warmed up deeper than 1F1B, so that messages on their way do not keep a stage waiting.
+    """1F1B with a deeper warm-up, so that transfers do not keep a stage waiting.
 
-    Without limits policy P_B of DAPPLE (PPoPP 2021), which counts every transfer as a stage of its
-    own: ``K = 2 (S - i) - 1``. With limits each stage is exactly as deep as its limit says.
+    Without limits this is DAPPLE's policy P_B (PPoPP 2021), which counts every transfer as a stage:
+    stage ``i`` of ``S`` starts with ``K = 2 (S - i) - 1`` forwards. With limits each stage is
+    exactly as deep as its limit.
 
     >>> print(deep_early_backward(PipelineShape(stages=2, micro_batches=4)))
     stage 0   F0 F1 F2 B0 F3 B1 B2 B3
@@ -85,17 +86,17 @@ def deep_early_backward(shape: PipelineShape) -> Schedule:
 
 
 def all_in_flight(shape: PipelineShape, stage: int) -> int:
-    """The depth of every stage of `gpipe`."""
+    """In-flight depth of a stage in `gpipe`."""
     return shape.micro_batches
 
 
 def fewest_in_flight(shape: PipelineShape, stage: int) -> int:
-    """The depth of one stage of `one_f_one_b`."""
+    """In-flight depth of a stage in `one_f_one_b`."""
     return shape.stages - stage
 
 
 def deep_in_flight(shape: PipelineShape, stage: int) -> int:
-    """The depth of one stage of `deep_early_backward`."""
+    """In-flight depth of a stage in `deep_early_backward`."""
     return shape.limit(stage) if shape.in_flight_limit else 2 * (shape.stages - stage) - 1
 
 
@@ -104,9 +105,9 @@ def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
 
         F(0) .. F(K-1)   B(0) F(K)  B(1) F(K+1) ..  B(M-1)
 
-    ``in_flight(shape, stage)`` is the whole difference between the members of the family. The
-    limits of the shape cap K, and a tighter cap is carried downstream: a stage that waits for
-    more forwards than the stage before it will ever send deadlocks.
+    The members of the family differ only in ``in_flight(shape, stage)``, which gives K. The limits
+    of the shape cap K, and a cap also holds for all later stages: a stage that waits for more
+    forwards than the stage before it will send deadlocks.
 
     >>> limited = PipelineShape(stages=2, micro_batches=3, in_flight_limit=(1, 2))
     >>> print(early_backward(limited, in_flight=lambda shape, stage: 2))
@@ -132,7 +133,7 @@ def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
 
 
 def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:
-    """The work of one stage that keeps ``depth`` micro-batches in flight."""
+    """The order of one stage that keeps ``depth`` micro-batches in flight."""
     steady = np.arange(2 * shape.micro_batches)
     micro = np.concatenate([np.arange(depth), steady // 2 + depth * (steady % 2)])
     kinds = np.concatenate([np.full(depth, FORWARD), np.where(steady % 2, FORWARD, BACKWARD)])

@@ -1,4 +1,4 @@
-"""Hanayo: micro-batches pass the groups in waves, to and fro, each stage held once."""
+"""Hanayo: micro-batches pass the groups in waves, down and up again; each stage is held once."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -19,29 +19,32 @@ __all__ = ["HANAYO", "hanayo"]
 def hanayo(shape: PipelineShape) -> Schedule:
     """Wave-like 1F1B on a folded pipeline of any number of rounds (Hanayo, SC 2023, section 3).
 
-    Two rounds, down the groups and up again, are a wave. A block of as many micro-batches as there
-    are groups, ``P``, passes the first wave one after the other, then the next wave; backwards do
-    the same from the other end.
+    A wave is two rounds: down the groups and up again. Micro-batches go in blocks of ``P``, the
+    number of groups. The micro-batches of a block pass the first wave one after the other, then the
+    next wave. Backwards do the same from the other end.
 
     >>> from penstock.schedule.placement import folded
     >>> print(hanayo(PipelineShape(stages=4, micro_batches=3, placement=folded(2, 2))))
     stage 0,3 0F0 0F1 3F0 3B0 0F2 3F1 3B1 0B0 3F2 3B2 0B1 0B2
     stage 1,2 1F0 2F0 1F1 2F1 2B0 1F2 1B0 2F2 2B1 1B1 2B2 1B2
 
-    The paper gives the rule as a picture; here it is in cells of one forward and one backward. In a
-    wave that starts with cell 0, group ``d`` runs the forward down in cell ``d`` and the forward up
-    in cell ``2 P - 1 - d``. The next micro-batch follows two cells later, so no two want the same
-    cell. Backwards go the same way, the first in the cell of the last forward. An odd number of
-    rounds ends with a wave of three, each in the first cell that is free in every third.
+    The paper gives the rule as a picture. Here it is given in cells, a cell being the time of one
+    forward and one backward. In a wave that starts with cell 0, group ``d`` of ``P`` runs the
+    forward down in cell ``d`` and the forward up in cell ``2 P - 1 - d``. The next micro-batch
+    follows two cells later, so no two want the same cell. Backwards follow the same rule; the first
+    one runs in the cell of the last forward. An odd number of rounds ends with a wave of three
+    rounds: a micro-batch follows every three cells, and each round takes the first cell that is
+    free.
 
-    For ``W`` waves the bubble is ``(P - 1) max(F, B) / W``, F and B being those of all stages of a
-    group, for ``P`` micro-batches or more: a ``1 / (2 W)`` part of 1F1B's with ``F = B``. A group
-    holds ``P`` micro-batches. With ``P`` micro-batches and ``B = 2 F`` the bubble is
-    ``(2 P - 2) / (3 P W + 2 P - 2)`` of the iteration; published is
-    ``(2 P - 2) / (3 P W + P - 1)``, a little more.
+    For ``W`` waves and at least ``P`` micro-batches the bubble is ``(P - 1) max(F, B) / W``, with F
+    and B of all stages of a group; with ``F = B`` that is ``1 / (2 W)`` of the bubble of 1F1B. A
+    group holds ``P`` micro-batches. With ``P`` micro-batches and ``B = 2 F`` the bubble is
+    ``(2 P - 2) / (3 P W + 2 P - 2)`` of the iteration; the paper gives the slightly larger
+    ``(2 P - 2) / (3 P W + P - 1)``.
 
-    What is no multiple of ``P`` is dealt into blocks of ``P`` or a few more, of which a group then
-    holds as many; or, where limits ask for that, of ``P`` and what is left. One round is 1F1B.
+    A number of micro-batches that is no multiple of ``P`` is split into blocks of ``P`` or a few
+    more, and a group then holds a whole block. Where limits forbid that, blocks are of ``P``
+    micro-batches and the last one holds the remainder. One round is 1F1B.
 
     Raises:
         BadInput: the placement is not folded, or a limit cannot be kept.
@@ -55,7 +58,7 @@ def hanayo(shape: PipelineShape) -> Schedule:
 
 
 def waves_of_blocks(shape: PipelineShape, blocks: Blocks) -> Schedule:
-    """The order for these blocks: cells of the way there, and of the way back after that."""
+    """The order for these blocks: first the cells of all forwards, then of all backwards."""
     placement = shape.placement or (0,) * shape.stages
     there = cells_of_way(placement, shape.groups, blocks)
     back = cells_of_way(placement[::-1], shape.groups, blocks)[::-1]
@@ -64,7 +67,7 @@ def waves_of_blocks(shape: PipelineShape, blocks: Blocks) -> Schedule:
 
 
 def cells_of_way(way: Sequence[int], groups: int, blocks: Blocks) -> Numbers:
-    """The cell of every micro-batch on every stage of a way over the groups, wave after wave."""
+    """The cell of every micro-batch on every stage along the groups of ``way``, wave after wave."""
     rounds = len(way) // groups
     waves = [2] * (rounds // 2)
     waves[-1] += rounds % 2
@@ -77,7 +80,7 @@ def cells_of_way(way: Sequence[int], groups: int, blocks: Blocks) -> Numbers:
 
 
 def first_free_cells(way: Sequence[int], every: int) -> list[int]:
-    """Cells of one micro-batch that leave room for the next one ``every`` cells later.
+    """Cells of one micro-batch that do not collide with the next one, ``every`` cells later.
 
     >>> first_free_cells([0, 1, 2, 2, 1, 0], every=2)
     [0, 1, 2, 3, 4, 5]

@@ -14,26 +14,27 @@ __all__ = ["INTERLEAVED", "interleaved"]
 
 
 def interleaved(shape: PipelineShape) -> Schedule:
-    """1F1B over the chunks of every group (Megatron-LM, SC 2021, section 2.2).
+    """1F1B over several chunks on each group (Megatron-LM, SC 2021, section 2.2).
 
-    Micro-batches go in blocks of ``p``, the number of groups: a group runs one chunk for all of a
-    block, then the next chunk; backwards take the chunks from the last to the first. After
-    ``2 (p - 1 - r) + (v - 1) p`` forwards group ``r`` alternates, for ``v`` chunks a group.
+    Micro-batches go in blocks of ``p``, the number of groups. A group runs one chunk for a whole
+    block, then the next chunk; backwards take the chunks from the last to the first. With ``v``
+    chunks a group, group ``r`` warms up with ``2 (p - 1 - r) + (v - 1) p`` forwards, then
+    alternates.
 
     >>> from penstock.schedule.placement import looped
     >>> print(interleaved(PipelineShape(stages=4, micro_batches=4, placement=looped(2, 2))))
     stage 0,2 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3
     stage 1,3 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
 
-    The bubble is ``(p - 1) (F + B) / v`` for equal chunks, F and B being those of all chunks of a
-    group, and the first group holds ``p + (p - 1) / v`` micro-batches. One chunk a group is 1F1B.
+    The bubble is ``(p - 1) (F + B) / v`` for equal chunks, with F and B of all chunks of a group.
+    The first group holds ``p + (p - 1) / v`` micro-batches. One chunk a group is 1F1B.
 
-    Megatron-LM asks for a multiple of ``p`` micro-batches. Others are dealt into as many blocks
-    as hold at least ``p`` each, as even as can be, which keeps the bubble: shorter blocks would
-    leave the first group waiting at the end of every chunk.
+    Megatron-LM requires a multiple of ``p`` micro-batches. Other numbers are split as evenly as
+    possible into blocks of at least ``p``, which keeps the bubble: with shorter blocks the first
+    group would wait at the end of every chunk.
 
-    Where the limits leave too little room, group ``r`` warms up with ``p - 1 - r + (v - 1) p``
-    forwards instead: no more than ``p`` micro-batches on any group, and the same bubble as long as
+    Where limits forbid that warm-up, group ``r`` warms up with ``p - 1 - r + (v - 1) p`` forwards.
+    Then no group holds more than ``p`` micro-batches, and the bubble stays the same as long as
     transfers take no time. Where even that is too much, all blocks but the last are of ``p``.
 
     Raises:
@@ -51,11 +52,11 @@ def interleaved(shape: PipelineShape) -> Schedule:
 
 
 def interleaved_in_blocks(shape: PipelineShape, blocks: Blocks, slots_per_hop: int) -> Schedule:
-    """The order for these blocks; a message takes one slot from group to group, or two.
+    """The order for these blocks; a message takes one or two slots from group to group.
 
-    Forward number ``k`` of a group has slot ``2 k``, backward number ``k`` the slots between, and
-    both are later by the hops from where they start. With two slots a hop, groups warm up by one
-    forward more for each group after them, which leaves time for transfers.
+    Forward ``k`` of a group has slot ``2 k``, and backward ``k`` an odd slot between. Both shift by
+    the hops from the group where they start. With two slots a hop a group warms up with one more
+    forward for each group after it, which leaves time for transfers.
     """
     groups, rounds = shape.groups, shape.stages // shape.groups
     chunks, ranks = np.divmod(np.arange(shape.stages)[:, None], groups)

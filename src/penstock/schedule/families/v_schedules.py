@@ -1,15 +1,15 @@
 """Schedules on a V: every device group holds a stage on the way down and one on the way up.
 
-F, F, I and I of one micro-batch on the two stages of a group are its *building block*, repeated
-every six slots: the time of these four and of their two W. The sum of the times between F and W in
-the block, over six, is what a group holds on average. A group at the top of the V holds a
-micro-batch long for its first stage and briefly for its second, one at the turn equally long for
-both; the sum is about the same for all, which is the point of the V (Pipeline Parallelism with
+A micro-batch runs F, F, I and I on the two stages of a group. These four are the *building block*.
+It repeats every six slots: the time of the four and of their two W. The sum of the times between F
+and W in the block, divided by six, is what a group holds on average. A group at the top of the V
+holds a micro-batch long for its first stage and briefly for its second; a group at the turn holds
+it equally long for both. So the sum is about the same for all groups (Pipeline Parallelism with
 Controllable Memory, NeurIPS 2024).
 
-Below, ``p`` is the number of groups. A slot is what F, I or W take on one of the two stages, so a
-micro-batch's work on a group is six slots. Peaks are in micro-batches of a group, which count until
-their W has run: half a one for each of its two stages.
+Below, ``p`` is the number of groups. A slot is the time of F, I or W on one of the two stages, so a
+micro-batch's work on a group is six slots. Peaks are in micro-batches of a group: each of its two
+stages counts half of one, from F until W has run.
 """
 
 from typing import TypeAlias
@@ -49,27 +49,27 @@ V_MIN_WAYS = (
     Rearrangement(down=9, deeper=1, patient=True),
     Rearrangement(down=9, deeper=2),
 )
-"""Few ways that together come within half a percent of the best of 36, averaged over seven ratios
-of F, I and W, with and without transfers, for 2 to 16 groups."""
+"""Rearrangements that are tried. Together they come within half a percent of the best of 36,
+averaged over seven ratios of F, I and W, with and without transfers, for 2 to 16 groups."""
 
 FourSlots: TypeAlias = tuple[Slots, Slots, Slots, Slots]
-"""Slots by group, then by micro-batch: F down, F up, I back from up, I back from down."""
+"""Slots by group, then by micro-batch: F down, F up, I on the upward stage, I on the downward."""
 
 
 def zb_v(shape: PipelineShape) -> Schedule:
-    """No bubble in the memory of 1F1B (Zero Bubble, ICLR 2024, ZB-V).
+    """No bubble, with the memory of 1F1B (Zero Bubble, ICLR 2024, ZB-V).
 
     >>> from penstock.schedule.placement import folded
     >>> print(zb_v(PipelineShape(stages=4, micro_batches=3, placement=folded(2, rounds=2))))
     stage 0,3 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 0I1 3W2 0I2 0W1 0W2
     stage 1,2 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
 
-    The peak is ``p`` micro-batches. With ``F = I = W`` and free transfers no group waits from its
-    first start to its last end if ``M >= 2 p - 1``, and the iteration takes the greatest of
-    ``6 M + p - 1``, ``4 M + 3 p - 1`` and ``2 M + 4 p - 1`` slots for any ``M``; the first is a
-    bound for every order on a V, since the last group starts after ``p - 1`` slots.
+    The peak is ``p`` micro-batches. With ``F = I = W``, free transfers and ``M >= 2 p - 1`` no
+    group waits between its first start and its last end. For any ``M`` the iteration takes the
+    greatest of ``6 M + p - 1``, ``4 M + 3 p - 1`` and ``2 M + 4 p - 1`` slots. The first of these
+    is a lower bound for every order on a V, since the last group starts after ``p - 1`` slots.
 
-    Where costs differ, or limits are tighter, other orders made from this one are tried.
+    Where costs differ or limits are tighter, rearrangements of this order are tried.
 
     Raises:
         BadInput: the placement is no V, or a group has no room for one micro-batch.
@@ -77,8 +77,8 @@ def zb_v(shape: PipelineShape) -> Schedule:
     p, m = groups_of_v(shape, "zb-v"), np.arange(shape.micro_batches)
     r = np.arange(p)[:, np.newaxis]
     u = p - r
-    # Group r: 2 u - 1 times F down; r times F up, F down; u times F up, I from up; then F down, I
-    # from down, F up, I from up, as long as there are any.
+    # Group r with u = p - r: F down 2 u - 1 times; F up, F down r times; F up, I up u times. Then
+    # it repeats F down, I down, F up, I up while micro-batches are left.
     steady = 2 * p - 1 + 2 * u
     down = np.where(m < 2 * u - 1, m, 2 * (m - u + 1))
     down = np.where(m < p + u - 1, down, steady + 4 * (m - p - u + 1))
@@ -96,12 +96,12 @@ def v_half(shape: PipelineShape) -> Schedule:
     stage 0,3 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0I0 3I1 0W0 3W1 3F2 3I2 0I1 3W2 0I2 0W1 0W2
     stage 1,2 1F0 2F0 1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
 
-    In the building block a micro-batch goes down a group every two slots and up one every slot,
-    forward and backward; three more slots at the turn keep blocks apart for even ``p``. The peak is
-    ``p // 2 + 1`` micro-batches. With ``F = I = W`` and free transfers the iteration takes
-    ``6 M + 3 p - 7`` slots for even ``p >= 4`` and ``6 M + 3 p - 4`` for odd ``p >= 3``, if
-    ``M >= p``; 1F1B takes ``6 M + 6 (p - 1)``. Blocks alone would take some ``3 p`` more: the
-    warm-up and the drain are closed up (`rearranged`), within the same peak.
+    In the building block a micro-batch goes down a group every two slots and up a group every slot,
+    both forward and backward. For even ``p`` three more slots at the turn keep blocks apart. The
+    peak is ``p // 2 + 1`` micro-batches. With ``F = I = W``, free transfers and ``M >= p`` the
+    iteration takes ``6 M + 3 p - 7`` slots for even ``p >= 4`` and ``6 M + 3 p - 4`` for odd
+    ``p >= 3``; 1F1B takes ``6 M + 6 (p - 1)``. The blocks alone would take some ``3 p`` slots more:
+    `rearranged` shortens the warm-up and the drain within the same peak.
 
     Raises:
         BadInput: the placement is no V, or a group has no room for one micro-batch.
@@ -130,16 +130,16 @@ def v_min(shape: PipelineShape) -> Schedule:
     stage 2,5 2F0 5F0 2F1 5I0 5F1 5W0 2I0 2F2 2W0 5I1 5F2 5W1 2I1 2W1 5I2 5W2 2I2 2W2
     stage 3,4 3F0 4F0 3F1 4F1 4I0 3I0 4W0 3W0 3F2 4F2 4I1 3I1 4W1 3W1 4I2 3I2 4W2 3W2
 
-    In the building block a micro-batch goes down and up a group every slot, forward and backward;
-    two more slots at the turn keep blocks apart if 3 divides ``p``. The peak is
-    ``(p + 1) // 3 + 1`` micro-batches. With ``F = I = W`` and free transfers the iteration takes
-    ``6 M + 4 p - 7``, ``- 5`` or ``- 9`` slots, as ``p % 3`` is 0, 1 or 2, if ``p >= 3`` and
-    ``M >= p``.
+    In the building block a micro-batch moves one group every slot, down and up, forward and
+    backward. If 3 divides ``p``, two more slots at the turn keep blocks apart. The peak is
+    ``(p + 1) // 3 + 1`` micro-batches. With ``F = I = W``, free transfers, ``p >= 3`` and
+    ``M >= p`` the iteration takes ``6 M + 4 p - 7``, ``- 5`` or ``- 9`` slots, as ``p % 3`` is 0, 1
+    or 2.
 
-    Blocks so dense have no play: six F, or six I, of a block lie on one path from group to group,
-    so each block takes six times the longer of F and I. Where these differ much, orders made from
-    the blocks are faster only if the peak has room to spare; consider `v_half`. Its blocks hold no
-    more and take no longer if ``p`` is 2, 3 or 5, so there they are used.
+    Blocks this dense leave no slack: six F, or six I, of a block lie on one path from group to
+    group, so each block takes six times the longer of F and I. Where these differ much,
+    rearrangements help only if memory allows a higher peak; consider `v_half`. For ``p`` of 2, 3 or
+    5 the blocks of V-Half hold no more and take no longer, so they are used instead.
 
     Raises:
         BadInput: the placement is no V, or a group has no room for one micro-batch.
@@ -156,7 +156,7 @@ def v_min(shape: PipelineShape) -> Schedule:
 
 
 def groups_of_v(shape: PipelineShape, name: str) -> int:
-    """How many device groups share a V.
+    """The number of device groups of a V.
 
     Raises:
         BadInput: the placement is no V.
@@ -171,14 +171,14 @@ def groups_of_v(shape: PipelineShape, name: str) -> int:
 
 
 def repeated(block: FourSlots, micro_batches: int) -> FourSlots:
-    """The slots of all micro-batches from those of the first."""
+    """The slots of all micro-batches, given those of the first."""
     shifts = PERIOD * np.arange(micro_batches)
     down, up, from_up, from_down = block
     return down + shifts, up + shifts, from_up + shifts, from_down + shifts
 
 
 def by_stage(slots: FourSlots) -> Slots:
-    """Slots of F and of I by stage from those by group."""
+    """Slots of F and of I by stage, given those by group."""
     down, up, from_up, from_down = slots
     return np.array([np.concatenate([down, up[::-1]]), np.concatenate([from_down, from_up[::-1]])])
 

@@ -1,4 +1,4 @@
-"""The order of SPP's list scheduler: blocks by the wave that reaches them first."""
+"""The order of SPP's list scheduler."""
 
 from penstock.schedule.families.early_backward import early_backward
 from penstock.schedule.family import Family
@@ -9,25 +9,26 @@ __all__ = ["WAVEFRONT", "wavefront", "wavefront_depth"]
 
 
 def wavefront(shape: PipelineShape) -> Schedule:
-    """Every stage's blocks sorted by micro-batch plus position (SPP, INFOCOM 2022, PE).
+    """Each stage's actions sorted by micro-batch plus position (SPP, INFOCOM 2022, procedure PE).
 
     A micro-batch passes positions 0 to ``4 S - 4``: forward on stage 0, channel, forward on stage
-    1, and so on to forward and backward of the last stage, which share a position, then back up. So
-    stage ``s`` runs its forward at position ``2 s`` and its backward at ``4 (S - 1) - 2 s``. Blocks
-    run in the order of ``micro-batch + position``; of equal ones the older micro-batch goes first.
+    1, and so on; forward and backward of the last stage share a position; then the way back. So
+    stage ``s`` runs its forward at position ``2 s`` and its backward at ``4 (S - 1) - 2 s``.
+    Actions run in the order of ``micro-batch + position``; of equal ones the older micro-batch goes
+    first.
 
     >>> print(wavefront(PipelineShape(stages=3, micro_batches=6)))
     stage 0   F0 F1 F2 F3 F4 F5 B0 B1 B2 B3 B4 B5
     stage 1   F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5
     stage 2   F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 
-    That list is the early-backward order with depths `wavefront_depth`: the wave of ``B(0)``
-    reaches the stage together with that of ``F(4 (S - 1 - s))``, and the older goes first. Limits
-    cap the depths as in the rest of that family.
+    This is the early-backward order with depths `wavefront_depth`: ``B(0)`` and
+    ``F(4 (S - 1 - s))`` have the same sum on stage ``s``, and the older goes first. Limits cap the
+    depths as in the rest of that family.
 
-    Which list the authors use is not published in code. This one attains their bound
-    ``(1 + (4 S - 4)/M) C + max R``: in every wave a resource serves at most one micro-batch forward
-    and one back, and the last micro-batch's last wave is number ``M + 4 S - 4``.
+    The authors have not published which list they use. This one attains their bound
+    ``(1 + (4 S - 4)/M) C + max R``: among actions of equal sum a resource serves at most one
+    micro-batch forward and one backward, and the largest sum is ``M + 4 S - 4``.
 
     Raises:
         BadInput: a device group holds several stages.
@@ -38,7 +39,7 @@ def wavefront(shape: PipelineShape) -> Schedule:
 
 
 def wavefront_depth(stages_from_here: int) -> int:
-    """Micro-batches in flight on a stage, from the stages from it to the end of the pipeline.
+    """Micro-batches in flight on a stage, given the number of stages from it to the last one.
 
     >>> [wavefront_depth(stages) for stages in (1, 2, 3)]
     [1, 4, 8]

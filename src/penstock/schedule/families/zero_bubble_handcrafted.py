@@ -13,21 +13,21 @@ __all__ = ["ZB_H1", "ZB_H2", "zb_h1", "zb_h2"]
 
 
 def zb_h1(shape: PipelineShape) -> Schedule:
-    """As deep as 1F1B, with W in its gaps (Zero Bubble, ICLR 2024, ZB-H1).
+    """1F1B's warm-up depth, with W in the gaps (Zero Bubble, ICLR 2024, ZB-H1).
 
     >>> print(zb_h1(PipelineShape(stages=3, micro_batches=4)))
     stage 0   F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
     stage 1   F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
     stage 2   F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
-    ``p`` stages warm up with ``p - s`` forwards; none holds more than ``p`` micro-batches until
-    their W, as many as the first one of 1F1B. With ``F = I = W`` and free transfers a stage is idle
-    for ``(p - 1) (F + I - W)`` of the iteration if ``M >= p``, a third of 1F1B's bubble. The
-    iteration then takes ``M (F + I + W) + (p - 1) F``, and ``M (I + W) + (2 p - 1) F`` if
-    ``M < p``; no order is faster that gives each group one stage.
+    With ``p`` stages, stage ``s`` warms up with ``p - s`` forwards. No stage holds more than ``p``
+    micro-batches until their W, as many as stage 0 of 1F1B. With ``F = I = W``, free transfers and
+    ``M >= p`` a stage idles for ``(p - 1) (F + I - W)`` of the iteration, a third of 1F1B's bubble.
+    The iteration takes ``M (F + I + W) + (p - 1) F``, or ``M (I + W) + (2 p - 1) F`` if ``M < p``.
+    No order with one stage a group is faster.
 
-    The order of F and I is the same for all costs; W is put where the costs of the shape leave
-    gaps. Limits make the warm-up shallower.
+    The order of F and I does not depend on the costs; W run where the costs leave gaps. Limits make
+    the warm-up shallower.
 
     Raises:
         BadInput: a group does not hold one stage, or has no room for one micro-batch.
@@ -36,18 +36,18 @@ def zb_h1(shape: PipelineShape) -> Schedule:
 
 
 def zb_h2(shape: PipelineShape) -> Schedule:
-    """Warmed up so deep that no stage waits after its first forward (the same, ZB-H2).
+    """A warm-up so deep that no stage waits after its first forward (Zero Bubble, ZB-H2).
 
     >>> print(zb_h2(PipelineShape(stages=3, micro_batches=6)))
     stage 0   F0 F1 F2 F3 F4 I0 W0 F5 I1 I2 W1 W2 I3 I4 W3 W4 I5 W5
     stage 1   F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 I4 W1 W2 I5 W3 W4 W5
     stage 2   F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
 
-    ``p`` stages warm up with ``2 (p - s) - 1`` forwards and hold at most ``2 p - 1`` micro-batches
-    until their W. With ``F = I = W`` and free transfers a stage is idle for
-    ``(p - 1) (F + I - 2 W)``, that is never, from its first start to its last end if
-    ``M >= 2 p - 1``. Stages start one after the other and end so, hence the iteration takes as long
-    as that of `zb_h1`; but the next one fits into the slant, where no stage waits for all others
+    With ``p`` stages, stage ``s`` warms up with ``2 (p - s) - 1`` forwards and holds at most
+    ``2 p - 1`` micro-batches until their W. With ``F = I = W``, free transfers and ``M >= 2 p - 1``
+    a stage idles for ``(p - 1) (F + I - 2 W)``, which is zero, between its first start and its last
+    end. Stages start and end one after the other, so an iteration takes as long as with `zb_h1`.
+    But the next iteration can start while later stages still work, if no stage waits for all others
     before its optimizer's step (the paper's post-validation).
 
     Raises:
@@ -57,7 +57,7 @@ def zb_h2(shape: PipelineShape) -> Schedule:
 
 
 def handcrafted(shape: PipelineShape, name: str, slope: int) -> Schedule:
-    """1F1B, with ``slope`` micro-batches more in flight on each stage than on the next."""
+    """1F1B in which each stage has ``slope`` micro-batches more in flight than the next."""
     rounds_of(shape, "straight", name)
     m = np.arange(shape.micro_batches)
     depths = warm_up_depths(shape, lambda shape, s: slope * (shape.stages - 1 - s) + 1)

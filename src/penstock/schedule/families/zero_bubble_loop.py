@@ -1,11 +1,12 @@
-"""Loops that put W into the gaps of an order, and that change a V-shaped order to leave fewer.
+"""Loops that fill the gaps of an order with W, and that rearrange a V-shaped order.
 
-Both play the pipeline as `penstock.schedule.clock` does, and choose as they go. An action is one
-number: its row (0 for F, 1 for I, 2 for W) times ``stages * micro_batches``, plus stage times
-``micro_batches``, plus micro-batch. Each loop runs as it is for few actions, compiled for many.
+Both play the pipeline as `penstock.schedule.clock` does, and choose actions on the way. An action
+is coded as one number: ``row * cells + stage * micro_batches + micro_batch``, where ``row`` is 0
+for F, 1 for I and 2 for W, and ``cells`` is ``stages * micro_batches``. Each loop runs as plain
+Python for few actions and compiled for many.
 """
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 from collections.abc import Callable
@@ -21,18 +22,18 @@ __all__ = ["loop"]
 def filled(
     micro_batches, first, actions, home, seconds, way, slack, most, limit, room, saved, kept, out
 ):
-    """Play fixed orders of F and I, with each W where it delays nothing; the makespan.
+    """Play fixed orders of F and I, insert W where they delay nothing, and return the makespan.
 
-    ``actions[first[g]:first[g + 1]]`` is the order of group ``g``; with its W it is written to
-    ``out`` from one and a half times ``first[g]`` on. A group runs the oldest W that is left while
-    it waits, if that ends before the wait does (give or take ``slack`` seconds), or if a forward
-    would hold more than ``most[g]`` micro-batches of all stages of the group until their W, more
-    than ``limit[s]`` of stage ``s``, or more than ``room[g]`` bytes. Infinite if an order asks for
-    more than that even with every W at once, or deadlocks.
+    ``actions[first[g]:first[g + 1]]`` is the order of group ``g``. Its order with W is written to
+    ``out`` from ``3 * first[g] / 2`` on. A group runs its oldest pending W in two cases: while it
+    waits, if the W ends before the wait does (within ``slack`` seconds); and when a forward would
+    exceed a limit. The limits are ``most[g]`` micro-batches until their W, over all stages of the
+    group; ``limit[s]`` micro-batches of stage ``s``; and ``room[g]`` bytes. The result is infinite
+    if an order exceeds a limit even with every W run at once, or if it deadlocks.
 
-    ``home[s]`` is the group of stage ``s``, ``seconds[row * stages + s]`` what an action takes,
-    ``way[s]`` the way to the next stage and back, ``saved[s]`` and ``kept[s]`` the bytes of a
-    micro-batch from F on, and between I and W.
+    ``home[s]`` is the group of stage ``s``. An action takes ``seconds[row * stages + s]``, a
+    transfer from stage ``s`` to the next or back ``way[s]``. ``saved[s]`` and ``kept[s]`` are the
+    bytes of a micro-batch from F on, and between I and W.
     """
     groups, stages = len(first) - 1, len(home)
     cells = stages * micro_batches
@@ -95,7 +96,7 @@ def filled(
 
 
 def ready_at(forward, s, cell, micro_batches, ends, way):
-    """When F or I of a cell, on stage ``s``, can start: infinite as long as that is not known."""
+    """When F or I of a cell of stage ``s`` can start; infinite while that is not known."""
     if forward:
         return ends[cell - micro_batches] + way[s - 1] if s > 0 else 0.0
     after = cell + micro_batches
@@ -105,7 +106,7 @@ def ready_at(forward, s, cell, micro_batches, ends, way):
 
 
 def empty_load(groups, stages):
-    """What groups hold: micro-batches, the same by stage, bytes, and bytes of the way down."""
+    """Counts of what is held: micro-batches by group and stage, bytes by group, on the way down."""
     return (
         [0 for _ in range(groups)],
         [0 for _ in range(stages)],
@@ -115,7 +116,7 @@ def empty_load(groups, stages):
 
 
 def full(g, s, load, rules):
-    """Whether a forward on stage ``s`` of group ``g`` has no room."""
+    """Whether a forward on stage ``s`` of group ``g`` would exceed a limit."""
     held, in_flight, level, _ = load
     most, limit, room, saved = rules
     return held[g] + 1 > most[g] or in_flight[s] + 1 > limit[s] or level[g] + saved[s] > room[g]
@@ -146,16 +147,16 @@ def let_go(g, s, load, kept):
 def rearranged(
     micro_batches, rank, deepest, patient, seconds, way, slack, most, limit, room, saved, kept, out
 ):
-    """Orders of F and I in which a group does not wait for the action that ranks next.
+    """Orders of F and I in which a group never waits for one action while another can run.
 
-    Group ``g`` of a V holds stage ``g`` and stage ``2 p - 1 - g``. Whenever it is free it takes,
-    of the next F and I of both stages that can start, the one with the least ``rank[action]``;
-    where that is a forward without room (as in `filled`), or where there is none, a W. If
-    ``patient`` it rather waits where W would end after something that is seen to come.
+    Group ``g`` of a V holds stages ``g`` and ``2 p - 1 - g``. A free group looks at the next F and
+    the next I of both stages, and starts the one with the least ``rank[action]`` among those that
+    can start. It runs a W if that one is a forward beyond a limit (as in `filled`), or if none can
+    start. If ``patient``, it waits where the W would end after an arrival that is already known.
 
-    On its way down the V a stage has at most ``deepest[g]`` micro-batches between F and I; as this
-    is less than ``most[g]``, and bytes are kept free likewise, there is always room for the way up,
-    and the oldest micro-batch can always go on. Writes the order of each group to ``out``.
+    A stage on the way down has at most ``deepest[g]`` micro-batches between F and I. This is less
+    than ``most[g]``, and bytes are reserved likewise. So the stage on the way up can always run,
+    and the oldest micro-batch can always proceed. The order of each group is written to ``out``.
     """
     stages = len(saved)
     groups = stages // 2
@@ -168,7 +169,7 @@ def rearranged(
     head = [2 * micro_batches * g for g in range(groups)]
     tail = [2 * micro_batches * g for g in range(groups)]
     put = [4 * micro_batches * g for g in range(groups)]
-    # When a group next looks for work, and whether it idles until then; older entries are stale.
+    # When each group looks for work next; heap entries with another time are stale.
     look = [0.0 for _ in range(groups)]
     idle = [False for _ in range(groups)]
     coming = [(0.0, g) for g in range(groups)]
@@ -219,10 +220,10 @@ def rearranged(
 
 
 def choice(now, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules):
-    """The F or I that group ``g`` takes now, and when the first of the others can start.
+    """The F or I that group ``g`` starts now, and when the first of the others can start.
 
-    Negative if there is none, and the number after the last I if a W must go first, which
-    ``weights`` says there is.
+    Returns -1 if there is none, and ``2 * cells`` if a W must run first; ``weights`` says that one
+    is pending.
     """
     _, _, room, saved = rules
     level_down = load[3]
@@ -257,5 +258,5 @@ LOOPS: dict[str, Callable[..., Any]] = {"filled": filled, "rearranged": rearrang
 
 
 def loop(name: str, *, compiled: bool) -> Callable[..., Any]:
-    """A loop of this file by its name, as it is or compiled."""
+    """The loop of this name, as plain Python or compiled."""
     return kernels.compiled(LOOPS[name]) if compiled else LOOPS[name]

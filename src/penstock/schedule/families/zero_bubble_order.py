@@ -1,4 +1,4 @@
-"""Orders of split backwards from a drawn pattern: what runs when, within which memory."""
+"""Schedules with split backwards from a pattern of F and I; W are put into the gaps."""
 
 import sys
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ from penstock.schedule.shape import ROUNDING, PipelineShape
 __all__ = ["Pattern", "Rearrangement", "Slots", "schedule_of_pattern"]
 
 Slots: TypeAlias = npt.NDArray[np.int64]
-"""Whole numbers in an array: slots of a pattern, or actions as `zero_bubble_loop` codes them."""
+"""Integers: slots of a pattern, or actions as `zero_bubble_loop` codes them."""
 
 ROWS = [KIND_CODES["F"], KIND_CODES["I"], KIND_CODES["W"]]
 
 FEW_STEPS = 200_000
-"""Up to here loops run as they are, which then takes less time than to load numba."""
+"""With fewer steps, plain Python takes less time than loading numba."""
 
 LATENESS = (0.25, 0.5, 0.75)
-"""How late a W may make what follows, in times of the shortest W."""
+"""How much a W may delay what follows, as fractions of the shortest W."""
 
 
 class Rearrangement(NamedTuple):
-    """One way to rearrange the pattern of a V.
+    """One rearrangement of the pattern of a V.
 
-    F on the way up the V rank ``up`` slots later than they are drawn, and I on the way back from
-    down ``down`` slots later; earlier if negative. A group may take in ``deeper`` micro-batches on
-    the way down beyond those of the pattern. A ``patient`` group starts no W that would end after
-    something it can see coming.
+    F of the stages on the way up get a rank ``up`` slots later than in the pattern, and I of the
+    stages on the way down one ``down`` slots later; earlier if negative. A stage on the way down
+    may have ``deeper`` more micro-batches between F and I than in the pattern. A ``patient`` group
+    starts no W that would end after an arrival that is already known.
     """
 
     up: int = 0
@@ -49,12 +49,11 @@ class Rearrangement(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    """A schedule as it is drawn on squared paper, without its W.
+    """A schedule as papers draw it, in slots and without W.
 
-    ``slots[0, stage, m]`` and ``slots[1, stage, m]`` are when F and I of micro-batch ``m`` stand on
-    a stage; only their order on a device group counts. ``most`` is how many micro-batches of all
-    its stages together a group holds until their W has run. ``ways`` are the ways to rearrange it
-    that are worth a try.
+    ``slots[0, stage, m]`` and ``slots[1, stage, m]`` are the slots of F and I of micro-batch ``m``;
+    only their order on a device group counts. A group holds at most ``most`` micro-batches, of all
+    its stages together, until their W have run. ``ways`` are the rearrangements to try.
     """
 
     slots: Slots
@@ -65,15 +64,14 @@ class Pattern:
 def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
     """The pattern with every W where it delays nothing, in the fastest order that was found.
 
-    The order of the pattern itself is tried first. If it is not as fast as any order can be, its
-    ways to be rearranged are tried too, which fill the gaps that differing costs, the start and the
-    end tear; the fastest order wins, the pattern where none is faster. Last, W may be put into gaps
-    that are a little too short. Nothing holds more than the pattern, or than the shape has room
-    for. Takes time in proportion to the number of actions, but for sorting them, and for finding
-    the group that is next (a heap).
+    The order of the pattern is tried first. If it does not reach the lower bound, its
+    rearrangements are tried: they fill gaps that unequal costs, the warm-up and the drain leave.
+    The fastest order wins, and the pattern wins ties. Last, W may also go into gaps that are
+    slightly too short. No group holds more than in the pattern, or than the shape allows. The time
+    is O(n log n) for n actions.
 
     Raises:
-        BadInput: there is no room for even one micro-batch.
+        BadInput: a limit or the memory does not allow a single micro-batch.
     """
     check_room(shape)
     drawn = drawing_of(shape, pattern)
@@ -86,7 +84,7 @@ def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
         found, found_s = with_weights(drawn, other, lateness=0.0)
         if found_s + drawn.slack_s < best_s:
             orders[1:], best, best_s = [other], found, found_s
-    # Between actions that all take the same there are no gaps that are a little too short.
+    # If all actions take the same time, no gap is slightly too short.
     for order, lateness in product(orders, LATENESS if np.ptp(drawn.seconds) > 0 else ()):
         if best_s <= drawn.bound_s:
             break
@@ -116,11 +114,11 @@ def check_room(shape: PipelineShape) -> None:
 
 @dataclass(frozen=True)
 class PlacedPattern:
-    """A pattern on a pipeline, flat, as the loops want it.
+    """A pattern on a pipeline, in the flat arrays that the loops take.
 
-    ``order`` are the actions of one group after the other, from ``first[group]`` on, in the order
-    of the pattern. No order takes less than ``bound_s``. Times that differ by less than
-    ``slack_s`` are the same but for rounding. ``limits`` are the last arguments of both loops.
+    ``order`` has the actions group after group, those of ``group`` from ``first[group]`` on, in the
+    order of the pattern. No order takes less than ``bound_s``. Times that differ by less than
+    ``slack_s`` count as equal. ``limits`` are the last arguments of both loops.
     """
 
     shape: PipelineShape
@@ -136,12 +134,12 @@ class PlacedPattern:
 
 
 def drawing_of(shape: PipelineShape, pattern: Pattern) -> PlacedPattern:
-    """The costs, limits and drawn order of a pipeline whose groups hold equally many stages."""
+    """A pattern with a pipeline's costs and limits; all groups hold equally many stages."""
     home = np.array([shape.group_of(s) for s in range(shape.stages)])
     table = seconds_by_kind(shape)[ROWS]
     again = np.array([shape.recomputes(s) for s in range(shape.stages)])
     way_s = np.append(transfers_s(shape), 0.0)
-    # A group works on all its stages, and not before the first one has its first input.
+    # A lower bound: a group does all its work, and only after its first input has arrived.
     work_s = np.bincount(home, weights=table.sum(axis=0) + again * table[0]) * shape.micro_batches
     arrives_s = np.concatenate([[0.0], np.cumsum(table[0] + way_s)])
     table[1] += again * table[0]
@@ -173,7 +171,7 @@ def drawing_of(shape: PipelineShape, pattern: Pattern) -> PlacedPattern:
 
 
 def with_weights(drawn: PlacedPattern, actions: Slots, lateness: float) -> tuple[Slots, float]:
-    """These orders with W in their gaps, and how long they take: for ever if they have no room."""
+    """These orders with W in their gaps, and their makespan: infinite if they exceed a limit."""
     out = np.zeros(3 * len(actions) // 2, dtype=np.int64)
     shortest_s = float(drawn.seconds[2 * drawn.shape.stages :].min())
     slack_s = drawn.slack_s + lateness * shortest_s
@@ -182,7 +180,7 @@ def with_weights(drawn: PlacedPattern, actions: Slots, lateness: float) -> tuple
 
 
 def rearrangement(drawn: PlacedPattern, way: Rearrangement) -> Slots:
-    """Orders of F and I made from the pattern by `rearranged`."""
+    """Orders of F and I that the loop `rearranged` makes from the pattern."""
     slots = drawn.pattern.slots.copy()
     slots[0, drawn.shape.groups :] += way.up
     slots[1, : drawn.shape.groups] += way.down
@@ -193,7 +191,7 @@ def rearrangement(drawn: PlacedPattern, way: Rearrangement) -> Slots:
 
 
 def depths(drawn: PlacedPattern) -> Slots:
-    """For each group the most micro-batches that the pattern has between F and I going down."""
+    """For each group the most micro-batches between F and I on its downward stage, as drawn."""
     stages, micro_batches = drawn.shape.stages, drawn.shape.micro_batches
     down = drawn.order // micro_batches % stages < drawn.shape.groups
     changes = np.where(drawn.order < stages * micro_batches, 1, -1) * down
@@ -201,7 +199,7 @@ def depths(drawn: PlacedPattern) -> Slots:
 
 
 def looped(drawn: PlacedPattern, name: str, *flat: Any, out: Slots) -> tuple[Slots, Any]:
-    """What a loop writes to ``out``, and what it returns."""
+    """What the loop ``name`` writes to ``out``, and what it returns."""
     micro_batches = drawn.shape.micro_batches
     steps = 3 * len(out) * (1 + len(drawn.pattern.ways))
     if steps > FEW_STEPS or "numba" in sys.modules:
@@ -213,7 +211,7 @@ def looped(drawn: PlacedPattern, name: str, *flat: Any, out: Slots) -> tuple[Slo
 
 
 def decoded(drawn: PlacedPattern, actions: Slots) -> Schedule:
-    """The schedule with these orders, and recomputes where they are needed."""
+    """The schedule with these orders, with R inserted where needed."""
     shape = drawn.shape
     rows, cells = np.divmod(actions, shape.stages * shape.micro_batches)
     kinds = np.array(ROWS)[rows]

@@ -1,1 +1,1 @@
-"""Orders of work that are searched for."""
+"""Schedules found by search."""

@@ -1,4 +1,4 @@
-"""The automatic zero-bubble search: split backwards for measured times within the memory left."""
+"""The automatic zero-bubble search: split backwards for given times, within a memory limit."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,28 +23,28 @@ HANDCRAFTED = (
     "dualpipe-v",
     "dualpipe",
 )
-"""Families that are tried besides; those that need another placement refuse."""
+"""Families whose schedules are compared; those that need another placement are skipped."""
 
 MOST_ATTEMPTS = 1_300
 
 
 def zero_bubble(shape: PipelineShape) -> Schedule:
-    """Backwards in halves, ordered for the pipeline's times and memory (Zero Bubble, ICLR 2024).
+    """Split backwards, ordered for the pipeline's times and memory (Zero Bubble, ICLR 2024).
 
-    As the authors' automatic scheduler (section 3.1) this is a list scheduler that fills gaps with
-    W within a memory limit; unlike it, it takes any placement of stages, each stage's own times,
-    and tries many policies (`penstock.schedule.searched.list_search`). It is never slower than the
-    handcrafted families of the registry that fit the placement and the memory.
+    Like the authors' automatic scheduler (section 3.1), this is a list scheduler that fills gaps
+    with W within a memory limit. Unlike it, this one takes any placement and the times of each
+    stage, and tries many policies (`penstock.schedule.searched.list_search`). The result is never
+    slower than the handcrafted families that suit the placement and fit in memory.
 
     >>> print(zero_bubble(PipelineShape(stages=2, micro_batches=3)))
     stage 0   F0 F1 I0 W0 F2 I1 W1 I2 W2
     stage 1   F0 I0 F1 I1 W0 F2 I2 W1 W2
 
-    Where the shape limits neither memory nor micro-batches in flight, every group has room for
-    what 1F1B needs on the first: as many micro-batches as there are groups.
+    If the shape limits neither memory nor micro-batches in flight, every group may hold what stage
+    0 of 1F1B holds: as many micro-batches as there are groups.
 
     Raises:
-        BadInput: not even one micro-batch fits into a group's memory, or a stage's limit.
+        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     if not shape.memory_bytes and not shape.in_flight_limit:
         shape = within_micro_batches(shape, shape.groups)
@@ -57,7 +57,7 @@ def zero_bubble(shape: PipelineShape) -> Schedule:
 
 
 def within_micro_batches(shape: PipelineShape, micro_batches: int) -> PipelineShape:
-    """``shape`` with room on each group for so many micro-batches."""
+    """``shape`` with memory on each group for this number of micro-batches."""
     ways = (0, 1) if shape.mirrored else (0,)
     memory_bytes = tuple(
         micro_batches
@@ -75,8 +75,8 @@ def within_micro_batches(shape: PipelineShape, micro_batches: int) -> PipelineSh
 
 
 def fitting_schedules(names: tuple[str, ...], shape: PipelineShape) -> Iterator[Schedule]:
-    """The schedules of these families for ``shape``, where they are possible and fit its limits."""
-    # The registry knows the families of this module too.
+    """The schedules of these families for ``shape``, as far as they exist and fit its limits."""
+    # Imported here because the registry names this module.
     from penstock.schedule.registry import FAMILIES
 
     for name in names:

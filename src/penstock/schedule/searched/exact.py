@@ -1,4 +1,4 @@
-"""The quickest order of all: found and proven by a constraint solver, for small pipelines."""
+"""The fastest schedule, found and proven by a constraint solver, for small pipelines."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from penstock.schedule.weight_rule import SYNCHRONOUS
 __all__ = ["EXACT", "ExactAnswer", "exact", "find_exact"]
 
 WORK_LIMIT = 2.0
-"""How much `exact` searches, in the solver's count: some seconds to a quarter of a minute."""
+"""How long `exact` searches, in the solver's deterministic time: some seconds up to 15."""
 
 MOST_ACTIONS = 5_000
-"""Pipelines with more actions are not searched: the solver would not get anywhere."""
+"""Larger pipelines are not searched: the solver would make no progress."""
 
 PROVEN = 1e-5
-"""A makespan so little above its bound, relatively, counts as optimal."""
+"""A makespan within this fraction of its bound counts as optimal."""
 
 
 @dataclass(frozen=True)
 class ExactAnswer:
-    """The best schedule found, its makespan, and a makespan that no schedule falls below."""
+    """The best schedule found, its makespan, and a lower bound on all makespans, in seconds."""
 
     schedule: Schedule
     makespan_s: float
@@ -40,23 +40,23 @@ class ExactAnswer:
 
     @property
     def optimal(self) -> bool:
-        """Whether makespan and bound are the same up to `PROVEN`, which is rounding."""
+        """Whether makespan and bound are equal up to rounding (`PROVEN`)."""
         return self.makespan_s <= self.bound_s * (1 + PROVEN)
 
 
 def exact(shape: PipelineShape) -> Schedule:
-    """An order of least makespan, with split backwards, for any placement, costs and memory.
+    """A schedule of least makespan, with split backwards, for any placement, costs and memory.
 
     >>> print(exact(PipelineShape(stages=2, micro_batches=2)))
     stage 0   F0 F1 I0 W0 I1 W1
     stage 1   F0 I0 F1 I1 W0 W1
 
-    The same schedule comes out every time. Beyond small pipelines (about four groups and eight
-    micro-batches with tight memory, more without) the search ends before the proof; `find_exact`
-    gives the bound, and takes other limits.
+    The result is deterministic. For pipelines beyond about four groups and eight micro-batches
+    (with tight memory; more without) the search ends before the proof. `find_exact` also returns
+    the bound, and takes other time limits.
 
     Raises:
-        BadInput: the solver is not installed, or one micro-batch alone does not fit.
+        BadInput: the solver is not installed, or one micro-batch alone does not fit in memory.
     """
     return find_exact(shape, work_limit=WORK_LIMIT).schedule
 
@@ -68,33 +68,33 @@ def find_exact(
     time_limit_s: float = inf,
     work_limit: float = inf,
 ) -> ExactAnswer:
-    """The schedule of least makespan by the clock of `penstock.schedule.clock`, or the best so far.
+    """The schedule of least makespan by `penstock.schedule.clock`, or the best until a limit.
 
-    With ``split`` every backward is in two halves, which is at least as quick as any mixture with
-    whole ones; without, all are whole. A constraint program (OR-Tools' CP-SAT, one thread, fixed
-    seed) is warm-started with the best other family of the registry that is valid for ``shape``,
-    so the answer is never worse than those. Zero Bubble (Qi et al., ICLR 2024) does the same by an
-    integer program for the straight placement.
+    With ``split`` all backwards are split, which is at least as fast as any mixture with whole
+    ones; without, all are whole. The problem is a constraint program (OR-Tools' CP-SAT, one thread,
+    fixed seed). The search starts from the best valid schedule of the other families, so the result
+    is never slower. Zero Bubble (Qi et al., ICLR 2024) does the same with an integer program for
+    the straight placement.
 
-    Micro-batches keep their order on every stage; `penstock.schedule.bound` proves that nothing is
-    lost. With recompute that proof does not hold, since R is spared where a backward follows its
-    own forward: then the answer and its bound are for schedules that keep this order, and have R
-    right before its backward.
+    Micro-batches keep their order on every stage; `penstock.schedule.bound` proves that this loses
+    nothing. With recomputation the proof does not hold, since a backward right after its own
+    forward needs no R. Then the result and its bound are for schedules that keep the order, with
+    R right before its backward.
 
-    The solver counts in whole numbers (`exact_rounding`): times of at most seven
-    digits are exact, others are rounded down, so that ``bound_s`` holds for the true ones, which
-    also ``makespan_s`` is played with. Bytes are exact or rounded up, so that the schedule fits;
-    where they are not exact, ``bound_s`` is for the rounded ones.
+    The solver works on integers (`exact_rounding`). Times of at most seven digits are exact. Others
+    are rounded down, so that ``bound_s`` holds for the true times; ``makespan_s`` uses the true
+    times. Bytes are exact or rounded up, so that the schedule fits; if they are rounded,
+    ``bound_s`` is for the rounded ones.
 
-    The search ends early after ``time_limit_s``, or after ``work_limit`` of the solver's own count
-    of its work (some seconds each): with the latter alone the answer is always the same.
+    The search stops after ``time_limit_s`` seconds, or after ``work_limit`` units of the solver's
+    deterministic time (some seconds each). With the latter alone the result is deterministic.
 
     >>> answer = find_exact(PipelineShape(stages=3, micro_batches=4), split=False)
     >>> answer.makespan_s, answer.bound_s, answer.optimal
     (18.0, 18.0, True)
 
     Raises:
-        BadInput: the solver is not installed, or one micro-batch alone does not fit.
+        BadInput: the solver is not installed, or one micro-batch alone does not fit in memory.
     """
     bound_s = makespan_bound_s(shape, split=split)
     rounded = rounded_shape(shape)
@@ -121,10 +121,10 @@ def find_exact(
 
 
 def best_known(shape: PipelineShape, whole: PipelineShape, *, split: bool, least: int) -> Schedule:
-    """The quickest of the other families, or the first that none can be quicker than.
+    """The fastest schedule of the other families; stops at one that reaches ``least``.
 
     Raises:
-        BadInput: none fits.
+        BadInput: none fits in memory.
     """
     best, best_taken = None, inf
     for schedule in known_schedules(shape, whole, split=split):
@@ -144,8 +144,8 @@ def best_known(shape: PipelineShape, whole: PipelineShape, *, split: bool, least
 def known_schedules(
     shape: PipelineShape, whole: PipelineShape, *, split: bool
 ) -> Iterator[Schedule]:
-    """Valid schedules for the whole-number shape: the other families', and one by one."""
-    # The registry imports this module.
+    """The schedules of `one_by_one` and of the other families that are valid for ``whole``."""
+    # Imported here because the registry names this module.
     from penstock.schedule.registry import FAMILIES
 
     for make in (one_by_one, *(family.make for family in FAMILIES.values())):
@@ -164,7 +164,8 @@ def known_schedules(
 
 
 def one_by_one(shape: PipelineShape) -> Schedule:
-    """A micro-batch starts when the one before is done: if anything fits, this does.
+    """Each micro-batch starts when the previous one has ended: the schedule that needs least
+    memory.
 
     >>> print(one_by_one(PipelineShape(stages=2, micro_batches=2)))
     stage 0   F0 B0 F1 B1
@@ -180,7 +181,7 @@ def one_by_one(shape: PipelineShape) -> Schedule:
 
 
 def in_order(schedule: Schedule, shape: PipelineShape, *, split: bool) -> Schedule:
-    """The same schedule with micro-batches in order on every stage, backwards split if asked.
+    """The same schedule with micro-batches in order on every stage, and backwards split if asked.
 
     >>> from penstock.schedule.text import parse_schedule
     >>> schedule = parse_schedule("stage 0  F1 F0 B0 B1")
@@ -204,7 +205,7 @@ def in_order(schedule: Schedule, shape: PipelineShape, *, split: bool) -> Schedu
 
 
 def starts_of(schedule: Schedule, whole: PipelineShape) -> dict[Action, int]:
-    """When each action starts, in the units of a whole-number shape."""
+    """The start of every action, in the units of an integer shape."""
     times = times_of(schedule, whole)
     return {
         action: round(start)
@@ -214,7 +215,7 @@ def starts_of(schedule: Schedule, whole: PipelineShape) -> dict[Action, int]:
 
 
 def schedule_of(start: dict[Action, int], shape: PipelineShape) -> Schedule:
-    """Actions by their starts, with recomputes right before the backwards that need them."""
+    """The actions sorted by start, with R right before each backward that needs it."""
     orders: list[list[Action]] = [[] for _ in range(shape.groups)]
     for action in sorted(start, key=lambda action: start[action]):
         if action.kind != "R":

@@ -1,6 +1,6 @@
-"""The constraint program of a pipeline's schedules, for the CP-SAT solver of OR-Tools."""
+"""The constraint program for the schedules of a pipeline, for the CP-SAT solver of OR-Tools."""
 
-# The solver's package is optional and has types for a part of it only.
+# The solver's package is optional and only partly typed.
 # pyright: basic
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = ["Solution", "solve"]
 
 @dataclass(frozen=True)
 class Solution:
-    """The start of every action, and the least makespan that any can have, in the shape's units."""
+    """The start of every action, and a lower bound on the makespan, in the units of the shape."""
 
     start: dict[Action, int]
     bound: int
@@ -32,11 +32,11 @@ def solve(
     time_limit_s: float,
     work_limit: float,
 ) -> Solution:
-    """Start times of least makespan for a shape whose costs and memory are whole numbers.
+    """Start times of least makespan, for a shape whose costs and memory are integers.
 
-    ``known`` are the starts of a valid schedule that takes ``longest``; no schedule is quicker than
-    ``least``. The search ends with the best so far after ``time_limit_s``, or after ``work_limit``
-    of the solver's own count of its work, which is the same on every machine.
+    ``known`` are the starts of a valid schedule with makespan ``longest``. No schedule takes less
+    than ``least``. The search returns the best so far after ``time_limit_s`` seconds, or after
+    ``work_limit`` units of the solver's deterministic time, which is the same on every machine.
 
     Raises:
         BadInput: the solver is not installed.
@@ -69,7 +69,7 @@ def solve(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # Linear relaxations prove much sooner what memory does to stages that share a device.
+    # With linear relaxations, proofs about memory of stages that share a device are much faster.
     solver.parameters.linearization_level = 2
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.max_deterministic_time = work_limit
@@ -81,7 +81,7 @@ def solve(
 
 
 def cp_sat():
-    """OR-Tools' module, loaded when it is needed.
+    """OR-Tools' CP-SAT module.
 
     Raises:
         BadInput: it is not installed.
@@ -97,10 +97,10 @@ def cp_sat():
 
 
 def add_devices(model, shape: PipelineShape, start, seconds, longest: int, split: bool):
-    """No two actions of a device group overlap; R where something stands after the forward.
+    """No two actions of a device group overlap. Returns the start and the presence of every R.
 
-    Of a stage that recomputes, either F and its backward enclose nothing else, waits included, or R
-    and the backward do. Gives the start and the presence of every R.
+    On a stage that recomputes there are two cases. With R, nothing runs between R and the backward.
+    Without R, nothing runs between F and the backward. Waits count as part of the interval.
     """
     intervals = [[] for _ in range(shape.groups)]
     recomputed = {}
@@ -136,16 +136,16 @@ def add_devices(model, shape: PipelineShape, start, seconds, longest: int, split
 
 
 def span(model, begin, end, longest: int, present):
-    """An optional interval between two expressions, as long as it has to be."""
+    """An optional interval of any length between two expressions."""
     length = model.new_int_var(0, longest, "")
     return model.new_optional_interval_var(begin, length, end, present, "")
 
 
 def add_memory(model, shape: PipelineShape, start, seconds, longest: int, split: bool) -> None:
-    """What a group has saved fits at any time, and no more micro-batches are in flight than may.
+    """At any time a group's saved bytes fit, and no stage exceeds its in-flight limit.
 
-    The waits of `arcs_of` say the same where a group has a single stage and W needs all that F
-    saved; they are repeated here in the form that holds in general.
+    Where a group has a single stage and W needs all that F saved, the waits of `arcs_of` say the
+    same. This is the form that holds in general.
     """
     held = [[] for _ in range(shape.groups)]
     in_flight = {}

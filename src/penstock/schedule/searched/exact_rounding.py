@@ -1,4 +1,4 @@
-"""Costs and memory as whole numbers, for a solver that knows no others."""
+"""Costs and memory as integers, for the solver."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ from penstock.schedule.shape import ROUNDING, PipelineShape, StageCost
 __all__ = ["Rounded", "rounded_shape"]
 
 DIGITS = 7
-"""Decimal digits of the largest value that are looked at for a unit of which all are multiples."""
+"""A unit is searched among the powers of ten within this many digits of the largest value."""
 
 NEARLY = 1e-6
-"""How far from a whole number, in units, a value may be because floating point cannot hold it."""
+"""A value this close to an integer, in units, counts as that integer."""
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """A shape whose costs and memory are whole numbers, and what its makespans mean in seconds.
+    """A shape whose costs and memory are integers; times are in units of ``unit_s`` seconds.
 
-    ``grain`` is 1, or, where an action takes no time, more than the ``actions`` that there can be:
-    then every action takes one unit more than ``grain`` times its own, so that none has length
-    zero, and yet all that is added does not make up for one unit of the others.
+    ``grain`` is 1 unless an action takes no time. The solver needs positive durations, so then
+    every action takes ``grain`` times its own plus 1. ``grain`` exceeds ``actions``, the most
+    actions that there can be, so all the ones together stay below one unit.
     """
 
     shape: PipelineShape
@@ -30,7 +30,7 @@ class Rounded:
     actions: int
 
     def seconds(self, bound: int) -> float:
-        """The bound on the makespan of the true shape that one of the whole-number shape means.
+        """The lower bound in seconds on the true shape, from one on the integer shape.
 
         >>> Rounded(PipelineShape(1, 1), unit_s=0.5, grain=5, actions=4).seconds(13)
         1.0
@@ -41,7 +41,7 @@ class Rounded:
 
 
 def rounded_shape(shape: PipelineShape) -> Rounded:
-    """Times rounded down, bytes up, room for bytes down; nothing where they are whole already.
+    """``shape`` in integers: times rounded down, bytes up, memory down; integers stay exact.
 
     >>> costs = (StageCost(0.5, 0.6, 0.4, transfer_s=0.05),)
     >>> rounded = rounded_shape(PipelineShape(stages=1, micro_batches=1, costs=costs))
@@ -90,7 +90,7 @@ saved_bytes=1, kept_bytes=1))
 
 
 def unit_of(values: Sequence[float]) -> float:
-    """The largest power of ten of which all are multiples, else a small part of the largest value.
+    """The largest power of ten that divides all values, else a small fraction of the largest.
 
     >>> unit_of([0.25, 3.0]), unit_of([1 / 3]) < 1e-6
     (0.01, True)
@@ -100,7 +100,7 @@ def unit_of(values: Sequence[float]) -> float:
         return 1.0
     highest = floor(log10(largest))
     for exponent in range(highest, highest - DIGITS, -1):
-        # Negative powers of ten are divided by, which floating point does without an error.
+        # Division by a positive power of ten is exact; a negative power is not.
         unit = 10.0**exponent if exponent >= 0 else 1 / 10.0**-exponent
         if all(abs(value / unit - round(value / unit)) < NEARLY for value in values):
             return unit

@@ -17,10 +17,10 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 def arrays_of(shape: PipelineShape, *, split: bool) -> Arrays:
-    """The arrays of ``shape``; ``split`` says whether backwards are I and W, or whole.
+    """The arrays of ``shape``; ``split``: backwards are I and W instead of whole.
 
     Raises:
-        BadInput: not even one micro-batch fits into a group's memory, or a stage's limit.
+        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     ways = 2 if shape.mirrored else 1
     costs = [shape.cost(stage) for stage in range(shape.stages)] * ways
@@ -60,7 +60,7 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> Arrays:
         seconds,
         np.where(recompute, forward_s, 0.0),
         np.tile(np.append(transfers_s(shape), 0.0), ways),
-        # Where W needs more than was saved, room for it is kept from the forward on.
+        # Where W needs more than F saved, the difference is reserved from the forward on.
         np.maximum(saved_bytes, kept_bytes),
         kept_bytes,
         rooms_of(shape, group, micro_batches, np.maximum(saved_bytes, kept_bytes)),
@@ -71,9 +71,9 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> Arrays:
 def limits_of(
     shape: PipelineShape, group: npt.NDArray[np.int64], micro_batches: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The most micro-batches in flight on each place.
+    """The most micro-batches in flight on each place (see `Arrays`).
 
-    Where a mirrored stage meets itself on the middle group, its two places share the limit.
+    If both directions of a mirrored stage are on the middle group, they share its limit.
     """
     limits = np.array([shape.limit(stage) for stage in range(shape.stages)])
     if shape.mirrored:
@@ -86,7 +86,7 @@ def limits_of(
         stage = place % shape.stages
         raise BadInput(
             f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
-            f"micro-batch{' for each way' if shape.mirrored else ''}"
+            f"micro-batch{' for each direction' if shape.mirrored else ''}"
         )
     return limits
 
@@ -97,7 +97,7 @@ def rooms_of(
     micro_batches: npt.NDArray[np.int64],
     saved_bytes: Numbers,
 ) -> Numbers:
-    """The bytes that each group has room for; infinite without a limit."""
+    """The bytes that each group may save; infinite without a limit."""
     if not shape.memory_bytes:
         return np.full(shape.groups, np.inf)
     room_bytes = np.array(shape.memory_bytes, dtype=np.float64)
@@ -112,16 +112,16 @@ def rooms_of(
                 f"group {short}, which has room for {room_bytes[short]:.6g}; use smaller "
                 f"micro-batches, recompute, or more stages"
             )
-    # Sums of rounded figures; `validate` forgives ten times as much.
+    # Sums are rounded; the tolerance of `validate` is ten times as large.
     return room_bytes * (1 + 1e-10)
 
 
 def quick_bound_s(arrays: Arrays, shape: PipelineShape) -> float:
-    """Seconds below which no order ends: each group's work, its fill and its drain.
+    """A quick lower bound on the makespan: each group's work, with its warm-up and drain.
 
-    No action of a group starts before the first forward that can reach it. After the last forward
-    or backward, gradients still have to go back to the first stage, whose W follows; after a W
-    nothing has to. A single micro-batch's way there and back is another bound.
+    No action of a group starts before the first forward can reach it. After the last forward or
+    backward of a group, gradients still travel to stage 0, whose W follows; after a W nothing needs
+    to follow. The round trip of one micro-batch is another bound.
     """
     stages = shape.stages
     forward_s, back_s, weight_s = (row[:stages] for row in arrays.seconds)

@@ -1,26 +1,29 @@
-"""Makes an order event by event: whenever a device group is free it takes what a policy likes most.
+"""Makes an order event by event: a free device group takes the action that a policy ranks first.
 
-No policy can deadlock. Every place (a stage of one way) takes its micro-batches in order, so a
-micro-batch is only ever held up by older ones and by memory. A forward is refused unless the
-groups could still finish all micro-batches one after the other, oldest first, as a banker lends:
+No policy can deadlock. A *place* is a stage for one direction of micro-batches, and takes its
+micro-batches in order. So only older micro-batches and memory can hold a micro-batch up. A forward
+is refused unless the group could still finish all micro-batches one after the other, oldest first
+(the banker's algorithm):
 
     for every micro-batch k with a forward left on this group,
-        what k and the younger ones hold here + what k has yet to save here <= room,
+        what k and younger ones hold here + what k has yet to save here <= memory,
 
-where what only waits for W is left out, since W can be run at once. *Invariant:* this holds
-always. It holds in the beginning, because one micro-batch fits. A forward of ``m`` on place ``q``
-changes no sum for ``k >= m`` (what it saves, ``m`` no longer has to), and the sums for ``k < m``
-are looked at (`leaves_room`); between two places of the group the sum is largest for the oldest
-``k``, so one look for each place is enough. Backwards only make sums smaller. *Progress:* take the
-oldest micro-batch ``k`` that is not finished. Older ones hold nothing but what waits for W, and its
-places have served all older ones, so its next action is the next of its place. If that is a
-forward, the invariant says that it fits once the group's W have run; a group whose only wish does
-not fit runs a W; and no place holds ``k`` or younger ones up to a limit of at least one before it
-has done ``k``. So some group can always go on. A group that waits by choice does so for a message
-whose time of arrival is known.
+where micro-batches that only wait for W do not count, because W can run at once.
+
+*Invariant:* this always holds. It holds at the start, because one micro-batch fits. A forward of
+``m`` on place ``q`` changes no sum for ``k >= m`` (what it saves was still to be saved), and
+`leaves_room` checks the sums for ``k < m``. Between two places of the group the sum is largest for
+the oldest ``k``, so one check for each place is enough. Backwards only reduce the sums.
+
+*Progress:* take the oldest unfinished micro-batch ``k``. Older ones hold nothing but what waits for
+W. The places of ``k`` have served all older ones, so its next action is the next one of its place.
+If it is a forward, it fits by the invariant once the group's W have run, and a group whose only
+candidate does not fit runs a W. In-flight limits are at least one, so they do not stop ``k``
+either. So some group can always proceed. A group that waits by choice waits for a message whose
+arrival time is known.
 """
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 from typing import NamedTuple
@@ -32,23 +35,23 @@ from penstock.kernels import compiled
 __all__ = ["Arrays", "Tables", "Wishes", "keys_of", "list_order", "tables_of"]
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
-"""Rows of what has been done and of what is wished for; BACKWARD is I, or B where that is whole."""
+"""Rows of keys and arrivals, and columns of counts. BACKWARD is I, or B if backwards are whole."""
 
-# Columns of what is known of a place: what it has done in the first three, and what is fixed.
+# Integer columns of a place. The first three count the actions done of each row.
 GROUP, WAY, COUNT, LIMIT, DEPTH = range(3, 8)
-# Columns of seconds and bytes of a place: the three kinds of work first.
+# Columns of seconds and bytes of a place. The first three are the seconds of each row.
 RECOMPUTE, TRANSFER, SAVED, KEPT = range(3, 7)
-# Columns of a group: its places are `members[BEGIN:END]`; then W that wait, and where it writes.
+# Columns of a group: its places are `members[BEGIN:END]`; pending W; where its next action goes.
 BEGIN, END, PENDING, NEXT = range(4)
-# Columns of seconds and bytes of a group.
+# Columns of bytes (memory, used) and seconds (work left, end of the last action) of a group.
 ROOM, USED, LEFT, FREE = range(4)
 
 IDLE_PRICE, OVERLAP, MOST_PENDING, WEIGHT_OVERLAP, FORWARD_DELAY, LEAD = range(6)
-"""Numbers of a policy."""
+"""Indices of the numbers of a policy."""
 
 
 class Arrays(NamedTuple):
-    """A pipeline in arrays over *places*: stage ``s`` of way ``w`` is place ``w * stages + s``."""
+    """A pipeline in arrays over *places*: stage ``s`` of direction ``w`` is ``w * stages + s``."""
 
     stages: int
     ways: int
@@ -69,7 +72,7 @@ class Arrays(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """What a policy says: `penstock.schedule.searched.list_policy` explains the words.
+    """A policy applied to a pipeline; `list_policy.Policy` explains the fields.
 
     ``keys[row, q, i]`` ranks the ``i``-th action of a row on place ``q``; the least goes first.
     """
@@ -85,7 +88,7 @@ class Wishes(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What every play of a pipeline begins with: its places, their costs, and its groups."""
+    """The state at the start of every play: places, their costs, groups and their memory."""
 
     place: np.ndarray
     costs: np.ndarray
@@ -94,7 +97,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(arrays: Arrays) -> Tables:
-    """The tables of a pipeline; the depths come from wishes."""
+    """The tables of a pipeline; `list_order` adds the depths."""
     zeros = np.zeros(len(arrays.group), np.int64)
     place = np.stack(
         [
@@ -124,11 +127,11 @@ def tables_of(arrays: Arrays) -> Tables:
 def list_order(
     arrays: Arrays, wishes: Wishes, best_s: float, tables: Tables | None = None
 ) -> tuple[np.ndarray, float]:
-    """The order that ``wishes`` lead to and its makespan.
+    """The order that ``wishes`` lead to, and its makespan in seconds.
 
-    The order has a column an action, group after group: row, place, number. The makespan is
-    infinite, and the order unfinished, as soon as it is certain to take ``best_s`` or longer.
-    ``tables`` are those of the pipeline, for who plays it often.
+    The order has a column for each action, group after group: row, place, index. The play stops as
+    soon as it is certain to take ``best_s`` or longer; the makespan is then infinite and the order
+    unfinished. ``tables`` can be passed to compute them once for many plays.
     """
     tables = tables or tables_of(arrays)
     place, group, store = tables.place.copy(), tables.group.copy(), tables.store.copy()
@@ -140,10 +143,11 @@ def list_order(
 
 
 def keys_of(arrays: Arrays, hops_s: np.ndarray, turn_s: float, shift_s: float) -> np.ndarray:
-    """The keys of all actions of a pipeline whose micro-batches enter every ``shift_s`` seconds.
+    """The keys of all actions, for micro-batches that enter every ``shift_s`` seconds.
 
-    ``hops_s`` are the seconds from a stage to the next on the first and the second half of the
-    stages, for forwards and then for backwards; ``turn_s`` pass between the two.
+    ``hops_s`` are the seconds from a stage to the next, on the first and second half of the stages,
+    for forwards and then for backwards. ``turn_s`` pass between the last forward and the first
+    backward.
     """
     numbers = int(arrays.micro_batches[:: arrays.stages].sum())
     keys = np.empty((3, len(arrays.group), -(-numbers // arrays.ways)))
@@ -153,7 +157,7 @@ def keys_of(arrays: Arrays, hops_s: np.ndarray, turn_s: float, shift_s: float) -
 
 
 def fill_keys(keys, stages, ways, seconds, way_s, hops, turn_s, shift_s):
-    """Fill what `keys_of` gives."""
+    """The compiled part of `keys_of`."""
     begin_s, back_s = np.zeros(stages), np.zeros(stages)
     for s in range(1, stages):
         hop_s = max(hops[0, int(2 * s >= stages)], seconds[0, s - 1] + way_s[s - 1])
@@ -175,7 +179,7 @@ def fill_keys(keys, stages, ways, seconds, way_s, hops, turn_s, shift_s):
 
 
 def set_wake(wake_s, g, time_s):
-    """Let group ``g`` decide at a time; every inner node of the tree is the lesser of its two."""
+    """Let group ``g`` decide at ``time_s``; ``wake_s`` is a binary tree of minima."""
     k = len(wake_s) // 2 + g
     wake_s[k] = time_s
     k //= 2
@@ -185,7 +189,7 @@ def set_wake(wake_s, g, time_s):
 
 
 def next_group(wake_s):
-    """The group that decides first."""
+    """The group that decides next."""
     k = 1
     while 2 * k < len(wake_s):
         k = 2 * k if wake_s[2 * k] <= wake_s[2 * k + 1] else 2 * k + 1
@@ -193,7 +197,7 @@ def next_group(wake_s):
 
 
 def leaves_room(q, ways, place, costs, group, store, members):
-    """Whether all older micro-batches still fit, one after the other, after a forward on ``q``."""
+    """Whether all older micro-batches still fit one after the other after a forward on ``q``."""
     g = place[q, GROUP]
     begin, end = group[g, BEGIN], group[g, END]
     new = place[q, FORWARD] * ways + place[q, WAY]
@@ -217,10 +221,10 @@ def leaves_room(q, ways, place, costs, group, store, members):
 
 
 def choose(g, now_s, ways, place, costs, group, store, members, keys, arrival_s, numbers):
-    """What group ``g`` wants most (row, place, when, whether W must make room), and what now.
+    """The best action of group ``g`` (row, place, start, whether a W must first free memory), the
+    best that can start now (place, row), and the next arrival to wait for.
 
-    A wish that is still on its way counts as later by its waiting times the price of idling.
-    The last number is the arrival to wait for.
+    An action that cannot start yet has its key raised by its waiting time times the idle price.
     """
     best = best_now = want_s = next_s = np.inf
     want = want_row = ready = ready_row = -1
@@ -262,7 +266,7 @@ def choose(g, now_s, ways, place, costs, group, store, members, keys, arrival_s,
 
 
 def next_weights(g, place, group, members, keys):
-    """The place of the group whose W is wished for most; some W must be pending."""
+    """The place of the group whose pending W has the least key; some W must be pending."""
     best, found = np.inf, -1
     for x in range(group[g, BEGIN], group[g, END]):
         q = members[x]
@@ -273,14 +277,14 @@ def next_weights(g, place, group, members, keys):
 
 
 def decide(g, now_s, ways, place, costs, group, store, members, keys, arrival_s, numbers):
-    """Row and place of what group ``g`` starts now; place -1 and the time to ask again else."""
+    """Row and place of what group ``g`` starts now, else place -1 and when to decide again."""
     want, row, want_s, full, ready, ready_row, next_s = choose(
         g, now_s, ways, place, costs, group, store, members, keys, arrival_s, numbers
     )
     many = group[g, PENDING] > numbers[MOST_PENDING]
     if want >= 0 and want_s <= now_s and not full and not many:
         return row, want, now_s
-    # Times are sums in different orders: what just fits may seem not to.
+    # Times are sums in different orders: an exact fit may look too long by rounding.
     little = 1e-9 * (1.0 + now_s)
     if group[g, PENDING] > 0:
         q = next_weights(g, place, group, members, keys)
@@ -296,7 +300,7 @@ def decide(g, now_s, ways, place, costs, group, store, members, keys, arrival_s,
 
 
 def account(row, q, split, place, costs, group, store):
-    """Count an action as done, and the bytes that it takes or frees."""
+    """Count an action as done, and update the bytes in use."""
     g = place[q, GROUP]
     place[q, row] += 1
     store[g, LEFT] -= costs[q, row]
@@ -314,7 +318,7 @@ def account(row, q, split, place, costs, group, store):
 
 
 def seconds_of(row, q, i, at, first, costs, order):
-    """What an action takes, with the recompute that it needs unless its forward has just ended."""
+    """Seconds of an action, with recomputation unless its forward has just ended."""
     if row != BACKWARD or costs[q, RECOMPUTE] == 0.0:
         return costs[q, row]
     just_ran = at > first and order[0, at - 1] == FORWARD
@@ -326,7 +330,7 @@ def seconds_of(row, q, i, at, first, costs, order):
 def play_wishes(
     stages, ways, split, best_s, place, costs, group, store, members, keys, numbers, order
 ):
-    """Fill ``order``, group after group; the makespan, or infinity where it is given up."""
+    """Fill ``order``, group after group; the makespan, or infinity if not below ``best_s``."""
     leaves = 1
     while leaves < len(group):
         leaves *= 2

@@ -1,10 +1,10 @@
-"""Policies of the list schedulers: what a device group likes to do first, in a dozen numbers.
+"""Policies of the list schedulers: how a device group ranks its actions, in fifteen numbers.
 
-A policy imagines that every micro-batch passes the pipeline in the same steps, one period after
-the one before it: the building block of Qi et al. (Pipeline Parallelism with Controllable Memory,
-NeurIPS 2024), with steps of any length instead of slots. When an action would start in that world
-is its *key*; groups prefer the least key. How many periods a micro-batch spends between forward
-and backward of a stage is how many of them the stage holds, which is its *depth*.
+A policy assumes an ideal timetable, in which every micro-batch passes the pipeline in the same
+steps, one period after the previous one. This is the building block of Qi et al. (Pipeline
+Parallelism with Controllable Memory, NeurIPS 2024), with steps of any length instead of slots. The
+start of an action in that timetable is its *key*; groups prefer the least key. The *depth* of a
+stage, the most micro-batches it holds, is the number of periods between forward and backward.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,23 @@ __all__ = ["CHOICES", "Draws", "Policy", "changed", "drawn", "wishes_of"]
 
 
 class Policy(NamedTuple):
-    """How a group chooses; lengths in steps and periods.
+    """How a group chooses; lengths are in steps and periods.
 
-    A period is the work of the busiest group on one micro-batch. A step is a third of what a period
-    has for one stage, or with ``even`` the longest of F, I and W, as if all took so long.
+    A period is the work of the busiest group on one micro-batch. A step is a third of a period
+    divided by the stages of a group; with ``even`` it is the longest of all F, I and W.
 
     - ``forward_early`` to ``backward_early``: steps from a stage to the next, on the first and the
-      second half of the stages, on the way there and back; never less than the work takes.
+      second half of the stages, forward and backward; never less than the work takes.
     - ``turn``: periods between the last forward and the first backward.
     - ``stretch``: periods from a micro-batch to the next; less than 1 prefers younger ones.
-    - ``depth_factor``, ``depth_more``: a stage holds the periods that a micro-batch spends between
-      forward and backward, times the one plus the other.
-    - ``idle_price``: what a second of waiting for a better action is worth, in seconds of keys.
-    - ``overlap``: the part of another action for which the awaited one may have to wait.
-    - ``most_pending``: more W than this are not put off. ``weight_overlap``: as ``overlap``, for W.
-    - ``forward_delay``: periods by which keys of forwards are later than imagined.
-    - ``lead``: periods by which a micro-batch may enter the pipeline before its key.
+    - ``depth_factor``, ``depth_more``: depth is the number of periods between forward and backward
+      times ``depth_factor``, plus ``depth_more``.
+    - ``idle_price``: how much a second of waiting adds to a key, in seconds.
+    - ``overlap``: the fraction of another action by which it may delay the preferred one.
+    - ``most_pending``: with more W pending than this, one runs. ``weight_overlap``: ``overlap`` for
+      W.
+    - ``forward_delay``: periods added to the keys of forwards.
+    - ``lead``: how many periods before its key a micro-batch may enter the pipeline.
     """
 
     forward_early: float = 1.0
@@ -74,17 +75,17 @@ CHOICES: dict[str, tuple[float, ...]] = dict(
     lead=(0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 1e9, 1e9, 1e9, 1e9),
     even=(0.0, 1.0, 1.0, 1.0),
 )
-"""What each number is drawn from; what often helps stands there several times."""
+"""Values that each number is drawn from; those that often help are listed several times."""
 
 
 class Draws:
-    """Numbers that look random and are the same every time (SplitMix64)."""
+    """A pseudo-random sequence that is the same on every machine (SplitMix64)."""
 
     def __init__(self, seed: int) -> None:
         self.state = seed
 
     def below(self, limit: int) -> int:
-        """A whole number from 0 to ``limit - 1``."""
+        """An integer from 0 to ``limit - 1``."""
         self.state = (self.state + 0x9E3779B97F4A7C15) & MASK
         z = self.state
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -96,11 +97,11 @@ class Draws:
         return values[self.below(len(values))]
 
     def chance(self, probability: float) -> bool:
-        """True with a probability."""
+        """True with this probability."""
         return self.below(1 << 30) < probability * (1 << 30)
 
     def span(self, limit: int) -> tuple[int, int]:
-        """A part of ``range(limit)`` that is not empty: its start and stop."""
+        """Start and stop of a non-empty part of ``range(limit)``."""
         one, other = self.below(limit + 1), self.below(limit + 1)
         start = min(one, other, limit - 1)
         return start, max(one, other, start + 1)
@@ -110,7 +111,7 @@ MASK = (1 << 64) - 1
 
 
 def changed(policy: Policy, draws: Draws) -> Policy:
-    """``policy`` with one to three of its numbers drawn anew."""
+    """``policy`` with one to three of its numbers drawn again."""
     names = [draws.one_of(Policy._fields) for _ in range(1 + draws.below(3))]
     return policy._replace(**{name: draws.one_of(CHOICES[name]) for name in names})
 
@@ -125,7 +126,7 @@ def wishes_of(policy: Policy, arrays: Arrays) -> Wishes:
     stages, ways = arrays.stages, arrays.ways
     micro_batches = int(arrays.micro_batches[::stages].sum())
     rounds = len(arrays.group) / len(arrays.room_bytes)
-    # A pipeline may cost nothing at all.
+    # A pipeline may cost nothing at all; avoid a division by zero.
     period_s = max(float(arrays.work_s.max()), 1e-30) / micro_batches
     step_s = period_s / 3 / rounds * ways
     if policy.even:

@@ -1,4 +1,4 @@
-"""Our list scheduler: whole backwards, adapted to unequal stages, links and memory."""
+"""Penstock's own list scheduler: whole backwards, adapted to unequal stages, links and memory."""
 
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.family import Family
@@ -19,17 +19,17 @@ HANDCRAFTED = (
     "hanayo",
     "chimera",
 )
-"""Families that are tried besides; those that need another placement refuse."""
+"""Families whose schedules are compared; those that need another placement are skipped."""
 
 MOST_ATTEMPTS = 300
 
 
 def list_schedule(shape: PipelineShape) -> Schedule:
-    """Whole backwards in an order made for the pipeline's own times, transfers and memory.
+    """Whole backwards, ordered for the pipeline's own times, transfers and memory.
 
-    A list scheduler under many policies (`list_search`): each stage warms up as
-    deep as its times, its links and the memory that its group has left ask for. Any placement will
-    do. It is never slower than the families with whole backwards that fit placement and limits.
+    A list scheduler that tries many policies (`list_search`). Each stage warms up as deep as its
+    times, its links and its memory suggest. It takes any placement. The result is never slower than
+    the families with whole backwards that suit the placement and fit the limits.
 
     >>> limited = PipelineShape(stages=3, micro_batches=4, in_flight_limit=(2, 4, 4))
     >>> print(list_schedule(limited))
@@ -37,12 +37,12 @@ def list_schedule(shape: PipelineShape) -> Schedule:
     stage 1   F0 F1 B0 B1 F2 F3 B2 B3
     stage 2   F0 B0 F1 B1 F2 B2 F3 B3
 
-    Where the shape limits neither memory nor micro-batches in flight, every group has room for as
-    many micro-batches as there are groups, as in 1F1B, or for twice as many if that is quicker, as
-    where transfers take long.
+    If the shape limits neither memory nor micro-batches in flight, every group may hold as many
+    micro-batches as there are groups, as in 1F1B; or twice as many if that is faster, for example
+    with slow transfers.
 
     Raises:
-        BadInput: not even one micro-batch fits into a group's memory, or a stage's limit.
+        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     if shape.memory_bytes or shape.in_flight_limit:
         return quickest_list(shape)
@@ -54,7 +54,7 @@ def list_schedule(shape: PipelineShape) -> Schedule:
 
 
 def quickest_list(shape: PipelineShape) -> Schedule:
-    """The quickest order with whole backwards that was found."""
+    """The fastest schedule with whole backwards that was found."""
     return quickest_order(
         shape,
         split=False,

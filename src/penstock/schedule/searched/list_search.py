@@ -1,4 +1,4 @@
-"""Searches for the policy whose order is quickest: known good ones, changes of them, moved keys."""
+"""Searches for the fastest order: seeded policies, then changed policies, then changed keys."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,24 +28,24 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 F, B, I, W, _ = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
 
 CLOSE = 1e-9
-"""Makespans that differ by less than this part of them are the same."""
+"""Makespans within this fraction of one another count as equal."""
 
 CHEAP_PLACINGS, MOST_PLACINGS = 400_000, 10_000_000
-"""How many actions are placed at least and at most, in all attempts together."""
+"""The least and the most actions placed in all attempts together."""
 
 ATTEMPTS_PER_PERCENT = 80
-"""A per cent between the best order and the bound is worth so many attempts."""
+"""Attempts for each per cent between the best order and the bound."""
 
 
 MOST_PROVEN = 1024
-"""Up to so many micro-batches of all stages the bound for the memory takes less than a search."""
+"""With at most this many micro-batches, summed over stages, `makespan_bound_s` is quick enough."""
 
 
 @dataclass
 class Search:
-    """The best order so far, what led to it, and how much has been tried.
+    """The best order so far, what led to it, and the number of attempts.
 
-    ``bound_s`` says how much effort an order is worth. No order is shorter than ``proven_s``.
+    ``bound_s`` decides how many attempts are worthwhile. No order takes less than ``proven_s``.
     """
 
     arrays: Arrays
@@ -70,7 +70,7 @@ class Search:
             self.policy = policy or self.policy
 
     def goes_on(self, share: float = 1.0) -> bool:
-        """Whether there is something to win, and less than ``share`` of the effort is spent."""
+        """Whether the best can still improve and less than ``share`` of the attempts are used."""
         gap = self.best_s / self.bound_s - 1 if self.bound_s > 0 else 0.0
         actions = int(self.arrays.micro_batches.sum()) * (3 if self.arrays.split else 2)
         worth = max(100 * gap * ATTEMPTS_PER_PERCENT, CHEAP_PLACINGS / actions)
@@ -78,25 +78,26 @@ class Search:
         return gap > CLOSE and self.attempts < share * worth and not self.is_proven(self.best_s)
 
     def is_proven(self, makespan_s: float) -> bool:
-        """Whether no order is shorter than this."""
+        """Whether no order takes less than ``makespan_s``."""
         return makespan_s <= self.proven_s * (1 + CLOSE)
 
 
 def quickest_order(
     shape: PipelineShape, *, split: bool, others: Iterable[Schedule], most_attempts: int
 ) -> Schedule:
-    """The quickest order found for ``shape``, never slower than ``others``, which must fit.
+    """The fastest order found for ``shape``, never slower than ``others``, which must fit.
 
-    Policies known to be good come first, then ``others``. Then the best policy is changed here and
-    there, and last the keys themselves, for parts of the stages and micro-batches; what is no
-    slower is kept. The effort is in proportion to what may be won: the search ends after some
-    attempts for each per cent above a bound (`list_arrays.quick_bound_s`), and
-    where it meets that, or on small pipelines the one that knows the memory
-    (`penstock.schedule.bound.makespan_bound_s`). Nothing is left to chance: the same shape gives
-    the same order.
+    1. Try the policies of `list_seeds`, and compare ``others``.
+    2. Change some numbers of the best policy, again and again.
+    3. Change keys, depths or numbers, for parts of the stages and micro-batches.
+
+    A change stays if the order is no slower. The number of attempts is proportional to the gap
+    between the best order and a lower bound (`quick_bound_s`). The search ends when the best
+    reaches that bound, or on small pipelines `penstock.schedule.bound.makespan_bound_s`, which
+    also considers memory. The result is deterministic.
 
     Raises:
-        BadInput: not even one micro-batch fits into a group's memory, or a stage's limit.
+        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     arrays = arrays_of(shape, split=split)
     search = Search(arrays, quick_bound_s(arrays, shape), most_attempts)
@@ -129,14 +130,14 @@ def quickest_order(
 
 
 def climb(search: Search, draws: Draws) -> None:
-    """Try the best policy with some numbers changed; now and then one that is all new."""
+    """Try the best policy with some numbers changed, or now and then an entirely new one."""
     new = draws.chance(0.15)
     policy = drawn(draws) if new else changed(search.policy, draws)
     search.attempt(wishes_of(policy, search.arrays), policy)
 
 
 def shake(search: Search, draws: Draws) -> None:
-    """Try the best wishes with one to three things changed: keys, depths or numbers."""
+    """Try the best wishes with one to three changes to keys, depths or numbers."""
     assert search.wishes is not None
     wishes = search.wishes
     arrays = search.arrays
@@ -168,7 +169,7 @@ def shake(search: Search, draws: Draws) -> None:
 
 
 def part_of(numbers: int, draws: Draws) -> tuple[int, int]:
-    """All micro-batches, the first, the last or some of them."""
+    """A range of micro-batches: all, the first, the last, or some in between."""
     start, stop = draws.span(numbers)
     return draws.one_of(((0, numbers), (0, numbers), (0, stop), (start, numbers), (start, stop)))
 
@@ -176,7 +177,7 @@ def part_of(numbers: int, draws: Draws) -> tuple[int, int]:
 def moved(
     keys: Floats, places: tuple[int, int], numbers: tuple[int, int], step_s: float, draws: Draws
 ) -> Floats:
-    """Keys of one kind of action, on some places for some micro-batches, sooner or later."""
+    """``keys`` with those of one row, for some places and micro-batches, earlier or later."""
     row = draws.one_of((0, 0, 1, 1, 2))
     by_s = step_s * draws.one_of((-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0))
     count = places[1] - places[0]
@@ -187,7 +188,7 @@ def moved(
 
 
 def wishes_like(schedule: Schedule, shape: PipelineShape, search: Search) -> Iterator[Wishes]:
-    """Wishes whose keys are the times of a schedule."""
+    """Wishes whose keys are the start times of a schedule, with several idle prices."""
     assert search.wishes is not None
     keys = np.zeros_like(search.wishes.keys)
     ways = search.arrays.ways
@@ -213,7 +214,7 @@ def wishes_like(schedule: Schedule, shape: PipelineShape, search: Search) -> Ite
 
 
 def schedule_of(order: Numbers, arrays: Arrays, shape: PipelineShape) -> Schedule:
-    """The schedule whose rows, places and numbers these are, group after group."""
+    """The schedule with these rows, places and indices, group after group."""
     rows, places, numbers = order
     codes = np.array((F, I, W) if arrays.split else (F, B))
     ways, stages = np.divmod(places, shape.stages)

@@ -1,10 +1,10 @@
 """Policies that the list schedulers try first, the most useful one first.
 
-Each was the best that a longer search found for some pipeline. They were chosen, one after the
-other, as those that shorten the orders of all of these pipelines most: the cases of
-`benchmarks/schedules/zero_bubble.py` with up to 32 micro-batches, and 36 drawn ones with up to
-four stages a group, whole and split backwards, unequal stages, transfers, and memory from 0.4 to 2
-times that of 1F1B. The last two are from four chunks a group on eight groups, as in
+Each was the best that a longer search found for some pipeline. Among these, the ones that shorten
+the orders of all pipelines most were picked one by one. The pipelines are the cases of
+`benchmarks/schedules/zero_bubble.py` with up to 32 micro-batches, and 36 random ones: up to four
+stages a group, whole and split backwards, unequal stages, transfers, and 0.4 to 2 times the memory
+of 1F1B. The last two policies are for four chunks on each of eight groups, as in
 `benchmarks/schedules/torch_schedules.py`.
 """
 
@@ -13,7 +13,7 @@ from penstock.schedule.searched.list_policy import Policy
 __all__ = ["SEEDS"]
 
 ALL = 1e9
-"""So much that it sets no limit."""
+"""No limit."""
 
 SEEDS: tuple[Policy, ...] = tuple(
     Policy(*numbers)
@@ -50,4 +50,4 @@ SEEDS: tuple[Policy, ...] = tuple(
         (1.25, 2.5, 3, 1.25, 0, 0.75, ALL, 3, 5, 0.3, ALL, 0.5, 0, ALL, 1),
     )
 )
-"""In the order of the fields of `Policy`."""
+"""Numbers in the order of the fields of `Policy`."""
