@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from pipeline_cases import join, plan_of, sliced
+from runtime.pipeline_cases import join, plan_of, sliced
 from torch import nn
 from torch.nn import functional
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fixed_dropout import FixedDropout
-from matrix_plans import Case
-from pipeline_cases import SUBJECTS, Subject, different, normal, sliced
+from runtime.fixed_dropout import FixedDropout
+from runtime.matrix_plans import Case
+from runtime.pipeline_cases import SUBJECTS, Subject, different, normal, sliced
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 

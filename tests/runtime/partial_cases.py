@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from pipeline_cases import join, next_token_loss, plan_of
+from runtime.pipeline_cases import join, next_token_loss, plan_of
 from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer

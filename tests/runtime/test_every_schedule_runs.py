@@ -1,10 +1,11 @@
 """Every synchronous schedule gives loss, gradients and weights of one process, in float64."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from runtime.matrix_cases import captured, play
+from runtime.matrix_plans import Case, drawn, every_case, model_cases, representative
 
 from penstock.runtime.processes.launch import launch_workers
 from penstock.schedule.registry import FAMILIES
@@ -16,17 +17,8 @@ MIRRORED = [name for name in SYNCHRONOUS if FAMILIES[name].placement == "mirrore
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importable() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        yield
-
-
 def played(cases: Sequence[Any]) -> dict[Any, list[str]]:
     """What is wrong in each case on any of four ranks, by case."""
-    from matrix_cases import play
-
     results = launch_workers(play, (tuple(cases),), workers=4, threads=1)
     assert all(list(found) == list(cases) for found in results)
     return {
@@ -37,9 +29,6 @@ def played(cases: Sequence[Any]) -> dict[Any, list[str]]:
 
 def cases_of(model: str, **settings: bool) -> list[Any]:
     """Those of a model, each with no more stages than the model has layers."""
-    from matrix_cases import captured
-    from matrix_plans import model_cases
-
     _, graph = captured(model, True)
     cases = list(model_cases(model, len(graph.layer_names), **settings))
     assert {case.schedule for case in cases} == set(SYNCHRONOUS)
@@ -52,10 +41,8 @@ def assert_nothing_wrong(found: dict[Any, list[str]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def matrix(_importable: None) -> dict[Any, list[str]]:
+def matrix() -> dict[Any, list[str]]:
     """The representative cases, played by one set of workers."""
-    from matrix_plans import Case, representative
-
     return played([*representative(), Case("1f1b", (1, 1), 3, haste=1 + 1e-6)])
 
 
@@ -70,8 +57,6 @@ def test_it_trains_as_one_process(schedule: str, matrix: dict[Any, list[str]]) -
 
 def test_the_matrix_covers_what_it_claims() -> None:
     """All schedules; one to four groups; replicas; several stages; few and odd micro-batches."""
-    from matrix_plans import representative
-
     cases = list(representative())
     assert {case.schedule for case in cases} == set(SYNCHRONOUS)
     assert {len(case.replicas) for case in cases} == {1, 2, 3, 4}
@@ -94,10 +79,8 @@ def test_a_millionth_more_is_seen(matrix: dict[Any, list[str]]) -> None:
     assert {word.partition(":")[0] for word in after_first} == {"rank 0", "rank 1"}
 
 
-def test_what_one_rank_refuses_all_do(_importable: None) -> None:
+def test_what_one_rank_refuses_all_do() -> None:
     """Two of the four ranks hold nothing, and cannot know what is in a stage."""
-    from matrix_plans import Case
-
     case = Case("chimera", (1, 1), 3, style="mirrored", model="convolutions", micro_batch_rows=4)
     (wrong,) = played([case]).values()
     assert len(wrong) == 4
@@ -106,16 +89,12 @@ def test_what_one_rank_refuses_all_do(_importable: None) -> None:
 
 @pytest.mark.slow
 def test_the_whole_product() -> None:
-    from matrix_plans import every_case
-
     assert_nothing_wrong(played(list(every_case())))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_plans_at_random(seed: int) -> None:
-    from matrix_plans import drawn
-
     assert_nothing_wrong(played(list(drawn(100, seed))))
 
 

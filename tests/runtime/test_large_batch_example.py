@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from runtime.workers_under_test import run_script
+from runtime.processes.workers_under_test import run_script
 
 from penstock.runtime.processes.launch import launch_workers
 

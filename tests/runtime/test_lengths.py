@@ -6,23 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime.length_cases import run_all, run_buckets, run_resumed, run_without_flush
 
 from penstock.runtime.processes.launch import launch_workers
 
 TRANSPORTS = ("shared-memory", "process-groups")
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
 def trained_equally(
     lengths: Sequence[int], replicas: Sequence[int], *more: Any
 ) -> list[list[list[str]]]:
     """The refusals of every rank, all of which have trained as the user's module does."""
-    from length_cases import run_all
-
     arguments = (lengths, replicas, *more)
     found = launch_workers(run_all, arguments, workers=sum(replicas), threads=1)
     for rank, (wrong, _) in enumerate(found):
@@ -53,8 +47,6 @@ def test_replicas_cut_batches_of_many_lengths_by_rows() -> None:
 
 
 def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
-    from length_cases import run_resumed
-
     differing = launch_workers(
         run_resumed, ((16, 64, 23, 37, 16, 50), str(tmp_path)), workers=2, threads=1
     )
@@ -62,14 +54,10 @@ def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
 
 
 def test_a_schedule_without_a_flush_runs_empty_before_another_length() -> None:
-    from length_cases import run_without_flush
-
     assert launch_workers(run_without_flush, ("pipedream",), workers=2, threads=1) == ([], [])
 
 
 def test_a_model_that_fixes_its_length_trains_in_buckets(tmp_path: Path) -> None:
-    from length_cases import run_buckets
-
     arguments = ((1, 2, 1), "zb-h1", str(tmp_path))
     for wrong, refused in launch_workers(run_buckets, arguments, workers=4, threads=1):
         assert not wrong

@@ -20,7 +20,16 @@ from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from loss_cases import ROWS, SUMS, Heads, Plain, case_of, close, heads_batch
+from runtime.loss_cases import (
+    ROWS,
+    SUMS,
+    Heads,
+    Plain,
+    case_of,
+    close,
+    heads_batch,
+    trained_by_ranks,
+)
 
 NAMES = [
     *SUMS,
@@ -64,8 +73,6 @@ def held(graph, name: str) -> torch.Tensor:
 
 
 def test_ranks_replicas_split_backwards_and_several_batches_give_the_same_loss() -> None:
-    from loss_cases import trained_by_ranks
-
     names = ["with a masked mean", "BertForPreTraining", "a list of terms"]
     for found in launch_workers(trained_by_ranks, (names,), workers=3, threads=1):
         assert len(found) == 9

@@ -1,10 +1,9 @@
 """Adapters, frozen bodies and layers: equal to plain training, and nothing done in vain."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime.partial_cases import trained_in_all_ways
 
 from penstock.runtime.processes.launch import launch_workers
 
@@ -12,13 +11,9 @@ Found = tuple[dict[str, dict[str, Any]], ...]
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Found]:
+def ranks() -> Found:
     """What `trained_in_all_ways` gave on each of three ranks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        from partial_cases import trained_in_all_ways
-
-        yield launch_workers(trained_in_all_ways, (), workers=3, threads=1)
+    return launch_workers(trained_in_all_ways, (), workers=3, threads=1)
 
 
 def test_losses_and_weights_are_those_of_plain_training(ranks: Found) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("torchrun_schedules.py")
 TORCHRUN = Path(sys.executable).with_name("torchrun")
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 pytestmark = pytest.mark.timeout(1200)
 

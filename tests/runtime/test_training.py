@@ -1,46 +1,39 @@
 """Training over several ranks goes as on one device, and goes on from a checkpoint."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime.training_cases import (
+    evaluate_and_verify,
+    on_two_ranks,
+    one_after_another,
+    resume_elsewhere,
+    train_tied,
+)
 
 from penstock.runtime.processes.launch import launch_workers
 
 TRAINED_STEPS = 20
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
 def test_a_process_may_train_several_pipelines_one_after_another() -> None:
-    from training_cases import one_after_another
-
     for losses in launch_workers(one_after_another, (4,), workers=2, threads=1):
         assert len(losses) == 4 and len(set(losses)) == 1
 
 
 def test_tied_weights_clipping_and_schedule_follow_one_device_for_twenty_steps() -> None:
-    from training_cases import train_tied
-
     for rank, wrong in enumerate(launch_workers(train_tied, (TRAINED_STEPS,), workers=4)):
         assert not wrong, f"rank {rank}: {wrong}"
 
 
 def test_a_checkpoint_continues_the_loss_curve_under_another_plan(tmp_path: Path) -> None:
-    from training_cases import resume_elsewhere
-
     for through, resumed in launch_workers(resume_elsewhere, (tmp_path,), workers=4):
         assert resumed == pytest.approx(through, rel=1e-9)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
 def test_evaluation_and_verification_are_right_and_change_nothing() -> None:
-    from training_cases import evaluate_and_verify
-
     for found in launch_workers(evaluate_and_verify, workers=3):
         assert found["loss"] == pytest.approx(found["expected"], rel=1e-12)
         assert found["equal"], found["text"]
@@ -53,13 +46,9 @@ def test_evaluation_and_verification_are_right_and_change_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> Iterator[tuple[dict[str, Any], ...]]:
+def two_ranks() -> tuple[dict[str, Any], ...]:
     """What `on_two_ranks` gave on each rank."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        from training_cases import on_two_ranks
-
-        yield launch_workers(on_two_ranks, workers=2)
+    return launch_workers(on_two_ranks, workers=2)
 
 
 def test_verification_names_the_first_wrong_gradient(two_ranks: tuple[dict[str, Any], ...]) -> None:

@@ -1,10 +1,10 @@
 """The theorem of the runtime: whatever the plan, the result is that of one device."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from runtime.pipeline_cases import run_cases, run_parts
 
 from penstock.errors import BadInput
 from penstock.runtime.processes.launch import launch_workers
@@ -59,17 +59,8 @@ PARTS: dict[str, Sequence[Part]] = {
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importable() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        yield
-
-
 def played(parts: Mapping[str, Sequence[Part]]) -> dict[str, dict[str, list[str]]]:
     """What differs in each case of each part on any of four ranks."""
-    from pipeline_cases import run_parts
-
     results = launch_workers(run_parts, (parts,), workers=4, threads=1)
     assert all(list(found) == list(parts) for found in results)
     return {
@@ -97,7 +88,7 @@ def assert_all_equal(found: Mapping[str, list[str]], part: Sequence[Part]) -> No
 
 
 @pytest.fixture(scope="module")
-def results(_importable: None) -> dict[str, dict[str, list[str]]]:
+def results() -> dict[str, dict[str, list[str]]]:
     """All parts, played by one set of workers."""
     return played(PARTS)
 
@@ -108,8 +99,6 @@ def test_a_pipeline_equals_one_device(results: dict[str, dict[str, list[str]]], 
 
 
 def test_copies_of_a_stage_cannot_share_statistics_and_are_refused() -> None:
-    from pipeline_cases import run_cases
-
     options = {"schedules": ("chimera",)}
     with pytest.raises(BadInput, match=r"batch normalisation.*'chimera' holds it twice"):
         launch_workers(run_cases, (["convolutions"], [(1, 1)], options), workers=2, threads=1)

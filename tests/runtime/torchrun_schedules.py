@@ -1,6 +1,6 @@
 """Started by torchrun: trains under several schedules, and prints what differs from one process.
 
-torchrun --nproc-per-node 4 tests/runtime/torchrun_schedules.py shared-memory process-groups
+PYTHONPATH=tests torchrun --nproc-per-node 4 tests/runtime/torchrun_schedules.py process-groups
 """
 
 import json
@@ -9,8 +9,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from matrix_cases import play
-from matrix_plans import torchrun_cases
+from runtime.matrix_cases import play
+from runtime.matrix_plans import torchrun_cases
 
 from penstock.runtime.processes.world import host_identity
 

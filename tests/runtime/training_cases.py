@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pipeline_cases import (
+from runtime.pipeline_cases import (
     MICRO_BATCHES,
     ROWS,
     captured,

@@ -1,0 +1,153 @@
+"""What the worker processes of the memory tests run: predicted and measured peaks, and growth."""
+
+import gc
+import os
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import torch
+from runtime.pipeline_cases import integers, join, plan_of
+from torch import nn
+
+from penstock.capture.layer_graph import Batch, LayerGraph
+from penstock.capture.trace import capture_model
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.jobs.job_file import find_job
+from penstock.jobs.profile_job import build_and_capture
+from penstock.measure.layer_times import measure_profile
+from penstock.plan.plan import Plan
+from penstock.runtime.memory.measured_memory import MeasuredMemory
+from penstock.runtime.pipeline import Pipeline
+from penstock.simulate.simulation import simulate_plan
+
+WIDTH, SEQUENCE, VOCABULARY = 128, 32, 100
+ROWS, MICRO_BATCHES = 4, 6
+
+
+class Block(nn.Module):
+    """A residual layer that saves far more than it passes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Embedding, blocks, and a head that is the last layer."""
+
+    def __init__(self, blocks: int = 6) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).transpose(1, 2)
+
+
+def batch(rows: int = ROWS * MICRO_BATCHES) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = integers(rows, SEQUENCE, VOCABULARY)
+    return tokens, tokens.clone()
+
+
+def graph_of_model() -> LayerGraph:
+    torch.manual_seed(0)
+    return capture_model(Model(), batch(3), loss=nn.functional.cross_entropy)
+
+
+def predicted_and_measured(
+    graph: LayerGraph, plan: Plan, example: Batch, optimizer: Any, state: float
+) -> tuple[float, MeasuredMemory, float]:
+    """This rank's peak as simulated from its model's counted bytes, and as measured."""
+    rows = plan.micro_batch_size
+    profile = measure_profile(graph, example, batch_sizes=(1, rows), repeats=1)
+    devices = max(plan.devices) + 1
+    cluster = Cluster("here", (Host("here", (Device("cpu", 1e12),) * devices, inf),))
+    prediction = simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=state)
+    with Pipeline(graph, plan, example, optimizer=optimizer, timeout_s=100) as pipe:
+        pipe.step(example)
+        with pipe.measuring_memory() as memory:
+            pipe.step(example)
+        rank = pipe.rank
+    most = prediction.peak_memory_bytes[rank]
+    kept = [event for event in prediction.timeline.memory if event.device == rank]
+    return most, memory, kept[0].bytes
+
+
+def peaks_of(plans: Sequence[Plan]) -> list[tuple[float, MeasuredMemory, float]]:
+    """`predicted_and_measured` of the test's model under each plan."""
+    join()
+    graph = graph_of_model()
+    adam = torch.optim.AdamW
+    return [
+        predicted_and_measured(graph, plan, batch(plan.global_batch), adam, 2.0) for plan in plans
+    ]
+
+
+def peaks_of_job(name: str, schedules: Sequence[str]) -> list[tuple[float, MeasuredMemory, float]]:
+    """The same of a built-in job on two stages of about equally many layers."""
+    join()
+    job = find_job(name)
+    graph, example = build_and_capture(job), job.example_batch()
+    rows = min(job.micro_batch_choices())
+    found = []
+    for schedule in schedules:
+        plan = plan_of(
+            len(graph.layer_names),
+            (1, 1),
+            schedule,
+            micro_batches=job.batch_size // rows,
+            rows=rows,
+        )
+        found.append(predicted_and_measured(graph, plan, example, torch.optim.AdamW, 2.0))
+    return found
+
+
+def state_of_process() -> dict[str, int]:
+    """What would grow if a step left something behind."""
+    gc.collect()
+    objects = gc.get_objects()
+    with open("/proc/self/status") as status:
+        resident = next(line for line in status if line.startswith("VmRSS"))
+    return {
+        "resident bytes": int(resident.split()[1]) * 1024,
+        "open files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in objects),
+        "objects": len(objects),
+    }
+
+
+def growth(
+    schedules: Sequence[str], transport: Any, steps: int, warm_up: int
+) -> dict[str, dict[str, int]]:
+    """How much each figure of `state_of_process` grows over ``steps`` steps, by schedule."""
+    join()
+    found: dict[str, dict[str, int]] = {}
+    torch.manual_seed(0)
+    graph = capture_model(Model(2), batch(3), loss=nn.functional.cross_entropy)
+    for schedule in schedules:
+        plan = plan_of(
+            len(graph.layer_names), (1, 1), schedule, recompute=schedule == "gpipe", rows=2
+        )
+        rows = plan.global_batch
+        # Batches of another size have another cut of their own, made once.
+        batches = [batch(rows), batch(rows - 1), batch(rows)]
+        with Pipeline(
+            graph, plan, batches[0], optimizer=torch.optim.AdamW, transport=transport
+        ) as pipe:
+            for step in range(warm_up + steps):
+                if step == warm_up:
+                    before = state_of_process()
+                pipe.step(batches[step % len(batches)])
+            after = state_of_process()
+        found[schedule] = {name: after[name] - before[name] for name in before}
+    return found

@@ -1,0 +1,69 @@
+"""A rank that fails, dies or hangs ends all ranks within seconds, each naming the cause."""
+
+from pathlib import Path
+
+import pytest
+from runtime.processes.rank_processes import run_ranks
+from runtime.training_cases import fail_at_rank_one
+
+TRANSPORTS = ("shared-memory", pytest.param("process-groups", marks=pytest.mark.slow))
+END_S = 10.0
+START_S = 60.0
+
+
+def outcomes(deed: str, transport: str, replicas: tuple[int, ...], directory: Path) -> dict:
+    """Message and seconds of each rank that lived on."""
+    results, _ = run_ranks(
+        fail_at_rank_one, (deed, transport, replicas), sum(replicas), directory, START_S
+    )
+    assert all(seconds < END_S for _, seconds in results.values()), results
+    return {rank: text for rank, (text, _) in results.items()}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_cause_of_a_failure_is_named_on_every_rank(transport: str, tmp_path: Path) -> None:
+    found = outcomes("raise", transport, (1, 1, 1), tmp_path)
+    assert found.keys() == {0, 1, 2}
+    for text in found.values():
+        assert text.startswith("RunFailed: ")
+        assert "rank 1, stage 1, F0: shape mismatch in the user's code" in text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_killed_rank_ends_the_others_within_seconds(transport: str, tmp_path: Path) -> None:
+    found = outcomes("die", transport, (1, 1, 1), tmp_path)
+    assert found.keys() == {0, 2}
+    for text in found.values():
+        assert text.startswith("RunFailed: ") and "rank 1 ended" in text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_hanging_rank_is_named_when_the_time_limit_is_over(
+    transport: str, tmp_path: Path
+) -> None:
+    results, codes = run_ranks(
+        fail_at_rank_one, ("stall", transport, (1, 1, 1)), 3, tmp_path, START_S, hanging=1
+    )
+    assert codes[1] is None, "the hanging rank hangs"
+    texts = [text for text, _ in results.values()]
+    assert len(texts) == 2
+    assert any("waited 3 s for" in text and "stage 1 (rank 1)" in text for text in texts), texts
+
+
+def test_no_plan_runs_on_too_few_workers() -> None:
+    import torch
+    from torch import nn
+
+    from penstock.capture.chain import Chain
+    from penstock.errors import BadInput
+    from penstock.plan.plan import Plan, Stage
+    from penstock.runtime.pipeline import Pipeline
+
+    plan = Plan((Stage(range(1), (0,), (2,)), Stage(range(1, 3), (1,), (2,))), 2, 2, "1f1b")
+    chain = Chain([nn.Linear(2, 2), nn.Linear(2, 2)], loss=nn.MSELoss())
+    batch = (torch.zeros(4, 2), torch.zeros(4, 2))
+    with pytest.raises(BadInput, match=r"uses 2 devices but 1 workers run.*nproc-per-node 2"):
+        Pipeline(chain, plan, batch)
+    shorter = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "1f1b")
+    with pytest.raises(BadInput, match="covers 2 layers, the model Chain has 3; plan again"):
+        Pipeline(chain, shorter, batch)

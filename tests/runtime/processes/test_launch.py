@@ -1,0 +1,148 @@
+"""Worker processes start together and end together, whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runtime.processes.workers_under_test import (
+    add_ranks,
+    collective_after_a_death,
+    fail,
+    listening_addresses,
+    parent_and_variable,
+    threads_and_rank,
+)
+
+from penstock.errors import BadInput, RunFailed
+from penstock.runtime.processes.launch import launch_workers, threads_per_worker
+
+TESTS = Path(__file__).parents[2]
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from runtime.processes.workers_under_test import sleep_for_ever
+from penstock.runtime.processes.launch import launch_workers
+
+if __name__ == "__main__":
+    try:
+        launch_workers(sleep_for_ever, (Path(sys.argv[2]),), workers=2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
+    """Seconds until the condition held; fails the test after ``limit_s``."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < limit_s, f"not so after {limit_s} s"
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def running_launcher(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A process that launched two workers which sleep; and the workers' process numbers."""
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(SCRIPT)
+    launcher = subprocess.Popen([sys.executable, script, TESTS, pids])
+    wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2, 60)
+    return launcher, [int(line.split()[1]) for line in pids.read_text().splitlines()]
+
+
+def test_results_come_back_in_order_of_rank_with_a_process_group() -> None:
+    assert launch_workers(add_ranks, workers=3) == (3, 3, 3)
+
+
+def test_workers_have_the_threads_that_were_asked_for() -> None:
+    assert launch_workers(threads_and_rank, workers=2, threads=1) == ((0, 1, "1"), (1, 1, "1"))
+    assert threads_per_worker(1000) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_of_all_launches_are_forks_of_one_server_that_see_what_has_changed_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ((first, before),) = launch_workers(parent_and_variable, ("PENSTOCK_CHANGED",), workers=1)
+    monkeypatch.setenv("PENSTOCK_CHANGED", "yes")
+    found = launch_workers(parent_and_variable, ("PENSTOCK_CHANGED",), workers=2)
+    assert before is None
+    assert found == ((first, "yes"), (first, "yes"))
+    assert first != os.getpid()
+    # Forks of a process with further threads could hang.
+    assert len(list(Path(f"/proc/{first}/task").iterdir())) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which sockets listen")
+def test_the_store_listens_on_loopback_only() -> None:
+    assert launch_workers(listening_addresses, workers=1) == (["0100007F"],)
+
+
+def test_no_directory_is_left_but_where_a_worker_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    launch_workers(threads_and_rank, workers=1)
+    assert not list(tmp_path.glob("penstock-*"))
+    with pytest.raises(RunFailed, match="penstock-workers-"):
+        launch_workers(fail, ("foreign", 0), workers=1)
+    assert len(list(tmp_path.glob("penstock-workers-*/worker-0-traceback.txt"))) == 1
+
+
+def test_an_error_of_ours_comes_back_as_itself(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^batch size 7 is not 8; drop the last batch$"):
+        launch_workers(fail, ("ours", 1), workers=2, log_directory=tmp_path)
+
+
+def test_any_other_error_is_one_line_that_names_rank_place_and_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"worker 0: ValueError: no such thing \(.*:\d+\)") as found:
+        launch_workers(fail, ("foreign", 0), workers=2, log_directory=tmp_path)
+    assert "\n" not in str(found.value)
+    assert "Traceback" in (tmp_path / "worker-0-traceback.txt").read_text()
+    assert str(tmp_path / "worker-0-traceback.txt") in str(found.value)
+
+
+def test_a_killed_worker_is_named_although_its_peers_fail_too() -> None:
+    with pytest.raises(RunFailed, match=r"worker 1 .* was killed by SIGKILL"):
+        launch_workers(collective_after_a_death, (1,), workers=3)
+
+
+def test_fewer_than_one_worker_is_refused() -> None:
+    with pytest.raises(BadInput, match="workers is 0; at least 1"):
+        launch_workers(print, workers=0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_launcher_leaves_no_orphans(
+    running_launcher: tuple[subprocess.Popen[bytes], list[int]], number: signal.Signals, code: int
+) -> None:
+    launcher, workers = running_launcher
+    launcher.send_signal(number)
+    assert launcher.wait(15) == code
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_die_with_a_launcher_that_was_killed(
+    running_launcher: tuple[subprocess.Popen[bytes], list[int]],
+) -> None:
+    launcher, workers = running_launcher
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait(15)
+    wait_until(lambda: not any(alive(pid) for pid in workers), 5)

@@ -1,0 +1,76 @@
+"""What the worker processes of the tests of selective recompute run."""
+
+import copy
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from runtime.pipeline_cases import MICRO_BATCHES, ROWS, captured, compare_one, join, normal, plan_of
+from torch import nn
+
+from penstock.capture.chain import Chain
+from penstock.capture.trace import capture_model
+from penstock.plan.plan import Plan
+from penstock.runtime.pipeline import Pipeline
+
+
+def selective(plan: Plan, seed: int) -> Plan:
+    """``plan`` with some layers of each stage recomputed: never none, not always all."""
+    chosen = random.Random(seed)
+    stages = []
+    for stage in plan.stages:
+        layers = list(stage.layers)
+        again = sorted(chosen.sample(layers, chosen.randint(1, max(1, len(layers) - 1))))
+        stages.append(replace(stage, recompute=True, recompute_layers=tuple(again)))
+    return replace(plan, stages=tuple(stages))
+
+
+def compare_selective(
+    names: Sequence[str], schedules: Sequence[str], replications: Sequence[Sequence[int]]
+) -> dict[str, list[str]]:
+    """What differs from the model left whole, by case."""
+    join()
+    found: dict[str, list[str]] = {}
+    for name in names:
+        subject, graph = captured(name)
+        for number, schedule in enumerate(schedules):
+            for replicas in replications:
+                layers = len(graph.layer_names)
+                plan = selective(plan_of(layers, replicas, schedule), seed=number)
+                case = f"{name}, {schedule}, replicas {tuple(replicas)}"
+                found[case] = compare_one(subject, graph, plan)
+    return found
+
+
+def with_dropout() -> nn.Module:
+    """A chain whose layers draw random numbers and keep running statistics."""
+    layers = [
+        nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh())
+        for _ in range(4)
+    ]
+    return Chain(layers, loss=nn.MSELoss()).double()
+
+
+def trained(plan: Plan, steps: int, *, traced: bool) -> dict[str, Any]:
+    """Losses, weights, buffers, gradients and random numbers after some steps under ``plan``."""
+    torch.manual_seed(0)
+    model = with_dropout()
+    batch = (normal(MICRO_BATCHES * ROWS, 6, 1), normal(MICRO_BATCHES * ROWS, 6, 2))
+    if traced:
+        model, loss = nn.Sequential(*list(model.children())[:4]), nn.MSELoss()
+        graph = capture_model(model, batch, loss=loss)
+    else:
+        graph = capture_model(model, batch)
+    torch.manual_seed(1)
+    with Pipeline(graph, plan, batch, optimizer=lambda p: torch.optim.SGD(p, 0.1)) as pipe:
+        losses = [pipe.step(batch).loss for _ in range(steps)]
+        tensors = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
+    return {"losses": losses, "random": torch.rand(3), **tensors}
+
+
+def trained_under(plans: Sequence[Plan], traced: bool) -> list[dict[str, Any]]:
+    """`trained` under each plan in turn, in the same processes."""
+    join()
+    return [trained(copy.deepcopy(plan), 3, traced=traced) for plan in plans]

@@ -1,0 +1,213 @@
+"""The first step compares itself with the user's module, and changes nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from runtime.verify.verify_cases import batch, net, one_rank, with_flipped_sign
+from torch import nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from penstock.capture.lengths import Length
+from penstock.capture.trace import capture_model
+from penstock.capture.traced_graph import TracedGraph
+from penstock.errors import BadInput, RunFailed
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.memory.free_memory import FreeMemory
+from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.rank import Worker
+from penstock.runtime.verify import room, verify
+
+
+def descend(parameters: list[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=0.1)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each iteration that a pipeline runs."""
+    found: list[int] = []
+    original = Worker.run
+
+    def run(self: Worker, *batches: Any, **options: Any) -> Any:
+        found.append(len(batches))
+        return original(self, *batches, **options)
+
+    monkeypatch.setattr(Worker, "run", run)
+    return found
+
+
+def trained(model: nn.Module, verify: str, steps: int = 2, batches: int = 1) -> Any:
+    """Losses and weights after some steps, and the verification."""
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    options: dict[str, Any] = {"optimizer": descend, "clip_norm": 0.1, "verify": verify}
+    with Pipeline(graph, one_rank(graph), batch(), **options) as pipe:
+        losses = [pipe.step(*[batch()] * batches).loss for _ in range(steps)]
+        return losses, [p.detach().clone() for p in model.parameters()], pipe.verified
+
+
+class DroppingSum(nn.Module):
+    """Adds a vector that is dropped once a forward: other masks in each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` and what is left of the vector."""
+        return torch.tanh(x + functional.dropout(self.shift, 0.5, self.training))
+
+
+@pytest.mark.parametrize(
+    ("between", "batches", "more"),
+    [
+        (nn.Tanh, 1, 0),
+        (nn.Tanh, 2, 0),
+        (lambda: nn.BatchNorm1d(8), 2, 0),
+        (nn.Dropout, 1, 0),
+        (lambda: nn.Sequential(nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Dropout(0.2)), 1, 0),
+        (nn.Dropout, 2, 1),
+        (lambda: DroppingSum(), 1, 1),
+    ],
+    ids=[
+        "plain",
+        "two batches",
+        "batch norm, two batches",
+        "dropout",
+        "dropout and batch norm",
+        "dropout, two batches",
+        "dropout without samples",
+    ],
+)
+def test_the_first_step_is_compared_itself_where_its_dropout_can_be_drawn_again(
+    between: Callable[[], nn.Module], batches: int, more: int, runs: list[int]
+) -> None:
+    losses, weights, verified = trained(net(between()), "first-step", batches=batches)
+    assert verified is not None and verified.equal, str(verified)
+    assert verified.compared >= 4
+    assert runs == [batches] * (2 + more)
+    plain_losses, plain_weights, none = trained(net(between()), "off", batches=batches)
+    assert none is None
+    assert losses == plain_losses
+    assert all(torch.equal(a, b) for a, b in zip(weights, plain_weights, strict=True))
+
+
+def test_a_wrong_first_step_ends_before_anything_is_trained() -> None:
+    model = net()
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    with_flipped_sign(cast(TracedGraph, graph))
+    before = [p.detach().clone() for p in model.parameters()]
+    with Pipeline(graph, one_rank(graph), batch(), optimizer=descend, verify="first-step") as pipe:
+        with pytest.raises(RunFailed) as failure:
+            pipe.step(batch())
+        assert pipe.steps == 0
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    text = str(failure.value)
+    assert text.startswith(
+        "the first step is not that of your module, and nothing was trained: gradient of "
+        "'first.weight' on stage 0 is "
+    )
+    assert ", of your module on the whole batch " in text
+    assert text.endswith('train all the same with verify = "off" (--no-verify)')
+    assert "\n" not in text
+
+
+def test_what_cannot_be_compared_is_trained_and_says_so() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """``x`` and noise."""
+            return x + torch.rand_like(x)
+
+    losses, _, verified = trained(net(Noise()), "first-step")
+    assert len(losses) == 2
+    assert str(verified).startswith("not compared: random operators, which are not dropout: ")
+
+
+def test_a_module_without_room_on_rank_0_is_not_run_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, runs: list[int]
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the user's module was run")
+
+    monkeypatch.setattr(verify, "run_own_module", never)
+    monkeypatch.setattr(room, "free_memory", lambda _: FreeMemory(1000.0, "RLIMIT_DATA"))
+    losses, _, verified = trained(net(), "first-step")
+    assert len(losses) == len(runs) == 2
+    # Gradients of 4 x 8 + 8 + 8 x 3 + 3 numbers; what is kept are eight rows of 8 and of 3.
+    assert str(verified) == (
+        "not compared: your module left whole needs at least 1.24 kB more on rank 0 (weights of "
+        "other ranks 0 B, gradients 536 B, activations 704 B), where 1.00 kB can be had "
+        "(RLIMIT_DATA); compare a smaller model of its kind, or give rank 0 more memory"
+    )
+
+
+def test_room_counts_for_what_comes_after_the_module_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 3))
+    inputs = batch()[0].float(), batch()[1]
+    graph = capture_model(model, inputs, loss=functional.cross_entropy)
+    # The module takes 50.1 kB, of which 6.5 kB are activations; the comparison takes 87.2 kB.
+    monkeypatch.setattr(room, "free_memory", lambda _: FreeMemory(60e3, "RLIMIT_DATA"))
+    with Pipeline(graph, one_rank(graph), inputs, optimizer=descend, verify="first-step") as pipe:
+        pipe.step(inputs)
+        assert "(gradients 43.6 kB, gradients of the pipeline 43.6 kB)" in str(pipe.verified)
+
+
+class Words(nn.Module):
+    """Embeds words and guesses each from itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.head(self.embed(words)).transpose(1, 2), words)
+
+
+def test_batches_of_different_lengths_in_one_step_are_trained_without_being_compared() -> None:
+    torch.manual_seed(0)
+    long, short = ((torch.randint(9, (4, length)),) for length in (5, 3))
+    dynamic: Any = {0: {1: Length("length", max=5)}}
+    graph = capture_model(Words(), long, dynamic=dynamic)
+    plan = Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "1f1b")
+    with Pipeline(graph, plan, long, optimizer=descend, verify="first-step") as pipe:
+        pipe.step(long, short)
+        assert str(pipe.verified) == (
+            "not compared: tensor 0 of the step's 2 batches has samples of shapes (5,) and (3,), "
+            "and your module takes one shape at a time; compare one of the batches with pipe.verify"
+        )
+        assert pipe.steps == 1
+        assert pipe.verify(short).equal
+
+
+def test_a_loaded_training_is_not_compared_again(tmp_path: Path, runs: list[int]) -> None:
+    graph = capture_model(net(), batch(), loss=functional.cross_entropy)
+    for resumed in (False, True):
+        with Pipeline(
+            graph, one_rank(graph), batch(), optimizer=descend, verify="first-step"
+        ) as pipe:
+            if resumed:
+                pipe.load(tmp_path)
+            pipe.step(batch())
+            assert (pipe.verified is None) == resumed
+            pipe.save(tmp_path)
+
+
+def test_a_schedule_without_a_flush_is_compared_beforehand(runs: list[int]) -> None:
+    model = net()
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    layers = len(graph.layer_names)
+    plan = Plan((Stage(range(layers), (0,), (4,)),), 2, 4, "pipedream")
+    with Pipeline(graph, plan, batch(), optimizer=descend, verify="first-step") as pipe:
+        losses = [metrics.loss for metrics in pipe.stream([batch()] * 3)]
+        assert pipe.verified is not None and pipe.verified.equal, str(pipe.verified)
+    assert len(losses) == 3
+    assert runs == [1]
+
+
+def test_another_value_is_refused() -> None:
+    with pytest.raises(BadInput, match='verify is "always"; it must be "first-step" or "off"'):
+        trained(net(), "always")

@@ -1,0 +1,136 @@
+"""What the worker processes of `test_weights_of_ranks` run."""
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+from runtime.pipeline_cases import DECODER, join, plan_of, tokens
+from torch import nn
+
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput
+from penstock.runtime.pipeline import Pipeline
+
+STEPS, RATE = 2, 0.1
+SMALL: dict[str, Any] = {**DECODER, "tie_word_embeddings": True}
+
+
+def llama() -> nn.Module:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+
+
+def on_meta(dtype: torch.dtype) -> nn.Module:
+    with torch.device("meta"):
+        return nn.Module.to(llama(), dtype)
+
+
+def batch(rows: int = 12) -> dict[str, torch.Tensor]:
+    return tokens(rows)
+
+
+def train_plainly(directory: Path) -> nn.Module:
+    """The model of ``directory`` after the steps, on one device, by plain torch."""
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(**batch()).loss.backward()
+        optimizer.step()
+    return model
+
+
+def read_train_and_save(directory: Path) -> dict[str, Any]:
+    """From the weights in ``directory``, under a plan with a replicated stage, and back."""
+    join()
+    graph = capture_model(on_meta(torch.float64), batch())
+    found: dict[str, Any] = {}
+    for name, replicas in {"replicas": (2, 1), "stages": (1, 1, 1)}.items():
+        with Pipeline(
+            graph,
+            plan_of(len(graph.layer_names), replicas),
+            batch(),
+            weights=directory / "first",
+            optimizer=lambda p: torch.optim.SGD(p, lr=RATE),
+        ) as pipe:
+            found[f"{name} on meta"] = [n for n, p in pipe.named_parameters() if p.is_meta]
+            for _ in range(STEPS):
+                pipe.step(batch())
+            pipe.save_pretrained(directory / name, max_shard_bytes=4000)
+    found["model is on meta"] = all(p.is_meta for p in graph.model.parameters())
+    return found
+
+
+def adapted(saved_too: list[str] | None = None) -> Any:
+    """The model with adapters beside the projections of its attention."""
+    torch.manual_seed(3)
+    settings = peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj", "v_proj"],
+        modules_to_save=saved_too,
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(nn.Module.to(llama(), torch.float64), settings)
+
+
+def train_and_save_adapters(directory: Path) -> str:
+    """Under a plan with a replicated stage; and why a tensor beside the adapter is refused."""
+    join()
+    model = adapted(["norm"])
+    graph = capture_model(model, batch())
+    plan = plan_of(len(graph.layer_names), (2, 1))
+    with Pipeline(graph, plan, batch(), optimizer=lambda p: torch.optim.SGD(p, lr=RATE)) as pipe:
+        for _ in range(STEPS):
+            pipe.step(batch())
+        pipe.save_adapters(directory / "adapter")
+    other = adapted()
+    other.get_parameter("base_model.model.model.layers.0.mlp.up_proj.weight").requires_grad_()
+    with Pipeline(capture_model(other, batch()), plan, batch()) as pipe:
+        try:
+            pipe.save_adapters(directory / "other")
+        except BadInput as refusal:
+            return str(refusal)
+    return ""
+
+
+def initial_values() -> dict[str, dict[str, torch.Tensor]]:
+    """The first weights of a model in half precision, on rank 0, by plan."""
+    join()
+    graph = capture_model(on_meta(torch.bfloat16), batch())
+    layers = len(graph.layer_names)
+    plans = {replicas: plan_of(layers, replicas) for replicas in ((3,), (1, 2), (1, 1, 1))}
+    values: dict[str, dict[str, torch.Tensor]] = {}
+    for replicas, plan in plans.items():
+        with Pipeline(graph, plan, batch(), seed=5) as pipe:
+            values[str(replicas)] = pipe.model_state_dict()
+    return values
+
+
+class Unset(nn.Module):
+    """A layer that only its constructor initialises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(4))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values * self.scale
+
+
+def refusals(directory: Path) -> list[str]:
+    """What is refused, on every rank alike: what one of them cannot initialise or read."""
+    join()
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Unset())
+    rows = (torch.ones(12, 4), torch.ones(12, 4))
+    graph = capture_model(model, rows, loss=nn.functional.mse_loss)
+    plan = plan_of(len(graph.layer_names), (1, 1, 1))
+    said: list[str] = []
+    for weights in (None, directory / "nowhere"):
+        try:
+            Pipeline(graph, plan, rows, weights=weights, timeout_s=20)
+        except BadInput as refusal:
+            said.append(str(refusal))
+    return said

@@ -1,0 +1,304 @@
+"""Every asynchronous method gives the weights that its paper defines, update by update."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference.asynchronous_training import METHODS, Settings, train
+from runtime.without_flush.asynchronous_cases import (
+    OPTIMIZERS,
+    TwoLayers,
+    as_array,
+    chain,
+    data,
+    first_weights,
+    make_optimizer,
+    make_schedule,
+    plan_of_stages,
+)
+
+from penstock.capture.chain import Chain
+from penstock.errors import BadInput
+from penstock.plan.ordering import order_of
+from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.without_flush.predicted_step import PredictedSteps
+from penstock.simulate.instances import instances_of
+
+TOLERANCE = 1e-12
+
+
+def histories(player: InProcessPipeline) -> list[list[np.ndarray]]:
+    """Every weight that each stage gets from now on, noted at its updates."""
+    found: list[list[np.ndarray]] = []
+    for versions in player.versions:
+        noted = [as_array(versions.parameters)]
+        found.append(noted)
+        update = versions.update
+
+        def noting(step, update=update, versions=versions, noted=noted):
+            update(step)
+            noted.append(as_array(versions.parameters))
+
+        versions.update = noting
+    return found
+
+
+def played(
+    method: str,
+    stages: int,
+    settings: Settings,
+    micro_batches: int,
+    batches: int,
+    *,
+    drain_every: int = 0,
+    recompute: bool = False,
+    toy: str = "linear",
+) -> tuple[list[list[np.ndarray]], InProcessPipeline]:
+    inputs, targets = (
+        torch.from_numpy(part).reshape(batches, -1, part.shape[-1])
+        for part in data(batches * micro_batches)
+    )
+    plan = plan_of_stages(stages, method, micro_batches, recompute=recompute)
+    player = InProcessPipeline(
+        chain(first_weights(stages, toy)),
+        plan,
+        (inputs[0], targets[0]),
+        optimizer=make_optimizer(settings),
+        learning_rate_schedule=make_schedule(settings),
+    )
+    found = histories(player)
+    for number, batch in enumerate(zip(inputs, targets, strict=True), 1):
+        player.step(batch)
+        if drain_every and number % drain_every == 0:
+            player.drain()
+    player.drain()
+    return found, player
+
+
+def assert_equal_histories(found: list[list[np.ndarray]], expected: list[list[np.ndarray]]) -> None:
+    assert [len(stage) for stage in found] == [len(stage) for stage in expected]
+    for stage, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        for update, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            gap = np.abs(a - b).max()
+            assert gap <= TOLERANCE * np.abs(b).max(), (stage, update, gap)
+
+
+@pytest.mark.parametrize("toy", ["quadratic", "linear"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_sequence_of_weights_is_that_of_the_definition(
+    method: str, stages: int, name: str, toy: str
+) -> None:
+    settings = OPTIMIZERS[name]
+    micro_batches, batches = 2 * stages, 4
+    size = stages if method in ("2bw", "xpipe") else 1
+    inputs, targets = data(micro_batches * batches)
+    expected = train(method, first_weights(stages, toy), inputs, targets, settings, size)
+    found, _ = played(method, stages, settings, micro_batches, batches, toy=toy)
+    assert_equal_histories(found, expected)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stages", [3, 4])
+def test_the_definitions_differ_from_one_another(stages: int, name: str) -> None:
+    """Otherwise the test above would not tell the methods apart."""
+    inputs, targets = data(8 * stages)
+    last: dict[str, np.ndarray] = {}
+    for method in METHODS:
+        size = stages if method in ("2bw", "xpipe") else 1
+        weights = train(method, first_weights(stages), inputs, targets, OPTIMIZERS[name], size)
+        last[method] = np.stack([stage[-1] for stage in weights])
+    for method, ours in last.items():
+        for other, theirs in last.items():
+            assert method == other or np.abs(ours - theirs).max() > 1e-6, (method, other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drained_pipeline_starts_anew(method: str) -> None:
+    stages, settings = 3, OPTIMIZERS["adamw"]
+    size = stages if method in ("2bw", "xpipe") else 1
+    inputs, targets = data(2 * stages * 6)
+    expected = train(
+        method, first_weights(stages), inputs, targets, settings, size, drain_every=4 * stages
+    )
+    found, _ = played(method, stages, settings, 2 * stages, 6, drain_every=2)
+    assert_equal_histories(found, expected)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("2bw", "xpipe")])
+def test_a_batch_may_have_fewer_micro_batches_than_there_are_stages(method: str) -> None:
+    settings = OPTIMIZERS["momentum"]
+    inputs, targets = data(12)
+    expected = train(method, first_weights(4), inputs, targets, settings, 1)
+    found, _ = played(method, 4, settings, 1, 12)
+    assert_equal_histories(found, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_stage_is_plain_training(method: str) -> None:
+    settings = OPTIMIZERS["nesterov with decay"]
+    found, _ = played(method, 1, settings, 2, 6)
+    inputs, targets = (torch.from_numpy(part) for part in data(12))
+    model = chain(first_weights(1))
+    parameters = list(model.parameters())
+    optimizer = make_optimizer(settings)(parameters)
+    for update, (x, target) in enumerate(zip(inputs, targets, strict=True), 1):
+        optimizer.zero_grad()
+        model.loss(model(x), target).backward()
+        optimizer.step()
+        assert np.abs(found[0][update] - as_array(parameters)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_as_many_copies_are_kept_as_the_schedule_and_the_simulator_count(
+    method: str, stages: int
+) -> None:
+    micro_batches = 2 * stages
+    _, player = played(method, stages, OPTIMIZERS["momentum"], micro_batches, 4)
+    plan = plan_of_stages(stages, method, micro_batches)
+    schedule = order_of(plan)
+    counted = tuple(schedule.weights.versions_of(stage) for stage in range(stages))
+    assert tuple(versions.most_copies for versions in player.versions) == counted
+    instances = instances_of(schedule, plan.shape())
+    assert tuple(use.versions for use in instances.uses) == counted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_version_difference_is_measured(method: str) -> None:
+    stages, micro_batches, batches = 4, 8, 4
+    _, player = played(method, stages, OPTIMIZERS["momentum"], micro_batches, batches)
+    size = stages if method in ("2bw", "xpipe") else 1
+    for stage, versions in enumerate(player.versions):
+        passes = versions.log.take_passes()
+        assert [p.micro_batch for p in passes] == list(range(micro_batches * batches))
+        steady = passes[2 * stages : -2 * stages]
+        mean = sum(p.difference for p in steady) / len(steady)
+        # As many updates as backwards of others come between the two passes, over the size.
+        assert mean == pytest.approx((stages - stage - 1) / size)
+        assert not versions.log.take_passes()
+
+
+def test_predictions_are_compared_with_what_came() -> None:
+    """On a steady descent a step is like the one before, so momentum tells the next ones."""
+    stages, settings = 3, Settings("sgd", 0.01)
+    inputs, targets = (torch.from_numpy(part[:1]) for part in data(1))
+    player = InProcessPipeline(
+        chain(first_weights(stages)),
+        plan_of_stages(stages, "spectrain", 1),
+        (inputs[0], targets[0]),
+        optimizer=make_optimizer(settings),
+        measure_every=1,
+    )
+    history: list[list[np.ndarray]] = histories(player)
+    for _ in range(40):
+        player.step((inputs[0], targets[0]))
+    for stage, versions in enumerate(player.versions):
+        errors = versions.log.take_errors()
+        assert len(errors) >= 40 // (max(error.lead for error in errors) + 1) - stages
+        for error in errors[-5:]:
+            assert 0 < error.predicted < 0.5 * error.stale
+            assert error.ratio == error.predicted / error.stale
+        # The last one again, by hand: how far the weights had moved in as many updates.
+        moved = [
+            np.linalg.norm(history[stage][u + errors[-1].lead] - history[stage][u])
+            for u in range(len(history[stage]) - errors[-1].lead)
+        ]
+        assert np.min(np.abs(np.array(moved) - errors[-1].stale)) < 1e-12
+
+
+def tied_chain(stages: int) -> Chain:
+    """The first and the last stage have a weight in common, which counts and steps once."""
+    model = chain(first_weights(stages))
+    layers = [layer for layer in model.modules() if isinstance(layer, TwoLayers)]
+    layers[-1].second.weight = layers[0].first.weight
+    return model
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_with_a_flush_stages_in_one_process_train_as_one_device(schedule: str, tied: bool) -> None:
+    settings, stages = OPTIMIZERS["adamw"], 3
+    inputs, targets = (torch.from_numpy(part).reshape(4, -1, 3) for part in data(16))
+    made = tied_chain if tied else lambda stages: chain(first_weights(stages))
+    player = InProcessPipeline(
+        made(stages),
+        plan_of_stages(stages, schedule, 4),
+        (inputs[0], targets[0]),
+        optimizer=make_optimizer(settings),
+        clip_norm=0.05,
+    )
+    model = made(stages)
+    optimizer = make_optimizer(settings)(list(model.parameters()))
+    for x, target in zip(inputs, targets, strict=True):
+        optimizer.zero_grad()
+        loss = model.loss(model(x), target)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        assert player.step((x, target)).loss == pytest.approx(float(loss.detach()), rel=1e-12)
+    expected = float(model.loss(model(inputs[0]), targets[0]).detach())
+    assert player.evaluate((inputs[0], targets[0])) == pytest.approx(expected, rel=1e-12)
+
+
+def test_clipping_is_that_of_one_stage_at_one_update() -> None:
+    stages, limit = 2, 1e-3
+    inputs, targets = (torch.from_numpy(part) for part in data(1))
+    player = InProcessPipeline(
+        chain(first_weights(stages)),
+        plan_of_stages(stages, "vanilla", 1),
+        (inputs[0], targets[0]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        clip_norm=limit,
+    )
+    found = histories(player)
+    player.step((inputs[0], targets[0]))
+    player.drain()
+    for stage in found:
+        assert np.linalg.norm(stage[1] - stage[0]) == pytest.approx(limit, rel=1e-2)
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    inputs, targets = (torch.from_numpy(part) for part in data(2))
+    batch = (inputs[0], targets[0])
+
+    def player(method: str, optimizer: Any, model: Any = None) -> InProcessPipeline:
+        model = model or chain(first_weights(2))
+        plan = plan_of_stages(2, method, 2)
+        return InProcessPipeline(model, plan, batch, optimizer=optimizer)
+
+    with pytest.raises(BadInput, match=r"SGD has momentum 0.*'pipedream'"):
+        player("spectrain", lambda p: torch.optim.SGD(p, lr=0.1))
+    with pytest.raises(BadInput, match=r"RMSprop has no known prediction.*Adam, AdamW"):
+        player("xpipe", lambda p: torch.optim.RMSprop(p))
+    tied = tied_chain(2)
+    with pytest.raises(BadInput, match=r"used by stages 0 and 1, which update"):
+        player("pipedream", lambda p: torch.optim.SGD(p, lr=0.1), tied)
+    with pytest.raises(BadInput, match=r"1 samples cannot be cut into the plan's 2"):
+        player("pipedream", lambda p: torch.optim.SGD(p, lr=0.1)).step(
+            (inputs[0][:1], targets[0][:1])
+        )
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_muons_step_is_told_beforehand_for_a_gradient_that_stays(nesterov: bool) -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+    optimizer = torch.optim.Muon([parameter], lr=0.1, nesterov=nesterov)
+    gradient = torch.randn(4, 3, dtype=torch.float64)
+    steps = PredictedSteps(optimizer)
+    told = torch.empty_like(parameter)
+    steps.predict(parameter, 1, told)
+    assert torch.equal(told, parameter), "nothing is known before the first step"
+    for _ in range(3):
+        parameter.grad = gradient.clone()
+        steps.predict(parameter, 1, told)
+        before = parameter.detach().clone()
+        optimizer.step()
+    # Muon turns its direction in bfloat16, in five steps that magnify rounding.
+    gap = (told - parameter).norm() / (before - parameter).norm()
+    assert gap < 0.1
