@@ -1,1 +1,1 @@
-"""Devices, hosts and links: what a plan runs on."""
+"""The cluster that a plan runs on: devices, hosts and links."""

@@ -10,15 +10,16 @@ __all__ = ["Cluster", "Device", "Host", "Link"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator or worker: a name of its kind, its memory, and its speed.
+    """One accelerator or worker. ``kind`` is the name of its model.
 
-    ``speed`` is relative to the device that was profiled: 2.0 halves every compute time.
-    A device that does not overlap communication computes nothing while it sends or receives, nor
-    while a message of its own waits to leave. One with ``concurrent_passes``, such as an FPGA,
-    works on a forward and a backward at the same time, and transfers meanwhile.
-    ``memory_bytes`` may be used; ``reserved_bytes`` are there beside them, and are kept free.
-    Parameters of a stage beyond ``on_chip_bytes`` are read from off-chip memory by every action;
-    without a rate there is no such memory.
+    ``speed`` is relative to the profiled device: 2.0 halves every compute time. A device without
+    ``overlaps_communication`` computes nothing while it sends or receives, nor while a message of
+    its own waits to be sent. One with ``concurrent_passes``, such as an FPGA, can run a forward and
+    a backward at the same time, and transfers beside them.
+
+    ``memory_bytes`` is the memory that a plan may use; ``reserved_bytes`` is kept free beside it.
+    If the parameters of a stage exceed ``on_chip_bytes``, every action reads them from off-chip
+    memory. Without ``off_chip_bytes_per_s`` the device has no such memory.
     """
 
     kind: str
@@ -33,15 +34,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Devices joined by fast links, sharing one network port to the other hosts.
+    """Devices joined by fast links, which share one network port to other hosts.
 
     ``link_bytes_per_s`` and ``link_latency_s`` hold between any two devices of the host,
     ``port_bytes_per_s`` and ``port_latency_s`` for its port, in each direction. At most
-    ``full_speed_devices`` devices compute at full speed at once (0: all of them): workers that
-    share too few CPU cores slow one another down in proportion. Where messages are
-    ``half_duplex``, those of both directions take turns, on each device's link and on the port.
-    With ``separate_links`` every pair of devices of the host has a link of its own, so that
-    messages to and from different devices of the host do not wait for one another.
+    ``full_speed_devices`` devices compute at full speed at once (0: all): workers that share too
+    few CPU cores slow one another down in proportion. If ``half_duplex``, messages of both
+    directions take turns, on each device's link and on the port. With ``separate_links`` every pair
+    of devices of the host has its own link, so messages to or from different devices of the host do
+    not wait for one another.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A directed link that replaces the hierarchical rate between two devices (by index)."""
+    """A directed link between two devices (by index); overrides the rates of their hosts."""
 
     source: int
     target: int
@@ -67,10 +68,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts with their devices, numbered through in order, and links that differ from the rule.
+    """Hosts with their devices, numbered throughout in order, and links that override host rates.
 
     Raises:
-        BadInput: no devices, or a rate, speed, memory or latency that no hardware has.
+        BadInput: no devices; a rate, speed, memory or latency out of range; or two devices that
+            cannot reach each other.
     """
 
     name: str
@@ -108,18 +110,18 @@ class Cluster:
 
     @cached_property
     def known_answers(self) -> dict[object, object]:
-        """What functions of this module's neighbours found out about this cluster, by question."""
+        """A cache for functions that compute something about this cluster."""
         return {}
 
     def uses_port(self, source: int, target: int) -> bool:
-        """Whether a message between the two devices passes the shared ports of their hosts."""
+        """Whether a message between the two devices uses the shared ports of their hosts."""
         host_index = self.host_index
         if host_index[source] == host_index[target]:
             return False
         return not self.links or (source, target) not in self.special_links
 
     def bandwidth(self, source: int, target: int) -> float:
-        """Bytes per second from one device to another when nothing else is on the wire."""
+        """Bytes per second from one device to another without contention."""
         if self.links and (link := self.special_links.get((source, target))):
             return link.bytes_per_s
         sender, receiver = self.host_index[source], self.host_index[target]
@@ -137,14 +139,14 @@ class Cluster:
         return max(self.hosts[sender].port_latency_s, self.hosts[receiver].port_latency_s)
 
     def transfer_s(self, source: int, target: int, size_bytes: float) -> float:
-        """Seconds for one message alone on its way; nothing from a device to itself."""
+        """Seconds of one message without contention; zero from a device to itself."""
         if source == target or size_bytes <= 0:
             return 0.0
         return self.latency(source, target) + size_bytes / self.bandwidth(source, target)
 
 
 def rates_of(host: Host) -> tuple[float, ...]:
-    """What decides how fast the devices of a host reach one another and others."""
+    """The numbers of a host that determine transfer times of its devices."""
     return (
         host.link_bytes_per_s,
         host.port_bytes_per_s,
@@ -156,7 +158,7 @@ def rates_of(host: Host) -> tuple[float, ...]:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raise `BadInput` for a cluster that cannot exist or cannot carry a message."""
+    """Raise `BadInput` unless the cluster's numbers are possible and all devices are connected."""
     if not cluster.devices:
         raise BadInput(f"cluster '{cluster.name}' has no devices; add a [[hosts]] entry")
     for host in cluster.hosts:
@@ -174,7 +176,7 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def check_host(cluster: Cluster, host: Host) -> None:
-    """Raise for a device, a rate or a latency that no hardware has."""
+    """Raise for a device, a rate or a latency out of range."""
     where = f"cluster '{cluster.name}', host '{host.name}'"
     for device in host.devices:
         check_device(where, device)
@@ -193,7 +195,7 @@ def check_host(cluster: Cluster, host: Host) -> None:
 
 
 def check_device(where: str, device: Device) -> None:
-    """Raise for a memory, a speed or a rate that no device has."""
+    """Raise for a memory, a speed or a rate out of range."""
     if not (device.memory_bytes > 0 and 0 < device.speed < float("inf")):
         raise BadInput(
             f"{where}: device '{device.kind}' has memory {device.memory_bytes} B and speed "
@@ -217,7 +219,7 @@ def check_device(where: str, device: Device) -> None:
 
 
 def check_link(cluster: Cluster, link: Link) -> None:
-    """Raise for a link without two different ends or with an impossible figure."""
+    """Raise for a link that does not join two different devices, or with a number out of range."""
     where = f"cluster '{cluster.name}': link {link.source} -> {link.target}"
     last = len(cluster.devices) - 1
     if not all(0 <= end <= last for end in (link.source, link.target)):
@@ -234,7 +236,7 @@ def check_link(cluster: Cluster, link: Link) -> None:
 
 
 def check_connected(cluster: Cluster, links: set[tuple[int, int]]) -> None:
-    """Raise for the first pair of devices, in order, that cannot send to one another."""
+    """Raise for the first pair of devices that cannot send to each other."""
     host_index, devices = cluster.host_index, range(len(cluster.devices))
     for index, host in enumerate(cluster.hosts):
         if host.link_bytes_per_s and host.port_bytes_per_s:

@@ -1,4 +1,4 @@
-"""Seconds of the messages that pipelines exchange: gradient all-reduce and re-cut rows."""
+"""Seconds of collective communication: gradient all-reduce, and rows between replicated stages."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,23 +22,23 @@ __all__ = [
 
 
 BUCKET_BYTES = 25 << 20
-"""Gradients are all-reduced in buckets of about this size, as in DistributedDataParallel. The
-runtime makes them so; the simulator, the planners and the bounds count on it."""
+"""Gradients are all-reduced in buckets of about this size, as in DistributedDataParallel. Runtime,
+simulator, planners and bounds all use this value."""
 
 MOST_ANSWERS = 1 << 16
-"""Answers kept with a cluster before they are forgotten."""
+"""When a cluster's cache has this many entries, it is cleared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to all-reduce: ``latency_s + s_per_byte * bytes``."""
+    """The cost of one all-reduce algorithm: ``latency_s + s_per_byte * bytes``."""
 
     latency_s: float
     s_per_byte: float
 
 
 class Message(NamedTuple):
-    """Rows of a micro-batch that go from one device to another."""
+    """Rows of a micro-batch that one device sends another."""
 
     source: int
     target: int
@@ -48,15 +48,15 @@ class Message(NamedTuple):
 def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
     """Seconds to sum ``size_bytes`` over ``devices`` and give each the sum.
 
-    The faster of two ways:
+    The faster of two algorithms:
 
         ring           2 (r-1)/r * bytes / slowest hop    + 2 (r-1) * latency
         hierarchical   reduce inside every host, ring over one device of each, broadcast inside
 
-    The ring passes through the hosts one after the other, so every port carries it once in each
-    direction. Nothing to do for one device, or for no bytes.
+    The ring visits the hosts one after the other, so it uses every port once in each direction. One
+    device, or no bytes, takes no time.
 
-    Source: the ring as in DAPPLE's planner (PPoPP 2021); the hierarchy is that of two-level
+    Source: the ring is that of DAPPLE's planner (PPoPP 2021); the hierarchy is that of two-level
     collectives in Horovod and NCCL.
     """
     if size_bytes <= 0:
@@ -66,9 +66,9 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
 
 
 def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]:
-    """The ways of `all_reduce_s`; none for a single device. Answers are kept with the cluster.
+    """The algorithms of `all_reduce_s`; none for a single device. The result is cached.
 
-    Without explicit links among the devices, only how many there are on hosts of which rates
+    Without explicit links among the devices, only the number of devices on each kind of host
     matters. With them, the ring is the best one of `penstock.cluster.rings`.
     """
     if len(devices) < 2:
@@ -87,21 +87,21 @@ def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]
 
 
 def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
-    """How the devices are spread: hosts, and for which kinds of hosts how many devices of one."""
+    """How the devices are spread: how many, on how many hosts, and how many by kind of host."""
     counts = Counter(map(cluster.host_index.__getitem__, devices))
     kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
     return len(devices), len(counts), kinds
 
 
 def linked_ways(cluster: Cluster, ring: list[int]) -> tuple[Way, ...]:
-    """The ways in the order of the hosts, and the best ring where it is none of them."""
+    """The algorithms in the order of the hosts, and the best ring if it differs."""
     ways = ways_in_order(cluster, ring)
     best = ring_way(cluster, best_ring(cluster, ring))
     return ways if best in ways else (best, *ways)
 
 
 def ways_in_order(cluster: Cluster, ring: list[int]) -> tuple[Way, ...]:
-    """The ring through devices in the order of their hosts, and by hosts first."""
+    """The ring through devices in the order of their hosts, and the hierarchical algorithm."""
     by_host: dict[int, list[int]] = defaultdict(list)
     for device in ring:
         by_host[cluster.host_index[device]].append(device)
@@ -132,9 +132,9 @@ def ring_way(cluster: Cluster, ring: Sequence[int]) -> Way:
 
 
 def chain_way(cluster: Cluster, group: Sequence[int]) -> Way:
-    """Reduce to (or broadcast from) one device of a group, pipelined along a chain.
+    """A reduction to (or broadcast from) one device of a group, pipelined along a chain.
 
-    The devices in its midst send while they receive.
+    Devices inside the chain send and receive at the same time.
     """
     links = list(pairwise(group))
     if not links:
@@ -152,15 +152,15 @@ def split_concat_s(
     receiver_slices: Sequence[int],
     bytes_of_rows: Callable[[int], float],
 ) -> float:
-    """Seconds until the rows of one micro-batch have moved from one stage's replicas to another's.
+    """Seconds to move the rows of one micro-batch from one stage's replicas to another's.
 
     Each sender sends each receiver the rows that both hold (split/concat of DAPPLE, PPoPP 2021):
 
         sender slices     |   0   |   1   |
         receiver slices   |  0 | 1  |  2  |        messages 0->0, 0->1, 1->1, 1->2
 
-    A device sends its messages one after the other, receives them one after the other, and the
-    messages of a host share its port; the busiest of these resources decides.
+    A device sends its messages one after the other and receives them one after the other. Messages
+    between hosts also take turns on the ports. The result is the time of the busiest resource.
     ``bytes_of_rows(n)`` are the bytes of ``n`` rows.
     """
     busy_s: dict[tuple[str, int], float] = defaultdict(float)
@@ -177,7 +177,7 @@ def row_messages(
     receiver_devices: Sequence[int],
     receiver_slices: Sequence[int],
 ) -> Iterator[Message]:
-    """The messages of `split_concat_s`; rows that stay on their device are none."""
+    """The messages of `split_concat_s`; rows that stay on their device need none."""
     have, need = list(accumulate(sender_slices)), list(accumulate(receiver_slices))
     sender = receiver = row = 0
     while sender < len(have) and receiver < len(need):
@@ -192,7 +192,7 @@ def row_messages(
 
 
 def message_resources(cluster: Cluster, message: Message) -> tuple[tuple[str, int], ...]:
-    """What a message occupies: both devices' engines, and the ports of their hosts."""
+    """The resources of a message: both devices' engines, and perhaps the ports of their hosts."""
     engines = (("send", message.source), ("receive", message.target))
     if not cluster.uses_port(message.source, message.target):
         return engines

@@ -1,4 +1,4 @@
-"""The links between all pairs of devices at once, as arrays."""
+"""The links between all pairs of devices, as arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ __all__ = ["LinkMatrices", "link_matrices"]
 
 @dataclass(frozen=True)
 class LinkMatrices:
-    """From each device (row) to each other (column): what `Cluster` says of a single pair.
+    """The links from each device (row) to each device (column), shape (devices, devices).
 
-    The diagonal, a device to itself, has the figures of its host's links.
+    The diagonal has the numbers of the links inside the device's host.
     """
 
     bytes_per_s: NDArray[np.float64]
@@ -24,7 +24,7 @@ class LinkMatrices:
 
 
 def link_matrices(cluster: Cluster) -> LinkMatrices:
-    """`Cluster.bandwidth`, `Cluster.latency` and `Cluster.uses_port` of every pair."""
+    """`Cluster.bandwidth`, `Cluster.latency` and `Cluster.uses_port` for all pairs."""
     of_device = np.array(cluster.host_index, dtype=np.int64)
     same = of_device[:, None] == of_device[None, :]
 

@@ -1,4 +1,4 @@
-"""The same cluster with more or less memory on its devices."""
+"""Copies of a cluster with more or less memory on its devices."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,18 +8,18 @@ from penstock.cluster.cluster import Cluster, Device
 __all__ = ["with_boundless_memory", "with_memory_reserve"]
 
 BOUNDLESS_BYTES = 1e30
-"""More memory than any device has."""
+"""Stands for unlimited memory."""
 
 
 def with_boundless_memory(cluster: Cluster) -> Cluster:
-    """The cluster where memory is no limit."""
+    """The cluster with unlimited memory on every device."""
     return with_devices(cluster, lambda d: replace(d, memory_bytes=BOUNDLESS_BYTES))
 
 
 def with_memory_reserve(cluster: Cluster, share: float) -> Cluster:
-    """The cluster with so large a share of all memory of every device kept free.
+    """The cluster with a fraction ``share`` of the whole memory of every device kept free.
 
-    What was kept free before counts as memory.
+    An earlier reserve is replaced, not added to.
     """
 
     def reserved(device: Device) -> Device:
@@ -33,6 +33,6 @@ def with_memory_reserve(cluster: Cluster, share: float) -> Cluster:
 
 
 def with_devices(cluster: Cluster, changed: Callable[[Device], Device]) -> Cluster:
-    """The cluster with every device changed."""
+    """The cluster with ``changed`` applied to every device."""
     hosts = tuple(replace(h, devices=tuple(map(changed, h.devices))) for h in cluster.hosts)
     return replace(cluster, hosts=hosts)

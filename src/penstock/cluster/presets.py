@@ -1,4 +1,4 @@
-"""Clusters by name: those of the papers, and this machine's workers."""
+"""Clusters by name: those of the papers, and the workers of this machine."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -16,16 +16,15 @@ LOOPBACK_LATENCY_S = 100e-6
 
 
 def packaged(name: str) -> Cluster:
-    """A cluster that comes with the package, as a TOML file with its sources in comments."""
+    """A cluster that comes with the package; comments in its TOML file name the sources."""
     return read_cluster(Path(__file__).parent / "presets" / f"{name}.toml")
 
 
 def local_cluster(workers: int, cores: int, memory_bytes: float) -> Cluster:
-    """``workers`` processes of this machine, which share its cores and talk over loopback.
+    """``workers`` processes of this machine, which share its cores and communicate over loopback.
 
-    ``memory_bytes`` is what all of them may use together; a worker gets its equal share. The
-    link figures are for Gloo over loopback on an ordinary server; measure your own for better
-    predictions.
+    ``memory_bytes`` is for all workers together; each gets an equal share. The link numbers are
+    for Gloo over loopback on an ordinary server; measure your own for better predictions.
 
     Raises:
         BadInput: no workers, no cores or no memory.
@@ -68,10 +67,10 @@ CLUSTERS: dict[str, Callable[[], Cluster]] = {
 
 
 def find_cluster(name_or_path: str | Path) -> Cluster:
-    """A cluster by the name of a preset or by the path of a TOML file.
+    """The preset of this name, or the cluster in the TOML file at this path.
 
     Raises:
-        BadInput: neither a preset nor a file, or a file that describes no cluster.
+        BadInput: neither a preset nor a file, or the file does not describe a cluster.
     """
     if preset := CLUSTERS.get(str(name_or_path)):
         return preset()

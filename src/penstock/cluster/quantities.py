@@ -1,4 +1,4 @@
-"""Quantities with units as people write them in cluster files."""
+"""Quantities with units, as in cluster files."""
 
 import re
 from decimal import Decimal, InvalidOperation
@@ -21,7 +21,7 @@ UNITS: dict[Dimension, dict[str, float]] = {
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
-    """A number with a unit, in bytes, bytes per second or seconds.
+    """A number with a unit, converted to bytes, bytes per second or seconds.
 
     >>> parse_quantity("25 Gb/s", "bandwidth")
     3125000000.0
@@ -29,7 +29,7 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     16000000000.0
 
     Raises:
-        ValueError: no number, or a unit that the dimension does not have.
+        ValueError: not a number, or a unit that does not belong to ``dimension``.
     """
     match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(\S*)\s*", text)
     units = UNITS[dimension]
@@ -39,7 +39,7 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     if unit not in units:
         raise ValueError(f"unknown unit '{unit}'; use one of {', '.join(units)}")
     try:
-        # Decimal, so that 5 us are exactly the float 5e-6.
+        # Decimal arithmetic, so that "5 us" gives exactly the float 5e-6.
         return float(Decimal(figure) * Decimal(str(units[unit])))
     except InvalidOperation:
         raise ValueError(f"'{figure}' is not a number") from None

@@ -1,4 +1,4 @@
-"""In which order a ring of devices is fastest: the ring whose slowest hop is fastest."""
+"""Finds a fast order of devices in a ring: one whose slowest hop is fastest."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,18 +11,18 @@ from penstock.cluster.cluster import Cluster
 __all__ = ["best_ring", "duplex_share", "host_order", "ring_quality"]
 
 EXACT_DEVICES = 6
-"""Up to so many devices all orders are tried: 120 of them."""
+"""With at most this many devices all orders (120) are tried."""
 
 MOST_DEVICES = 64
-"""Beyond so many, the order of the hosts is kept."""
+"""With more devices the order of the hosts is kept."""
 
 MOST_IMPROVEMENTS = 64
 
 
 class RingQuality(NamedTuple):
-    """How good an order is; the larger of two is the better one.
+    """The quality of an order; the larger of two is the better one.
 
-    ``bytes_per_s`` is the rate of the slowest hop, ``fewer_slowest`` minus the number of hops at
+    ``bytes_per_s`` is the rate of the slowest hop, ``fewer_slowest`` minus the number of hops with
     that rate, ``less_latency_s`` minus the longest latency of a hop.
     """
 
@@ -32,9 +32,10 @@ class RingQuality(NamedTuple):
 
 
 def host_order(cluster: Cluster, devices: Sequence[int]) -> list[int]:
-    """Host after host, so that a ring enters and leaves each host once.
+    """The devices host after host, so that a ring enters and leaves each host once.
 
-    Optimal without explicit links, where links inside a host are no slower than its port.
+    This is optimal if there are no explicit links and links inside a host are no slower than its
+    port.
     """
     host_index = cluster.host_index
     return sorted(devices, key=lambda device: (host_index[device], device))
@@ -43,10 +44,10 @@ def host_order(cluster: Cluster, devices: Sequence[int]) -> list[int]:
 def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
     """The order of ``devices`` in which the slowest hop of a directed ring is fastest.
 
-    Among those, one of low latency. This is the bottleneck travelling salesman: exact up to
-    `EXACT_DEVICES`, by enumeration; beyond, host order, nearest neighbours and fastest links
-    first are improved by moving, swapping and reversing at the slowest hop until nothing helps.
-    Deterministic, and its slowest hop is never slower than in host order.
+    Among those, one of low latency. This is the bottleneck travelling salesman problem. Up to
+    `EXACT_DEVICES` all orders are compared. Beyond, three starts (host order, nearest neighbours,
+    fastest links first) are improved by moves, swaps and reversals at the slowest hop until none
+    helps. The result is deterministic, and its slowest hop is never slower than in host order.
     """
     start = host_order(cluster, devices)
     if len(start) > MOST_DEVICES:
@@ -64,9 +65,9 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
 
 
 def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
-    """How good a directed ring is, with the hops through one port sharing its rate.
+    """The quality of a directed ring; hops through one port share its rate.
 
-    Every device of a ring sends while it receives: at half the rate where its host is half-duplex.
+    Every device of a ring sends while it receives, so on half-duplex hosts at half the rate.
     """
     hops = hops_of(ring)
     rates = [cluster.bandwidth(*hop) * duplex_share(cluster, hop) for hop in hops]
@@ -80,23 +81,23 @@ def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
 
 
 def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
-    """The part of a hop's rate that is left where both of its devices send and receive at once."""
+    """The fraction of a hop's rate that is left when both devices send and receive at once."""
     hosts = (cluster.hosts[cluster.host_index[device]] for device in hop)
     return 0.5 if any(host.half_duplex for host in hosts) else 1.0
 
 
 def without_count(quality: RingQuality) -> tuple[float, float]:
-    """What decides about a finished ring."""
+    """What complete rings are compared by."""
     return quality.bytes_per_s, quality.less_latency_s
 
 
 def hops_of(ring: Sequence[int]) -> list[tuple[int, int]]:
-    """Each device with the next, the last with the first."""
+    """The pairs of each device and the next; the last is followed by the first."""
     return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
 def shared_rates(hops: Sequence[tuple[int, int]], port_rates: Sequence[float]) -> list[float]:
-    """Bytes per second that each hop between hosts gets of the busiest port that it passes."""
+    """Bytes per second that each hop between hosts gets from the busier of its two ports."""
     leaving = Counter(source for source, _ in hops)
     entering = Counter(target for _, target in hops)
     return [
@@ -107,7 +108,7 @@ def shared_rates(hops: Sequence[tuple[int, int]], port_rates: Sequence[float]) -
 
 @dataclass(frozen=True, slots=True)
 class HopTable:
-    """Every hop between some devices, numbered from 0, and the hosts whose ports it passes."""
+    """The rates of all hops between some devices, and the hosts whose ports they use."""
 
     rates: list[list[float]]
     latencies: list[list[float]]
@@ -116,7 +117,7 @@ class HopTable:
 
 
 def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
-    """The hops between ``devices``."""
+    """The table for ``devices``, numbered from 0."""
     host_index, places = cluster.host_index, range(len(devices))
     return HopTable(
         rates=[[cluster.bandwidth(i, j) for j in devices] for i in devices],
@@ -132,7 +133,7 @@ def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
 
 
 def quality_in(table: HopTable, ring: Sequence[int]) -> RingQuality:
-    """`ring_quality` by the table."""
+    """`ring_quality`, looked up in the table."""
     hops = hops_of(ring)
     rates = [table.rates[i][j] for i, j in hops]
     if table.ports:
@@ -144,7 +145,7 @@ def quality_in(table: HopTable, ring: Sequence[int]) -> RingQuality:
 
 
 def nearest_neighbours(table: HopTable) -> list[int]:
-    """From each device on to the one it reaches fastest; ties go to the first."""
+    """A ring from each device to the one that it reaches fastest; the first wins ties."""
     ring, left = [0], list(range(1, len(table.rates)))
     while left:
         ahead = max(left, key=table.rates[ring[-1]].__getitem__)
@@ -154,7 +155,7 @@ def nearest_neighbours(table: HopTable) -> list[int]:
 
 
 def fastest_links_first(table: HopTable) -> list[int]:
-    """Join the ends of paths by the fastest links left until one path holds all devices."""
+    """A ring made by joining ends of paths with the fastest remaining link, again and again."""
     links = [(i, j) for i, row in enumerate(table.rates) for j in range(len(row)) if i != j]
     links.sort(key=lambda link: -table.rates[link[0]][link[1]])
     path_of = {device: [device] for device in range(len(table.rates))}
@@ -167,7 +168,7 @@ def fastest_links_first(table: HopTable) -> list[int]:
 
 
 def improve(table: HopTable, ring: list[int]) -> list[int]:
-    """Change the ring at its slowest hop as long as that makes it better."""
+    """Change the ring at its slowest hop as long as that improves it."""
     quality = quality_in(table, ring)
     for _ in range(MOST_IMPROVEMENTS):
         slowest = slowest_hop(table, ring)
@@ -184,7 +185,7 @@ def improve(table: HopTable, ring: list[int]) -> list[int]:
 
 
 def slowest_hop(table: HopTable, ring: list[int]) -> int:
-    """The position from which the slowest hop leads to the next."""
+    """The position in the ring at which the slowest hop begins."""
     hops = hops_of(ring)
     rates = [table.rates[i][j] for i, j in hops]
     positions = [place for place, hop in enumerate(hops) if hop in table.ports]
@@ -195,8 +196,8 @@ def slowest_hop(table: HopTable, ring: list[int]) -> int:
 
 
 def neighbours(ring: list[int], hop: int) -> Iterator[list[int]]:
-    """Rings without the hop from position ``hop`` to the next: reversals, moves and swaps."""
-    turned = [*ring[hop + 1 :], *ring[: hop + 1]]  # the hop now leads from the end to the start
+    """Rings without the hop that begins at position ``hop``: reversals, moves and swaps."""
+    turned = [*ring[hop + 1 :], *ring[: hop + 1]]  # The hop now leads from the end to the start.
     size = len(turned)
     for end in range(2, size):
         yield [*reversed(turned[:end]), *turned[end:]]

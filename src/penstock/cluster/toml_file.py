@@ -13,8 +13,8 @@
     memory = "16 GB"
     count = 8
 
-A host or device with a ``count`` stands for as many equal ones. Plain numbers are SI: bytes, bytes
-per second, seconds.
+A host or device with a ``count`` stands for that many equal ones. Numbers without a unit are SI:
+bytes, bytes per second, seconds.
 """
 
 import json
@@ -33,7 +33,7 @@ __all__ = ["cluster_from_toml", "read_cluster", "write_cluster"]
 
 
 def in_si(dimension: Dimension) -> BeforeValidator:
-    """Read a string with a unit as the SI number; leave numbers alone."""
+    """Converts a string with a unit to the SI number, and leaves numbers unchanged."""
 
     def convert(value: object) -> object:
         return parse_quantity(value, dimension) if isinstance(value, str) else value
@@ -96,16 +96,16 @@ def read_cluster(path: str | Path) -> Cluster:
     """The cluster in a TOML file.
 
     Raises:
-        BadInput: no such file, a syntax error, an unknown key or unit, or an impossible figure.
+        BadInput: no such file, a syntax error, an unknown key or unit, or a number out of range.
     """
     return cluster_from_toml(read_text(path, "cluster"), path)
 
 
 def cluster_from_toml(text: str, path: str | Path) -> Cluster:
-    """The cluster in a TOML text; ``path`` is for messages.
+    """The cluster in a TOML text; ``path`` is used in error messages.
 
     Raises:
-        BadInput: a syntax error, an unknown key or unit, or an impossible figure.
+        BadInput: a syntax error, an unknown key or unit, or a number out of range.
     """
     entry = check_document(ClusterEntry, parse_toml(text, path, "cluster"), path)
     links = tuple(Link(x.source, x.target, x.bandwidth, x.latency) for x in entry.links)
@@ -116,7 +116,7 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
 
 
 def hosts_of(entry: HostEntry) -> list[Host]:
-    """The hosts that an entry stands for, numbered where there are several."""
+    """The hosts that an entry stands for; several ones get numbered names."""
     devices = tuple(device for e in entry.devices for device in [device_of(e)] * e.count)
     names = [entry.name] if entry.count == 1 else [f"{entry.name}{i}" for i in range(entry.count)]
     return [
@@ -149,10 +149,10 @@ def device_of(entry: DeviceEntry) -> Device:
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write ``cluster`` in SI numbers; `read_cluster` gives it back exactly.
+    """Write ``cluster`` in SI numbers; `read_cluster` restores it exactly.
 
     Raises:
-        BadInput: the place cannot be written to.
+        BadInput: the file cannot be written.
     """
     blocks = [table("", {"name": cluster.name})]
     for host in cluster.hosts:
@@ -192,7 +192,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
 
 def table(head: str, figures: dict[str, str | float]) -> str:
     """One TOML table as text."""
-    # A JSON string or truth value is a TOML one, but for DEL, which TOML wants escaped.
+    # JSON strings and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
     values = {
         key: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         if isinstance(value, str | bool)

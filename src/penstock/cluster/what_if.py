@@ -1,4 +1,4 @@
-"""The same cluster with one thing changed: faster or slower links, a device that lags."""
+"""Changes of a cluster for what-if questions: link rates, latencies, the speed of a device."""
 
 import re
 from collections.abc import Callable
@@ -27,13 +27,13 @@ DEVICE = re.compile(r"\s*(\d+)[\s:]+(slower|faster)[\s:]+([\d.]+)\s*%\s*")
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A rate (bytes per second) or a latency (seconds) that is multiplied, or set."""
+    """A change of a rate (bytes per second) or a latency (seconds): a factor, or a new value."""
 
     figure: float
     is_factor: bool
 
     def of(self, before: float) -> float:
-        """The changed figure; 0 means that there is no such link, and stays.
+        """The changed number. With a factor, 0 (there is no such link) stays 0.
 
         >>> FigureChange(2.0, is_factor=True).of(5.0), FigureChange(2.0, is_factor=False).of(5.0)
         (10.0, 2.0)
@@ -43,9 +43,9 @@ class FigureChange:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange:
-    """A device that becomes slower or faster by a part: 0.2 for 20 %.
+    """A device that becomes slower or faster by ``part``: 0.2 for 20 %.
 
-    Slower by 20 %, the device takes 1.2 times as long; faster by 20 %, it does 1.2 times as much.
+    20 % slower means that it takes 1.2 times as long, 20 % faster that it does 1.2 times as much.
     """
 
     device: int
@@ -54,12 +54,12 @@ class DeviceChange:
 
     @property
     def speed_factor(self) -> float:
-        """What the device's speed is multiplied by."""
+        """The factor of the device's speed."""
         return 1 + self.part if self.direction == "faster" else 1 / (1 + self.part)
 
 
 def read_bandwidth_change(text: str) -> FigureChange:
-    """A change of rates as people write it: a factor, or a rate.
+    """Parse a change of rates: a factor, or a rate.
 
     >>> read_bandwidth_change("x2"), read_bandwidth_change("10 GB/s")
     (FigureChange(figure=2.0, is_factor=True), FigureChange(figure=10000000000.0, is_factor=False))
@@ -74,7 +74,7 @@ def read_bandwidth_change(text: str) -> FigureChange:
 
 
 def read_latency_change(text: str) -> FigureChange:
-    """A change of latencies as people write it: a factor, or a time.
+    """Parse a change of latencies: a factor, or a time.
 
     >>> read_latency_change("x0.5"), read_latency_change("5us")
     (FigureChange(figure=0.5, is_factor=True), FigureChange(figure=5e-06, is_factor=False))
@@ -86,7 +86,7 @@ def read_latency_change(text: str) -> FigureChange:
 
 
 def read_figure_change(text: str, dimension: Dimension, thing: str, forms: str) -> FigureChange:
-    """A factor, or a quantity of ``dimension``; ``thing`` and ``forms`` are for messages."""
+    """Parse a factor or a quantity; ``thing`` and ``forms`` are used in error messages."""
     try:
         if match := FACTOR.fullmatch(text):
             change = FigureChange(float(match[1] or match[2]), is_factor=True)
@@ -100,7 +100,7 @@ def read_figure_change(text: str, dimension: Dimension, thing: str, forms: str) 
 
 
 def read_device_change(text: str) -> DeviceChange:
-    """A change of one device's speed as people write it.
+    """Parse a change of one device's speed.
 
     >>> read_device_change("3 slower 20 %")
     DeviceChange(device=3, direction='slower', part=0.2)
@@ -108,7 +108,7 @@ def read_device_change(text: str) -> DeviceChange:
     1.5
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: the text has another form.
     """
     match = DEVICE.fullmatch(text)
     try:
@@ -124,7 +124,7 @@ def read_device_change(text: str) -> DeviceChange:
 
 
 def with_link_bandwidth(cluster: Cluster, change: FigureChange) -> Cluster:
-    """The cluster with the rates of all links and ports changed; where there is none, none."""
+    """The cluster with the rates of all links and ports changed; missing ones stay missing."""
 
     def host_with(host: Host) -> Host:
         return replace(

@@ -1,1 +1,1 @@
-"""What each layer of a model costs, and the files that say so."""
+"""What each layer of a model costs, and the file formats for it."""

@@ -1,4 +1,4 @@
-"""A graph of operators as a chain: an order in which contiguous runs are sensible stages."""
+"""Turns a graph of operators into a chain whose contiguous runs make sensible stages."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,9 +12,9 @@ def chain_order(
 ) -> list[str]:
     """A topological order of ``nodes`` that finishes each branch before it starts another.
 
-    ``edges[node]`` are the nodes that read ``node``. Among the nodes that are ready, the one whose
-    producer came last goes first, so that tensors are read soon and few cross a cut; ties keep the
-    order of ``nodes``.
+    ``edges[node]`` are the nodes that read ``node``. Among the ready nodes, the one whose producer
+    came last goes first. So tensors are read soon, and few cross a cut. Ties keep the order of
+    ``nodes``.
 
     >>> chain_order("abcd", {"a": ("b", "c"), "b": ("d",), "c": ("d",)}, "graph")
     ['a', 'b', 'c', 'd']
@@ -46,7 +46,7 @@ def chain_order(
 
 
 def cycle_text(stuck: set[str], edges: Mapping[str, tuple[str, ...]]) -> str:
-    """A cycle among nodes of which each waits for another of them.
+    """A cycle among nodes each of which waits for another one.
 
     >>> cycle_text({"a", "b", "c"}, {"a": ("b",), "b": ("a", "c")})
     'a -> b -> a'

@@ -1,4 +1,4 @@
-"""Tensors that need no sending, because every stage can make them from the batch itself."""
+"""Removes tensors that need not be sent, because every stage can compute them from the batch."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ __all__ = ["without_batch_inputs"]
 
 
 def without_batch_inputs(profile: ModelProfile) -> ModelProfile:
-    """The profile without the edges of layers that only look at the batch.
+    """The profile without the edges of layers that depend only on the batch.
 
-    Such a layer is an input, or holds no parameters, has no backward and reads only such layers:
-    token ids, attention masks, position codes. Every stage has the batch at hand, so it makes them
-    itself, in next to no time, and no gradient flows back. Published planners leave input nodes
-    out for the same reason (DAPPLE's planner, PipeDream's optimizer).
+    Such a layer is an input; or it has no parameters and no backward, and reads only such layers:
+    token ids, attention masks, position codes. Every stage has the batch, so it computes them
+    itself in very little time, and no gradient flows back. Published planners leave out input nodes
+    for the same reason (DAPPLE's planner, PipeDream's optimizer).
     """
     producers: dict[int, list[int]] = {}
     for edge in profile.edges:

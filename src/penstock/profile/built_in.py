@@ -1,4 +1,4 @@
-"""The papers' models, with their published costs, as tables that come with the package."""
+"""The models of the papers with their published costs, as tables that come with the package."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,7 @@ __all__ = ["MODELS"]
 
 
 def packaged(name: str) -> ModelProfile:
-    """A model of the package; the comments of its file name the source of its figures."""
+    """A model of the package; comments in its file name the source of its numbers."""
     return read_model_table(Path(__file__).parent / "models" / f"{name}.toml")
 
 

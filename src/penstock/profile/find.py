@@ -1,4 +1,4 @@
-"""A profile by name, or in any of the formats that Penstock reads."""
+"""Finds a profile by name, or reads any of the supported formats."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -17,13 +17,13 @@ __all__ = ["find_profile", "read_any_profile"]
 
 
 def find_profile(name_or_path: str | Path, profile_batch: int | None = None) -> ModelProfile:
-    """The built-in model of that name, or the profile at that path (see `read_any_profile`).
+    """The built-in model of this name, or the profile at this path (see `read_any_profile`).
 
     >>> find_profile("bert-48").batch_size
     2
 
     Raises:
-        BadInput: neither a built-in model nor a profile; says which model was probably meant.
+        BadInput: neither a built-in model nor a profile; suggests the closest model name.
     """
     name = str(name_or_path)
     if name in MODELS:
@@ -47,11 +47,11 @@ def find_profile(name_or_path: str | Path, profile_batch: int | None = None) -> 
 def read_any_profile(path: str | Path, profile_batch: int | None = None) -> ModelProfile:
     """The profile at ``path``: Penstock's JSON, a PipeDream graph text or Piper's JSON.
 
-    ``profile_batch`` is the batch that was profiled; only PipeDream's text needs it, which does
-    not say.
+    ``profile_batch`` is the batch size that was profiled. Only PipeDream's text needs it, because
+    it does not contain it.
 
     Raises:
-        BadInput: no such file, none of the formats, or the profiled batch is missing or not needed.
+        BadInput: no such file, an unknown format, or ``profile_batch`` is missing or not needed.
     """
     text = read_text(path, "profile")
     is_json = str(path).endswith(".json") or text.lstrip().startswith("{")

@@ -1,4 +1,4 @@
-"""Model profiles as JSON, one line for each layer."""
+"""Reads and writes model profiles as JSON, one line for each layer."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -124,16 +124,16 @@ def read_profile(path: str | Path) -> ModelProfile:
     """The profile that `write_profile` (or a person) wrote.
 
     Raises:
-        BadInput: no such file, a syntax error, or a key or figure that no profile can have.
+        BadInput: no such file, a syntax error, an unknown key or a number out of range.
     """
     return profile_from_json(parse_json(read_text(path, "profile"), path, "profile"), path)
 
 
 def profile_from_json(data: object, path: str | Path) -> ModelProfile:
-    """The profile in a JSON value; ``path`` is for messages.
+    """The profile in a JSON value; ``path`` is used in error messages.
 
     Raises:
-        BadInput: a key or figure that no profile can have.
+        BadInput: an unknown key or a number out of range.
     """
     entry = check_document(ProfileEntry, data, path)
     try:
@@ -154,10 +154,10 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
 
 
 def write_profile(profile: ModelProfile, path: str | Path) -> None:
-    """Write ``profile``; `read_profile` gives it back exactly.
+    """Write ``profile``; `read_profile` restores it exactly.
 
     Raises:
-        BadInput: the place cannot be written to.
+        BadInput: the file cannot be written.
     """
     document: dict[str, object] = {
         "format": "penstock-profile",

@@ -18,14 +18,14 @@ __all__ = [
 
 
 SHARES_OFF = 1e-6
-"""Shares add up to 1 but for rounding."""
+"""The shares of all lengths add up to 1 within this tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
     """A cost that grows with the batch: ``fixed + per_sample * samples``.
 
-    Small slices of a micro-batch are less efficient than their share; ``fixed`` says by how much.
+    ``fixed`` describes that small slices of a micro-batch are less efficient than large ones.
 
     >>> Affine(fixed=1.0, per_sample=0.5).at(4)
     3.0
@@ -50,12 +50,11 @@ class Affine:
 class LayerCost:
     """One layer: times in seconds on a device of speed 1, sizes in bytes.
 
-    ``backward_input_s`` and ``backward_weight_s`` are the two halves of a split backward; a full
-    backward is their sum. ``saved_bytes`` are kept from a micro-batch's forward to its backward;
-    ``workspace_bytes`` are needed only while the layer runs. ``parameter_bytes`` are those of
-    trained parameters, which take a gradient and the optimizer's state as well; it leaves out
-    parameters shared with other layers (see `SharedParameter`). ``buffer_bytes`` are what is held
-    and never trained: buffers and frozen parameters.
+    ``backward_input_s`` and ``backward_weight_s`` are the halves of a split backward; a whole
+    backward is their sum. ``saved_bytes`` are kept from a micro-batch's forward to its backward.
+    ``workspace_bytes`` are needed only while the layer runs. ``parameter_bytes`` are the trained
+    parameters, without gradients and optimizer state, and without parameters shared with other
+    layers (see `SharedParameter`). ``buffer_bytes`` are buffers and frozen parameters.
     """
 
     name: str
@@ -69,16 +68,16 @@ class LayerCost:
 
     @property
     def backward_s(self) -> Affine:
-        """A full backward: input half plus weight half."""
+        """A whole backward: input half plus weight half."""
         return self.backward_input_s + self.backward_weight_s
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One tensor read by a later layer than the one that made it.
+    """One tensor that a later layer reads.
 
-    A tensor with several consumers has one edge for each, all of the same ``tensor`` name; it is
-    sent to each *stage* that reads it once. ``gradient_bytes`` flow back (zero for integers and
+    A tensor with several consumers has one edge for each, all with the same ``tensor`` name; it is
+    sent once to each *stage* that reads it. ``gradient_bytes`` flow back (zero for integers and
     masks).
     """
 
@@ -91,7 +90,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class SharedParameter:
-    """A tied parameter: several layers use it, and each stage that uses it holds a copy."""
+    """A tied parameter: several layers use it, and each stage with such a layer holds a copy."""
 
     name: str
     bytes: int
@@ -100,9 +99,9 @@ class SharedParameter:
 
 @dataclass(frozen=True)
 class LengthCosts:
-    """The costs of batches of about one length, and the share of all batches that are so long.
+    """The costs of batches of about one length, and the fraction of all batches that they are.
 
-    ``lengths`` are those that were measured, by name.
+    ``lengths`` are the measured lengths by name.
     """
 
     lengths: tuple[tuple[str, int], ...]
@@ -119,15 +118,17 @@ class ModelProfile:
     """A chain of layers with measured or estimated costs.
 
     ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
-    optimizer's seconds per byte of parameters. ``source`` says where the figures are from, and
-    ``device`` is the kind of device that they are of, where that is a kind with a name.
+    optimizer's seconds per byte of parameters. ``source`` says where the numbers come from, and
+    ``device`` is the name of the device model that they hold for, if known.
 
-    Where batches have different lengths, ``by_length`` has the costs of each, from short to long;
-    then times and edges are the means over them, and bytes kept are those of the longest batch.
-    ``halves_assumed``: the backward was measured as one, and the times of its halves are assumed.
+    If batches have different lengths, ``by_length`` has the costs of each, from short to long. Then
+    times and edges are means over all batches, and saved bytes those of the longest batch.
+    ``halves_assumed``: the backward was measured as a whole, and the times of its halves are
+    assumed.
 
     Raises:
-        BadInput: no layers, a negative or non-finite figure, an edge that does not point forward.
+        BadInput: no layers, a negative or non-finite number, or an edge that does not point
+            forward.
     """
 
     name: str
@@ -153,11 +154,11 @@ class ModelProfile:
         return sum(self.layers[i].forward_s.at(samples) for i in layers)
 
     def backward_s(self, layers: range, samples: float) -> float:
-        """Seconds for one full backward of ``layers`` on ``samples`` samples at speed 1."""
+        """Seconds for one whole backward of ``layers`` on ``samples`` samples at speed 1."""
         return sum(self.layers[i].backward_s.at(samples) for i in layers)
 
     def parameter_bytes(self, layers: range) -> int:
-        """Bytes of the parameters that a stage of ``layers`` holds, shared ones counted once."""
+        """Bytes of the parameters that a stage of ``layers`` holds; shared ones count once."""
         own = sum(self.layers[i].parameter_bytes for i in layers)
         return own + sum(
             shared.bytes for shared in self.shared if any(i in layers for i in shared.layers)
@@ -168,7 +169,7 @@ class ModelProfile:
         return sum(self.layers[i].saved_bytes.at(samples) for i in layers)
 
     def crossing(self, cut: int) -> tuple[Edge, ...]:
-        """Edges from a layer before ``cut`` to a layer at or after it, in order of the profile."""
+        """Edges from a layer before ``cut`` to one at or after it, in the profile's order."""
         return tuple(edge for edge in self.edges if edge.producer < cut <= edge.consumer)
 
     def incoming(self, layers: range) -> tuple[Edge, ...]:
@@ -185,7 +186,7 @@ class ModelProfile:
 
 
 def first_of_each_tensor(edges: Iterable[Edge]) -> tuple[Edge, ...]:
-    """The edges without repetition of a tensor: what one stage receives is received once."""
+    """The first edge of each tensor; a stage receives a tensor once."""
     kept: dict[str, Edge] = {}
     for edge in edges:
         kept.setdefault(edge.tensor, edge)
@@ -193,7 +194,7 @@ def first_of_each_tensor(edges: Iterable[Edge]) -> tuple[Edge, ...]:
 
 
 def check_profile(profile: ModelProfile) -> None:
-    """Raise `BadInput` for a figure or an edge that no model can have."""
+    """Raise `BadInput` for a number out of range or an edge that does not point forward."""
     if not profile.layers:
         raise BadInput(f"profile '{profile.name}' has no layers; it needs at least one")
     if profile.batch_size < 1:
@@ -233,7 +234,7 @@ def check_profile(profile: ModelProfile) -> None:
 
 
 def check_shares(profile: ModelProfile) -> None:
-    """Raise `BadInput` where lengths are not of all batches, or of other layers."""
+    """Raise `BadInput` unless the shares add up to 1 and every length has the same layers."""
     if not profile.by_length:
         return
     total = sum(costs.share for costs in profile.by_length)
@@ -252,14 +253,14 @@ def check_shares(profile: ModelProfile) -> None:
 
 
 def check_affine(profile: ModelProfile, figure: str, cost: Affine) -> None:
-    """Raise for a cost that is negative or infinite at one sample or at the profiled batch."""
+    """Raise if a cost is negative or infinite at one sample or at the profiled batch."""
     for samples in (1, profile.batch_size):
         value = cost.at(samples)
         check_figure(profile, f"{figure} of {samples} samples", value)
 
 
 def check_figure(profile: ModelProfile, figure: str, value: float) -> None:
-    """Raise for a figure that is negative or infinite."""
+    """Raise if a number is negative or infinite."""
     if not 0 <= value < float("inf"):
         raise BadInput(
             f"profile '{profile.name}', {figure} is {value}; it must be finite and >= 0; "

@@ -1,4 +1,4 @@
-"""Models as compact tables: the format of the built-in ones.
+"""Models as compact tables, the format of the built-in models.
 
     name = "three layers"
     source = "measured by hand"
@@ -11,9 +11,9 @@
     '''
 
 Times and activations are of one batch of the profiled size. ``block*2`` stands for two equal
-layers. ``reads`` are the layers whose output a layer reads: ``1`` the one before, ``3`` the third
-before, ``@0`` layer 0 whatever the distance, ``@0=2.5`` 2.5 MB of it, ``-`` none: an input, to
-which no gradient flows back. The backward is divided evenly into its two halves.
+layers. ``reads`` lists the layers whose output a layer reads: ``1`` is the previous one, ``3`` the
+third before, ``@0`` layer 0 at any distance, ``@0=2.5`` 2.5 MB of it. ``-`` means none: an input,
+to which no gradient flows back. The backward is divided equally into its two halves.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ MB = 1e6
 
 
 class TableEntry(Entry):
-    """A whole table; ``saved_mb_per_sample`` is shared out in proportion to forward times."""
+    """A whole table; ``saved_mb_per_sample`` is divided in proportion to forward times."""
 
     name: str
     source: str
@@ -45,7 +45,7 @@ class TableEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer: figures by column, and what it reads."""
+    """One layer: numbers by column, and the layers that it reads."""
 
     name: str
     figures: dict[str, float]
@@ -56,19 +56,19 @@ def read_model_table(path: str | Path) -> ModelProfile:
     """The model in a table file.
 
     Raises:
-        BadInput: no such file, a wrong key, or a line that is no layer; names it.
+        BadInput: no such file, a wrong key, or a line that is not a layer.
     """
     return model_from_table(read_text(path, "model table"), path)
 
 
 def model_from_table(text: str, path: str | Path) -> ModelProfile:
-    """The model in the text of a table; ``path`` is for messages.
+    """The model in the text of a table; ``path`` is used in error messages.
 
-    A layer keeps ``saved_mb`` where there is such a column; else its part of
-    ``saved_mb_per_sample``, where the table says that; else its own output.
+    A layer saves its ``saved_mb`` if the table has that column, otherwise its part of
+    ``saved_mb_per_sample`` if given, otherwise its own output.
 
     Raises:
-        BadInput: a wrong key, or a line that is no layer; names it.
+        BadInput: a wrong key, or a line that is not a layer.
     """
     entry = check_document(TableEntry, parse_toml(text, path, "model table"), path)
     rows = list(rows_of(entry.layers, path))
@@ -100,7 +100,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
 
 
 def rows_of(table: str, path: str | Path) -> Iterator[Row]:
-    """The rows, each as often as it counts."""
+    """The rows, each repeated by its count."""
     header, *lines = [line.split() for line in table.splitlines() if line.strip()] or [[]]
     optional = [column for column in OPTIONAL_COLUMNS if column in header]
     if header != [*COLUMNS, *optional]:
@@ -135,7 +135,7 @@ def layer_of(index: int, row: Row, saved_mb: float, batch: int) -> LayerCost:
 
 
 def edges_into(index: int, rows: list[Row], batch: int, path: str | Path) -> Iterator[Edge]:
-    """What a layer reads."""
+    """The edges of what a layer reads."""
     for read in rows[index].reads:
         place, _, size = read.partition("=")
         try:

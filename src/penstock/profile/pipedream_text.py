@@ -1,10 +1,10 @@
-"""Profiles in the graph text of PipeDream (SOSP 2019), which DAPPLE's planner reads too.
+"""Profiles in PipeDream's graph text format (SOSP 2019), which DAPPLE's planner also reads.
 
     node2 -- Conv2d -- forward_compute_time=3.4, backward_compute_time=6.8,
              activation_size=384000000.0, parameter_size=6835.0
             node1 -- node2
 
-Times are milliseconds and sizes bytes for one batch of the profiled size.
+Times are in milliseconds and sizes in bytes, for one batch of the profiled size.
 """
 
 import re
@@ -26,7 +26,7 @@ FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "
 
 @dataclass(frozen=True)
 class Node:
-    """One node line, in seconds and bytes for the profiled batch."""
+    """One node line, in seconds and bytes for one batch of the profiled size."""
 
     name: str
     description: str
@@ -46,17 +46,17 @@ def read_pipedream(path: str | Path, profile_batch: int) -> ModelProfile:
 
 
 def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelProfile:
-    """The chain in a PipeDream graph text; ``path`` is for names and messages.
+    """The chain in a PipeDream graph text; ``path`` gives the name and is used in error messages.
 
-    Nodes are put in a topological order that finishes a branch before the next. Input nodes (those
-    that nothing precedes) lose their times, which are the loading of data, as PipeDream's planner
-    does; the source says so. The profile has one batch size, so costs are proportional to it. The
-    backward is not split in the file; it is divided evenly into its two halves. A layer keeps its
-    own output for the backward.
+    Nodes are put in a topological order that finishes one branch before the next. Input nodes,
+    which read no other node, lose their times, as in PipeDream's planner: they are the loading of
+    data. The profile's ``source`` lists them. The file has one batch size, so costs are
+    proportional to it. It does not split the backward, so that is divided equally into its two
+    halves. A layer saves its own output for the backward.
 
     Raises:
-        BadInput: a line that is neither node nor edge, a figure that is missing, negative or not
-            finite, a node given twice, or a cycle; names file and line, and the cycle's nodes.
+        BadInput: a line that is neither node nor edge; a number that is missing, negative or not
+            finite; a repeated node; or a cycle. Names file and line, or the nodes of the cycle.
     """
     if profile_batch < 1:
         raise BadInput(f"profile '{path}': the profiled batch is {profile_batch}; give one >= 1")
@@ -81,7 +81,7 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
 
 
 def graph_of(text: str, path: str | Path) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:
-    """The nodes by name, and for each that is read the nodes that read it."""
+    """The nodes by name, and for each node the nodes that read it."""
     nodes: dict[str, Node] = {}
     lines: dict[str, int] = {}
     consumers: dict[str, dict[str, int]] = {}
@@ -105,7 +105,7 @@ def graph_of(text: str, path: str | Path) -> tuple[dict[str, Node], dict[str, tu
 
 
 def node_of(line: str, where: str) -> Node:
-    """The node of a line without leading space."""
+    """The node of a line that does not start with a space."""
     parts = [part.strip() for part in line.split(" -- ")]
     figures = parts[2] if len(parts) >= 3 else ""
     values: dict[str, float] = {}
@@ -143,7 +143,7 @@ def edge_of(line: str, where: str) -> tuple[str, str]:
 def check_ends(
     nodes: Mapping[str, Node], consumers: Mapping[str, Mapping[str, int]], path: str | Path
 ) -> None:
-    """Raise unless there are nodes and every end of an edge is one."""
+    """Raise unless there are nodes and both ends of every edge are nodes."""
     if not nodes:
         raise BadInput(
             f"profile '{path}' has no node lines; a PipeDream text has one 'node1 -- name -- ...' "
@@ -173,13 +173,13 @@ def layer_of(node: Node, batch: int, *, is_input: bool) -> LayerCost:
 
 
 def edge_between(node: Node, producer: int, consumer: int, batch: int, is_input: bool) -> Edge:
-    """The output of a node as read by another; nothing flows back to an input."""
+    """The edge for a node's output; no gradient flows back to an input."""
     size = Affine(0.0, node.activation_bytes / batch)
     return Edge(producer, consumer, node.name, size, Affine() if is_input else size)
 
 
 def dropped_text(inputs: Iterable[Node]) -> str:
-    """Which times of input nodes were left out."""
+    """The times of input nodes that were left out, in words."""
     dropped = [
         f"{node.name} ({1000 * (node.forward_s + node.backward_s):g} ms)"
         for node in inputs

@@ -15,19 +15,19 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 __all__ = ["piper_from_json", "read_piper"]
 
 FORWARD_SHARE = 1 / 3
-"""A file has one time for forward and backward; a backward takes about twice a forward."""
+"""A file has one time for forward and backward together; a backward takes about two forwards."""
 
 Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class PiperEntry(Entry):
-    """An entry of Piper's format, which has more keys than matter here."""
+    """An entry of Piper's format; keys that are not used here are ignored."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 class ConfigurationEntry(PiperEntry):
-    """One way to run a node: ``A`` bytes for each micro-batch in flight, ``B`` bytes once."""
+    """A configuration of a node: ``A`` bytes for each micro-batch in flight, ``B`` bytes once."""
 
     time: Figure = Field(alias="timePerSample")
     parameter_bytes: Figure = Field(alias="parameterSize")
@@ -68,15 +68,15 @@ def read_piper(path: str | Path) -> ModelProfile:
 
 
 def piper_from_json(data: object, path: str | Path) -> ModelProfile:
-    """The chain in a Piper graph; ``path`` is for names and messages.
+    """The chain in a Piper graph; ``path`` gives the name and is used in error messages.
 
-    Each node's first configuration without tensor parallelism counts. What Piper calls a sample is
-    one micro-batch of the profiled size, so the profile's ``batch_size`` is 1 and its samples are
-    those. A third of the time is taken for the forward; of the bytes needed once, what exceeds
-    parameters and gradients is workspace.
+    Each node's first configuration without tensor parallelism is used. Piper's sample is one
+    micro-batch of the profiled size, so the profile's ``batch_size`` is 1 and its samples are
+    micro-batches. The forward takes a third of the time. Of the bytes needed once, those beyond
+    parameters and gradients are workspace.
 
     Raises:
-        BadInput: a node or edge without its figures, an id given twice or to no node, or a cycle.
+        BadInput: a node or edge without its numbers, a repeated or unknown id, or a cycle.
     """
     graph = check_document(GraphEntry, data, path)
     names = {node.id: node for node in graph.nodes}
@@ -131,7 +131,7 @@ def layer_of(node: NodeEntry, path: str | Path) -> LayerCost:
 
 
 def edge_of(edge: LinkEntry, index: dict[int, int], is_input: bool) -> Edge:
-    """The tensor of an edge; nothing flows back to an input."""
+    """The tensor of an edge; no gradient flows back to an input."""
     size = Affine(0.0, edge.bytes)
     gradient = Affine() if is_input else size
     tensor = f"{edge.source} ({edge.bytes:g} bytes)"

@@ -1,1 +1,1 @@
-"""What a plan will do: events over resources, memory, time."""
+"""The simulator: predicts time, memory and timeline of a plan."""

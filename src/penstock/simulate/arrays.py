@@ -1,4 +1,4 @@
-"""From the parts of a plan and its orders to the flat arrays of the compiled engine."""
+"""Builds the flat arrays of the compiled engine from the parts of a plan and its orders."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,14 +23,14 @@ NO_REAL = np.zeros(0)
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The two arrays of `penstock.simulate.layout`, before anything has happened."""
+    """The integer and the float array of `penstock.simulate.layout`, before the play starts."""
 
     whole: Whole
     real: Real
 
 
 def arrays_of(parts: Parts, orders: FlatOrders, *, record: bool = False) -> Arrays:
-    """The arrays of a workload; ``record`` leaves room for the spans of everything."""
+    """The arrays of a workload; ``record`` makes space for the spans of all events."""
     stages, boundaries, ties = parts.stages, parts.boundaries, parts.ties
     ends = np.array([end for p, c, _ in boundaries for end in (p, c)], dtype=np.int64)
     made = compiled(number_through)(
@@ -55,7 +55,7 @@ def arrays_of(parts: Parts, orders: FlatOrders, *, record: bool = False) -> Arra
 
 
 def whole_of_tie(tie: TiedGroup) -> Whole:
-    """The whole numbers of a tie, for `penstock.simulate.assembly`."""
+    """The integers of a tie, as `penstock.simulate.assembly` reads them."""
     outgoing, incoming = tie.ports.outgoing, tie.ports.incoming
     buckets = sum(share.buckets for share in tie.shares)
     counts = (len(tie.stages), buckets, len(outgoing), len(incoming))
@@ -63,5 +63,5 @@ def whole_of_tie(tie: TiedGroup) -> Whole:
 
 
 def real_of_tie(tie: TiedGroup) -> Real:
-    """The seconds of a tie, for `penstock.simulate.assembly`."""
+    """The seconds of a tie, as `penstock.simulate.assembly` reads them."""
     return np.array([share.seconds for share in tie.shares for _ in range(share.buckets)])

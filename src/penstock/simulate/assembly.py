@@ -1,7 +1,7 @@
-"""The two flat arrays of `penstock.simulate.layout`, made from the parts of a plan.
+"""Builds the two flat arrays of `penstock.simulate.layout` from the parts of a plan.
 
-Numbers everything through as `Workload` does, compiled by numba; a property test holds the two
-together. The parts come as joined records of whole numbers and of seconds:
+Numbers replicas, devices, messages and reductions as `Workload` does, compiled by numba; a property
+test compares the two. The parts come as concatenated records of integers and of seconds:
 
     stage      replicas, segments, buckets, outgoing ports, incoming ports; hosts; whether each
                replica's device overlaps; buckets complete with each segment; outgoing ports;
@@ -13,7 +13,7 @@ together. The parts come as joined records of whole numbers and of seconds:
                seconds of the buckets
 """
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 from typing import TypeAlias
@@ -51,7 +51,7 @@ __all__ = ["number_through"]
 
 
 def allocate(header):
-    """Both arrays, with the counts and starts of ``header`` and nothing happened yet."""
+    """Both arrays, with the counts and starts of ``header`` and the state before the play."""
     whole, real = HEADER, 1
     for field in range(COUNTS, HEADER):
         count, factor, more = LENGTHS[field - COUNTS]
@@ -70,7 +70,7 @@ def allocate(header):
 
 
 def fill_replicas(w, x, table, stage_whole, stage_real):
-    """Write down the replicas of every instance and their seconds."""
+    """Write the replicas of every instance and their seconds."""
     segment = replica_segment = 0
     for s in range(w[at.INSTANCES]):
         hosts, seconds = table[s, RECORD] + STAGE_HEAD, table[s, REAL_RECORD]
@@ -94,7 +94,7 @@ def fill_replicas(w, x, table, stage_whole, stage_real):
 
 
 def fill_streams(w, table, groups, order_start, order_words):
-    """Write down the orders of every stream; positions are those of words in the whole array."""
+    """Write the orders of every stream; positions are those of words in the whole array."""
     each, span = w[at.STREAMS_EACH], 0
     for k in range(w[at.WORDS]):
         w[w[at.WORD] + k] = order_words[k]
@@ -115,7 +115,7 @@ def fill_streams(w, table, groups, order_start, order_words):
 
 
 def fill_hosts(w, host_slots):
-    """Write down the streams of every host; those that share too few slots know it."""
+    """Write the streams of every host, and each stream's host if that limits compute slots."""
     start, each = w[at.HOST_STREAM_START], w[at.STREAMS_EACH]
     for host in range(w[at.HOSTS]):
         w[w[at.HOST_SLOTS] + host] = host_slots[host]
@@ -131,10 +131,11 @@ def fill_hosts(w, host_slots):
 
 
 def number_wires(w, table, stage_whole, half_duplex, links):
-    """Resource numbers: receive engines of devices, incoming ports of hosts; who must stand still.
+    """Resource numbers by device and host, as a tuple of five arrays.
 
-    The first two are the send engine and the outgoing port where messages are half-duplex. Then
-    for each device where its own links start, if it has any, and its place in its host.
+    Receive engines of devices (the send engine if half-duplex); incoming ports of hosts (the
+    outgoing port if half-duplex); whether each device stops computing while it communicates; where
+    its separate links start (-1: none); its index among the devices of its host.
     """
     devices, hosts = w[at.DEVICES], w[at.HOSTS]
     receive = np.empty(devices, dtype=np.int64)
@@ -159,7 +160,7 @@ def number_wires(w, table, stage_whole, half_duplex, links):
 
 
 def block_streams(w, place, device, blocked):
-    """Occupy the streams of a device that does not overlap; the next free place."""
+    """Occupy the streams of a device that does not overlap; returns the next free place."""
     each = w[at.STREAMS_EACH]
     for k in range(each * blocked[device]):
         w[place] = w[at.WIRES] + device * each + k
@@ -168,7 +169,7 @@ def block_streams(w, place, device, blocked):
 
 
 def running_sum(w, start, count):
-    """Turn the lengths of ``count`` lists into where they start; a copy of these to fill them."""
+    """Turn the lengths of ``count`` lists into their starts; returns a copy of these as cursors."""
     for k in range(count):
         w[start + k + 1] += w[start + k]
     starts = np.empty(count, dtype=np.int64)
@@ -178,7 +179,7 @@ def running_sum(w, start, count):
 
 
 def fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires):
-    """Number the messages, write down what each occupies and its seconds."""
+    """Number the messages, and write the resources and seconds of each."""
     senders = np.empty(w[at.MESSAGES], dtype=np.int64)
     ports = np.empty(w[at.MESSAGES], dtype=np.int64)
     cursor = np.empty(0, dtype=np.int64)
@@ -208,7 +209,7 @@ def fill_messages(w, x, table, ends, boundary_whole, boundary_real, wires):
 
 
 def occupy_wires(w, x, senders, ports, wires):
-    """Engines and ports of all messages; one of no seconds occupies nothing. Inputs to come."""
+    """Write the resources of all messages (none if it takes no time) and count awaited inputs."""
     (receive, incoming, blocked, links, inside), each = wires, w[at.STREAMS_EACH]
     place = w[at.RESOURCE]
     for lane in range(w[at.MESSAGES]):
@@ -223,7 +224,7 @@ def occupy_wires(w, x, senders, ports, wires):
         if x[w[at.MESSAGE_SECONDS] + lane] > 0:
             here, there = w[w[at.DEVICE_HOST] + source], w[w[at.DEVICE_HOST] + target]
             if links[source] >= 0 and here == there:
-                # Half-duplex, the lower of the two directed links stands for both.
+                # Half-duplex: one link, the lower-numbered one, serves both directions.
                 w[place] = links[source] + inside[target]
                 if receive[source] == source:
                     w[place] = min(w[place], links[target] + inside[source])
@@ -240,14 +241,14 @@ def occupy_wires(w, x, senders, ports, wires):
 
 
 def await_own_forwards(w):
-    """Where forwards and backwards are two streams, these wait for those of the same replica."""
+    """Let backwards in a stream of their own wait for the forward of the same replica."""
     first = 2 * w[at.REPLICAS] * w[at.MICRO_BATCHES]
     for k in range(first, w[at.AWAITED]):
         w[w[at.INPUTS] + k] = 1
 
 
 def count_completions(w, table, stage_whole, tie_whole):
-    """Where the buckets that each segment completes are listed; a copy to list them."""
+    """Write where each segment's list of completed buckets starts; returns a copy as cursors."""
     start = w[at.COMPLETION_START] + 1
     for s in range(w[at.INSTANCES]):
         first = w[w[at.FIRST_SEGMENT] + table[s, FIRST]]
@@ -266,7 +267,7 @@ def count_completions(w, table, stage_whole, tie_whole):
 
 
 def add_buckets(w, x, group, bucket, buckets, rounds, seconds, first):
-    """Open a group with the buckets from ``bucket`` on; ``seconds[first:]`` are theirs."""
+    """Start a reduction with the buckets from ``bucket`` on, of ``seconds[first:]``."""
     lane = w[at.MESSAGES] + group
     w[w[at.ITEM_START] + lane + 1] = w[w[at.ITEM_START] + lane] + buckets * rounds
     w[w[at.RESOURCE_START] + lane + 1] = w[w[at.RESOURCE_START] + lane]
@@ -278,9 +279,9 @@ def add_buckets(w, x, group, bucket, buckets, rounds, seconds, first):
 
 
 def add_members(w, table, group, bucket, buckets, s, works):
-    """Let the replicas of instance ``s`` take part in the newest group.
+    """Add the replicas of instance ``s`` to the newest reduction.
 
-    One that ``works`` not at all gives no gradients, but waits for the sum all the same.
+    If it has no work (``works`` is 0), it gives no gradients but still waits for the sum.
     """
     for device in range(table[s, DEVICE], table[s, DEVICE] + table[s, REPLICAS]):
         w[w[at.MEMBER] + w[w[at.MEMBER_START] + group + 1]] = device
@@ -294,7 +295,7 @@ def add_members(w, table, group, bucket, buckets, s, works):
 
 
 def occupy_members(w, group, wires):
-    """Let the newest group occupy the engines of its members, and their streams where need be."""
+    """Let the newest reduction occupy its members' engines, and their streams if they block."""
     receive, _, blocked, _, _ = wires
     lane = w[at.MESSAGES] + group
     first = w[at.RESOURCE] + w[w[at.RESOURCE_START] + lane + 1]
@@ -313,7 +314,7 @@ def occupy_members(w, group, wires):
 
 
 def add_ports(w, group, hosts, first, outgoing, incoming, wires):
-    """Let the newest group pass the ports of the hosts that ``hosts[first:]`` lists."""
+    """Let the newest reduction occupy the ports of the hosts that ``hosts[first:]`` lists."""
     incoming_of = wires[1]
     lane = w[at.MESSAGES] + group
     used = w[at.RESOURCE] + w[w[at.RESOURCE_START] + lane + 1]
@@ -325,7 +326,7 @@ def add_ports(w, group, hosts, first, outgoing, incoming, wires):
 
 
 def add_stage_group(w, x, table, s, group, bucket, rounds, stage_whole, stage_real, cursor, wires):
-    """The reduction among the replicas of instance ``s``."""
+    """Add the reduction among the replicas of instance ``s``."""
     replicas, segments, buckets = table[s, REPLICAS], table[s, SEGMENTS], table[s, BUCKETS]
     lists = table[s, RECORD] + STAGE_HEAD + 2 * replicas
     seconds = table[s, REAL_RECORD] + replicas * (PIECES + segments)
@@ -345,7 +346,7 @@ def add_stage_group(w, x, table, s, group, bucket, rounds, stage_whole, stage_re
 def add_tie(
     w, x, table, group, bucket, rounds, tie_whole, record, tie_real, seconds, cursor, wires
 ):
-    """The reduction of what several instances hold; where the next record starts."""
+    """Add the reduction of a tie; returns where the next record starts."""
     users, buckets = tie_whole[record], tie_whole[record + 1]
     outgoing, incoming = tie_whole[record + 2], tie_whole[record + 3]
     add_buckets(
@@ -364,9 +365,9 @@ def add_tie(
 
 
 def fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_real, wires):
-    """Number the reductions by their instances, and write down all about them."""
+    """Number the reductions in the order of their instances, and write them."""
     cursor = count_completions(w, table, stage_whole, tie_whole)
-    # Every bucket counts its members anew, group after group.
+    # `cursor` goes on through all reductions: a segment can complete buckets of several.
     group = bucket = record = seconds = 0
     for s in range(w[at.INSTANCES]):
         if table[s, BUCKETS]:
@@ -394,7 +395,7 @@ def fill_groups(w, x, table, rounds, stage_whole, stage_real, tie_whole, tie_rea
 
 
 def fill_users(w):
-    """For each resource the lanes that occupy it."""
+    """For each resource, list the lanes that occupy it."""
     start, used = w[at.USER_START], w[w[at.RESOURCE_START] + w[at.LANES]]
     for k in range(used):
         w[start + w[w[at.RESOURCE] + k] + 1] += 1
@@ -424,10 +425,11 @@ def number_through(
     tie_whole: Whole,
     tie_real: Real,
 ) -> tuple[Whole, Real]:
-    """The arrays of a workload; ``record`` (0 or 1) leaves room for spans.
+    """The arrays of a workload; ``record`` (0 or 1) makes space for spans.
 
-    ``orders`` are start and words of `FlatOrders`; ``groups`` and ``rounds`` those of `Instances`,
-    the latter for all iterations; ``ends`` the producer and consumer instance of every boundary.
+    ``orders`` are the starts and words of `FlatOrders`. ``groups`` and ``rounds`` are those of
+    `Instances`, the latter for all iterations. ``ends`` lists the producer and the consumer
+    instance of every boundary.
     """
     order_start, order_words = orders
     header = np.zeros(HEADER, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""How long the arrays of a workload are, and where the records that make them stand.
+"""Counts that give the lengths of a workload's arrays, and positions of records in the input.
 
-Compiled by numba, for `penstock.simulate.assembly`, which says what the records hold.
+Compiled by numba, for `penstock.simulate.assembly`, which describes the records.
 """
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 import numpy as np
@@ -13,8 +13,8 @@ from penstock.simulate.layout import PIECES, SEVERAL, STANDS_STILL
 
 __all__ = ["count_all", "last_of", "number_links", "stage_table"]
 
-# Columns of the table of instances: where the records are, the first replica, the position of its
-# device, then what the heads of the records say.
+# Columns of the table of instances: start of its two records, first replica, position of its first
+# device; then the counts at the head of its record.
 RECORD, REAL_RECORD, FIRST, DEVICE, REPLICAS, SEGMENTS, BUCKETS, OUTGOING, INCOMING = range(9)
 
 STAGE_HEAD = 5
@@ -23,7 +23,7 @@ TIE_HEAD = 4
 
 
 def last_of(numbers):
-    """The highest of some numbers from zero on."""
+    """The highest of some numbers, at least 0."""
     highest = 0
     for number in numbers:
         highest = max(highest, number)
@@ -48,7 +48,7 @@ def stage_table(groups, stage_whole):
 
 
 def place_devices(groups, table):
-    """The first device position of every instance: that of its group. The last row counts all."""
+    """Write the first device position of every instance; the last row holds the device count."""
     first = np.zeros(last_of(groups) + 2, dtype=np.int64)
     for s in range(len(groups)):
         first[groups[s] + 1] = table[s, REPLICAS]
@@ -60,9 +60,9 @@ def place_devices(groups, table):
 
 
 def number_links(table, groups, stage_whole, separate_links):
-    """For each device where its links start and its place among those of its host; all links.
+    """For each device the start of its separate links and its index in its host; all links.
 
-    Links are numbered from zero, host after host; a device of another host has -1.
+    Links are numbered from zero, host after host. Devices of hosts without separate links have -1.
     """
     hosts, devices = len(separate_links), table[-1, DEVICE]
     first, place = np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
@@ -88,7 +88,7 @@ def number_links(table, groups, stage_whole, separate_links):
 
 
 def count_ties(w, table, tie_whole, rounds, each):
-    """Count the buckets and occupations of parameters that several instances hold."""
+    """Count the buckets and occupied resources of ties."""
     record = 0
     while record < len(tie_whole):
         users, buckets = tie_whole[record], tie_whole[record + 1]
@@ -106,7 +106,7 @@ def count_ties(w, table, tie_whole, rounds, each):
 
 
 def count_messages(w, boundary_whole, each):
-    """Count the messages of all boundaries, and what they may occupy."""
+    """Count the messages of all boundaries, and an upper bound of the resources they occupy."""
     record = 0
     while record < len(boundary_whole):
         pairs = boundary_whole[record]
@@ -119,14 +119,14 @@ def count_messages(w, boundary_whole, each):
 def count_all(
     w, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, links, record
 ):
-    """Fill in the counts of the header; those of instances, hosts and micro-batches stand."""
+    """Fill in the counts of the header; instances, hosts and micro-batches are already there."""
     for s in range(w[at.INSTANCES]):
         overlaps = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
         for k in range(table[s, REPLICAS]):
             if not stage_whole[overlaps + k]:
                 several = links[0][table[s, DEVICE] + k] >= 0
                 w[at.BLOCKING] |= STANDS_STILL | (SEVERAL if several else 0)
-    # The streams that a transfer may occupy.
+    # How many streams of a device a transfer may occupy.
     each = w[at.STREAMS_EACH] * (w[at.BLOCKING] > 0)
     w[at.DEVICES] = table[-1, DEVICE]
     w[at.REPLICAS] = table[-1, FIRST]

@@ -1,4 +1,4 @@
-"""What a plan will take where batches have different lengths: each length played by itself."""
+"""Predictions for batches of different lengths: each length is simulated by itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["LengthPrediction", "expected_s", "predict_lengths"]
 
 @dataclass(frozen=True, slots=True)
 class LengthPrediction:
-    """The seconds of an iteration on batches of about one length, and their share of all."""
+    """Seconds of an iteration on batches of about one length, and the share of such batches."""
 
     lengths: tuple[tuple[str, int], ...]
     share: float
@@ -23,7 +23,7 @@ class LengthPrediction:
         return f"{named}: {seconds_text(self.iteration_s)}"
 
     def to_json(self) -> dict[str, Json]:
-        """The entry that the command line promises."""
+        """The entry in the JSON output of commands."""
         return {
             "lengths": dict(self.lengths),
             "share": self.share,
@@ -34,7 +34,7 @@ class LengthPrediction:
 def predict_lengths(
     profile: ModelProfile, iteration_s: Callable[[ModelProfile], float]
 ) -> tuple[LengthPrediction, ...]:
-    """What ``iteration_s`` predicts of each length of a profile; nothing where it has one only."""
+    """``iteration_s`` for each length of a profile; empty if it has only one."""
     return tuple(
         LengthPrediction(costs.lengths, costs.share, iteration_s(profile.at(costs)))
         for costs in profile.by_length
@@ -42,5 +42,5 @@ def predict_lengths(
 
 
 def expected_s(predictions: Sequence[LengthPrediction]) -> float:
-    """The mean over all batches."""
+    """The mean iteration time over all batches, in seconds."""
     return sum(found.share * found.iteration_s for found in predictions)

@@ -1,4 +1,4 @@
-"""The parts of plans: made once for each stage and each pair of stages, used by every plan."""
+"""Caches the parts that plans consist of: the work of each stage and the messages of each pair."""
 
 from collections.abc import Sequence
 from itertools import count, pairwise
@@ -27,14 +27,14 @@ from penstock.simulate.workload import Parts, Workload
 __all__ = ["Catalogue", "workload_of"]
 
 MOST_SECONDS = 1_000_000
-"""Figures in the stages of one generation of a catalogue; each takes about 40 bytes."""
+"""Numbers kept for the stages of one cache generation; each takes about 40 bytes."""
 
 MOST_PAIRS = 150_000
-"""Pairs of replicas in the boundaries of one generation; each takes about 300 bytes."""
+"""Pairs of replicas kept in one cache generation; each takes about 300 bytes."""
 
 
 class Catalogue:
-    """Parts of plans of one profile on one cluster, remembered while they are in use."""
+    """A cache of the parts of plans for one profile on one cluster."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Catalogue:
         self.ties = Recent[object, TiedGroup](MOST_PAIRS, lambda tie: len(tie.shares))
 
     def parts_of(self, plan: Plan, instances: Instances) -> Parts:
-        """The parts of ``plan`` as ``instances`` use them."""
+        """The parts of ``plan``, used as ``instances`` say."""
         stages = tuple(map(self.stage, stages_of_instances(plan), instances.uses))
         ends: list[tuple[int, int]] = list(pairwise(range(len(plan.stages))))
         ties: tuple[TiedGroup, ...] = ()
@@ -107,9 +107,9 @@ class Catalogue:
     def ties_of(
         self, stages: Sequence[StageWork], stage_of_layer: Sequence[int], instances: Instances
     ) -> tuple[TiedGroup, ...]:
-        """What several instances hold, sorted by them: tied parameters, and stages held twice.
+        """Parameters held by several instances, sorted by these: tied ones, and mirrored stages.
 
-        Instances that are all on one device add up their gradients without a message.
+        Instances that share one device sum their gradients without a message.
         """
         held = tied_parameters(stage_of_layer, self.shared)
         if instances.mirrored:
@@ -137,12 +137,12 @@ class Catalogue:
 
 
 def weight_of_stage(work: StageWork) -> int:
-    """Figures that a stage keeps: those of each replica, and its segments."""
+    """Numbers that a stage keeps: those of each replica, and its segments."""
     return len(work.devices) * (17 + len(work.segment_layers)) + 20
 
 
 def weight_of_boundary(boundary: Boundary) -> int:
-    """Pairs, and what a boundary takes that has none."""
+    """Pairs of a boundary, plus what an empty one takes."""
     return len(boundary.pairs) + 3
 
 
@@ -156,7 +156,7 @@ def workload_of(
     shard_optimizer: bool = False,
     iterations: int = 1,
 ) -> Workload:
-    """Iterations of ``plan`` as flat work; ``schedule`` must be valid for ``plan.shape()``."""
+    """The workload of iterations of ``plan``; ``schedule`` must be valid for ``plan.shape()``."""
     instances = instances_of(schedule, plan.shape())
     catalogue = Catalogue(
         profile, cluster, optimizer_bytes_per_parameter_byte, shard_optimizer=shard_optimizer

@@ -1,4 +1,4 @@
-"""Plays a workload by the compiled engine: `penstock.simulate.event_loop` on flat arrays."""
+"""Plays a workload with the compiled engine (`penstock.simulate.event_loop`)."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,11 +16,11 @@ from penstock.simulate.workload import Parts, Workload
 __all__ = ["Summary", "iteration_s", "orders_of", "play", "play_in_short"]
 
 Spans: TypeAlias = npt.NDArray[np.float64]
-"""A start and an end in each row, in seconds."""
+"""Start and end in each row, in seconds."""
 
 
 def iteration_s(parts: Parts, orders: FlatOrders) -> float:
-    """Seconds of all iterations, without making a trace."""
+    """Seconds of all iterations; makes no trace."""
     from penstock.simulate.event_loop import play_to_the_end
 
     arrays = arrays_of(parts, orders)
@@ -50,10 +50,10 @@ def play(workload: Workload) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is left of a play without its spans.
+    """The result of a play without its spans.
 
-    ``ends_s`` is the end of the last work of each iteration, ``busy_s`` the seconds that the
-    streams of each device are occupied, one after the other.
+    ``ends_s[i]`` is when the last work of iteration ``i`` ends. ``busy_s`` are the seconds of
+    compute of each device.
     """
 
     ends_s: tuple[float, ...]
@@ -61,7 +61,7 @@ class Summary:
 
 
 def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Summary:
-    """Play all iterations, of ``micro_batches`` each, without a trace: for the largest plans."""
+    """Play iterations of ``micro_batches`` each, without a trace: for the largest plans."""
     from penstock.simulate.event_loop import play_to_the_end
 
     orders = orders_of(workload)
@@ -81,7 +81,7 @@ def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Su
 
 
 def orders_of(workload: Workload) -> FlatOrders:
-    """The orders of a workload, flat."""
+    """The flat orders of a workload."""
     return flatten(
         workload.schedule,
         workload.instances,
@@ -102,7 +102,7 @@ def kinds_of_words(workload: Workload, orders: FlatOrders) -> npt.NDArray[np.int
 
 
 def spans(arrays: Arrays, field: int, count: int) -> Spans:
-    """``count`` pairs of start and end."""
+    """The ``count`` spans of a field."""
     first = arrays.whole[field]
     return arrays.real[first : first + 2 * count].reshape(-1, 2)
 

@@ -1,9 +1,9 @@
-"""How fast streams compute that share a device, and devices that share the slots of a host.
+"""Compute speed of streams that share a device, and of devices that share a host's slots.
 
 Compiled by numba, for `penstock.simulate.event_loop`.
 """
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 from penstock.simulate.layout import (
@@ -28,9 +28,10 @@ from penstock.simulate.tournament import appoint
 __all__ = ["COMPUTES", "TALKS", "TALKS_TOO", "occupy", "vacate"]
 
 COMPUTES, TALKS, TALKS_TOO = 1, 3, 2
-"""Why a stream is occupied: by its own work, or because its device cannot do both at once.
+"""Why a stream is occupied: it computes, or its device communicates and cannot do both at once.
 
-A transfer cannot start while the lowest bit is set: `TALKS_TOO`, added once for each, lets others.
+A transfer can start only if the lowest bit is 0. `TALKS_TOO` is added once for each transfer of a
+device that can run several at once, and leaves that bit 0.
 """
 
 
@@ -40,7 +41,7 @@ def rate_of(w, host):
 
 
 def change_computing(w, x, host, change):
-    """Bring the virtual time of a host to the present before more or fewer devices share it."""
+    """Advance the virtual time of a host to now, then change how many devices share it."""
     x[w[PROGRESS] + host] += rate_of(w, host) * (x[NOW] - x[w[SINCE] + host])
     x[w[SINCE] + host] = x[NOW]
     w[w[COMPUTING] + host] += change
@@ -57,7 +58,7 @@ def retime(w, x, host):
 
 
 def other_computes(w, stream):
-    """Whether the other stream of a device that has two computes."""
+    """Whether the other stream of a device with two streams computes."""
     return w[w[RUNNING] + (stream ^ 1)] == COMPUTES
 
 
@@ -66,13 +67,13 @@ def seconds_of(w, x, stream):
     claim_s = x[w[CLAIM] + stream]
     if claim_s == 0 or not other_computes(w, stream):
         return x[w[WORK] + stream]
-    # Forwards first: the engines add in the same order.
+    # Forwards first, so that both engines add in the same order.
     total_s = x[w[CLAIM] + (stream & ~1)] + x[w[CLAIM] + (stream | 1)]
     return x[w[WORK] + stream] / claim_s * total_s
 
 
 def begin_or_end(w, x, stream, computes):
-    """Begin or end work of one of two streams; what is left of the other stays the same."""
+    """Begin or end a piece on one of two streams, and retime the piece on the other."""
     host, other = w[w[SHARED_HOST] + stream], stream ^ 1
     both, change = other_computes(w, stream), 1 if computes else -1
     if host >= 0:
@@ -97,7 +98,7 @@ def begin_or_end(w, x, stream, computes):
 
 
 def occupy(w, x, stream, seconds, claim_s):
-    """Begin work on a stream; who shares its device, or its host's slots, slows down."""
+    """Begin work on a stream; streams that share its device or its host's slots slow down."""
     if w[STREAMS_EACH] == 2:
         x[w[WORK] + stream], x[w[CLAIM] + stream] = seconds, claim_s
         begin_or_end(w, x, stream, True)
@@ -113,7 +114,7 @@ def occupy(w, x, stream, seconds, claim_s):
 
 
 def vacate(w, x, stream):
-    """End work on a stream; who shared its device, or its host's slots, speeds up."""
+    """End work on a stream; streams that share its device or its host's slots speed up."""
     if w[STREAMS_EACH] == 2:
         begin_or_end(w, x, stream, False)
         return

@@ -1,11 +1,11 @@
 """The rules of `penstock.simulate.plain` on flat arrays, compiled by numba.
 
-Equal to the plain engine to rounding (a property test holds them together). The sources of events,
-compute streams and then lanes, are in a tournament (`penstock.simulate.tournament`). Speed: see
+A property test checks that both engines agree up to rounding. The sources of events, compute
+streams and then lanes, are in a tournament tree (`penstock.simulate.tournament`). For its speed see
 benchmarks/simulator.
 """
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 import numpy as np
@@ -94,16 +94,16 @@ __all__ = ["play_to_the_end"]
 BACKWARD, RECOMPUTE = KIND_CODES["B"], KIND_CODES["R"]
 
 LAST = np.int64(1) << 60
-"""Added to the rank of reductions, which let messages go first."""
+"""Added to the rank of reductions, so that messages go first."""
 
 
 def inputs_left(w, row, word):
-    """How many messages (or forwards, in the third row of a replica) an action still waits for."""
+    """How many messages (in the third row of a replica: forwards) an action still waits for."""
     return w[w[INPUTS] + row * w[MICRO_BATCHES] + (word >> MICRO_SHIFT)]
 
 
 def is_ready(w, replica, kind, word):
-    """Whether an action has its inputs."""
+    """Whether the inputs of an action have arrived."""
     if kind <= 2 and inputs_left(w, 2 * replica + (kind > 0), word) != 0:
         return False
     if w[STREAMS_EACH] == 1 or kind == 0 or kind == 3:
@@ -112,7 +112,7 @@ def is_ready(w, replica, kind, word):
 
 
 def start_if_ready(w, x, stream):
-    """Start the next piece of a stream that is idle and has its inputs."""
+    """Start the next piece of a stream if it is idle and its inputs have arrived."""
     if w[w[RUNNING] + stream] or stream == w[ENDING]:
         return
     if w[BLOCKING] and w[w[UNSENT] + stream // w[STREAMS_EACH]] > 0:
@@ -127,7 +127,7 @@ def start_if_ready(w, x, stream):
         if kind == STEP:
             start_step(w, x, stream, device, position)
             return
-        # Waits and holds take no time; a forward follows them.
+        # WAIT and HOLD take no time; a forward follows them.
         while kind > STEP:
             if not is_over(w, stream, device, word):
                 return
@@ -152,7 +152,7 @@ def start_if_ready(w, x, stream):
 
 
 def is_over(w, stream, device, word):
-    """Whether a wait for a step, or a hold until the other stream has ended enough, is over."""
+    """Whether a WAIT or a HOLD is over (see `penstock.simulate.layout`)."""
     number = word >> MICRO_SHIFT
     if word & KIND_MASK == WAIT:
         return w[w[STEPS_DONE] + device] >= number
@@ -168,7 +168,7 @@ def start_step(w, x, stream, device, position):
 
 
 def end_piece(w, x, stream):
-    """A piece of work has ended: send what it made, then go on."""
+    """End a piece of work: send its results, then start what can start."""
     position = w[w[POSITION] + stream]
     word = w[position]
     kind = word & KIND_MASK
@@ -193,14 +193,14 @@ def end_piece(w, x, stream):
 
 
 def end_word(w, x, stream, position):
-    """Write down the end of an action or a step, and go to the next one."""
+    """Record the end of an action or a step, and advance to the next one."""
     if w[SPANS]:
         x[w[ACTION_SPAN] + 2 * (w[w[SPAN_OFFSET] + stream] + position) + 1] = x[NOW]
     w[w[POSITION] + stream] = position + 1
 
 
 def end_action(w, x, stream, position, word, replica):
-    """An action, or a segment of one, has ended: send, and give gradients."""
+    """End an action or a segment of one: send messages and complete buckets."""
     segment, kind = -1, word & KIND_MASK
     if word & UPDATES:
         segment = w[w[SEGMENT] + stream]
@@ -236,7 +236,7 @@ def complete_buckets(w, x, segment):
 
 
 def seconds_of_item(w, x, lane, item):
-    """How long a message or a bucket takes."""
+    """Seconds of a message or a bucket."""
     if lane < w[MESSAGES]:
         return x[w[MESSAGE_SECONDS] + lane]
     group = lane - w[MESSAGES]
@@ -245,7 +245,7 @@ def seconds_of_item(w, x, lane, item):
 
 
 def record_item(w, x, lane, item, end_s):
-    """Write down when a message or bucket passes, where that is wanted."""
+    """Record the span of a message or bucket, if spans are recorded."""
     if w[SPANS]:
         span = w[ITEM_SPAN] + 2 * (w[w[ITEM_START] + lane] + item)
         x[span] = x[NOW]
@@ -253,7 +253,7 @@ def record_item(w, x, lane, item, end_s):
 
 
 def can_start(w, lane):
-    """Whether everything that a lane needs is free."""
+    """Whether all resources of a lane are free."""
     for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
         if w[w[BUSY] + w[w[RESOURCE] + k]] & 1:
             return False
@@ -261,7 +261,7 @@ def can_start(w, lane):
 
 
 def set_busy(w, lane, busy):
-    """Occupy or free everything that a lane needs."""
+    """Occupy or free all resources of a lane."""
     if w[BLOCKING] & SEVERAL:
         count_talks(w, lane, busy)
         return
@@ -270,7 +270,7 @@ def set_busy(w, lane, busy):
 
 
 def count_talks(w, lane, busy):
-    """`set_busy` where some streams stand still for several transfers at once."""
+    """`set_busy` where some devices run several transfers at once."""
     for k in range(w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]):
         resource = w[w[RESOURCE] + k]
         if resource >= w[WIRES] and w[w[TALKS_AT_ONCE] + resource - w[WIRES]]:
@@ -280,9 +280,9 @@ def count_talks(w, lane, busy):
 
 
 def offer(w, x, lane, item):
-    """A message or bucket is ready: start it if it can, else let it wait.
+    """A message or bucket is ready: start it, or queue it.
 
-    Nothing else that waits can start at this moment: it would have when its wires became free.
+    No queued item can start at this moment: it would have started when its resources became free.
     """
     if seconds_of_item(w, x, lane, item) == 0.0:
         record_item(w, x, lane, item, x[NOW])
@@ -301,7 +301,7 @@ def offer(w, x, lane, item):
 
 
 def count_waiting(w, lane, change):
-    """Note at everything that a lane needs, and at its sender, how many items wait for it."""
+    """Count the queued items at each resource of a lane, and at its sender."""
     w[WAITING] += change
     if lane < w[MESSAGES] and w[w[BLOCKED_SENDER] + lane] >= 0:
         w[w[UNSENT] + w[w[BLOCKED_SENDER] + lane]] += change
@@ -310,7 +310,7 @@ def count_waiting(w, lane, change):
 
 
 def start_transfer(w, x, lane, item):
-    """Occupy the lane's resources with an item."""
+    """Occupy the lane's resources with an item, and set when it ends."""
     w[w[CURRENT] + lane] = item
     set_busy(w, lane, TALKS)
     end_s = x[NOW] + seconds_of_item(w, x, lane, item)
@@ -319,7 +319,7 @@ def start_transfer(w, x, lane, item):
 
 
 def first_waiting(w, lane):
-    """Take the item that has waited longest from a lane's queue."""
+    """Take the first item from a lane's queue."""
     head = w[w[HEAD] + lane]
     w[w[HEAD] + lane] = head + 1
     count_waiting(w, lane, -1)
@@ -327,7 +327,7 @@ def first_waiting(w, lane):
 
 
 def best_waiting(w, resource, best):
-    """The better of ``best`` and the lanes that wait for a resource and can start now."""
+    """The better of ``best`` and the lanes that wait for ``resource`` and can start now."""
     if w[w[WAITING_FOR] + resource] == 0:
         return best
     best_rank = rank_of(w, best) if best >= 0 else 2 * LAST
@@ -342,13 +342,13 @@ def best_waiting(w, resource, best):
 
 
 def rank_of(w, lane):
-    """Where the first item of a lane stands among all that wait: messages first, then oldest."""
+    """The rank of a lane's first item among all that wait: messages first, then by age."""
     rank = w[w[QUEUE_SEQUENCE] + w[w[ITEM_START] + lane] + w[w[HEAD] + lane]]
     return rank + LAST if lane >= w[MESSAGES] else rank
 
 
 def start_waiting(w, x, resource):
-    """Start what waited for one resource that is free now."""
+    """Start what waited for a resource that is free now."""
     while w[WAITING] > 0:
         following = best_waiting(w, resource, -1)
         if following < 0:
@@ -357,7 +357,7 @@ def start_waiting(w, x, resource):
 
 
 def end_transfer(w, x, lane):
-    """Free the lane's resources, start what waited for them, deliver, go on with work."""
+    """Free the lane's resources, start what waited for them, deliver the item, resume work."""
     set_busy(w, lane, 0)
     item = w[w[CURRENT] + lane]
     first, end = w[w[RESOURCE_START] + lane], w[w[RESOURCE_START] + lane + 1]
@@ -390,7 +390,7 @@ def arrive(w, x, lane, item):
 
 
 def play_to_the_end(whole: npt.NDArray[np.int64], real: npt.NDArray[np.float64]) -> float:
-    """Play to the end in place; the time of the last event."""
+    """Play to the end, in place; returns the time of the last event in seconds."""
     w, x = borrowed(whole), borrowed(real)
     w[ACTING] = w[ENDING] = -1
     for stream in range(w[STREAMS]):

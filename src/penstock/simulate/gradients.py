@@ -1,4 +1,4 @@
-"""Which gradients are all-reduced among whom, in which buckets, available when."""
+"""Which gradients are all-reduced among which devices, in which buckets, and when."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The hosts whose ports an all-reduce or a message passes."""
+    """The hosts whose outgoing and incoming ports an all-reduce or a message uses."""
 
     outgoing: tuple[int, ...] = ()
     incoming: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Ports:
 class Share:
     """Gradients that are complete with one segment of the last backward, in equal buckets.
 
-    ``seconds`` and ``bytes`` are of one bucket.
+    ``seconds`` and ``bytes`` are those of one bucket.
     """
 
     segment: int
@@ -48,7 +48,7 @@ class Share:
 class TiedGroup:
     """Parameters that several instances hold; complete with the last segment of each.
 
-    Parameters tied across stages, and all of a stage that is held twice.
+    These are parameters tied across stages, and all parameters of a mirrored stage.
     """
 
     stages: tuple[int, ...]
@@ -57,7 +57,7 @@ class TiedGroup:
 
 
 def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:
-    """(layer, bytes) wherever, going backwards, another bucket of gradients is full.
+    """(layer, bytes) of every bucket: going backwards, the layer at which the bucket is full.
 
     >>> from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
     >>> from penstock.simulate.layer_sums import layer_sums
@@ -75,7 +75,7 @@ def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:
 
 
 def share_of(ways: Sequence[Way], segment: int, size_bytes: float) -> Share:
-    """Gradients in equal buckets of at most `BUCKET_BYTES`, all-reduced by the fastest way."""
+    """Gradients in equal buckets of at most `BUCKET_BYTES`, with the fastest all-reduce."""
     count = ceil(size_bytes / BUCKET_BYTES)
     bucket_bytes = size_bytes / count
     seconds = min(way.latency_s + way.s_per_byte * bucket_bytes for way in ways)
@@ -85,11 +85,10 @@ def share_of(ways: Sequence[Way], segment: int, size_bytes: float) -> Share:
 def shares_of_stage(
     layers: range, devices: Sequence[int], sums: LayerSums, cluster: Cluster
 ) -> tuple[tuple[int, ...], tuple[Share, ...]]:
-    """What the replicas of a stage reduce among themselves, from the last layer to the first.
+    """The gradients that the replicas of a stage reduce, from the last layer to the first.
 
-    Also the layers that its last backward stops at on the way: the first layer of each segment.
-    Parameters tied within the stage are complete only when the whole backward is: the stage may
-    use them in its first layer.
+    Also returns the first layer of each segment of the last backward. Parameters tied within the
+    stage are complete only at the end of the backward, since the first layer may use them.
     """
     if len(devices) == 1:
         return (layers.start,), ()
@@ -108,7 +107,7 @@ def shares_of_stage(
 
 
 def bytes_of_own(layers: range, sums: LayerSums) -> int:
-    """Bytes of the parameters that no layer outside ``layers`` uses."""
+    """Bytes of the parameters that only ``layers`` use."""
     return sums.own_parameter_bytes.of(layers) + sum(
         shared.bytes
         for shared in sums.profile.shared
@@ -119,7 +118,7 @@ def bytes_of_own(layers: range, sums: LayerSums) -> int:
 def tied_parameters(
     stage_of_layer: Sequence[int], shared: Sequence[SharedParameter]
 ) -> dict[tuple[int, ...], list[int]]:
-    """Bytes of each parameter that several stages share, by these stages."""
+    """Bytes of the parameters that several stages share, by these stages."""
     found: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for parameter in shared:
         stages = tuple(sorted({stage_of_layer[layer] for layer in parameter.layers}))
@@ -129,7 +128,7 @@ def tied_parameters(
 
 
 def group_ports(cluster: Cluster, devices: Sequence[int]) -> Ports:
-    """The ports that an all-reduce passes: of all hosts between which a pair uses them."""
+    """The ports that an all-reduce uses: those of hosts where some pair has no link of its own."""
     members = Counter(cluster.host_index[device] for device in devices)
     inside = set(devices)
     linked = Counter(

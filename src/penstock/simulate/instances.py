@@ -1,8 +1,8 @@
-"""The copies of stages that devices hold, and what a schedule makes of them.
+"""The instances of a pipeline's stages, and how a schedule uses them.
 
-Engines know *instances* of stages only. A pipeline has one for each stage; a mirrored one has two:
-instance ``s`` works on the even micro-batches, and instance ``S + s``, on the devices of stage
-``S - 1 - s``, on the odd ones (Chimera, SC 2021, section 3.1).
+The engines work on *instances* of stages. A pipeline has one for each of its ``S`` stages. A
+mirrored one has two: instance ``s`` works on the even micro-batches; instance ``S + s``, on the
+devices of stage ``S - 1 - s``, works on the odd ones (Chimera, SC 2021, section 3.1).
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ BACKWARD, WEIGHTS = KIND_CODES["B"], KIND_CODES["W"]
 
 
 class StageUse(NamedTuple):
-    """What a schedule makes of an instance.
+    """How a schedule uses an instance.
 
-    ``split``: its gradients come with W, not with B. ``versions``: how many
-    copies of its parameters are kept. ``reduces``: its replicas sum its gradients among themselves.
-    ``predictions``: how many times its parameters are predicted for each update.
+    ``split``: its gradients come with W, not with B. ``versions``: copies of its parameters that
+    are kept. ``reduces``: its replicas sum their gradients among themselves. ``predictions``: how
+    many times its parameters are predicted for each update.
     """
 
     split: bool = False
@@ -44,10 +44,10 @@ class StageUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Instances:
-    """Where the instances of a pipeline are, and how it uses them.
+    """The instances of a pipeline: where they are and how they are used.
 
-    ``groups[i]`` is the device group of instance ``i``. ``rounds[i]`` is how many times in an
-    iteration it makes gradients that its device steps with; 0 where it has no work.
+    ``groups[i]`` is the device group of instance ``i``. ``rounds[i]`` is how many updates of its
+    parameters an iteration has; 0 if it has no work.
     """
 
     stages: int
@@ -58,21 +58,21 @@ class Instances:
     micro_batches_per_update: int = 0
 
     def of(self, action: Action) -> int:
-        """The instance that an action is work of."""
+        """The instance that runs ``action``."""
         return action.stage + self.stages * (action.micro_batch % 2 if self.mirrored else 0)
 
     def numbers_in(self, order: Order) -> Whole:
-        """The instance that each action of an order is work of."""
+        """The instance that runs each action of an order."""
         stages = order.stages.astype(np.int64)
         return stages + self.stages * (order.micro_batches % 2) if self.mirrored else stages
 
     def steps_of(self, group: int) -> int:
-        """How many times the devices of a group step in an iteration."""
+        """How many optimizer steps the devices of a group take in an iteration."""
         return self.rounds[self.members[group][0]] if self.micro_batches_per_update else 1
 
     @cached_property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The instances of every device group, in order."""
+        """The instances of every device group, in ascending order."""
         found: list[list[int]] = [[] for _ in range(max(self.groups) + 1)]
         for instance, group in enumerate(self.groups):
             found[group].append(instance)
@@ -80,7 +80,7 @@ class Instances:
 
 
 def stages_of_instances(plan: Plan) -> tuple[Stage, ...]:
-    """The stages of ``plan`` as its instances hold them.
+    """The stages of ``plan``, each on the devices of its instance.
 
     >>> halves = Stage(range(0, 1), (0,), (1,)), Stage(range(1, 2), (1,), (1,))
     >>> plan = Plan(halves, micro_batches=2, micro_batch_size=1, schedule="1f1b")
@@ -97,7 +97,7 @@ def stages_of_instances(plan: Plan) -> tuple[Stage, ...]:
 
 
 def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
-    """The instances of a pipeline that plays ``schedule``.
+    """The instances of a pipeline that runs ``schedule``.
 
     Raises:
         BadInput: updates without a flush where a device group holds several stages, or where some
@@ -144,10 +144,9 @@ def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
 
 
 def updating(order: Order, instance: Sequence[int] | Whole, per_update: int) -> Flags:
-    """Which actions make the last gradients that an update of their instance waits for.
+    """Marks the actions that make the last gradients before an update of their instance.
 
-    The last B or W of each instance, or, where updates do not wait for the end of the iteration,
-    every ``per_update``-th one.
+    That is the last B or W of each instance or, without a flush, every ``per_update``-th one.
     """
     marked = np.zeros(len(order), dtype=np.bool_)
     gradient = (order.kinds == BACKWARD) | (order.kinds == WEIGHTS)

@@ -1,4 +1,4 @@
-"""Costs of any run of layers in constant time, from sums made once."""
+"""Prefix sums that give the costs of any run of layers in constant time."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class AffineSums:
 
 @dataclass(frozen=True, slots=True)
 class ByteSums:
-    """Prefix sums of whole bytes: ``before[i]`` are those of layers ``0..i-1``."""
+    """Prefix sums of integer bytes: ``before[i]`` is the sum over layers ``0..i-1``."""
 
     before: tuple[int, ...]
 
@@ -38,17 +38,17 @@ class ByteSums:
         return self.before[layers.stop] - self.before[layers.start]
 
     def highest(self, stop: int, size: int) -> int:
-        """The highest layer from which on to ``stop`` there are ``size`` bytes; -1 if none."""
+        """The highest layer such that it and those up to ``stop`` have ``size`` bytes; -1: none."""
         return bisect_right(self.before, self.before[stop] - size) - 1
 
     def lowest(self, start: int) -> int:
-        """The lowest layer from ``start`` on that has any bytes."""
+        """The first layer from ``start`` on that has any bytes."""
         return bisect_right(self.before, self.before[start]) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LargestAffine:
-    """The largest of an affine cost over any run of layers."""
+    """The largest value of an affine cost over any run of layers."""
 
     fixed: npt.NDArray[np.float64]
     per_sample: npt.NDArray[np.float64]
@@ -61,7 +61,7 @@ class LargestAffine:
 
 @dataclass(frozen=True, slots=True)
 class LayerSums:
-    """The sums that simulating a plan needs, so that many plans of one profile share them.
+    """All sums that simulating a plan needs; plans of one profile share them.
 
     ``crossing[cut]`` are the edges from a layer before ``cut`` to one at or after it.
     """
@@ -78,7 +78,7 @@ class LayerSums:
     crossing: tuple[tuple[Edge, ...], ...]
 
     def parameter_bytes(self, layers: range) -> int:
-        """As `ModelProfile.parameter_bytes`: shared parameters counted once."""
+        """Parameter bytes of ``layers``, counting shared parameters once."""
         return self.own_parameter_bytes.of(layers) + sum(
             shared.bytes
             for shared in self.profile.shared

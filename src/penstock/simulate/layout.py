@@ -1,23 +1,24 @@
-"""Where the compiled engine keeps a workload and the state of its play: two flat arrays.
+"""The memory layout of the compiled engine: a workload and the state of its play, in two arrays.
 
     whole   [ counts | starts of fields | field | field | ... ]    int64
     real    [ now | field | field | ... ]                          float64
 
-``whole[FIELD]`` is where the field's values start, in whichever of the two arrays holds them; so
-value ``i`` of a field is ``whole[whole[HOST] + i]`` or ``real[whole[FINISH] + i]``. A list of
-lists is its joined items and where each list starts. Two arrays, because their two addresses are
-then all that compiled functions hand on (`penstock.borrowed`).
+``whole[FIELD]`` is where the field's values start, in whichever of the two arrays holds them. So
+value ``i`` of a field is ``whole[whole[HOST] + i]`` or ``real[whole[FINISH] + i]``. A list of lists
+is stored as its concatenated items and the start of each list. With two arrays, compiled functions
+pass only two addresses to one another (`penstock.borrowed`).
 
-Numbers are those of `penstock.simulate.workload.Workload`: replicas in order of instance, devices
-in order of their group, compute streams device after device. *Lanes* are the messages, sorted by
-sender, direction (B before F) and receiver, then the reductions. *Items* are what passes a lane
-one after the other: the micro-batches of a message, the buckets of a reduction, round after round.
+Numbers are those of `penstock.simulate.workload.Workload`: replicas in the order of their
+instances, devices in the order of their groups, compute streams device after device. *Lanes* are
+the messages, sorted by sender, direction (B before F) and receiver, then the reductions. *Items*
+pass a lane one after the other: the micro-batches of a message, or the buckets of a reduction,
+round after round.
 
-An action is one *word*, and so is a step or a wait for one: from the lowest bit on the kind (3
-bits), whether it makes the last gradients before an update (1), the instance (20), and the
-micro-batch, which is the number of the awaited step in a WAIT, and of a step only tells the
-iteration. Of a HOLD, before a forward that runs beside backwards, it is how many words the other
-stream may have left for the forward to start.
+An action is one *word*, and so are a STEP, a WAIT and a HOLD. From the lowest bit on, a word has
+the kind (3 bits), whether the action makes the last gradients before an update (1), the instance
+(20) and the micro-batch. In a STEP the micro-batch only tells the iteration. In a WAIT, which waits
+for a step, it is the number of that step. A HOLD precedes a forward that runs beside backwards;
+there it is how many words the other stream may have left when the forward starts.
 """
 
 import numpy as np
@@ -41,7 +42,7 @@ STEP = len(ACTION_KINDS)
 WAIT = STEP + 1
 HOLD = STEP + 2
 PIECES = STEP + 1
-"""Different pieces of work of a replica: its actions by kind, then its part of the step."""
+"""Kinds of work of a replica: its actions by kind, then its part of the step."""
 
 KIND_MASK = 7
 UPDATES = 8
@@ -49,12 +50,12 @@ INSTANCE_SHIFT = 4
 INSTANCE_MASK = (1 << 20) - 1
 MICRO_SHIFT = 24
 
-# Bits of BLOCKING: some device computes nothing while it sends or receives; some such device may
-# send and receive several messages at once.
+# Bits of BLOCKING: some device does not compute while it communicates; some such device may run
+# several transfers at once.
 STANDS_STILL, SEVERAL = 1, 2
 
-# Counts: of the workload, then of the play. The spans are counted only where they are recorded.
-# Wires are engines, ports and links; with the compute streams, which follow, they are resources.
+# Counts of the workload, then of the play. Spans are counted only if they are recorded. Wires are
+# engines, ports and links; wires and compute streams, in this order, are resources.
 COUNTS = 31
 (
     INSTANCES,
@@ -90,7 +91,7 @@ COUNTS = 31
     ENDING,
 ) = range(COUNTS)
 
-# Whole numbers: of the workload, then of the play; the last two need no first value.
+# Integer fields of the workload, then of the play; the last two need no initial value.
 # RUNNING must follow BUSY: the streams are the resources numbered after the wires.
 REALS = 80
 (
@@ -145,7 +146,7 @@ REALS = 80
     QUEUE_SEQUENCE,
 ) = range(COUNTS, REALS)
 
-# Real numbers: of the workload, then of the play (`real[NOW]` is the time itself).
+# Float fields of the workload, then of the play (`real[NOW]` is the time itself).
 NOW = 0
 HEADER = 95
 (
@@ -166,7 +167,7 @@ HEADER = 95
     ITEM_SPAN,
 ) = range(REALS, HEADER)
 
-# How long a field is: a count, times a factor, plus one where it holds the starts of lists.
+# Length of a field: a count, times a factor, plus one if it holds the starts of lists.
 LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
     WORD: (WORDS, 1, 0),
     FIRST_REPLICA: (INSTANCES, 1, 0),
@@ -235,4 +236,4 @@ LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
 }
 
 LENGTHS = np.array([LENGTH_OF_FIELD[field] for field in range(COUNTS, HEADER)], dtype=np.int64)
-"""`LENGTH_OF_FIELD` for compiled code, from the first field on."""
+"""`LENGTH_OF_FIELD` as an array for compiled code, from the first field on."""

@@ -1,7 +1,7 @@
-"""Bytes that each device of a plan needs: at most, and over time.
+"""Bytes in use on each device of a plan: the peak, and over time.
 
-What one replica needs is in `penstock.simulate.stage_memory`. The peak depends on the order of
-work alone, not on its times; only where forwards run beside backwards do times decide.
+`penstock.simulate.stage_memory` says what one replica needs. The peak depends only on the order of
+work, not on its times, unless forwards run beside backwards.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,10 @@ F, B, W, R = (KIND_CODES[kind] for kind in ("F", "B", "W", "R"))
 
 
 def held_while(schedule: Schedule, instances: Instances) -> tuple[tuple[Holding, ...], ...]:
-    """For each device group what it holds while its actions run, without repetition.
+    """For each device group, the distinct states of memory while its actions run.
 
-    All that a peak needs of a schedule; what holds no more than another in any respect is left out.
+    States that hold no more than another one in any respect are left out; the peak does not need
+    them.
     """
     return tuple(
         held_by_group(order, instances.numbers_in(order), members)
@@ -39,7 +40,7 @@ def held_while(schedule: Schedule, instances: Instances) -> tuple[tuple[Holding,
 
 
 def held_by_group(order: Order, instance: Whole, members: tuple[int, ...]) -> tuple[Holding, ...]:
-    """`held_while` of one device group that holds the instances ``members``."""
+    """`held_while` of a device group that holds the instances ``members``."""
     kinds, works = order.kinds.astype(np.int64), np.searchsorted(np.array(members), instance)
     cells = order.micro_batches * np.int64(len(members)) + works
     recomputed = kinds == R
@@ -61,12 +62,12 @@ def held_by_group(order: Order, instance: Whole, members: tuple[int, ...]) -> tu
 
 
 def undominated(states: Whole) -> Whole:
-    """The different rows, but for those that another of the same first entry exceeds throughout."""
+    """The distinct rows, without those that a row of the same first entry equals or exceeds."""
     kept: list[Whole] = []
     for place in np.unique(states[:, 0]).tolist():
         left = states[states[:, 0] == place]
         while len(left):
-            # None exceeds the row with the largest sum.
+            # The row with the largest sum is not dominated.
             largest = left[np.argmax(left.sum(axis=1))]
             kept.append(largest)
             left = left[(left > largest).any(axis=1)]
@@ -79,9 +80,9 @@ def peaks_bytes(
     held: Sequence[Sequence[Holding]],
     devices: int,
 ) -> tuple[float, ...]:
-    """The most bytes in use at once on each of the cluster's ``devices`` devices; 0 where unused.
+    """Peak bytes in use on each of the cluster's ``devices`` devices; 0 for unused ones.
 
-    ``members`` are the instances of each device group, ``held`` is `held_while` of the schedule.
+    ``members`` are the instances of each device group; ``held`` is `held_while` of the schedule.
     """
     peaks = [0.0] * devices
     for instances, held_by in zip(members, held, strict=True):
@@ -93,7 +94,7 @@ def peaks_bytes(
 
 
 def memory_samples(workload: Workload, trace: Trace) -> tuple[MemorySample, ...]:
-    """Bytes in use on every device from each allocation and release on, sorted by time."""
+    """Bytes in use on every device after each allocation and release, sorted by time."""
     samples: list[MemorySample] = []
     for work, streams in spans_of_actions(workload, trace):
         samples += device_samples(workload, work, streams)
@@ -105,7 +106,7 @@ def device_samples(
     work: DeviceWork,
     streams: Sequence[tuple[Sequence[Action], Sequence[Span]]],
 ) -> list[MemorySample]:
-    """The samples of one device, in order of time; of several at one time the last one holds."""
+    """The samples of one device in order of time; of several at one time the last one counts."""
     memories = {i: replica.work.memory for i, replica in work.replicas.items()}
     recomputed = {
         (action.stage, action.micro_batch)
@@ -135,7 +136,7 @@ def device_samples(
 
 
 def in_iteration(action: Action, workload: Workload) -> Action:
-    """The action as its schedule names it, in the first iteration."""
+    """The same action of the first iteration, which is what the schedule names."""
     number = action.micro_batch % workload.micro_batches_per_iteration
     return Action(action.kind, action.stage, number)
 
@@ -143,7 +144,7 @@ def in_iteration(action: Action, workload: Workload) -> Action:
 def in_time(
     streams: Sequence[tuple[Sequence[Action], Sequence[Span]]],
 ) -> list[tuple[float, bool, Action]]:
-    """Starts and ends of actions in order of time; of several streams at one time, ends first."""
+    """Starts and ends of actions in order of time; at the same time, ends come first."""
     moments = [
         moment
         for actions, spans in streams
@@ -156,5 +157,5 @@ def in_time(
 
 
 def bytes_of(memories: dict[int, StageMemory], held: dict[int, Held]) -> float:
-    """Bytes of all replicas of a device while nothing runs."""
+    """Bytes of all replicas on a device while nothing runs."""
     return sum(memory.at(held[instance]) for instance, memory in memories.items())

@@ -1,8 +1,8 @@
-"""The orders of a schedule as one flat array of words, and all else that scoring needs of them.
+"""The orders of a schedule as one flat array of words, and what else scoring needs of them.
 
-The orders of the early-backward family are valid by construction: their depths never grow
-downstream and respect every limit (a property test holds them to `penstock.schedule.validate`).
-So they are written down at once; those of all other schedules are made and validated first.
+Orders of the early-backward family are valid by construction: depths never grow downstream and
+respect every limit (a property test checks them with `penstock.schedule.validate`). So their words
+are written directly. Orders of all other schedules are made as actions and validated first.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ FORWARD, BACKWARD, RECOMPUTE = KIND_CODES["F"], KIND_CODES["B"], KIND_CODES["R"]
 
 @dataclass(frozen=True, slots=True)
 class FlatOrders:
-    """The words of every compute stream (`penstock.simulate.layout`), group after group.
+    """The words of every compute stream (see `penstock.simulate.layout`), group after group.
 
     ``words[start[k] : start[k + 1]]`` are those of stream ``k``; each group has ``streams_each``.
-    ``held[group]`` is what the group holds while it works; what is less than another in every
-    respect may be left out. ``micro_batches`` counts those of all iterations.
+    ``held[group]`` are the states of memory of the group, as of `memory.held_while`.
+    ``micro_batches`` counts those of all iterations.
     """
 
     start: Whole
@@ -60,15 +60,15 @@ class FlatOrders:
 
     @property
     def streams_each(self) -> int:
-        """Compute streams of a device."""
+        """The number of compute streams of a device."""
         return 2 if self.concurrent else 1
 
 
 def orders_of_plan(plan: Plan) -> FlatOrders:
-    """The orders of one iteration of ``plan``, valid.
+    """The orders of one iteration of ``plan``; they are valid.
 
     Raises:
-        BadInput: as `order_of`.
+        BadInput: the plan's schedule cannot be made or is not valid; see `order_of`.
     """
     family, shape = FAMILIES.get(plan.schedule), plan.shape()
     in_flight = family.in_flight if family else None
@@ -100,7 +100,7 @@ def orders_of_plan(plan: Plan) -> FlatOrders:
 
 @lru_cache(maxsize=256)
 def one_instance_a_stage(stages: int) -> Instances:
-    """The instances of a pipeline whose stages have devices of their own, and whole backwards."""
+    """The instances of a pipeline with one stage on each device group and whole backwards."""
     once = (1,) * stages
     return Instances(stages, False, tuple(range(stages)), (StageUse(),) * stages, once)
 
@@ -109,11 +109,11 @@ def one_instance_a_stage(stages: int) -> Instances:
 def early_backward_words(
     micro_batches: int, depth: int, recompute: bool
 ) -> tuple[Whole, tuple[Holding, ...]]:
-    """`early_backward.order_of_stage` of stage 0, as words; what it holds.
+    """The words of stage 0 in `early_backward.order_of_stage`, and the states of its memory.
 
         F(0) .. F(K-1)   [R(0)] B(0) F(K)   [R(1)] B(1) F(K+1)  ..  [R(M-1)] B(M-1)
 
-    A stage one deep runs each backward right after its forward and never again.
+    With depth 1 each backward directly follows its forward, so nothing is recomputed.
     """
     again = recompute and depth > 1
     cycle = [RECOMPUTE, BACKWARD, FORWARD] if again else [BACKWARD, FORWARD]
@@ -137,7 +137,7 @@ def flatten(
     iterations: int = 1,
     held: tuple[tuple[Holding, ...], ...] = (),
 ) -> FlatOrders:
-    """The orders of ``schedule``, ``iterations`` times; ``micro_batches`` pass in each."""
+    """The orders of ``schedule``, repeated ``iterations`` times with ``micro_batches`` in each."""
     streams: list[Whole] = []
     for order in schedule.orders:
         parts = streams_of(order, instances, schedule.concurrent, iterations)
@@ -156,7 +156,7 @@ def flatten(
 def streams_of(
     order: Order, instances: Instances, concurrent: bool, iterations: int
 ) -> Sequence[Whole]:
-    """The words of each compute stream of a device group, in the first of the iterations."""
+    """The words of each compute stream of a device group, in the first iteration."""
     instance = instances.numbers_in(order)
     per_update = instances.micro_batches_per_update
     marked = updating(order, instance, per_update)
@@ -170,7 +170,7 @@ def streams_of(
         return [with_steps(words, per_update)]
     forwards = order.kinds == FORWARD
     others = with_steps(words[~forwards], per_update)
-    # Words of the other stream up to the end of the action before each forward.
+    # How many words of the other stream end with the action before each forward.
     ended = np.cumsum(~forwards)
     steps = np.cumsum(marked) if per_update else np.zeros(len(order), dtype=np.int64)
     last = np.maximum.accumulate(np.where(forwards, 0, np.arange(len(order))))
@@ -181,9 +181,9 @@ def streams_of(
 
 
 def with_steps(words: Whole, per_update: int) -> Whole:
-    """The words with a step at the end, or, without a flush, after every update's gradients.
+    """The words with a STEP at the end or, without a flush, after the gradients of every update.
 
-    Such a step has the micro-batch before it.
+    Without a flush, a STEP has the micro-batch of the action before it.
     """
     if not per_update:
         return np.append(words, STEP)
@@ -192,9 +192,9 @@ def with_steps(words: Whole, per_update: int) -> Whole:
 
 
 def repeated(words: Whole, micro_batches: int, others: int, iterations: int) -> Whole:
-    """The words of several iterations, with micro-batches and awaited steps numbered through.
+    """The words of several iterations; micro-batches and awaited steps are numbered throughout.
 
-    Each iteration leaves ``others`` words less of the stream that holds are about.
+    ``others`` is the number of words that each iteration adds to the stream that a HOLD refers to.
     """
     if iterations == 1:
         return words

@@ -1,4 +1,4 @@
-"""What a compute stream of the plain engine does without a pause."""
+"""The uninterrupted pieces of work that a compute stream of the plain engine runs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,12 +11,11 @@ __all__ = ["Piece", "pieces_of_action"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Uninterrupted work of a stream.
+    """Uninterrupted work of a stream: an action, a segment of one, or an optimizer step.
 
-    An action, a segment of one that completes gradients, or a step. A piece without a replica is a
-    step or, without a kind, the wait of a stream of forwards for step ``micro_batch``. Two streams
-    share a device by their ``claim_s``; a forward waits for the pieces of the other stream that
-    stand before it, ``after`` in number.
+    A piece without a replica is a step. A piece without a kind makes a stream of forwards wait for
+    step ``micro_batch``. Two streams share a device in proportion to ``claim_s``. A forward waits
+    until ``after`` pieces of the other stream have ended.
     """
 
     kind: ActionKind | Literal["STEP", ""]
@@ -33,7 +32,7 @@ class Piece:
 def pieces_of_action(
     kind: ActionKind, replica: Replica, number: int, micro_batch: int, updates: bool
 ) -> list[Piece]:
-    """An action as one piece; where it completes gradients, as its segments."""
+    """An action as one piece or, if it completes gradients, as its segments."""
     work = replica.work
     claim_s = work.forward_s if kind in ("F", "R") else work.backward_s
     if not updates:

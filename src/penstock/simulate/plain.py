@@ -1,29 +1,28 @@
-"""The rules of the simulator in plain Python: the reference that the compiled engine must equal.
+"""The rules of the simulator in plain Python: the reference for the compiled engine.
 
-    compute     one stream a device, two where forwards run beside backwards; actions start in
+    compute     a device has one stream, or two if forwards run beside backwards; actions start in
                 schedule order once their inputs are there (a forward beside backwards once all
-                those that stand before it have ended); the optimizer steps once the device's
-                gradients are reduced, and the next iteration follows the step
+                actions before it have ended); the optimizer steps once the device's gradients are
+                reduced, and the next iteration follows the step
     shares      while both streams of a device compute, they share it in proportion to the seconds
-                of their whole actions; one alone has it all
-    slots       of the devices of a host, `host_slots` compute at full speed; when more compute,
-                all of them slow down alike: rate = slots / computing
-    messages    leave when their action has ended and occupy the sender's send engine, the
-                receiver's receive engine and, between hosts, both ports, all at once; of those
-                that wait, the one that was ready first starts first; one that is blocked does not
-                block others; between stages on one device there is none
-    reductions  a bucket occupies both engines of its members (and ports) when all of them have
-                its gradients; messages that can start go first
-    turns       half-duplex: both engines of a device are one, both ports of a host are one;
-                a device that does not overlap starts neither message nor reduction while it
-                computes, and computes nothing meanwhile; its sends block: it computes nothing
-                either while a message of its own waits
-    links       where a host has separate links, a message between two of its devices occupies the
-                link from the one to the other (half-duplex: between them) instead of engines, and
-                a device that does not overlap may have several transfers on their way at once;
-                reductions keep to the engines, as if on links that no message of the host uses
+                of their whole actions; one alone has the whole device
+    slots       of the devices of a host, `host_slots` compute at full speed; if more compute, all
+                of them slow down alike: rate = slots / computing
+    messages    are sent when their action has ended; a message occupies the sender's send engine,
+                the receiver's receive engine and, between hosts, both ports, all at once; of those
+                that wait, the one that was ready first starts first; a blocked one does not block
+                others; stages on one device exchange no messages
+    reductions  a bucket occupies both engines of its members (and ports) once all of them have its
+                gradients; messages that can start go first
+    turns       half-duplex: both engines of a device are one, and so are both ports of a host;
+                a device that does not overlap starts no transfer while it computes, and computes
+                nothing during a transfer nor while a message of its own waits to be sent
+    links       on a host with separate links, a message between two of its devices occupies the
+                link from one to the other (half-duplex: between them) instead of engines, and a
+                device that does not overlap may run several transfers at once; reductions use the
+                engines, as if on links that no message of the host uses
 
-Ties in time are broken by the order of streams, then messages, then reductions.
+Events at the same time are handled in the order: streams, messages, reductions.
 """
 
 from collections.abc import Generator
@@ -47,7 +46,7 @@ Input: TypeAlias = Literal["F", "B", "own"]
 """Messages of a direction, or the replica's own forward."""
 
 Key: TypeAlias = tuple[int, Input, int]
-"""What a replica waits for: an input for a micro-batch."""
+"""What an action waits for: replica, input, micro-batch."""
 
 AWAITED: dict[ActionKind, tuple[Input, ...]] = {
     "F": ("F",),
@@ -56,11 +55,11 @@ AWAITED: dict[ActionKind, tuple[Input, ...]] = {
     "W": (),
     "R": ("own",),
 }
-"""What each action waits for; its own forward where that is not in the same stream."""
+"""The inputs of each kind of action. "own" counts only if forwards have a stream of their own."""
 
 
 class Play:
-    """One run of the rules; sources of events are streams, then lanes."""
+    """One play of a workload. The sources of events are numbered: streams, then lanes."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -107,7 +106,7 @@ class Play:
         return lanes
 
     def make_device(self, position: int) -> Device:
-        """A device and how many buckets each of its steps waits for."""
+        """A device, with the number of buckets that each of its steps waits for."""
         held = self.workload.devices[position].replicas
         buckets = sum(
             len(group.buckets) * sum(instance in held for instance in group.instances)
@@ -116,7 +115,7 @@ class Play:
         return Device(buckets, buckets)
 
     def pieces_of(self, work: DeviceWork) -> list[list[Piece]]:
-        """The pieces of each stream of a device, of all iterations."""
+        """The pieces of each stream of a device, for all iterations."""
         workload, order = self.workload, self.workload.schedule.of(work.group)
         instances = [workload.instances.of(action) for action in order]
         per_update = workload.instances.micro_batches_per_update
@@ -144,7 +143,7 @@ class Play:
         return streams
 
     def make_inputs(self) -> dict[Key, int]:
-        """How many messages each action waits for; concurrent backwards also for their forward."""
+        """How many inputs each action waits for; concurrent backwards also wait for a forward."""
         workload, inputs = self.workload, dict[Key, int]()
         for message in workload.messages:
             for m in range(workload.micro_batches):
@@ -157,13 +156,13 @@ class Play:
         return inputs
 
     def working_members(self, bucket: int) -> int:
-        """How many members of a reduction have gradients to give: some copies have no work."""
+        """How many members of a reduction have gradients; some mirrored stages have no work."""
         group = self.workload.reductions[self.group_of(bucket)]
         instances = (self.workload.replicas[member].instance for member in group.members)
         return sum(self.workload.instances.rounds[instance] > 0 for instance in instances)
 
     def group_of(self, bucket: int) -> int:
-        """The reduction that sums a bucket."""
+        """The reduction that a bucket belongs to."""
         return max(g for g, first in enumerate(self.first_bucket[:-1]) if first <= bucket)
 
     def run(self) -> Trace:
@@ -182,12 +181,12 @@ class Play:
         return self.trace()
 
     def schedule_event(self, source: int, time_s: float) -> None:
-        """Let ``source`` act at ``time_s`` instead of any earlier appointment."""
+        """Set the next event of ``source`` to ``time_s``, instead of any earlier setting."""
         self.next_s[source] = time_s
         heappush(self.heap, (time_s, source))
 
     def is_ready(self, stream: Stream) -> bool:
-        """Whether the next piece has its inputs."""
+        """Whether the inputs of the next piece have arrived."""
         piece, device = stream.pieces[stream.next_piece], self.devices[stream.device]
         match piece.kind:
             case "":
@@ -203,7 +202,7 @@ class Play:
                 return not piece.starts or not any(self.inputs.get(key, 0) for key in keys)
 
     def start_if_ready(self, number: int) -> None:
-        """Start the next piece of a stream that is idle and has its inputs."""
+        """Start the next piece of a stream if it is idle and its inputs have arrived."""
         stream = self.streams[number]
         if stream.ending or self.busy[self.first_stream + number] or self.holds_back(stream.device):
             return
@@ -218,21 +217,21 @@ class Play:
             return
 
     def holds_back(self, position: int) -> bool:
-        """Whether a device that does not overlap has messages that wait to leave."""
+        """Whether a device that does not overlap has messages waiting to be sent."""
         return self.devices[position].unsent > 0 and not self.workload.devices[position].overlaps
 
     def count_unsent(self, index: int, change: int) -> None:
-        """Note that a message of a lane begins or ceases to wait."""
+        """Count a message of a lane that starts or stops waiting."""
         if index < self.first_reduction:
             sender = self.workload.messages[index].sender
             self.devices[self.workload.replicas[sender].position].unsent += change
 
     def last_stream(self, device: int) -> Stream:
-        """The stream of a device's backwards."""
+        """The stream that runs a device's backwards."""
         return self.streams[self.streams_of(device)[-1]]
 
     def occupy(self, number: int, piece: Piece) -> None:
-        """Begin work on a stream; who shares its device, or its host's slots, slows down."""
+        """Begin work on a stream; streams that share its device or its host's slots slow down."""
         stream = self.streams[number]
         self.busy[self.first_stream + number] = 1
         with self.changing(number):
@@ -245,7 +244,7 @@ class Play:
         self.retime(processor, number)
 
     def vacate(self, number: int) -> None:
-        """End work on a stream; who shared its device, or its host's slots, speeds up."""
+        """End work on a stream; streams that share its device or its host's slots speed up."""
         stream = self.streams[number]
         self.busy[self.first_stream + number] = 0
         with self.changing(number):
@@ -256,7 +255,7 @@ class Play:
 
     @contextmanager
     def changing(self, number: int) -> Generator[None]:
-        """Bring a host to the present; what is left of a device's other stream stays the same."""
+        """Advance a host to now, and keep the work left on the device's other stream unchanged."""
         processor = self.processors[self.streams[number].host]
         self.advance(processor)
         others = [
@@ -288,7 +287,7 @@ class Play:
         return min(1.0, processor.slots / len(devices)) if devices else 1.0
 
     def advance(self, processor: Processor) -> None:
-        """Bring the virtual time of a host to the present: the time itself where slots suffice."""
+        """Advance the virtual time of a host to now; it is the real time if slots suffice."""
         if processor.slots:
             processor.progress += self.rate(processor) * (self.now_s - processor.since_s)
             processor.since_s = self.now_s
@@ -296,7 +295,7 @@ class Play:
             processor.progress = self.now_s
 
     def retime(self, processor: Processor, number: int) -> None:
-        """Move the ends of all work that begin or end of work on a stream changes."""
+        """Move the ends of all work that a begin or end on stream ``number`` changes."""
         if processor.slots == 0:
             for each in self.streams_of(self.streams[number].device):
                 if self.streams[each].computes:
@@ -308,7 +307,7 @@ class Play:
             self.schedule_event(each, self.now_s + left / rate)
 
     def end_piece(self, number: int) -> None:
-        """A piece of work has ended: send what it made, then go on."""
+        """End a piece of work: send its results, then start what can start."""
         stream = self.streams[number]
         piece = stream.pieces[stream.next_piece]
         stream.next_piece += 1
@@ -336,7 +335,7 @@ class Play:
         return range(device * each, device * each + each)
 
     def end_step(self, device: int) -> None:
-        """The next step of a device waits for its buckets anew."""
+        """Count a step as done; the next step waits for all buckets again."""
         self.devices[device].buckets_left += self.devices[device].buckets
         self.devices[device].steps_done += 1
 
@@ -349,7 +348,7 @@ class Play:
                     self.offer(index, piece.micro_batch)
 
     def complete(self, bucket: int) -> None:
-        """All members have the gradients of a bucket, once more."""
+        """All members have the gradients of a bucket: offer it."""
         self.members_left[bucket] = self.working_members(bucket)
         group = self.group_of(bucket)
         size = self.first_bucket[group + 1] - self.first_bucket[group]
@@ -358,7 +357,7 @@ class Play:
         self.offer(self.first_reduction + group, item)
 
     def offer(self, index: int, item: int) -> None:
-        """A message or bucket is ready: start it if it can, else let it wait."""
+        """A message or bucket is ready: start it, or queue it."""
         lane = self.lanes[index]
         if lane.seconds[item] == 0:
             lane.spans[item] = (self.now_s, self.now_s)
@@ -371,17 +370,17 @@ class Play:
             self.start_transfer(index)
 
     def can_start(self, index: int) -> bool:
-        """Whether everything that a lane needs is free."""
+        """Whether all resources of a lane are free."""
         return not any(map(self.is_taken, self.lanes[index].resources))
 
     def is_taken(self, resource: int) -> bool:
-        """Whether a transfer must wait for a resource; some streams stand still for several."""
+        """Whether a transfer must wait for a resource; some streams allow several transfers."""
         if resource in self.shared:
             return self.streams[resource - self.first_stream].computes
         return self.busy[resource] > 0
 
     def start_transfer(self, index: int) -> None:
-        """Occupy the lane's resources with the first item that waits."""
+        """Occupy the lane's resources with the first item of its queue."""
         lane = self.lanes[index]
         _, lane.current = lane.waiting.pop(0)
         self.count_unsent(index, -1)
@@ -392,7 +391,7 @@ class Play:
         self.schedule_event(len(self.streams) + index, end_s)
 
     def start_waiting(self, lanes: list[int]) -> None:
-        """Start what can be started of ``lanes``: messages first, then the oldest."""
+        """Start what can start of ``lanes``: messages first, then the oldest."""
         while True:
             startable = [
                 (index >= self.first_reduction, self.lanes[index].waiting[0], index)
@@ -404,9 +403,9 @@ class Play:
             self.start_transfer(min(startable)[-1])
 
     def end_transfer(self, index: int) -> None:
-        """Free the lane's resources, start what waited for them, deliver, go on with work."""
+        """Free the lane's resources, start what waited for them, deliver the item, resume work."""
         lane = self.lanes[index]
-        done = lane.current  # the lane may start its next item below
+        done = lane.current  # The lane may start its next item below.
         for resource in lane.resources:
             self.busy[resource] -= 1
         neighbours = {other for resource in lane.resources for other in self.lanes_of[resource]}
@@ -451,5 +450,5 @@ class Play:
 
 
 def play(workload: Workload) -> Trace:
-    """Play all iterations; the schedule must be valid, or the trace ends where it is stuck."""
+    """Play all iterations. The schedule must be valid; otherwise the trace ends at the deadlock."""
     return Play(workload).run()

@@ -1,4 +1,4 @@
-"""What `penstock.simulate.plain` remembers of streams, devices, lanes and hosts while it plays."""
+"""The state of streams, devices, lanes and hosts while `penstock.simulate.plain` plays."""
 
 from dataclasses import dataclass, field
 
@@ -10,9 +10,9 @@ __all__ = ["Device", "Lane", "Processor", "Stream"]
 
 @dataclass(slots=True)
 class Device:
-    """What the streams of a device share.
+    """The state that the streams of a device share.
 
-    ``buckets_left`` are those of the next step; ``unsent`` messages wait to leave.
+    ``buckets_left``: buckets that the next step waits for. ``unsent``: messages waiting to be sent.
     """
 
     buckets: int
@@ -23,7 +23,7 @@ class Device:
 
 @dataclass(slots=True)
 class Stream:
-    """A compute stream while it plays its pieces."""
+    """A compute stream and its pieces of work."""
 
     device: int
     host: int
@@ -41,7 +41,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Lane:
-    """Messages of one pair, or buckets of one group: one after the other on the same resources."""
+    """The messages of one pair or the buckets of one reduction, which pass one after the other."""
 
     resources: tuple[int, ...]
     seconds: list[float]
@@ -52,7 +52,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Processor:
-    """The compute slots of one host: virtual time that all its running devices share."""
+    """The compute slots of a host, with the virtual time that all its running devices share."""
 
     slots: int
     running: set[int] = field(default_factory=set[int])

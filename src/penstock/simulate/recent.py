@@ -1,4 +1,4 @@
-"""A memory of bounded size for answers that are asked for again and again."""
+"""A cache of bounded size."""
 
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -10,11 +10,11 @@ Answer = TypeVar("Answer")
 
 
 class Recent(Generic[Key, Answer]):
-    """Keeps the answers used last, up to twice ``capacity`` in weight.
+    """Keeps the answers used last, up to twice ``capacity`` in total weight.
 
-    Two generations: a new answer goes to the young one; when that is full it becomes the old one,
-    and what was old and not asked for since is forgotten. So a hit costs one look-up in a dict,
-    unlike an exact order of last use.
+    There are two generations. A new answer goes to the young one. When that is full, it becomes the
+    old one, and the previous old one is dropped. So a hit costs one dictionary look-up, unlike an
+    exact LRU cache.
     """
 
     def __init__(self, capacity: int, weight: Callable[[Answer], int]) -> None:
@@ -25,7 +25,7 @@ class Recent(Generic[Key, Answer]):
         self.young_weight = 0
 
     def find(self, key: Key, make: Callable[[], Answer]) -> Answer:
-        """The answer for ``key``; ``make`` gives it where it is not known."""
+        """The answer for ``key``; ``make`` creates it if it is not cached."""
         found = self.young.get(key)
         if found is None:
             found = self.old.get(key)
@@ -35,7 +35,7 @@ class Recent(Generic[Key, Answer]):
         return found
 
     def keep(self, key: Key, answer: Answer) -> None:
-        """Remember an answer; forget the old generation where the young one is full."""
+        """Cache an answer; when the young generation is full, drop the old one."""
         weight = self.weight(answer)
         if self.young_weight + weight > self.capacity:
             self.old, self.young, self.young_weight = self.young, {}, 0

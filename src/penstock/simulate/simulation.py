@@ -1,4 +1,4 @@
-"""What a plan will do on a cluster: its timeline, time, bubbles and memory."""
+"""Simulates a plan on a cluster: timeline, iteration time, bubble and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,17 +24,17 @@ from penstock.timeline.timeline import Timeline
 __all__ = ["Prediction", "check_plan_fits_inputs", "simulate_plan"]
 
 FEW_ACTIONS = 4000
-"""Up to here the plain engine is done before numba is loaded."""
+"""Up to this size the plain engine is faster than loading numba."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What simulating a plan predicts.
+    """The prediction for a plan.
 
-    ``iteration_s`` is from the start to the end of the first iteration, or of the only one;
-    ``steady_s`` is what each further one adds. ``peak_memory_bytes`` has one entry for each device
-    of the cluster, 0 for one that the plan does not use; ``too_full`` are the devices whose memory
-    it exceeds.
+    ``iteration_s`` are the seconds of the first iteration; ``steady_s`` is what each further one
+    adds. ``bubble`` is the idle fraction of the devices' time. ``peak_memory_bytes`` has one entry
+    for each device of the cluster, 0 if the plan does not use it. ``too_full`` are the devices that
+    have too little memory.
     """
 
     timeline: Timeline
@@ -46,7 +46,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether every device has the memory."""
+        """Whether every device has enough memory."""
         return not self.too_full
 
 
@@ -61,26 +61,25 @@ def simulate_plan(
     optimizer_sync: OptimizerSync = "before",
     with_timeline: bool = True,
 ) -> Prediction:
-    """Play iterations of ``plan``; the same order of work that a run executes.
+    """Simulate iterations of ``plan``, in the order of work that a training run executes.
 
-    Each device begins its next iteration right after its own step; its micro-batches are numbered
-    on. Of several iterations a step waits for the gradients of all devices, but for
-    ``optimizer_sync="after"``, where what it changes is kept and it can be undone
-    (`penstock.plan.undoable_step`). Where weights are updated without a flush, the order is that of
-    all iterations together:
+    Each device starts its next iteration right after its own step. With several iterations a step
+    waits for the gradients of all devices. With ``optimizer_sync="after"`` it does not; then each
+    device keeps what a step changes, so that the step can be undone
+    (`penstock.plan.undoable_step`). Without a flush, all iterations are one order of work. Then
 
         steady_s = (end of the last iteration - end of the first) / (iterations - 1)
 
-    and ``iteration_s`` where there is only one. A plan that does not fit in memory is simulated all
-    the same; the prediction says so. Without a timeline, which is left empty, plans of millions of
-    actions are quick and take little memory.
+    which is ``iteration_s`` if there is only one iteration.
 
-    With ``shard_optimizer`` each replica of a stage keeps its part of the optimizer's state only;
-    the bytes that are sent are the same, so times do not change.
+    A plan that does not fit in memory is simulated all the same; `Prediction.fits` says so. With
+    ``with_timeline=False`` the timeline stays empty, which saves time and memory for plans of
+    millions of actions. With ``shard_optimizer`` each replica of a stage keeps only its part of the
+    optimizer's state; as many bytes are sent as without, so times do not change.
 
     Raises:
-        BadInput: the plan is not one for this profile or cluster, its schedule cannot be played,
-            or there are no iterations.
+        BadInput: the plan does not match the profile or the cluster, its schedule is not valid, or
+            ``iterations`` is below 1.
     """
     if iterations < 1:
         raise BadInput(f"{iterations} iterations to simulate; ask for at least 1")
@@ -105,7 +104,7 @@ def simulate_plan(
 def prediction_in_short(
     workload: Workload, cluster: Cluster, micro_batches: int, iterations: int
 ) -> Prediction:
-    """The prediction without a timeline; forwards do not run beside backwards."""
+    """The prediction without a timeline; only if forwards do not run beside backwards."""
     summary = compiled.play_in_short(workload, micro_batches, iterations)
     available_s = len(summary.busy_s) * summary.ends_s[-1]
     bubble = max(0.0, 1.0 - sum(summary.busy_s) / available_s) if available_s else 0.0
@@ -121,7 +120,7 @@ def prediction_of(
     peaks: tuple[float, ...],
     cluster: Cluster,
 ) -> Prediction:
-    """A prediction from the ends of the iterations and the peaks of memory."""
+    """The prediction, given the ends of the iterations and the memory peaks."""
     steady_s = ends_s[0]
     if len(ends_s) > 1:
         steady_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
@@ -145,7 +144,7 @@ def workload_of_iterations(
     shard_optimizer: bool,
     iterations: int,
 ) -> Workload:
-    """The work of several iterations: the order repeated, or, without flushes, one long order."""
+    """The work of several iterations: a repeated order or, without a flush, one long order."""
     schedule = order_of(plan)
     if iterations > 1 and schedule.weights.micro_batches_per_update:
         plan, iterations = replace(plan, micro_batches=plan.micro_batches * iterations), 1
@@ -162,9 +161,9 @@ def workload_of_iterations(
 
 
 def waiting_for_all(workload: Workload) -> Workload:
-    """The same where no step starts before the gradients of all devices are there.
+    """The same workload, except that no step starts before all devices have their gradients.
 
-    All instances share a sum that takes no time.
+    To express that, all instances take part in a reduction that takes no time.
     """
     instances = len(workload.parts.stages)
     if instances == 1:
@@ -175,7 +174,7 @@ def waiting_for_all(workload: Workload) -> Workload:
 
 
 def peaks_of(workload: Workload, timeline: Timeline) -> tuple[float, ...]:
-    """The most bytes in use on every device, by the order; by the times where these decide."""
+    """Peak bytes on every device, from the order alone unless the schedule is concurrent."""
     if workload.schedule.concurrent:
         return peak_memory_bytes(timeline)
     held = held_while(workload.schedule, workload.instances)
@@ -186,7 +185,7 @@ def peaks_of(workload: Workload, timeline: Timeline) -> tuple[float, ...]:
 def ends_of_iterations(
     workload: Workload, trace: Trace, micro_batches: int, iterations: int
 ) -> tuple[float, ...]:
-    """When the last work of each iteration has ended: its actions, and its steps."""
+    """When the last action or step of each iteration ends."""
     if iterations == 1:
         return (trace.iteration_s,)
     ends_s = [0.0] * iterations
@@ -208,14 +207,14 @@ def ends_of_iterations(
 
 
 def engine_for(workload: Workload) -> Engine:
-    """The engine that has its answer first; both give the same."""
+    """The engine that will answer first; both give the same result."""
     if workload.actions <= FEW_ACTIONS:
         return plain.play
     return compiled.play
 
 
 def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raise `BadInput` unless the plan covers the profile's layers and the cluster its devices."""
+    """Raise `BadInput` unless the plan has the profile's layers and only the cluster's devices."""
     covered = plan.stages[-1].layers.stop
     if covered != len(profile.layers):
         raise BadInput(

@@ -3,16 +3,18 @@
     replica = parameters * versions + gradients + optimizer state + buffers   all the time
             + saved bytes of its slice, for every micro-batch in flight       F (or R) to B (or W)
             + workspace of its largest layer                                  while it computes
-
     device  = sum of its replicas at each moment
 
-A stage that recomputes keeps only its inputs from F to R, and everything (which holds the inputs)
-from R to B; where the backward follows its forward directly there is no R and everything is kept
-at once. Where single layers are recomputed, the stage keeps from F to R what the others save, and
-each tensor once that a recomputed layer gets from elsewhere or hands to a layer that keeps: at most
-too much by what the layers beside save anyway. Buffers of messages on their way are not counted.
-Where updates do not wait for a flush, several versions of the parameters are kept
-(`penstock.schedule.weight_rule`).
+A stage that recomputes keeps only its inputs from F to R, and everything (including the inputs)
+from R to B. If the backward directly follows its forward there is no R, and everything is kept at
+once.
+
+If only some layers are recomputed, the stage keeps from F to R what the other layers save, and each
+tensor that passes between a recomputed layer and another one. That is too much by at most what the
+other layers save of these tensors anyway.
+
+Buffers of messages in transfer are not counted. Without a flush several versions of the parameters
+are kept (`penstock.schedule.weight_rule`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,13 +29,13 @@ __all__ = ["Held", "Holding", "StageMemory", "most_bytes", "stage_memory"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Held:
-    """Micro-batches that a stage holds: with everything saved, and with their inputs only."""
+    """How many micro-batches a stage holds with everything saved, and how many with inputs only."""
 
     saved: int = 0
     inputs: int = 0
 
     def after_start(self, action: Action, recomputed: bool) -> "Held":
-        """What is held while ``action`` runs: room is taken when it starts."""
+        """What is held while ``action`` runs: memory is allocated at its start."""
         match action.kind:
             case "F" if recomputed:
                 return Held(self.saved, self.inputs + 1)
@@ -45,7 +47,7 @@ class Held:
                 return self
 
     def after_end(self, action: Action) -> "Held":
-        """What is held once ``action`` has ended: a backward, or its second half, frees."""
+        """What is held after ``action``: B or W frees a micro-batch."""
         match action.kind:
             case "B" | "W":
                 return Held(self.saved - 1, self.inputs)
@@ -69,14 +71,14 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What each instance on a device holds while an action of the ``running`` one runs."""
+    """What each instance on a device holds while an action of instance ``running`` runs."""
 
     running: int
     held: tuple[Held, ...]
 
 
 def most_bytes(memories: Sequence[StageMemory], holdings: Iterable[Holding]) -> float:
-    """The most bytes of a device with replicas of these memories while an action runs."""
+    """Peak bytes of a device with replicas of these memories, while an action runs."""
     if len(memories) == 1:
         memory = memories[0]
         most_bytes = max(memory.at(holding.held[0]) for holding in holdings)
@@ -98,9 +100,10 @@ def stage_memory(
 ) -> StageMemory:
     """The bytes of a replica that computes ``rows`` rows of every micro-batch.
 
-    Parameters count twice for their gradients, and once more for each byte that the optimizer
-    keeps of them. Inputs are the tensors received, the batch itself stays on every rank anyway.
-    ``recompute_layers`` are those that keep only their inputs; all of them where none are named.
+    A byte of parameters counts ``versions`` times, once for its gradient, and
+    ``optimizer_bytes_per_parameter_byte`` times for optimizer state. The inputs are the tensors
+    received from other stages; the batch itself is on every rank anyway. ``recompute_layers`` keep
+    only their inputs; empty means all layers of a stage that recomputes.
     """
     saved_bytes = sums.saved_bytes.of(layers, rows)
     if recompute_layers:
@@ -120,7 +123,7 @@ def stage_memory(
 
 
 def partly_saved_bytes(layers: range, rows: int, sums: LayerSums, again: frozenset[int]) -> float:
-    """What is kept of a micro-batch from F to R where the layers ``again`` are recomputed."""
+    """Bytes of a micro-batch kept from F to R if the layers ``again`` are recomputed."""
     kept = [layer for layer in layers if layer not in again]
     passed = first_of_each_tensor(
         edge

@@ -1,4 +1,4 @@
-"""What one stage of a plan does in an iteration: seconds and bytes of its replicas."""
+"""The work of one stage of a plan in an iteration: seconds and bytes of its replicas."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from penstock.simulate.stage_memory import StageMemory, stage_memory
 __all__ = ["PREDICTION_SHARE", "ReplicaWork", "StageWork", "stage_work"]
 
 PREDICTION_SHARE = 1 / 3
-"""What predicting weights takes of an optimizer step, by the memory that both touch.
+"""Time of predicting weights as a fraction of an optimizer step, by memory traffic.
 
-SGD with momentum: a prediction reads weights and momentum and writes weights, 3 passes; a step
-clears gradients, takes their norm, scales them (4 passes), reads gradients, momentum and weights
-and writes the last two (5).
+SGD with momentum: a prediction reads weights and momentum and writes weights, 3 passes. A step
+clears gradients, computes their norm and scales them (4 passes), then reads gradients, momentum and
+weights and writes the last two (5 passes).
 """
 
 
@@ -30,13 +30,13 @@ and writes the last two (5).
 class ReplicaWork:
     """Seconds of one replica for each micro-batch, and its memory.
 
-    ``segments_s`` are the parts of its last action that makes gradients (B, or W where the
-    backward is split), cut where gradients are complete.
+    ``segments_s`` are the parts of its last action that makes gradients (B, or W if the backward is
+    split), cut where gradients are complete.
 
         seconds = layer seconds of its rows / speed, at least parameter bytes / off-chip rate
 
-    The off-chip rate counts where the parameters exceed what the chip holds: then every action
-    reads them anew.
+    The off-chip rate counts if the parameters exceed the on-chip memory: then every action reads
+    them again.
     """
 
     forward_s: float
@@ -49,7 +49,7 @@ class ReplicaWork:
     memory: StageMemory
 
     def seconds(self, kind: ActionKind) -> float:
-        """Seconds of one action at full speed; R is the forward of the layers that recompute."""
+        """Seconds of one action at full speed; R is the forward of the recomputed layers."""
         match kind:
             case "F":
                 return self.forward_s
@@ -65,12 +65,12 @@ class ReplicaWork:
 
 @dataclass(frozen=True, eq=False)
 class StageWork:
-    """One instance of a stage on its devices. ``number`` tells it from others of a `Catalogue`.
+    """One instance of a stage on its devices; ``number`` identifies it in a `Catalogue`.
 
-    Segment ``k`` of the last backward ends at the first layer ``segment_layers[k]``; ``shares``
-    are the gradients that the replicas reduce among themselves, through ``ports``.
-    ``device_bytes`` is the memory of each device; ``memory_limits`` pairs what a replica needs with
-    it, without repetition.
+    Segment ``k`` of the last backward ends at layer ``segment_layers[k]``. ``shares`` are the
+    gradients that the replicas reduce among themselves through ``ports``. ``device_bytes`` is the
+    memory of each device. ``memory_limits`` are the distinct pairs of a replica's memory and its
+    device's memory.
     """
 
     number: int
@@ -88,7 +88,7 @@ class StageWork:
 
     @cached_property
     def whole(self) -> npt.NDArray[np.int64]:
-        """The whole numbers, for `penstock.simulate.assembly`."""
+        """The integers, as `penstock.simulate.assembly` reads them."""
         buckets = [0] * len(self.segment_layers)
         for share in self.shares:
             buckets[share.segment] += share.buckets
@@ -99,7 +99,7 @@ class StageWork:
 
     @cached_property
     def real(self) -> npt.NDArray[np.float64]:
-        """The seconds, for `penstock.simulate.assembly`."""
+        """The seconds, as `penstock.simulate.assembly` reads them."""
         actions = [
             seconds for r in self.replicas for seconds in (*map(r.seconds, ACTION_KINDS), r.step_s)
         ]
@@ -121,10 +121,10 @@ def stage_work(
     shard_optimizer: bool = False,
     recompute_layers: tuple[int, ...] = (),
 ) -> StageWork:
-    """The work of an instance of a stage; a recompute is of all layers where none are named.
+    """The work of an instance of a stage; empty ``recompute_layers`` means all layers.
 
-    With ``shard_optimizer`` the replicas divide the optimizer's state; that a copy in a mirrored
-    schedule or a tied stage takes a part as well is not counted.
+    With ``shard_optimizer`` the replicas of the stage divide the optimizer's state. Mirrored copies
+    and tied stages could take a part as well; that is not counted.
     """
     if shard_optimizer:
         optimizer_bytes_per_parameter_byte /= len(devices)
@@ -211,7 +211,7 @@ def replica_work(
 
 
 def stretched(parts_s: Sequence[float], whole_s: float) -> tuple[float, ...]:
-    """The parts of an action in proportion, so that they take ``whole_s`` together."""
+    """The parts of an action, scaled so that their sum is ``whole_s``."""
     sum_s = sum(parts_s)
     if not sum_s:
         return (*parts_s[:-1], whole_s)

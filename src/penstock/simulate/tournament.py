@@ -1,11 +1,10 @@
-"""Which source of events acts next: a tournament, compiled by numba.
+"""A tournament tree that finds the source of the next event; compiled by numba.
 
-The sources are the leaves of a tree; each inner node knows the earliest time of its eight, so the
-next event is at the root, and a new time climbs up. Eight, because they stand side by side in the
-processor's cache.
+The sources are the leaves. Each inner node holds the earliest time of its eight children, so the
+root holds the time of the next event. Eight times fit in one cache line.
 """
 
-# Helpers of compiled functions have no types of their own: numba finds them.
+# The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
 from penstock.simulate.layout import ACTING, FIRST_LEAF, NEXT
@@ -13,11 +12,11 @@ from penstock.simulate.layout import ACTING, FIRST_LEAF, NEXT
 __all__ = ["ROOT", "appoint", "finish_acting", "next_source"]
 
 ROOT = 7
-"""Place of the root of the tournament: the eight below place p start at 8 (p - 6), on one line."""
+"""Place of the root. The children of place p start at 8 (p - 6), aligned to a cache line."""
 
 
 def appoint(w, x, source, time_s):
-    """Let ``source`` act at ``time_s`` instead of any earlier appointment."""
+    """Set the next event of ``source`` to ``time_s``, instead of any earlier setting."""
     first = w[NEXT]
     place = w[FIRST_LEAF] + source
     before = x[first + place]
@@ -38,7 +37,7 @@ def appoint(w, x, source, time_s):
 
 
 def earliest_below(x, first, place):
-    """The earliest of the eight below a node."""
+    """The earliest time of the eight children of a node."""
     below = first + 8 * (place - 6)
     a, b = min(x[below], x[below + 1]), min(x[below + 2], x[below + 3])
     c, d = min(x[below + 4], x[below + 5]), min(x[below + 6], x[below + 7])
@@ -46,9 +45,9 @@ def earliest_below(x, first, place):
 
 
 def finish_acting(w, x):
-    """Bring the nodes above the source that has acted up to date: till now they held its time.
+    """Update the nodes above the source that has just acted; until now they held its old time.
 
-    Whoever was appointed meanwhile could not climb past them, so one climb corrects all.
+    Times set meanwhile could not propagate past these nodes, so one update corrects all.
     """
     first = w[NEXT]
     place = w[FIRST_LEAF] + w[ACTING]
@@ -59,7 +58,7 @@ def finish_acting(w, x):
 
 
 def next_source(w, x):
-    """The source that acts next; of several at the same time the one numbered lowest."""
+    """The source that acts next; among equal times, the one with the lowest number."""
     first, leaves = w[NEXT], w[FIRST_LEAF]
     place, time_s = ROOT, x[w[NEXT] + ROOT]
     while place < leaves:

@@ -1,4 +1,4 @@
-"""When everything of a workload started and ended, and the timeline made of it."""
+"""When everything of a workload started and ended, and the timeline made from it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ Span: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The spans of one played workload, of all its iterations.
+    """The spans of one played workload, for all its iterations.
 
-    ``actions`` are those of the first compute stream in order, then of the second, and so on;
-    ``messages[i * micro_batches + m]`` is message ``i`` of micro-batch ``m`` (0, 0 for a
-    micro-batch that passes another copy of the stage); ``buckets`` are those of the first reduction
-    round after round, then of the second; ``steps`` those of the first device, then of the second.
+    ``actions`` are in order within a compute stream, stream after stream.
+    ``messages[i * micro_batches + m]`` is message ``i`` of micro-batch ``m``; it is (0, 0) if the
+    micro-batch passes another instance of the stage. ``buckets`` are those of one reduction, round
+    after round, then of the next reduction. ``steps`` are in order within a device, device after
+    device.
     """
 
     actions: tuple[Span, ...]
@@ -33,7 +34,7 @@ class Trace:
 
 
 Engine: TypeAlias = Callable[[Workload], Trace]
-"""Plays a workload. `plain.play` and `compiled.play` agree to rounding."""
+"""Plays a workload. `plain.play` and `compiled.play` agree up to rounding."""
 
 
 def first_actions(workload: Workload) -> tuple[int, ...]:
@@ -45,7 +46,7 @@ def first_actions(workload: Workload) -> tuple[int, ...]:
 
 
 def played_actions(workload: Workload, work: DeviceWork) -> tuple[list[Action], ...]:
-    """The actions of each compute stream of a device, with micro-batches numbered through."""
+    """The actions of each compute stream of a device; micro-batches are numbered throughout."""
     order = list(workload.schedule.of(work.group))
     streams = [order]
     if workload.streams_each > 1:
@@ -88,7 +89,7 @@ def timeline_of(
 ) -> Timeline:
     """The trace as events on the devices of the cluster, sorted by start.
 
-    Messages, reductions and steps that take no time leave no event.
+    Messages, reductions and steps that take no time have no event.
     """
     events = [
         *compute_events(workload, trace),
@@ -100,7 +101,7 @@ def timeline_of(
 
 
 def compute_events(workload: Workload, trace: Trace) -> list[Event]:
-    """Actions and optimizer steps."""
+    """The events of actions and optimizer steps."""
     events: list[Event] = []
     steps = iter(trace.steps)
     for work, streams in spans_of_actions(workload, trace):
@@ -117,7 +118,7 @@ def compute_events(workload: Workload, trace: Trace) -> list[Event]:
 
 
 def message_events(workload: Workload, trace: Trace) -> list[Event]:
-    """Every message twice: on its sender and on its receiver."""
+    """Two events for every message: one on its sender, one on its receiver."""
     events: list[Event] = []
     for index, message in enumerate(workload.messages):
         if message.seconds > 0:
@@ -141,7 +142,7 @@ def message_events(workload: Workload, trace: Trace) -> list[Event]:
 
 
 def reduction_events(workload: Workload, trace: Trace) -> list[Event]:
-    """Every bucket once on each device that reduces it, with the device's own stage."""
+    """One event for every bucket on each device that reduces it, with the device's own stage."""
     events: list[Event] = []
     spans = iter(trace.buckets)
     for reduction in workload.reductions:

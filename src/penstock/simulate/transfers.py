@@ -1,4 +1,4 @@
-"""Which replica of one stage sends which replica of another how much, for one micro-batch."""
+"""The messages between the replicas of two stages, for one micro-batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ __all__ = ["Boundary", "Pair", "boundary_between", "connected_stages"]
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 Rows: TypeAlias = tuple[int, int, int]
-"""Sender replica, receiver replica, and how many rows pass between them."""
+"""Sender replica, receiver replica, and the number of rows sent between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What replica ``sender`` of the producer and ``receiver`` of the consumer exchange.
+    """The messages between replica ``sender`` of the producer and ``receiver`` of the consumer.
 
-    Activations go down, gradients up; ``returns`` says that there is a message up. Ports are
-    passed where ``port_down`` and ``port_up`` say so.
+    Activations are sent down, gradients up. ``returns``: there is a message up. ``port_down`` and
+    ``port_up``: that message uses the ports of the hosts.
     """
 
     sender: int
@@ -50,7 +50,7 @@ class Boundary:
 
     @cached_property
     def whole(self) -> Whole:
-        """The whole numbers, for `penstock.simulate.assembly`."""
+        """The integers, as `penstock.simulate.assembly` reads them."""
         return np.array(
             [len(self.pairs)]
             + [
@@ -63,26 +63,26 @@ class Boundary:
 
     @cached_property
     def real(self) -> npt.NDArray[np.float64]:
-        """The seconds, for `penstock.simulate.assembly`."""
+        """The seconds, as `penstock.simulate.assembly` reads them."""
         seconds = [second for p in self.pairs for second in (p.forward_s, p.backward_s)]
         return np.array(seconds, dtype=np.float64)
 
 
 @dataclass(slots=True)
 class Load:
-    """What one pair sends in one direction while its tensors are added up."""
+    """The tensors that one pair sends in one direction: their number and their bytes."""
 
     messages: int = 0
     bytes: float = 0.0
 
     def add(self, size_bytes: float) -> None:
-        """Another tensor; one without bytes is not sent."""
+        """Add a tensor; one without bytes is not sent."""
         if size_bytes > 0:
             self.messages += 1
             self.bytes += size_bytes
 
     def seconds(self, cluster: Cluster, source: int, target: int) -> float:
-        """Each tensor with its own latency; none from a device to itself."""
+        """Seconds of all tensors, each with its own latency; zero within a device."""
         if not self.messages or source == target:
             return 0.0
         sent_s = self.bytes / cluster.bandwidth(source, target)
@@ -92,14 +92,14 @@ class Load:
 def boundary_between(
     producer: StageWork, consumer: StageWork, sums: LayerSums, cluster: Cluster
 ) -> Boundary:
-    """The messages of every micro-batch between two stages.
+    """The messages between two stages for each micro-batch.
 
-    A tensor goes straight from the stage that makes it to each stage that reads it, once; each
-    replica sends each replica the rows that both hold. A tensor without rows goes whole, to
-    receiver ``j`` from sender ``j`` modulo the senders. Tensors of one pair and direction leave
-    together, each with its own latency. Neighbouring stages depend on each other even where no
-    tensor passes (`penstock.schedule.dependencies`): that message takes no time. Nor does one
-    from a device to itself, where it holds both stages.
+    The stage that makes a tensor sends it directly to each stage that reads it, once. Each replica
+    sends each replica the rows that both hold. A tensor without rows is sent whole; receiver ``j``
+    gets it from sender ``j`` modulo the number of senders. The tensors of one pair and direction
+    are one message, in which each tensor has its own latency. Neighbouring stages depend on each
+    other even if they exchange no tensor (`penstock.schedule.dependencies`); that message takes no
+    time. Neither does a message within a device that holds both stages.
     """
     loads: dict[tuple[int, int], tuple[Load, Load]] = {}
     overlaps = rows_shared(producer.slices, consumer.slices)
@@ -131,7 +131,7 @@ def pair_of(
     returns: bool,
     cluster: Cluster,
 ) -> Pair:
-    """One pair with its seconds on the cluster's links."""
+    """One pair, with its seconds on the links of the cluster."""
     source, target = producer.devices[ends[0]], consumer.devices[ends[1]]
     down, up = load
     return Pair(
@@ -148,12 +148,12 @@ def pair_of(
 
 @lru_cache(maxsize=1024)
 def rows_shared(senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[Rows, ...]:
-    """`row_overlaps`, remembered: planners score many plans with the same few slices."""
+    """`row_overlaps`, cached: planners score many plans with the same few slices."""
     return tuple((o.sender, o.receiver, len(o.rows)) for o in row_overlaps(senders, receivers))
 
 
 def pairs_of_whole(producer: StageWork, consumer: StageWork) -> tuple[Rows, ...]:
-    """The pairs of a tensor that has no rows, one for each receiver."""
+    """The pairs of a tensor without rows: one for each receiver."""
     senders = len(producer.devices)
     return tuple((j % senders, j, 1) for j in range(len(consumer.devices)))
 
@@ -170,7 +170,7 @@ def edges_between(producer: range, consumer: range, sums: LayerSums) -> tuple[Ed
 def connected_stages(
     stage_of_layer: Whole, producers: Whole, consumers: Whole
 ) -> Iterator[tuple[int, int]]:
-    """Producer and consumer stage wherever messages pass: neighbours, and over skip connections.
+    """All (producer, consumer) stages between which messages pass: neighbours and skip connections.
 
     ``producers`` and ``consumers`` are the layers at the ends of all edges that skip a layer.
     """

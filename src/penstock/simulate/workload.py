@@ -1,8 +1,8 @@
-"""All that the engines need to know of a plan's work: seconds, messages, reductions, resources.
+"""All that the engines need to know about a plan's work: seconds, messages, reductions, resources.
 
-`Parts` are what instances of stages, pairs of them and tied parameters need, each numbered from
-zero on its own, so that plans which differ in one stage share all other parts. A `Workload` adds
-the order of work and numbers everything through.
+`Parts` describe instances of stages, pairs of them, and tied parameters. Each part is numbered from
+zero on its own, so plans that differ in one stage share all other parts. A `Workload` adds the
+order of work and global numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 Direction: TypeAlias = Literal["F", "B"]
-"""Activations flow with the forwards, gradients with the backwards."""
+"""Forwards send activations, backwards send gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The work of a plan without its order.
 
-    ``stages`` are instances. ``boundaries`` name producer and consumer instance; ``ties`` are
-    sorted by their instances. ``host_slots[host]`` is how many devices of the host compute at full
-    speed at once (0: all); the other two say how messages pass within the host and through its
-    port (`penstock.cluster.cluster.Host`).
+    ``stages`` are instances. Each of ``boundaries`` has its producer and consumer instance first.
+    ``ties`` are sorted by their instances. ``host_slots[host]`` is how many devices of the host
+    compute at full speed at once (0: all). For ``half_duplex`` and ``separate_links`` see
+    `penstock.cluster.cluster.Host`.
     """
 
     stages: tuple[StageWork, ...]
@@ -61,10 +61,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica of one instance: the position of its device in `Workload.devices`, its work.
+    """One replica of one instance; ``position`` is the index of its device in `Workload.devices`.
 
-    ``last_backward`` replaces the actions that make the last gradients before an update (B or W)
-    by their segments.
+    ``last_backward`` are the segments of an action that makes the last gradients before an update
+    (B or W).
     """
 
     position: int
@@ -76,7 +76,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """One device: its number in the cluster, its group, and its replicas by their instance."""
+    """One device: its number in the cluster, its group, and its replicas by instance."""
 
     device: int
     group: int
@@ -91,7 +91,7 @@ class DeviceWork:
 
     @property
     def step_s(self) -> float:
-        """Seconds of the optimizer step, which is one for all its replicas."""
+        """Seconds of the optimizer step, which covers all its replicas."""
         return sum(replica.work.step_s for replica in self.replicas.values())
 
 
@@ -99,8 +99,8 @@ class DeviceWork:
 class Message:
     """All tensors that one replica sends another for each micro-batch, in one direction.
 
-    ``sender`` and ``receiver`` are numbers in `Workload.replicas`. A message of no seconds only
-    orders the two stages; it occupies nothing.
+    ``sender`` and ``receiver`` are indices in `Workload.replicas`. A message of zero seconds only
+    orders the two stages and occupies nothing.
     """
 
     sender: int
@@ -113,7 +113,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are summed over the members of a reduction in one go."""
+    """Gradients that are summed over the members of a reduction in one operation."""
 
     stage: int
     seconds: float
@@ -124,7 +124,7 @@ class Bucket:
 class Reduction:
     """The gradient all-reduces among the replicas of some instances, bucket after bucket.
 
-    ``members`` are numbers in `Workload.replicas`. The buckets are summed ``rounds`` times.
+    ``members`` are indices in `Workload.replicas`. The buckets are summed ``rounds`` times.
     """
 
     instances: tuple[int, ...]
@@ -138,22 +138,22 @@ class Reduction:
 class Workload:
     """Iterations of one plan, ready to play.
 
-    Replicas are in order of instance, devices in order of their group. Buckets are numbered
-    through over `reductions`. `resources` counts what messages and reductions occupy one at a
-    time, numbered
+    Replicas are in the order of their instances, devices in the order of their groups. Buckets are
+    numbered throughout `reductions`. `resources` is the number of resources, each of which one
+    message or reduction occupies at a time. They are numbered
 
         0 .. D-1          send engine of device position d
-        D .. 2D-1         receive engine of d (the send engine, where messages are half-duplex)
+        D .. 2D-1         receive engine of d (half-duplex: the send engine serves both)
         2D .. 2D+H-1      outgoing port of host h
-        2D+H .. 2D+2H-1   incoming port of h (the outgoing one, where messages are half-duplex)
+        2D+H .. 2D+2H-1   incoming port of h (half-duplex: the outgoing port serves both)
         2D+2H ..          links of the hosts with separate links, host after host: with n devices
-                          n * i + j is the link from the i-th to the j-th (from the lower to the
-                          higher, where messages are half-duplex)
-        then              compute streams, device after device: occupied too where a device does
-                          not compute and communicate at once; on hosts with separate links by
-                          any number of messages together
+                          n * i + j is the link from the i-th to the j-th (half-duplex: from the
+                          lower to the higher)
+        then              compute streams, device after device: occupied also by transfers if a
+                          device does not compute and communicate at once; on hosts with separate
+                          links by any number of transfers together
 
-    A device has one compute stream; where its forwards run beside its backwards, one for each.
+    A device has one compute stream, or two if its forwards run beside its backwards.
     """
 
     schedule: Schedule
@@ -164,7 +164,7 @@ class Workload:
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches pass the pipeline, in all iterations together."""
+        """The number of micro-batches of all iterations together."""
         return self.micro_batches_per_iteration * self.iterations
 
     @property
@@ -174,17 +174,17 @@ class Workload:
 
     @property
     def streams_each(self) -> int:
-        """Compute streams of a device."""
+        """The number of compute streams of a device."""
         return 2 if self.schedule.concurrent else 1
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first replica of every instance, and the number of replicas."""
+        """The index of the first replica of every instance, then the number of replicas."""
         return tuple(accumulate((len(stage.devices) for stage in self.parts.stages), initial=0))
 
     @cached_property
     def group_starts(self) -> tuple[int, ...]:
-        """The first device position of every group, and the number of devices."""
+        """The first device position of every group, then the number of devices."""
         first = (self.parts.stages[members[0]] for members in self.instances.members)
         return tuple(accumulate((len(stage.devices) for stage in first), initial=0))
 
@@ -242,7 +242,7 @@ class Workload:
         return tuple(sorted(made, key=lambda m: (m.sender, m.direction, m.receiver)))
 
     def occupied(self, sender: int, receiver: int, port: bool) -> tuple[int, ...]:
-        """What a message between two replicas occupies."""
+        """The resources that a message between two replicas occupies."""
         ends = (self.replicas[sender].position, self.replicas[receiver].position)
         hosts = [(self.devices[position].host,) for position in ends]
         ports = self.port_numbers(Ports(*hosts)) if port else ()
@@ -251,7 +251,7 @@ class Workload:
 
     @cached_property
     def links(self) -> dict[tuple[int, int], tuple[int]]:
-        """The resource number of each link of its own, by the positions of sender and receiver."""
+        """The resource number of each separate link, by the positions of sender and receiver."""
         made: dict[tuple[int, int], tuple[int]] = {}
         first = 2 * self.group_starts[-1] + 2 * len(self.host_slots)
         for host, separate in enumerate(self.parts.separate_links):
@@ -277,7 +277,7 @@ class Workload:
         return (*outgoing, *incoming)
 
     def blocked_streams(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """Resource numbers of the compute streams that stand still while their devices talk."""
+        """Resource numbers of the compute streams that stop while their devices communicate."""
         first, each = self.first_stream, self.streams_each
         return tuple(
             first + position * each + stream
@@ -319,7 +319,7 @@ class Workload:
 
     @property
     def first_stream(self) -> int:
-        """The resource number of the first compute stream: how many engines, ports and links."""
+        """The resource number of the first compute stream."""
         return 2 * len(self.devices) + 2 * len(self.host_slots) + len(self.links)
 
     @property
@@ -328,10 +328,10 @@ class Workload:
         return self.first_stream + len(self.devices) * self.streams_each
 
     def talks_at_once(self, position: int) -> bool:
-        """Whether several messages of a device may be on their way while it computes nothing."""
+        """Whether a device may run several transfers while it computes nothing."""
         return self.parts.separate_links[self.devices[position].host]
 
     @property
     def actions(self) -> int:
-        """Compute actions of all devices together."""
+        """The number of compute actions of all devices together."""
         return self.iterations * sum(len(self.schedule.of(device.group)) for device in self.devices)

@@ -1,1 +1,1 @@
-"""What happened when, predicted or measured."""
+"""Timelines: what each device does when, predicted or measured."""

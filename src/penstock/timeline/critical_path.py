@@ -1,4 +1,4 @@
-"""What a timeline's length is made of: the chain of events that held up its end."""
+"""The critical path of a timeline: the chain of events that determines its length."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -11,7 +11,7 @@ from penstock.timeline.timeline import Event, EventKind, Timeline
 __all__ = ["PathStep", "critical_path", "seconds_on_path"]
 
 MAKES_GRADIENTS: frozenset[EventKind] = frozenset({"B", "W"})
-"""Events that complete gradients, bucket after bucket, before they end."""
+"""Events during which gradient buckets become complete."""
 
 SENDERS_WORK: tuple[EventKind, ...] = ("F", "B", "I")
 """Events whose results are sent."""
@@ -19,11 +19,11 @@ SENDERS_WORK: tuple[EventKind, ...] = ("F", "B", "I")
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """An event of the critical path, as far as the next one waited for it.
+    """An event of the critical path, up to the moment at which the next one could start.
 
-    ``until_s`` is the end of the event, or, for the backward in whose midst a gradient bucket
-    became complete, the start of the bucket's all-reduce. ``waited_s`` is the time since the step
-    before that no event explains: 0 in a simulated timeline.
+    ``until_s`` is the end of the event. If the next step is the all-reduce of a bucket that became
+    complete during this event, it is the start of that all-reduce. ``waited_s`` are the seconds
+    since the previous step that no event explains; in a simulated timeline they are 0.
     """
 
     event: Event
@@ -32,19 +32,19 @@ class PathStep:
 
     @property
     def seconds(self) -> float:
-        """The event's own share of the path."""
+        """Seconds of the event that are on the path."""
         return self.until_s - self.event.start_s
 
 
 def critical_path(timeline: Timeline, tolerance_s: float = 1e-9) -> tuple[PathStep, ...]:
-    """The chain of events that ends last, each held up by the one before it, in order of time.
+    """The critical path in order of time: each event waited for the one before it.
 
-    Going back from the event that ends last, the cause of an event is, of those it can have
-    waited for, the one that ended last before it started: the work before it on its device, the
-    message that brought its input, the work that made a message or whatever occupied its engines,
-    the backward that filled a gradient bucket. Of causes that end together the device's own work
-    counts. Events do not name their causes, so in a measured timeline the path is a likely one.
-    The seconds and waits of all steps add up to the iteration.
+    The path is followed backwards from the event that ends last. The cause of an event is the one
+    that ended last among those it can have waited for: the previous work on its device, the message
+    with its input, the work that made a message or whatever occupied its engines, the backward that
+    filled a gradient bucket. If several ended together, the device's own work counts. Events do not
+    record their causes, so for a measured timeline the path is a likely one. The seconds and waits
+    of all steps add up to the iteration.
     """
     if not timeline.events:
         return ()
@@ -63,7 +63,7 @@ def critical_path(timeline: Timeline, tolerance_s: float = 1e-9) -> tuple[PathSt
 
 
 def seconds_on_path(path: Iterable[PathStep]) -> dict[tuple[EventKind, int], float]:
-    """Seconds of the path by kind and stage of its events; waits are left out."""
+    """Seconds of the path by kind and stage of its events, without waits."""
     seconds: dict[tuple[EventKind, int], float] = defaultdict(float)
     for step in path:
         seconds[step.event.kind, step.event.stage] += step.seconds
@@ -71,14 +71,14 @@ def seconds_on_path(path: Iterable[PathStep]) -> dict[tuple[EventKind, int], flo
 
 
 class EventsByEnd:
-    """Events sorted by end, to find those that ended last before a time."""
+    """Events sorted by end, to find the last one that ended before a time."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.events = sorted(events, key=lambda event: (event.end_s, event.start_s))
         self.ends_s = [event.end_s for event in self.events]
 
     def before(self, time_s: float, seen: set[int]) -> Event | None:
-        """The last that ended up to ``time_s`` and is not among ``seen``."""
+        """The last event that ended by ``time_s`` and is not in ``seen``."""
         for index in range(bisect_right(self.ends_s, time_s) - 1, -1, -1):
             if id(self.events[index]) not in seen:
                 return self.events[index]
@@ -89,7 +89,7 @@ NOTHING = EventsByEnd(())
 
 
 class CauseIndex:
-    """The events of a timeline by what can have waited for them."""
+    """The events of a timeline, indexed by what can have waited for them."""
 
     def __init__(self, timeline: Timeline, tolerance_s: float) -> None:
         self.tolerance_s = tolerance_s
@@ -124,7 +124,7 @@ class CauseIndex:
         self.transfers = EventsByEnd(e for events in incoming.values() for e in events)
 
     def of(self, event: Event, seen: set[int]) -> Event | None:
-        """What held up ``event``: none of ``seen``; nothing where it could start at once."""
+        """The cause of ``event``, not in ``seen``; None if it could start at once."""
         match event.kind:
             case "SEND" | "RECV":
                 return self.of_message(event, seen)
@@ -134,7 +134,7 @@ class CauseIndex:
                 return self.latest(event, self.causes_of_work(event, seen), seen)
 
     def causes_of_work(self, event: Event, seen: set[int]) -> list[Event | None]:
-        """The device's work before, then the inputs, or the gradients that a step needs."""
+        """The device's previous work, then the inputs, or the gradients that a step needs."""
         device, stage, m = event.device, event.stage, event.micro_batch
         before = self.ended(self.compute, device, event, seen)
         match event.kind:
@@ -149,7 +149,7 @@ class CauseIndex:
                 return [before]
 
     def of_message(self, event: Event, seen: set[int]) -> Event | None:
-        """The work that made a message, else what occupied an engine or a port until it left."""
+        """The work that made a message, or what occupied an engine or a port until it was sent."""
         device, peer = event.device, event.peer
         sender, receiver = (device, peer) if event.kind == "SEND" else (peer, device)
         causes = [
@@ -160,9 +160,9 @@ class CauseIndex:
         return self.or_port(event, self.latest(event, causes, seen), seen)
 
     def of_reduction(self, event: Event, seen: set[int]) -> Event | None:
-        """What occupied an engine of a member until then, else the backward that filled the bucket.
+        """What last occupied an engine of a member, or the backward that filled the bucket.
 
-        Buckets fill in the midst of the last backward, which then ends after the all-reduce began.
+        Buckets are filled during the last backward, so the all-reduce may begin before it ends.
         """
         members = self.members[event.start_s, event.end_s, event.bytes]
         engines = [
@@ -182,7 +182,7 @@ class CauseIndex:
         return self.or_port(event, last, seen)
 
     def or_port(self, event: Event, found: Event | None, seen: set[int]) -> Event | None:
-        """The cause found where it explains the start; else a transfer that ended just then.
+        """``found`` if it explains the start of ``event``, else a transfer that ended just then.
 
         Transfers between other devices can occupy a port that hosts share.
         """
@@ -200,7 +200,7 @@ class CauseIndex:
         return events.get(device, NOTHING).before(event.start_s + self.tolerance_s, seen)
 
     def latest(self, event: Event, causes: Sequence[Event | None], seen: set[int]) -> Event | None:
-        """Of causes that ended before ``event`` started the last; the first of those that tie."""
+        """The last of the causes that ended before ``event`` started; the first if several tie."""
         limit_s = event.start_s + self.tolerance_s
         fitting = [c for c in causes if c and c.end_s <= limit_s and id(c) not in seen]
         if not fitting:

@@ -1,4 +1,4 @@
-"""Timelines on disk: JSON with a schema version, one list a row so that long runs stay small."""
+"""Reads and writes timelines as JSON, with one compact list for each event."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ KINDS: dict[str, EventKind] = {kind: kind for kind in get_args(EventKind)}
 
 
 def timeline_to_json(timeline: Timeline) -> dict[str, object]:
-    """The timeline as JSON values: events and memory samples as rows under named columns."""
+    """The timeline as JSON values: events and memory samples are rows under named columns."""
     return {
         "schema": SCHEMA,
         "title": timeline.title,
@@ -34,10 +34,10 @@ def timeline_to_json(timeline: Timeline) -> dict[str, object]:
 
 
 def timeline_from_json(values: object, where: str = "timeline") -> Timeline:
-    """The timeline that `timeline_to_json` wrote; ``where`` names it in messages.
+    """The timeline that `timeline_to_json` wrote; ``where`` names it in error messages.
 
     Raises:
-        BadInput: another schema, a missing column, a row that is no event.
+        BadInput: another schema, a missing column, or a row that is not an event.
     """
     if not isinstance(values, dict):
         raise BadInput(f"{where} is not a JSON object; write it with 'penstock simulate' or a run")
@@ -71,7 +71,7 @@ def rows(values: object) -> list[list[object]]:
 
 
 def whole(value: object) -> int:
-    """``value`` as a whole number."""
+    """``value`` as an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is not a whole number")
     return value
@@ -95,7 +95,7 @@ def device_of(value: object, devices: int) -> int:
 
 
 def event_from_row(row: list[object], devices: int) -> Event:
-    """One event; its kind must be known and its end not before its start."""
+    """The event of a row; its kind must be known, and it must not end before it starts."""
     device, kind_text, stage, micro_batch, start_s, end_s, peer, size_bytes = row
     kind = KINDS.get(str(kind_text))
     if kind is None:
@@ -116,7 +116,7 @@ def event_from_row(row: list[object], devices: int) -> Event:
 
 
 def sample_from_row(row: list[object], devices: int) -> MemorySample:
-    """One memory sample."""
+    """The memory sample of a row."""
     device, time_s, size_bytes = row
     return MemorySample(device_of(device, devices), real(time_s), real(size_bytes))
 

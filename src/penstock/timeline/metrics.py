@@ -1,4 +1,4 @@
-"""What a timeline says in one number: times, bubbles, peaks."""
+"""Single numbers from a timeline: seconds, bubble fraction, memory peaks."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 COMPUTE: frozenset[EventKind] = frozenset({"F", "B", "I", "W", "R", "STEP"})
-"""Events that occupy a device's compute stream; the rest occupy its communication engines."""
+"""Events that occupy a device's compute stream; all others occupy its communication engines."""
 
 
 def iteration_s(timeline: Timeline) -> float:
@@ -25,7 +25,7 @@ def iteration_s(timeline: Timeline) -> float:
 
 
 def working_devices(timeline: Timeline) -> tuple[int, ...]:
-    """The devices that compute at all, in order."""
+    """The devices with at least one compute event, in order."""
     return tuple(sorted({event.device for event in timeline.events if event.kind in COMPUTE}))
 
 
@@ -49,11 +49,11 @@ def idle_s(timeline: Timeline, device: int) -> float:
 
 
 def bubble_fraction(timeline: Timeline) -> float:
-    """The share of the working devices' time in which they do not compute.
+    """The fraction of the working devices' time in which they do not compute.
 
         1 - (sum of busy seconds) / (devices * iteration seconds)
 
-    Devices without any work are left out: a plan that needs fewer has no bubble there.
+    Devices without any work are left out.
     """
     devices = working_devices(timeline)
     available_s = len(devices) * iteration_s(timeline)

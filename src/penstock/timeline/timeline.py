@@ -1,4 +1,4 @@
-"""What happened when, on every device: predicted and measured runs have the same form."""
+"""The timeline of all devices; predicted and measured ones have the same form."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -6,15 +6,16 @@ from typing import Literal, TypeAlias
 __all__ = ["Event", "EventKind", "MemorySample", "Timeline"]
 
 EventKind: TypeAlias = Literal["F", "B", "I", "W", "R", "SEND", "RECV", "REDUCE", "STEP"]
-"""Compute actions, messages seen from their sender and receiver, gradient all-reduce, optimizer."""
+"""Compute actions; messages on their sender and on their receiver; gradient all-reduce; optimizer
+step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that occupied a device (or one of its communication engines) for a while.
+    """Something that occupied a device, or one of its communication engines, for a while.
 
-    ``device`` is the index in the cluster, equal to the rank of a run. ``micro_batch`` is -1 where
-    an event belongs to none (REDUCE, STEP). ``peer`` is the other device of a message, -1 else.
+    ``device`` is the index in the cluster, which is also the rank. ``micro_batch`` is -1 for REDUCE
+    and STEP. ``peer`` is the other device of a message, otherwise -1.
     """
 
     device: int
@@ -29,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """Bytes in use on a device from ``time_s`` on, until its next sample."""
+    """Bytes in use on a device from ``time_s`` until its next sample."""
 
     device: int
     time_s: float
@@ -38,9 +39,9 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One iteration: events sorted by start, from time 0; and memory over time.
+    """One iteration, or several: events sorted by start, from time 0, and memory over time.
 
-    It does not know whether it was predicted or measured; ``title`` is for people.
+    Nothing here says whether it was predicted or measured, except the free text ``title``.
     """
 
     events: tuple[Event, ...]
