@@ -11,7 +11,7 @@ from time import process_time
 from pipelines import Case, pipeline_of
 
 from penstock.kernels import compiled
-from penstock.simulate.arrays import arrays_of
+from penstock.simulate.arrays import state_of
 from penstock.simulate.catalogue import Catalogue
 from penstock.simulate.event_loop import play_to_the_end
 from penstock.simulate.orders import orders_of_plan
@@ -70,9 +70,9 @@ def play(case: Case) -> tuple[tuple[float, float, float], int, float]:
     orders = orders_of_plan(pipeline.plan)
     clock.append(process_time())
     catalogue = Catalogue(pipeline.problem.profile, pipeline.problem.cluster)
-    arrays = arrays_of(catalogue.parts_of(pipeline.plan, orders.instances), orders)
+    state = state_of(catalogue.parts_of(pipeline.plan, orders.instances), orders)
     clock.append(process_time())
-    iteration_s = compiled(play_to_the_end)(arrays.whole, arrays.real)
+    iteration_s = compiled(play_to_the_end)(state)
     clock.append(process_time())
     actions = 2 * case.stages * case.replicas * case.micro_batches
     steps = (clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])

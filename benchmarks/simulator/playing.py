@@ -7,7 +7,7 @@ from pipelines import Case, median_s, pipeline_of, plan_of
 from penstock.kernels import compiled
 from penstock.plan.ordering import order_of
 from penstock.simulate import plain
-from penstock.simulate.arrays import arrays_of
+from penstock.simulate.arrays import state_of
 from penstock.simulate.catalogue import Catalogue, workload_of
 from penstock.simulate.event_loop import play_to_the_end
 from penstock.simulate.orders import orders_of_plan
@@ -90,10 +90,10 @@ def engine_s(case: Case, repeats: int) -> float:
     orders = orders_of_plan(pipeline.plan)
     catalogue = Catalogue(pipeline.problem.profile, pipeline.problem.cluster)
     parts = catalogue.parts_of(pipeline.plan, orders.instances)
-    warm, *made = (arrays_of(parts, orders) for _ in range(repeats + 1))
+    warm, *made = (state_of(parts, orders) for _ in range(repeats + 1))
     play = compiled(play_to_the_end)
-    play(warm.whole, warm.real)
-    return median_s([lambda a=a: play(a.whole, a.real) for a in made])
+    play(warm)
+    return median_s([lambda a=a: play(a) for a in made])
 
 
 def play_case(case: Case) -> Played:

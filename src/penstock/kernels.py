@@ -122,8 +122,12 @@ def with_helpers(function: FunctionType) -> FunctionType:
 
 
 def are_together(one: Any, other: Any) -> bool:
-    """Whether both stand in one package, whose sources decide together what the code is."""
-    return one.__module__.partition(".")[0] == other.__module__.partition(".")[0]
+    """Whether both stand in one package, or ``one`` in this: such sources decide what the code is.
+
+    Of other packages the version is enough.
+    """
+    packages = {other.__module__.partition(".")[0], __name__.partition(".")[0]}
+    return one.__module__.partition(".")[0] in packages
 
 
 def names_read(function: FunctionType) -> list[tuple[str, Any]]:

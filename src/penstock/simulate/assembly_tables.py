@@ -1,17 +1,66 @@
-"""Counts that give the lengths of a workload's arrays, and positions of records in the input.
+"""Counts that give the lengths of a workload's lists, and positions of records in the input.
 
-Compiled by numba, for `penstock.simulate.assembly`, which describes the records.
+Compiled by numba, for `penstock.simulate.assembly`.
 """
 
 # The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
+from typing import NamedTuple, TypeAlias
+
 import numpy as np
+import numpy.typing as npt
 
-from penstock.simulate import layout as at
-from penstock.simulate.layout import PIECES, SEVERAL, STANDS_STILL
+from penstock.simulate.action_words import PIECES
+from penstock.simulate.layout import SEVERAL, STANDS_STILL
 
-__all__ = ["count_all", "last_of", "number_links", "stage_table"]
+Whole: TypeAlias = npt.NDArray[np.int64]
+Real: TypeAlias = npt.NDArray[np.float64]
+
+__all__ = ["Joined", "count_all", "last_of", "number_links", "stage_table"]
+
+
+class Joined(NamedTuple):
+    """All parts of a plan, joined, with the orders of its stages.
+
+    ``groups`` and ``rounds`` are those of `Instances`, the latter for all iterations;
+    ``order_start`` and ``order_words`` those of `FlatOrders`; ``ends`` are the producer and the
+    consumer instance of every boundary; ``records_spans`` (0 or 1) leaves room for spans. Slots
+    and what follows are one number a host. The rest are concatenated records of integers and of seconds:
+
+        stage      replicas, segments, buckets, outgoing ports, incoming ports; hosts; whether each
+                   replica's device overlaps; buckets complete with each segment; outgoing ports;
+                   incoming ports
+                   seconds of each replica's pieces; of its segments; of the buckets
+        boundary   pairs; for each: sender, receiver, returns, port down, port up
+                   forward and backward seconds of each pair
+        tie        stages, buckets, outgoing ports, incoming ports; stages; outgoing ports;
+                   incoming ports
+                   seconds of the buckets
+    """
+
+    micro_batches: int
+    streams_each: int
+    records_spans: int
+    instances: int
+    hosts: int
+    boundaries: int
+    ties: int
+    host_slots: Whole
+    half_duplex: Whole
+    separate_links: Whole
+    order_start: Whole
+    order_words: Whole
+    groups: Whole
+    rounds: Whole
+    stage: Whole
+    stage_seconds: Real
+    ends: Whole
+    boundary: Whole
+    boundary_seconds: Real
+    tie: Whole
+    tie_seconds: Real
+
 
 # Columns of the table of instances: start of its two records, first replica, position of its first
 # device; then the counts at the head of its record.
@@ -22,145 +71,154 @@ PAIR = 5
 TIE_HEAD = 4
 
 
-def last_of(numbers):
+def last_of(numbers, count):
     """The highest of some numbers, at least 0."""
     highest = 0
-    for number in numbers:
-        highest = max(highest, number)
+    for k in range(count):
+        highest = max(highest, numbers[k])
     return highest
 
 
-def stage_table(groups, stage_whole):
+def stage_table(joined):
     """Where each instance's records start, its first replica and device, the head of its record."""
-    table = np.zeros((len(groups) + 1, 9), dtype=np.int64)
-    for s in range(len(groups)):
+    table = np.zeros((joined.instances + 1, 9), dtype=np.int64)
+    for s in range(joined.instances):
         record = table[s, RECORD]
         for column in range(REPLICAS, INCOMING + 1):
-            table[s, column] = stage_whole[record + column - REPLICAS]
+            table[s, column] = joined.stage[record + column - REPLICAS]
         replicas, segments = table[s, REPLICAS], table[s, SEGMENTS]
         lists = 2 * replicas + segments + table[s, OUTGOING] + table[s, INCOMING]
         seconds = replicas * (PIECES + segments) + table[s, BUCKETS]
         table[s + 1, RECORD] = record + STAGE_HEAD + lists
         table[s + 1, REAL_RECORD] = table[s, REAL_RECORD] + seconds
         table[s + 1, FIRST] = table[s, FIRST] + replicas
-    place_devices(groups, table)
+    place_devices(joined, table)
     return table
 
 
-def place_devices(groups, table):
+def place_devices(joined, table):
     """Write the first device position of every instance; the last row holds the device count."""
-    first = np.zeros(last_of(groups) + 2, dtype=np.int64)
-    for s in range(len(groups)):
-        first[groups[s] + 1] = table[s, REPLICAS]
-    for group in range(len(first) - 1):
+    groups = last_of(joined.groups, joined.instances) + 1
+    first = np.zeros(groups + 1, dtype=np.int64)
+    for s in range(joined.instances):
+        first[joined.groups[s] + 1] = table[s, REPLICAS]
+    for group in range(groups):
         first[group + 1] += first[group]
-    for s in range(len(groups)):
-        table[s, DEVICE] = first[groups[s]]
+    for s in range(joined.instances):
+        table[s, DEVICE] = first[joined.groups[s]]
     table[-1, DEVICE] = first[-1]
 
 
-def number_links(table, groups, stage_whole, separate_links):
+def number_links(joined, table):
     """For each device the start of its separate links and its index in its host; all links.
 
     Links are numbered from zero, host after host. Devices of hosts without separate links have -1.
     """
-    hosts, devices = len(separate_links), table[-1, DEVICE]
+    hosts, devices = joined.hosts, table[-1, DEVICE]
     first, place = np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
     for device in range(devices):
         first[device] = -1
-    if last_of(separate_links) == 0:
+    if last_of(joined.separate_links, hosts) == 0:
         return first, place, 0
     host_of, held = np.zeros(devices, dtype=np.int64), np.zeros(hosts, dtype=np.int64)
-    for s in range(len(groups)):
+    for s in range(joined.instances):
         for i in range(table[s, REPLICAS]):
-            host_of[table[s, DEVICE] + i] = stage_whole[table[s, RECORD] + STAGE_HEAD + i]
+            host_of[table[s, DEVICE] + i] = joined.stage[table[s, RECORD] + STAGE_HEAD + i]
     for device in range(devices):
         place[device] = held[host_of[device]]
         held[host_of[device]] += 1
     start = np.zeros(hosts + 1, dtype=np.int64)
     for host in range(hosts):
-        start[host + 1] = start[host] + held[host] * held[host] * separate_links[host]
+        links = held[host] * held[host] * joined.separate_links[host]
+        start[host + 1] = start[host] + links
     for device in range(devices):
         host = host_of[device]
-        if separate_links[host]:
+        if joined.separate_links[host]:
             first[device] = start[host] + held[host] * place[device]
     return first, place, start[hosts]
 
 
-def count_ties(w, table, tie_whole, rounds, each):
+def count_ties(state, joined, table, each):
     """Count the buckets and occupied resources of ties."""
     record = 0
-    while record < len(tie_whole):
-        users, buckets = tie_whole[record], tie_whole[record + 1]
-        ports = tie_whole[record + 2] + tie_whole[record + 3]
-        w[at.REDUCTIONS] += 1
-        w[at.BUCKETS] += buckets
-        w[at.ITEMS] += buckets * rounds[tie_whole[record + TIE_HEAD]]
-        w[at.COMPLETIONS] += users * buckets
-        w[at.OCCUPATIONS] += ports
+    for _ in range(joined.ties):
+        users, buckets = joined.tie[record], joined.tie[record + 1]
+        ports = joined.tie[record + 2] + joined.tie[record + 3]
+        state.reductions += 1
+        state.buckets += buckets
+        state.items += buckets * joined.rounds[joined.tie[record + TIE_HEAD]]
+        state.completions += users * buckets
+        state.occupations += ports
         for k in range(users):
-            replicas = table[tie_whole[record + TIE_HEAD + k], REPLICAS]
-            w[at.MEMBERS] += replicas
-            w[at.OCCUPATIONS] += (2 + each) * replicas
+            replicas = table[joined.tie[record + TIE_HEAD + k], REPLICAS]
+            state.members += replicas
+            state.occupations += (2 + each) * replicas
         record += TIE_HEAD + users + ports
 
 
-def count_messages(w, boundary_whole, each):
+def count_messages(state, joined, each):
     """Count the messages of all boundaries, and an upper bound of the resources they occupy."""
     record = 0
-    while record < len(boundary_whole):
-        pairs = boundary_whole[record]
+    for _ in range(joined.boundaries):
+        pairs = joined.boundary[record]
         for k in range(pairs):
-            w[at.MESSAGES] += 1 + boundary_whole[record + 1 + PAIR * k + 2]
+            state.messages += 1 + joined.boundary[record + 1 + PAIR * k + 2]
         record += 1 + PAIR * pairs
-    w[at.OCCUPATIONS] += (4 + 2 * each) * w[at.MESSAGES]
+    state.occupations += (4 + 2 * each) * state.messages
 
 
-def count_all(
-    w, table, stage_whole, boundary_whole, tie_whole, order_start, rounds, groups, links, record
-):
-    """Fill in the counts of the header; instances, hosts and micro-batches are already there."""
-    for s in range(w[at.INSTANCES]):
+def count_instances(state, joined, table, each):
+    """Count the segments of all instances, the buckets of their replicas, and the spans."""
+    counted = np.zeros(last_of(joined.groups, joined.instances) + 1, dtype=np.int64)
+    for s in range(joined.instances):
+        replicas, segments, group = table[s, REPLICAS], table[s, SEGMENTS], joined.groups[s]
+        state.instance_segments += segments
+        state.replica_segments += replicas * segments
+        if not counted[group]:
+            counted[group] = 1
+            first = group * joined.streams_each
+            words = joined.order_start[first + joined.streams_each] - joined.order_start[first]
+            state.action_spans += joined.records_spans * replicas * words
+        if table[s, BUCKETS]:
+            state.reductions += 1
+            state.buckets += table[s, BUCKETS]
+            state.items += table[s, BUCKETS] * joined.rounds[s]
+            state.completions += table[s, BUCKETS]
+            state.members += replicas
+            ports = table[s, OUTGOING] + table[s, INCOMING]
+            state.occupations += (2 + each) * replicas + ports
+
+
+def count_all(state, joined, table, links):
+    """Fill in the counts of an empty state."""
+    state.instances, state.hosts = joined.instances, joined.hosts
+    state.micro_batches, state.streams_each = joined.micro_batches, joined.streams_each
+    for s in range(joined.instances):
         overlaps = table[s, RECORD] + STAGE_HEAD + table[s, REPLICAS]
         for k in range(table[s, REPLICAS]):
-            if not stage_whole[overlaps + k]:
+            if not joined.stage[overlaps + k]:
                 several = links[0][table[s, DEVICE] + k] >= 0
-                w[at.BLOCKING] |= STANDS_STILL | (SEVERAL if several else 0)
+                state.blocking |= STANDS_STILL | (SEVERAL if several else 0)
     # How many streams of a device a transfer may occupy.
-    each = w[at.STREAMS_EACH] * (w[at.BLOCKING] > 0)
-    w[at.DEVICES] = table[-1, DEVICE]
-    w[at.REPLICAS] = table[-1, FIRST]
-    w[at.STREAMS] = w[at.DEVICES] * w[at.STREAMS_EACH]
-    counted = np.zeros(last_of(groups) + 1, dtype=np.int64)
-    for s in range(w[at.INSTANCES]):
-        replicas, segments = table[s, REPLICAS], table[s, SEGMENTS]
-        w[at.INSTANCE_SEGMENTS] += segments
-        w[at.REPLICA_SEGMENTS] += replicas * segments
-        if not counted[groups[s]]:
-            counted[groups[s]] = 1
-            first = groups[s] * w[at.STREAMS_EACH]
-            words = order_start[first + w[at.STREAMS_EACH]] - order_start[first]
-            w[at.ACTION_SPANS] += record * replicas * words
-        if table[s, BUCKETS]:
-            w[at.REDUCTIONS] += 1
-            w[at.BUCKETS] += table[s, BUCKETS]
-            w[at.ITEMS] += table[s, BUCKETS] * rounds[s]
-            w[at.COMPLETIONS] += table[s, BUCKETS]
-            w[at.MEMBERS] += replicas
-            w[at.OCCUPATIONS] += (2 + each) * replicas + table[s, OUTGOING] + table[s, INCOMING]
-    count_ties(w, table, tie_whole, rounds, each)
-    count_messages(w, boundary_whole, each)
-    w[at.LANES] = w[at.MESSAGES] + w[at.REDUCTIONS]
-    w[at.ITEMS] += w[at.MESSAGES] * w[at.MICRO_BATCHES]
-    w[at.WIRES] = 2 * w[at.DEVICES] + 2 * w[at.HOSTS] + links[2]
-    w[at.RESOURCES] = w[at.WIRES] + w[at.STREAMS]
-    w[at.WORDS] = order_start[-1]
-    w[at.AWAITED] = (1 + w[at.STREAMS_EACH]) * w[at.REPLICAS] * w[at.MICRO_BATCHES]
-    w[at.SPANS] = record
-    w[at.ITEM_SPANS] = record * w[at.ITEMS]
+    each = joined.streams_each * (state.blocking > 0)
+    state.devices = table[-1, DEVICE]
+    state.replicas = table[-1, FIRST]
+    state.streams = state.devices * joined.streams_each
+    count_instances(state, joined, table, each)
+    count_ties(state, joined, table, each)
+    count_messages(state, joined, each)
+    state.lanes = state.messages + state.reductions
+    state.items += state.messages * joined.micro_batches
+    state.wires = 2 * state.devices + 2 * joined.hosts + links[2]
+    state.resources = state.wires + state.streams
+    groups = last_of(joined.groups, joined.instances) + 1
+    state.words = joined.order_start[groups * joined.streams_each]
+    state.awaited = (1 + joined.streams_each) * state.replicas * joined.micro_batches
+    state.records_spans = joined.records_spans
+    state.item_spans = joined.records_spans * state.items
     leaves = 1
-    w[at.FIRST_LEAF] = 7
-    while leaves < w[at.STREAMS] + w[at.LANES]:
-        w[at.FIRST_LEAF] += leaves
+    state.first_leaf = 7
+    while leaves < state.streams + state.lanes:
+        state.first_leaf += leaves
         leaves *= 8
-    w[at.PLACES] = w[at.FIRST_LEAF] + leaves
+    state.places = state.first_leaf + leaves

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels import compiled
-from penstock.simulate.arrays import Arrays, arrays_of
-from penstock.simulate.layout import ACTION_SPAN, ITEM_SPAN, KIND_MASK, MICRO_SHIFT, STEP, WAIT
+from penstock.simulate.action_words import KIND_MASK, MICRO_SHIFT, STEP, WAIT
+from penstock.simulate.arrays import state_of
+from penstock.simulate.layout import real_list
 from penstock.simulate.orders import FlatOrders, flatten
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import Parts, Workload
@@ -16,15 +17,14 @@ from penstock.simulate.workload import Parts, Workload
 __all__ = ["Summary", "iteration_s", "orders_of", "play", "play_in_short"]
 
 Spans: TypeAlias = npt.NDArray[np.float64]
-"""Start and end in each row, in seconds."""
+"""A start and an end in each row, in seconds."""
 
 
 def iteration_s(parts: Parts, orders: FlatOrders) -> float:
     """Seconds of all iterations; makes no trace."""
     from penstock.simulate.event_loop import play_to_the_end
 
-    arrays = arrays_of(parts, orders)
-    return compiled(play_to_the_end)(arrays.whole, arrays.real)
+    return compiled(play_to_the_end)(state_of(parts, orders))
 
 
 def play(workload: Workload) -> Trace:
@@ -32,13 +32,13 @@ def play(workload: Workload) -> Trace:
     from penstock.simulate.event_loop import play_to_the_end
 
     orders = orders_of(workload)
-    arrays = arrays_of(workload.parts, orders, record=True)
-    end_s = compiled(play_to_the_end)(arrays.whole, arrays.real)
+    state = state_of(workload.parts, orders, record=True)
+    end_s = compiled(play_to_the_end)(state)
     kinds = kinds_of_words(workload, orders)
-    words = spans(arrays, ACTION_SPAN, len(kinds))
+    words = spans(state, "action_span", len(kinds))
     messages = len(workload.messages) * workload.micro_batches
     buckets = sum(len(group.buckets) * group.rounds for group in workload.reductions)
-    items = spans(arrays, ITEM_SPAN, messages + buckets)
+    items = spans(state, "item_span", messages + buckets)
     return Trace(
         actions=listed(words[kinds < STEP]),
         messages=listed(items[:messages]),
@@ -65,14 +65,14 @@ def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Su
     from penstock.simulate.event_loop import play_to_the_end
 
     orders = orders_of(workload)
-    arrays = arrays_of(workload.parts, orders, record=True)
-    compiled(play_to_the_end)(arrays.whole, arrays.real)
+    state = state_of(workload.parts, orders, record=True)
+    compiled(play_to_the_end)(state)
     each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), list[float]()
     number = (orders.words >> MICRO_SHIFT) // micro_batches
     is_wait, first = (orders.words & KIND_MASK) >= WAIT, 0
     for work in workload.devices:
         start, end = orders.start[work.group * each], orders.start[work.group * each + each]
-        rows = spans(arrays, ACTION_SPAN, first + end - start)[first:]
+        rows = spans(state, "action_span", first + end - start)[first:]
         rows[is_wait[start:end]] = 0.0
         first += end - start
         np.maximum.at(ends_s, np.where(is_wait[start:end], 0, number[start:end]), rows[:, 1])
@@ -101,10 +101,9 @@ def kinds_of_words(workload: Workload, orders: FlatOrders) -> npt.NDArray[np.int
     )
 
 
-def spans(arrays: Arrays, field: int, count: int) -> Spans:
-    """The ``count`` spans of a field."""
-    first = arrays.whole[field]
-    return arrays.real[first : first + 2 * count].reshape(-1, 2)
+def spans(state: npt.NDArray[np.int64], name: str, count: int) -> Spans:
+    """The first ``count`` spans of a list of the state."""
+    return real_list(state, name)[: 2 * count].reshape(-1, 2)
 
 
 def listed(rows: Spans) -> tuple[Span, ...]:

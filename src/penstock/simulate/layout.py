@@ -1,239 +1,155 @@
-"""The memory layout of the compiled engine: a workload and the state of its play, in two arrays.
+"""The memory layout of the compiled engine: a workload and the state of its play, in one array.
 
-    whole   [ counts | starts of fields | field | field | ... ]    int64
-    real    [ now | field | field | ... ]                          float64
+    [ counts | time | starts of lists | list | list | ... ]    int64, or float64 in the same bits
 
-``whole[FIELD]`` is where the field's values start, in whichever of the two arrays holds them. So
-value ``i`` of a field is ``whole[whole[HOST] + i]`` or ``real[whole[FINISH] + i]``. A list of lists
-is stored as its concatenated items and the start of each list. With two arrays, compiled functions
-pass only two addresses to one another (`penstock.borrowed`).
+Compiled functions get the address of the array alone and read its parts by name
+(`penstock.flat_record`): ``state.devices`` is a count, ``state.busy[resource]`` a value of a list.
+A list of lists is stored as its concatenated items and the start of each list.
 
 Numbers are those of `penstock.simulate.workload.Workload`: replicas in the order of their
 instances, devices in the order of their groups, compute streams device after device. *Lanes* are
 the messages, sorted by sender, direction (B before F) and receiver, then the reductions. *Items*
 pass a lane one after the other: the micro-batches of a message, or the buckets of a reduction,
 round after round.
-
-An action is one *word*, and so are a STEP, a WAIT and a HOLD. From the lowest bit on, a word has
-the kind (3 bits), whether the action makes the last gradients before an update (1), the instance
-(20) and the micro-batch. In a STEP the micro-batch only tells the iteration. In a WAIT, which waits
-for a step, it is the number of that step. A HOLD precedes a forward that runs beside backwards;
-there it is how many words the other stream may have left when the forward starts.
+*Wires* are engines, ports and links; together with the compute streams, which are numbered after
+them, they are the *resources*.
 """
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.schedule.action import ACTION_KINDS
+from penstock.simulate.action_words import PIECES
 
-__all__ = [
-    "HEADER",
-    "HOLD",
-    "INSTANCE_SHIFT",
-    "LENGTHS",
-    "MICRO_SHIFT",
-    "SEVERAL",
-    "STANDS_STILL",
-    "STEP",
-    "UPDATES",
-    "WAIT",
-]
+__all__ = ["FIRST_LIST", "HEADER", "LIST_LENGTHS", "PARTS", "SEVERAL", "STANDS_STILL", "real_list"]
 
-STEP = len(ACTION_KINDS)
-WAIT = STEP + 1
-HOLD = STEP + 2
-PIECES = STEP + 1
-"""Kinds of work of a replica: its actions by kind, then its part of the step."""
-
-KIND_MASK = 7
-UPDATES = 8
-INSTANCE_SHIFT = 4
-INSTANCE_MASK = (1 << 20) - 1
-MICRO_SHIFT = 24
-
-# Bits of BLOCKING: some device does not compute while it communicates; some such device may run
-# several transfers at once.
+# Bits of the count `blocking`: some device does not compute while it communicates; some such device
+# may run several transfers at once.
 STANDS_STILL, SEVERAL = 1, 2
 
-# Counts of the workload, then of the play. Spans are counted only if they are recorded. Wires are
-# engines, ports and links; wires and compute streams, in this order, are resources.
-COUNTS = 31
-(
-    INSTANCES,
-    DEVICES,
-    REPLICAS,
-    STREAMS,
-    STREAMS_EACH,
-    HOSTS,
-    MICRO_BATCHES,
-    MESSAGES,
-    REDUCTIONS,
-    BUCKETS,
-    LANES,
-    ITEMS,
-    WIRES,
-    RESOURCES,
-    WORDS,
-    INSTANCE_SEGMENTS,
-    REPLICA_SEGMENTS,
-    COMPLETIONS,
-    MEMBERS,
-    OCCUPATIONS,
-    AWAITED,
-    FIRST_LEAF,
-    PLACES,
-    SPANS,
-    ACTION_SPANS,
-    ITEM_SPANS,
-    BLOCKING,
-    WAITED,
-    WAITING,
-    ACTING,
-    ENDING,
-) = range(COUNTS)
+COUNTS = (
+    # Of the workload.
+    "instances",
+    "devices",
+    "replicas",
+    "streams",
+    "streams_each",
+    "hosts",
+    "micro_batches",
+    "messages",
+    "reductions",
+    "buckets",
+    "lanes",
+    "items",
+    "wires",
+    "resources",
+    "words",
+    "instance_segments",
+    "replica_segments",
+    "completions",
+    "members",
+    "occupations",
+    "awaited",
+    "first_leaf",
+    "places",
+    "records_spans",
+    "action_spans",
+    "item_spans",
+    "blocking",
+    # Of the play.
+    "waited",
+    "waiting",
+    "acting",
+    "ending",
+)
 
-# Integer fields of the workload, then of the play; the last two need no initial value.
-# RUNNING must follow BUSY: the streams are the resources numbered after the wires.
-REALS = 80
-(
-    WORD,
-    FIRST_REPLICA,
-    STREAM_REPLICA,
-    SHARED_HOST,
-    ORDER_END,
-    SPAN_OFFSET,
-    DEVICE_HOST,
-    REPLICA_DEVICE,
-    SEGMENT_START,
-    FIRST_SEGMENT,
-    SEGMENT_COUNT,
-    COMPLETION_START,
-    COMPLETION,
-    GROUP_OF_BUCKET,
-    BUCKET_START,
-    SENDS_START,
-    INPUT_ROW,
-    RECEIVER,
-    BLOCKED_SENDER,
-    ITEM_START,
-    RESOURCE_START,
-    RESOURCE,
-    USER_START,
-    USER,
-    MEMBER_START,
-    MEMBER,
-    BUCKETS_EACH,
-    MEMBERS_EACH,
-    HOST_SLOTS,
-    HOST_STREAM_START,
-    HOST_STREAM,
-    TALKS_AT_ONCE,
-    POSITION,
-    SEGMENT,
-    BUCKETS_LEFT,
-    STEPS_DONE,
-    UNSENT,
-    MEMBERS_LEFT,
-    ROUNDS_DONE,
-    COMPUTING,
-    BUSY,
-    RUNNING,
-    WAITING_FOR,
-    HEAD,
-    TAIL,
-    CURRENT,
-    INPUTS,
-    QUEUE,
-    QUEUE_SEQUENCE,
-) = range(COUNTS, REALS)
+# Each list: its name, whether it holds whole numbers, and its length: a count, times a factor,
+# plus one where it holds the starts of lists.
+LISTS: tuple[tuple[str, bool, str, int, int], ...] = (
+    # Of the workload.
+    ("word", True, "words", 1, 0),
+    ("first_replica", True, "instances", 1, 0),
+    ("stream_replica", True, "streams", 1, 0),
+    ("shared_host", True, "streams", 1, 0),
+    ("order_end", True, "streams", 1, 0),
+    ("span_offset", True, "streams", 1, 0),
+    ("device_host", True, "devices", 1, 0),
+    ("replica_device", True, "replicas", 1, 0),
+    ("segment_start", True, "replicas", 1, 0),
+    ("first_segment", True, "replicas", 1, 0),
+    ("segment_count", True, "replicas", 1, 0),
+    ("completion_start", True, "instance_segments", 1, 1),
+    ("completion", True, "completions", 1, 0),
+    ("group_of_bucket", True, "buckets", 1, 0),
+    ("bucket_start", True, "reductions", 1, 1),
+    ("sends_start", True, "replicas", 2, 1),
+    ("input_row", True, "messages", 1, 0),
+    ("receiver", True, "messages", 1, 0),
+    ("blocked_sender", True, "messages", 1, 0),
+    ("item_start", True, "lanes", 1, 1),
+    ("resource_start", True, "lanes", 1, 1),
+    ("resource", True, "occupations", 1, 0),
+    ("user_start", True, "resources", 1, 1),
+    ("user", True, "occupations", 1, 0),
+    ("member_start", True, "reductions", 1, 1),
+    ("member", True, "members", 1, 0),
+    ("buckets_each", True, "devices", 1, 0),
+    ("members_each", True, "reductions", 1, 0),
+    ("host_slots", True, "hosts", 1, 0),
+    ("host_stream_start", True, "hosts", 1, 1),
+    ("host_stream", True, "streams", 1, 0),
+    ("talks_at_once", True, "streams", 1, 0),
+    ("seconds", False, "replicas", PIECES, 0),
+    ("step_seconds", False, "devices", 1, 0),
+    ("segment_seconds", False, "replica_segments", 1, 0),
+    ("message_seconds", False, "messages", 1, 0),
+    ("bucket_seconds", False, "buckets", 1, 0),
+    # Of the play. `running` follows `busy`: streams are the resources numbered after the wires.
+    ("position", True, "streams", 1, 0),
+    ("segment", True, "streams", 1, 0),
+    ("buckets_left", True, "devices", 1, 0),
+    ("steps_done", True, "devices", 1, 0),
+    ("unsent", True, "devices", 1, 0),
+    ("members_left", True, "buckets", 1, 0),
+    ("rounds_done", True, "buckets", 1, 0),
+    ("computing", True, "hosts", 1, 0),
+    ("busy", True, "wires", 1, 0),
+    ("running", True, "streams", 1, 0),
+    ("waiting_for", True, "resources", 1, 0),
+    ("head", True, "lanes", 1, 0),
+    ("tail", True, "lanes", 1, 0),
+    ("current", True, "lanes", 1, 0),
+    ("inputs", True, "awaited", 1, 0),
+    ("queue", True, "items", 1, 0),
+    ("queue_sequence", True, "items", 1, 0),
+    ("finish", False, "streams", 1, 0),
+    ("work", False, "streams", 1, 0),
+    ("claim", False, "streams", 1, 0),
+    ("left", False, "streams", 1, 0),
+    ("left_since", False, "streams", 1, 0),
+    ("progress", False, "hosts", 1, 0),
+    ("since", False, "hosts", 1, 0),
+    ("next_s", False, "places", 1, 0),
+    ("action_span", False, "action_spans", 2, 0),
+    ("item_span", False, "item_spans", 2, 0),
+)
 
-# Float fields of the workload, then of the play (`real[NOW]` is the time itself).
-NOW = 0
-HEADER = 95
-(
-    SECONDS,
-    STEP_SECONDS,
-    SEGMENT_SECONDS,
-    MESSAGE_SECONDS,
-    BUCKET_SECONDS,
-    FINISH,
-    WORK,
-    CLAIM,
-    LEFT,
-    LEFT_SINCE,
-    PROGRESS,
-    SINCE,
-    NEXT,
-    ACTION_SPAN,
-    ITEM_SPAN,
-) = range(REALS, HEADER)
+FIRST_LIST = len(COUNTS) + 1
+"""Place of the first list's start in the array: after the counts and the time."""
 
-# Length of a field: a count, times a factor, plus one if it holds the starts of lists.
-LENGTH_OF_FIELD: dict[int, tuple[int, int, int]] = {
-    WORD: (WORDS, 1, 0),
-    FIRST_REPLICA: (INSTANCES, 1, 0),
-    STREAM_REPLICA: (STREAMS, 1, 0),
-    SHARED_HOST: (STREAMS, 1, 0),
-    ORDER_END: (STREAMS, 1, 0),
-    SPAN_OFFSET: (STREAMS, 1, 0),
-    DEVICE_HOST: (DEVICES, 1, 0),
-    REPLICA_DEVICE: (REPLICAS, 1, 0),
-    SEGMENT_START: (REPLICAS, 1, 0),
-    FIRST_SEGMENT: (REPLICAS, 1, 0),
-    SEGMENT_COUNT: (REPLICAS, 1, 0),
-    COMPLETION_START: (INSTANCE_SEGMENTS, 1, 1),
-    COMPLETION: (COMPLETIONS, 1, 0),
-    GROUP_OF_BUCKET: (BUCKETS, 1, 0),
-    BUCKET_START: (REDUCTIONS, 1, 1),
-    SENDS_START: (REPLICAS, 2, 1),
-    INPUT_ROW: (MESSAGES, 1, 0),
-    RECEIVER: (MESSAGES, 1, 0),
-    BLOCKED_SENDER: (MESSAGES, 1, 0),
-    ITEM_START: (LANES, 1, 1),
-    RESOURCE_START: (LANES, 1, 1),
-    RESOURCE: (OCCUPATIONS, 1, 0),
-    USER_START: (RESOURCES, 1, 1),
-    USER: (OCCUPATIONS, 1, 0),
-    MEMBER_START: (REDUCTIONS, 1, 1),
-    MEMBER: (MEMBERS, 1, 0),
-    BUCKETS_EACH: (DEVICES, 1, 0),
-    MEMBERS_EACH: (REDUCTIONS, 1, 0),
-    HOST_SLOTS: (HOSTS, 1, 0),
-    HOST_STREAM_START: (HOSTS, 1, 1),
-    HOST_STREAM: (STREAMS, 1, 0),
-    TALKS_AT_ONCE: (STREAMS, 1, 0),
-    POSITION: (STREAMS, 1, 0),
-    SEGMENT: (STREAMS, 1, 0),
-    BUCKETS_LEFT: (DEVICES, 1, 0),
-    STEPS_DONE: (DEVICES, 1, 0),
-    UNSENT: (DEVICES, 1, 0),
-    MEMBERS_LEFT: (BUCKETS, 1, 0),
-    ROUNDS_DONE: (BUCKETS, 1, 0),
-    COMPUTING: (HOSTS, 1, 0),
-    BUSY: (WIRES, 1, 0),
-    RUNNING: (STREAMS, 1, 0),
-    WAITING_FOR: (RESOURCES, 1, 0),
-    HEAD: (LANES, 1, 0),
-    TAIL: (LANES, 1, 0),
-    CURRENT: (LANES, 1, 0),
-    INPUTS: (AWAITED, 1, 0),
-    QUEUE: (ITEMS, 1, 0),
-    QUEUE_SEQUENCE: (ITEMS, 1, 0),
-    SECONDS: (REPLICAS, PIECES, 0),
-    STEP_SECONDS: (DEVICES, 1, 0),
-    SEGMENT_SECONDS: (REPLICA_SEGMENTS, 1, 0),
-    MESSAGE_SECONDS: (MESSAGES, 1, 0),
-    BUCKET_SECONDS: (BUCKETS, 1, 0),
-    FINISH: (STREAMS, 1, 0),
-    WORK: (STREAMS, 1, 0),
-    CLAIM: (STREAMS, 1, 0),
-    LEFT: (STREAMS, 1, 0),
-    LEFT_SINCE: (STREAMS, 1, 0),
-    PROGRESS: (HOSTS, 1, 0),
-    SINCE: (HOSTS, 1, 0),
-    NEXT: (PLACES, 1, 0),
-    ACTION_SPAN: (ACTION_SPANS, 2, 0),
-    ITEM_SPAN: (ITEM_SPANS, 2, 0),
-}
+HEADER = FIRST_LIST + len(LISTS)
 
-LENGTHS = np.array([LENGTH_OF_FIELD[field] for field in range(COUNTS, HEADER)], dtype=np.int64)
-"""`LENGTH_OF_FIELD` as an array for compiled code, from the first field on."""
+LIST_LENGTHS = tuple((COUNTS.index(count), factor, more) for _, _, count, factor, more in LISTS)
+"""The length of every list, for compiled code: the place of a count, a factor, what is added."""
+
+PARTS: tuple[tuple[str, int, bool, bool], ...] = (
+    *((name, place, True, False) for place, name in enumerate(COUNTS)),
+    ("now_s", len(COUNTS), False, False),
+    *((name, FIRST_LIST + k, whole, True) for k, (name, whole, *_) in enumerate(LISTS)),
+)
+"""What is where, for `penstock.flat_record`: name, place, whether whole, whether a list."""
+
+
+def real_list(state: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.float64]:
+    """The array from the start of a list of real numbers on."""
+    place = FIRST_LIST + next(k for k, one in enumerate(LISTS) if one[0] == name)
+    return state[state[place] :].view(np.float64)

@@ -7,64 +7,59 @@ root holds the time of the next event. Eight times fit in one cache line.
 # The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
-from penstock.simulate.layout import ACTING, FIRST_LEAF, NEXT
-
 __all__ = ["ROOT", "appoint", "finish_acting", "next_source"]
 
 ROOT = 7
-"""Place of the root. The children of place p start at 8 (p - 6), aligned to a cache line."""
+"""Place of the root of the tournament: the eight below place p start at 8 (p - 6), on one line."""
 
 
-def appoint(w, x, source, time_s):
+def appoint(state, source, time_s):
     """Set the next event of ``source`` to ``time_s``, instead of any earlier setting."""
-    first = w[NEXT]
-    place = w[FIRST_LEAF] + source
-    before = x[first + place]
-    x[first + place] = time_s
-    if source == w[ACTING]:
+    place = state.first_leaf + source
+    before = state.next_s[place]
+    state.next_s[place] = time_s
+    if source == state.acting:
         return
     while place > ROOT:
         place = (place >> 3) + 6
-        above = x[first + place]
+        above = state.next_s[place]
         if time_s < above:
-            x[first + place] = time_s
+            state.next_s[place] = time_s
         elif before == above:
-            time_s = earliest_below(x, first, place)
-            x[first + place] = time_s
+            time_s = earliest_below(state.next_s, place)
+            state.next_s[place] = time_s
         else:
             break
         before = above
 
 
-def earliest_below(x, first, place):
+def earliest_below(next_s, place):
     """The earliest time of the eight children of a node."""
-    below = first + 8 * (place - 6)
-    a, b = min(x[below], x[below + 1]), min(x[below + 2], x[below + 3])
-    c, d = min(x[below + 4], x[below + 5]), min(x[below + 6], x[below + 7])
+    k = 8 * (place - 6)
+    a, b = min(next_s[k], next_s[k + 1]), min(next_s[k + 2], next_s[k + 3])
+    c, d = min(next_s[k + 4], next_s[k + 5]), min(next_s[k + 6], next_s[k + 7])
     return min(min(a, b), min(c, d))
 
 
-def finish_acting(w, x):
+def finish_acting(state):
     """Update the nodes above the source that has just acted; until now they held its old time.
 
     Times set meanwhile could not propagate past these nodes, so one update corrects all.
     """
-    first = w[NEXT]
-    place = w[FIRST_LEAF] + w[ACTING]
+    place = state.first_leaf + state.acting
     while place > ROOT:
         place = (place >> 3) + 6
-        x[first + place] = earliest_below(x, first, place)
-    w[ACTING] = -1
+        state.next_s[place] = earliest_below(state.next_s, place)
+    state.acting = -1
 
 
-def next_source(w, x):
+def next_source(state):
     """The source that acts next; among equal times, the one with the lowest number."""
-    first, leaves = w[NEXT], w[FIRST_LEAF]
-    place, time_s = ROOT, x[w[NEXT] + ROOT]
+    leaves, place, time_s = state.first_leaf, ROOT, state.next_s[ROOT]
     while place < leaves:
         below = 8 * (place - 6)
         chosen = 7
         for k in range(6, -1, -1):
-            chosen = k if x[first + below + k] == time_s else chosen
+            chosen = k if state.next_s[below + k] == time_s else chosen
         place = below + chosen
     return place - leaves
