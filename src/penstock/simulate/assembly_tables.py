@@ -25,8 +25,9 @@ class Joined(NamedTuple):
 
     ``groups`` and ``rounds`` are those of `Instances`, the latter for all iterations;
     ``order_start`` and ``order_words`` those of `FlatOrders`; ``ends`` are the producer and the
-    consumer instance of every boundary; ``records_spans`` (0 or 1) leaves room for spans. Slots
-    and what follows are one number a host. The rest are concatenated records of integers and of seconds:
+    consumer instance of every boundary; ``records_spans`` (0 or 1) makes space for spans. The
+    first three arrays have one number for each host. The rest are concatenated records of integers
+    and of seconds:
 
         stage      replicas, segments, buckets, outgoing ports, incoming ports; hosts; whether each
                    replica's device overlaps; buckets complete with each segment; outgoing ports;
