@@ -24,7 +24,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_program_and_commands_print_and_plan_what_the_page_says(tmp_path: Path) -> None:
     program: list[str] = []
     for language, text in BLOCKS:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.jobs.job_file import find_job
+
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "train-your-own-model.md"
 
 
@@ -21,8 +23,10 @@ def blocks(language: str) -> list[str]:
 def test_the_guide_works_as_printed(tmp_path: Path) -> None:
     for text in (*blocks("python"), *blocks("toml")):
         name = re.match(r"# (\S+)\n", text)
-        assert name, "every file block begins with its name"
-        (tmp_path / name[1]).write_text(text)
+        path = tmp_path / (name[1] if name else "variation.toml")
+        path.write_text(text)
+        # A block without a name shows some settings of a job: it is a job file too.
+        assert name or find_job(str(path)).accumulate == 4
     commands = [
         line.removeprefix("$ ")
         for block in blocks("console")

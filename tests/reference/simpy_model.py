@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import simpy
+from reference.all_reduce import all_reduced_s
 from reference.simpy_wires import (
     COMPUTE,
     MESSAGE,
@@ -19,7 +20,6 @@ from reference.simpy_wires import (
 )
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import all_reduce_s
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, SharedParameter
 from penstock.schedule.action import Action
@@ -351,7 +351,7 @@ class Model:
             for b in devices:
                 if a != b and self.cluster.uses_port(a, b):
                     needs |= {self.port("out", a), self.port("in", b)}
-        seconds = all_reduce_s(self.cluster, devices, size_bytes / count)
+        seconds = all_reduced_s(self.cluster, devices, size_bytes / count)
         carried = [self.wires.carry(needs, seconds, REDUCTION) for _ in range(count)]
         yield self.env.all_of([self.env.process(each) for each in carried])
         self.done[("reduced", *key)].succeed()

@@ -208,6 +208,22 @@ def test_v_schedules_controllable_memory_neurips_2024(name: str, groups: int) ->
         assert row.peak <= memory * groups + above + 1e-9
 
 
+@pytest.mark.parametrize("work", [SHORT_W, LONG_F, LONG_B])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("name", V_SCHEDULES)
+def test_v_schedules_keep_their_memory_with_unequal_work(
+    name: str, groups: int, work: Work
+) -> None:
+    """The published bubbles are those of equal parts; V-Min's blocks fit into one another no more
+    where parts differ, and its bubble grows with every micro-batch."""
+    _, memory, above = V_SCHEDULES[name]
+    for count in micro_batches_up_to_four_times(groups):
+        row = played(name, groups, count, work, style="folded", rounds=2)
+        assert row.peak <= memory * groups + above + 1e-9
+        if name == "v-half":
+            assert row.bubble_s <= (groups - 1) * sum(work) + 1e-9
+
+
 @pytest.mark.parametrize("work", [EQUAL, LONG_F, LONG_B])
 @pytest.mark.parametrize("groups", [2, 4, 6, 8])
 def test_dualpipe_deepseek_v3_section_3_2_1(groups: int, work: Work) -> None:
@@ -260,6 +276,29 @@ def test_chimera_sc_2021_section_3(groups: int) -> None:
             assert groups / 2 + 1 <= row.peak <= groups
 
 
+def total_s(row: Played) -> float:
+    return row.bubble_s + row.shape.micro_batches * sum(row.work)
+
+
+@pytest.mark.parametrize("work", [HALVES, EQUAL, LONG_B])
+@pytest.mark.parametrize("name, style", [("chimera", "mirrored"), ("hanayo", "folded")])
+def test_micro_batches_that_are_no_multiple_of_the_groups_take_no_longer_than_more_would(
+    name: str, style: PlacementStyle, work: Work
+) -> None:
+    """Both papers have multiples of the groups only."""
+    for groups in (2, 4, 6, 8):
+        rounds = {"chimera": 1, "hanayo": 2}[name]
+        bubble_of_1f1b_s = (groups - 1) * sum(work)
+        for count in micro_batches_up_to_four_times(groups):
+            row, fuller = (
+                played(name, groups, micro_batches, work, style=style, rounds=rounds)
+                for micro_batches in (count, -(-count // groups) * groups)
+            )
+            assert total_s(row) <= total_s(fuller) + 1e-9
+            assert row.bubble_s <= bubble_of_1f1b_s + 1e-9
+            assert row.peak <= min(groups, count)
+
+
 @pytest.mark.parametrize("waves", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
 def test_hanayo_sc_2023_section_3(groups: int, waves: int) -> None:
@@ -296,26 +335,34 @@ def test_asynchronous_schedules_hold_what_their_papers_say(name: str, groups: in
         assert in_flight_peaks(row.schedule, row.shape) == in_flight
         rule = row.schedule.weights
         copies = tuple(rule.versions_of(stage) for stage in range(groups))
-        predicting = tuple(any(rule.leads_of(stage)) for stage in range(groups))
         # PipeDream (SOSP 2019): a version for every micro-batch in flight, with vertical sync on
         # the first stage; PipeDream-2BW (ICML 2021): two; SpecTrain and PipeOptim: the weights and
         # one prediction of them where a stage predicts at all, SpecTrain's second version one for
         # every micro-batch in flight. XPipe's text speaks of one prediction too; but the forwards
         # of a mini-batch take turns with backwards, which have another.
+        #
+        # A stage predicts where updates of its own come between what it counts from and to. From
+        # a forward to its backward on the same stage there is none on the last stage only. To the
+        # backward on the first stage there are some on the last stage too, from three stages on.
+        # XPipe's counts, (N + T - k / 2 - 2) / T and more, are never rounded to 0.
+        to_its_backward = tuple(stage < groups - 1 for stage in range(groups))
+        to_the_first_stage = tuple(p or groups > 2 for p in to_its_backward)
         expected = {
             "vanilla": (1,) * groups,
             "pipedream": in_flight,
             "pipedream-vertical-sync": (in_flight[0],) * groups,
             "2bw": (2,) * groups,
-            "spectrain": tuple(1 + p for p in predicting),
+            "spectrain": tuple(1 + p for p in to_the_first_stage),
             "spectrain-v2": tuple(
-                1 + held * p for held, p in zip(in_flight, predicting, strict=True)
+                1 + held * p for held, p in zip(in_flight, to_its_backward, strict=True)
             ),
-            "xpipe": tuple(1 + (2 if count > 1 else 1) * p for p in predicting),
-            "pipeoptim": tuple(1 + p for p in predicting),
+            "xpipe": (3 if count > 1 else 2,) * groups,
+            "pipeoptim": tuple(1 + p for p in to_its_backward),
         }
         assert copies == expected[name]
-        assert rule.micro_batches_per_update >= 1
+        # Methods of mini-batches of several: as many as stages or more, in equal parts.
+        sizes = [size for size in range(groups, count + 1) if count % size == 0] or [count]
+        assert rule.micro_batches_per_update == (sizes[0] if name in ("2bw", "xpipe") else 1)
 
 
 @pytest.mark.parametrize("groups", GROUPS)

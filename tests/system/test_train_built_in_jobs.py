@@ -23,15 +23,14 @@ def test_the_default_job_starts_to_learn_on_four_workers(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_default_job_learns_as_promised_and_runs_as_predicted(tmp_path: Path) -> None:
-    """Needs a machine without other work: it compares seconds."""
+def test_the_default_job_learns_as_promised(tmp_path: Path) -> None:
+    """Its seconds are compared with predicted ones by `benchmarks/prediction.py`."""
     job = find_job("gpt-text")
     result = train_job(job, TrainRequest(workers=4, out=tmp_path / "run", shown=False))
     rows = list(map(json.loads, (result.run_directory / "metrics.jsonl").read_text().splitlines()))
     last = [row["loss"] for row in rows if "loss" in row][-20:]
     assert sum(last) / len(last) < 2.6
     assert [row["evaluation_loss"] for row in rows if "evaluation_loss" in row][-1] < 2.6
-    assert result.predicted_s == pytest.approx(result.measured_s, rel=0.15)
 
 
 @pytest.mark.slow
