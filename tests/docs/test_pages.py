@@ -12,6 +12,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"`((?:benchmarks|docs|examples|src|tests)/[\w/.-]+\.\w+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMANDS_S = 240
 
@@ -109,6 +110,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         and not (page.parent / target.partition("#")[0]).exists()
     ]
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = PATH.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
 def test_every_page_is_in_the_navigation_and_the_other_way_round() -> None:
