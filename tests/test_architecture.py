@@ -55,8 +55,8 @@ def test_imports_point_down() -> None:
 def test_pure_packages_import_without_torch() -> None:
     names = [
         module.name
-        for room in PURE
-        for module in pkgutil.walk_packages([str(SOURCE / room)], f"penstock.{room}.")
+        for package in PURE
+        for module in pkgutil.walk_packages([str(SOURCE / package)], f"penstock.{package}.")
     ]
     assert len(names) > 30
     program = (
@@ -132,9 +132,19 @@ def test_modules_are_named_after_their_concepts() -> None:
     assert [place_of(path) for path in MODULES if path.stem in NAMES_THAT_SAY_NOTHING] == []
 
 
-@pytest.mark.parametrize("room", PURE)
-def test_pure_packages_read_no_clock_no_environment_and_print_nothing(room: str) -> None:
-    for path in (SOURCE / room).rglob("*.py"):
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(place_of(path))
+    assert len(places) > 300
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_pure_packages_read_no_clock_no_environment_and_print_nothing(package: str) -> None:
+    for path in (SOURCE / package).rglob("*.py"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 names = {alias.name for alias in node.names}

@@ -132,7 +132,7 @@ def convolutions() -> list[nn.Module]:
 
 def transformer() -> list[nn.Module]:
     """Byte embedding, four pre-norm transformer blocks, logits of the next byte."""
-    return text_model([gpt_text.Block(WIDTH, 4) for _ in range(TEXT_PIECES)])
+    return text_model([gpt_text.TransformerBlock(WIDTH, 4) for _ in range(TEXT_PIECES)])
 
 
 def residual_lstm() -> list[nn.Module]:

@@ -34,7 +34,7 @@ class Whole(JITCodeLibrary):
         passes.run(self._final_module, builder)
 
 
-class Part(Whole):
+class LinkedCode(Whole):
     """Code that is linked into kernels as it was written, neither optimised nor loaded."""
 
     def _optimize_final_module(self) -> None:
@@ -88,7 +88,7 @@ class KernelCompiler(Compiler):
 class PartCompiler(KernelCompiler):
     """The same for what is to be a part of kernels."""
 
-    library = Part
+    library = LinkedCode
 
 
 @contextmanager

@@ -116,13 +116,13 @@ def test_the_search_ends_where_the_bound_for_the_memory_is_met(
     first, other = StageCost(1.5, 1.8, 1.35, kept_bytes=0.5), StageCost(1, 1.2, 0.9, kept_bytes=0.5)
     shape = PipelineShape(4, 16, costs=(first, *(other,) * 3), memory_bytes=(4.0,) * 4)
     tried: list[int] = []
-    attempt = list_search.Search.attempt
+    attempt = list_search.ListSearch.attempt
 
-    def counted(search: list_search.Search, *arguments: object) -> None:
+    def counted(search: list_search.ListSearch, *arguments: object) -> None:
         tried.append(1)
         attempt(search, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(list_search.Search, "attempt", counted)
+    monkeypatch.setattr(list_search.ListSearch, "attempt", counted)
     assert makespan_s(zero_bubble(shape), shape) == pytest.approx(76.5)
     assert makespan_bound_s(shape) == pytest.approx(76.5)
     assert len(tried) <= len(SEEDS)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bounds.links import link_limits
-from penstock.bounds.resource_kernel import Reached, Steps, cheapest
+from penstock.bounds.resource_kernel import ChainVisits, Reached, cheapest
 from penstock.bounds.shortened_chain import ShortenedChain, shortened
 from penstock.bounds.visit_terms import ROUNDING, Visits, idle_s, visits_of, worth
 from penstock.bounds.visits import (
@@ -70,7 +70,7 @@ class Answer:
 
 
 def alone_at(visits: Visits, time_s: float) -> Floats:
-    """`Steps.alone_s`, infinite where nothing else fits beside a run on devices that must share."""
+    """`ChainVisits.alone_s`; infinite where nothing else fits beside a run that must share."""
     alone_s = visits.steps.alone_s.copy()
     run = np.triu(np.ones(alone_s.shape[1:], dtype=bool), 1)
     for way, shared in enumerate(visits.shared):
@@ -124,7 +124,7 @@ class Prices:
         left_s = time_s - self.visits.setting.all_forwards_s
         return min(time_s / left_s, 1e6) if left_s > 0 else 1e6
 
-    def priced(self, steps: Steps, time_s: float) -> Steps:
+    def priced(self, steps: ChainVisits, time_s: float) -> ChainVisits:
         """``steps`` with the prices of the present weights."""
         compute, links, reduced = (column[:, None, None] for column in self.weights.T)
         uses, setting = self.visits.uses, self.visits.setting

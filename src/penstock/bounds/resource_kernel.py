@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NOWHERE", "Reached", "Steps", "cheapest"]
+__all__ = ["NOWHERE", "ChainVisits", "Reached", "cheapest"]
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -13,7 +13,7 @@ Whole = npt.NDArray[np.int64]
 NOWHERE = -1
 
 
-class Steps(NamedTuple):
+class ChainVisits(NamedTuple):
     """Every visit that a chain may make; arrays over (way, first layer, cut after the last).
 
     A *way* is a number of replicas together with what else is assumed of a visit. ``devices``
@@ -53,7 +53,7 @@ class Reached(NamedTuple):
     came: Whole
 
 
-def cheapest(steps: Steps, devices: int, time_s: float) -> Reached:
+def cheapest(steps: ChainVisits, devices: int, time_s: float) -> Reached:
     """The least price of each state, over all chains whose visits each fit within ``time_s``.
 
     A state keeps the least of every figure apart: when the first and the mean row get there, and

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from penstock.profile.model_profile import Affine, Edge, ModelProfile
 
-__all__ = ["LayerSums", "ShortenedChain", "Tensor", "floor_of", "goes_whole", "shortened"]
+__all__ = ["PrefixSums", "ShortenedChain", "Tensor", "floor_of", "goes_whole", "shortened"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,15 +37,15 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class LayerSums:
+class PrefixSums:
     """A cost summed over the layers before each cut, its fixed part and that of each row."""
 
     fixed: Floats
     per_row: Floats
 
-    def of_runs(self) -> "LayerSums":
+    def of_runs(self) -> "PrefixSums":
         """The cost of every run of layers: first layer, and the cut after the last."""
-        return LayerSums(
+        return PrefixSums(
             self.fixed[None, :] - self.fixed[:, None], self.per_row[None, :] - self.per_row[:, None]
         )
 
@@ -59,12 +59,12 @@ class ShortenedChain:
     """
 
     layers: tuple[int, ...]
-    forward: LayerSums
-    inputs: LayerSums
-    work: LayerSums
-    way_down: LayerSums
-    way_up: LayerSums
-    saved: LayerSums
+    forward: PrefixSums
+    inputs: PrefixSums
+    work: PrefixSums
+    way_down: PrefixSums
+    way_up: PrefixSums
+    saved: PrefixSums
     parameter_bytes: Floats
     buffer_bytes: Floats
     tensors: tuple[Tensor, ...]
@@ -198,14 +198,14 @@ def floors(costs: Sequence[Affine], most_rows: int) -> list[Affine]:
     return [floor_of(cost, most_rows) for cost in costs]
 
 
-def sums(costs: Sequence[Affine]) -> LayerSums:
+def sums(costs: Sequence[Affine]) -> PrefixSums:
     """The sums before each cut."""
-    return LayerSums(running([c.fixed for c in costs]), running([c.per_sample for c in costs]))
+    return PrefixSums(running([c.fixed for c in costs]), running([c.per_sample for c in costs]))
 
 
-def at_cuts(all_sums: LayerSums, cuts: Sequence[int]) -> LayerSums:
+def at_cuts(all_sums: PrefixSums, cuts: Sequence[int]) -> PrefixSums:
     """The sums at some of the cuts."""
-    return LayerSums(all_sums.fixed[cuts], all_sums.per_row[cuts])
+    return PrefixSums(all_sums.fixed[cuts], all_sums.per_row[cuts])
 
 
 def running(values: Sequence[float]) -> Floats:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bounds.resource_kernel import Steps
-from penstock.bounds.shortened_chain import LayerSums
+from penstock.bounds.resource_kernel import ChainVisits
+from penstock.bounds.shortened_chain import PrefixSums
 from penstock.bounds.visits import (
     Replicas,
     Setting,
@@ -42,7 +42,7 @@ class VisitKind:
 
 
 class Terms(NamedTuple):
-    """What must fit into the asked time for every run of layers; see `Steps`."""
+    """What must fit into the asked time for every run of layers; see `ChainVisits`."""
 
     alone_s: Floats
     own_s: Floats
@@ -76,7 +76,7 @@ class Visits:
 
     setting: Setting
     kinds: tuple[VisitKind, ...]
-    steps: Steps
+    steps: ChainVisits
     uses: Uses
     shared: tuple[Shared | None, ...]
 
@@ -95,7 +95,7 @@ def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
     uses = [uses_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
     hops = [hops_of(setting, kind) for kind in kinds]
     none = np.zeros(len(kinds))
-    steps = Steps(
+    steps = ChainVisits(
         devices=np.array([0 if kind.again else kind.replicas.fewest for kind in kinds]),
         seats=np.array([kind.replicas.fewest if kind.again else 0 for kind in kinds]),
         once=np.array([int(kind.middle) for kind in kinds]),
@@ -147,10 +147,10 @@ def terms_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Terms:
     widest = setting.speed_sums[min(setting.devices, rows)]
     speed = setting.speed_sums[most]
 
-    def full(costs: LayerSums) -> Floats:
+    def full(costs: PrefixSums) -> Floats:
         return count * (kind.replicas.fewest * costs.fixed + rows * costs.per_row) / speed
 
-    def mean_row(costs: LayerSums, over: float) -> Floats:
+    def mean_row(costs: PrefixSums, over: float) -> Floats:
         return costs.fixed / fastest + costs.per_row * (rows / over)
 
     forward, inputs, work = (c.of_runs() for c in (chain.forward, chain.inputs, chain.work))
@@ -179,7 +179,7 @@ def terms_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Terms:
     beside_s = 0.0 if setting.links_apart else reduced_s
     sent_s = hops_of(setting, kind)[0][:, None] + thin_s + links.send + beside_s
     taken_s = links.receive + np.maximum(beside_s, up_s[:, None])
-    rest = LayerSums(
+    rest = PrefixSums(
         *(column[-1] - column for column in (chain.inputs.fixed, chain.inputs.per_row))
     )
     later = setting.micro_batches * rest.fixed + setting.problem.global_batch * rest.per_row

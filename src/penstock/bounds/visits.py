@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bounds.links import LinkLimits
-from penstock.bounds.shortened_chain import LayerSums, ShortenedChain, Tensor
+from penstock.bounds.shortened_chain import PrefixSums, ShortenedChain, Tensor
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.problem import PlanningProblem
@@ -59,22 +59,22 @@ class Traffic:
 
     ``fresh``: to devices that hold nothing before, all tensors of earlier layers; ``again``: to
     devices that may hold all but the layer right before, those of that layer. ``out``: to the
-    layer right behind. Each down and up, fixed and per row as sums of `LayerSums`; ``count`` is
+    layer right behind. Each down and up, fixed and per row as sums of `PrefixSums`; ``count`` is
     how many messages of them every device takes part in.
     """
 
     fresh: "Passed"
     again: "Passed"
     out: "Passed"
-    hop: LayerSums
+    hop: PrefixSums
 
 
 @dataclass(frozen=True)
 class Passed:
     """Bytes down and up, and how many messages of each a device has at least."""
 
-    down: LayerSums
-    up: LayerSums
+    down: PrefixSums
+    up: PrefixSums
     down_count: Floats
     up_count: Floats
 
@@ -166,7 +166,7 @@ def traffic_of(chain: ShortenedChain) -> Traffic:
     """Bytes and messages of every run of a chain's layers."""
     cuts = len(chain.layers) + 1
     fresh, again, out = (PassedBuilder(cuts) for _ in range(3))
-    hop = LayerSums(np.zeros(cuts), np.zeros(cuts))
+    hop = PrefixSums(np.zeros(cuts), np.zeros(cuts))
     for tensor in chain.tensors:
         readers = np.array(tensor.consumers)
         for lo in range(tensor.producer + 1, int(readers[-1]) + 1):
@@ -207,7 +207,7 @@ class PassedBuilder:
         """The sums."""
         down_fixed, down_row, up_fixed, up_row, down_count, up_count = self.figures
         return Passed(
-            LayerSums(down_fixed, down_row), LayerSums(up_fixed, up_row), down_count, up_count
+            PrefixSums(down_fixed, down_row), PrefixSums(up_fixed, up_row), down_count, up_count
         )
 
 

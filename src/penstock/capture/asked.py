@@ -27,7 +27,7 @@ from penstock.capture.loss_module import LossModule
 from penstock.capture.python_state import kept_python_state
 from penstock.capture.recorded_values import RecordedValue, Recording
 
-__all__ = ["Asked", "NotKept", "asked_values"]
+__all__ = ["DataDependence", "NotKept", "asked_values"]
 
 LARGEST_SHARE = 0.8
 """Of the model's parameters that a call that is kept whole may read: the rest is there to cut."""
@@ -42,7 +42,7 @@ class NotKept(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class DataDependence:
     """The values that code asks for, the calls that are kept whole, and lines that divide tensors.
 
     False where the code asks for nothing.
@@ -119,7 +119,7 @@ def asked_values(
     kept_classes: Collection[type[nn.Module]] = (),
     not_joined: Collection[str] = (),
     wanted: Collection[Callee] = (),
-) -> Asked:
+) -> DataDependence:
     """What ``module`` asks for while it runs on ``leaves``; buffers are as before.
 
     What modules of ``kept_classes`` ask for is left out. ``not_joined`` are lines that ask for
@@ -146,7 +146,7 @@ def asked_values(
         lines = _sample_by_sample(one, other)
         if not problems and not lines:
             values = _compared(one, other, whole.recording.callees)
-            return Asked(values, tuple(calls), ways.pieces)
+            return DataDependence(values, tuple(calls), ways.pieces)
         for run in (whole, half):
             ways.know(run.recording)
         for callee, problem in problems.items():

@@ -17,6 +17,7 @@ from penstock.capture.lengths import (
     name_of,
     named_lengths,
 )
+from penstock.capture.slots import Slot, fill_slots, in_sequence_of
 from penstock.errors import BadInput
 
 __all__ = ["BatchLayout", "LeafSpec", "layout_of"]
@@ -47,13 +48,6 @@ class LeafSpec:
     def as_given(self, leaf: torch.Tensor) -> torch.Tensor:
         """The tensor of a batch again."""
         return leaf if self.rows == 1 else leaf.flatten(0, 1)
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """The place of leaf ``index`` in the structure."""
-
-    index: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ class BatchLayout:
     def indexed(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The tensors of ``batch`` by index, for the layout of a `part`; checked likewise."""
         found = list(_match(self.structure, batch, "batch"))
-        order = list(_slots(self.structure))
+        order = [index for index, _ in _paths(self.structure, ())]
         return self._by_sample(dict(zip(order, found, strict=True)))
 
     def _by_sample(self, found: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -137,7 +131,7 @@ class BatchLayout:
         """
         known = {index: leaf for index, leaf in leaves.items() if index < len(self.leaves)}
         given = {index: self.leaves[index].as_given(leaf) for index, leaf in known.items()}
-        return _rebuild(self.structure, given)
+        return fill_slots(self.structure, given.__getitem__)
 
     def part(self, *keys: str | int) -> "BatchLayout":
         """The layout of the entries ``keys`` of a tuple or dict batch, indices as in the whole."""
@@ -153,7 +147,7 @@ class BatchLayout:
     @property
     def indices(self) -> tuple[int, ...]:
         """The leaves that occur in the structure."""
-        return tuple(sorted(_slots(self.structure)))
+        return tuple(sorted(index for index, _ in _paths(self.structure, ())))
 
 
 def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
@@ -238,7 +232,7 @@ def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int
         except (KeyError, IndexError, TypeError):
             entry = None
             break
-    if isinstance(entry, _Slot):
+    if isinstance(entry, Slot):
         return entry.index
     names = ", ".join(leaf.name for leaf in layout.leaves)
     raise BadInput(
@@ -275,12 +269,12 @@ def _structure(value: Any, name: str, leaves: list[torch.Tensor], names: list[st
     if isinstance(value, torch.Tensor):
         leaves.append(value)
         names.append(name)
-        return _Slot(len(leaves) - 1)
+        return Slot(len(leaves) - 1)
     if isinstance(value, Mapping):
         return {k: _structure(v, f"{name}[{k!r}]", leaves, names) for k, v in value.items()}
     if isinstance(value, list | tuple):
         entries = [_structure(v, f"{name}[{i}]", leaves, names) for i, v in enumerate(value)]
-        return _like(value, entries)
+        return in_sequence_of(value, entries)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise BadInput(
@@ -289,16 +283,9 @@ def _structure(value: Any, name: str, leaves: list[torch.Tensor], names: list[st
     )
 
 
-def _like(value: Sequence[Any], entries: Sequence[Any]) -> Any:
-    """``entries`` in the sequence type of ``value`` (a named tuple keeps its type)."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*entries)
-    return list(entries) if isinstance(value, list) else tuple(entries)
-
-
 def _match(structure: Any, value: Any, name: str) -> Iterator[torch.Tensor]:
     """The tensors of ``value`` at the slots of ``structure``."""
-    if isinstance(structure, _Slot):
+    if isinstance(structure, Slot):
         if not isinstance(value, torch.Tensor):
             raise _mismatch(name, f"a {type(value).__name__}", "a tensor")
         yield value
@@ -380,30 +367,9 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
         raise BadInput("the batch has 0 samples, at least 1 is needed; skip empty batches")
 
 
-def _rebuild(structure: Any, leaves: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(structure, _Slot):
-        return leaves[structure.index]
-    if isinstance(structure, Mapping):
-        return {key: _rebuild(entry, leaves) for key, entry in structure.items()}
-    if isinstance(structure, list | tuple):
-        return _like(structure, [_rebuild(entry, leaves) for entry in structure])
-    return structure
-
-
-def _slots(structure: Any) -> Iterator[int]:
-    if isinstance(structure, _Slot):
-        yield structure.index
-    elif isinstance(structure, Mapping):
-        for entry in structure.values():
-            yield from _slots(entry)
-    elif isinstance(structure, list | tuple):
-        for entry in structure:
-            yield from _slots(entry)
-
-
 def _paths(structure: Any, path: tuple[str | int, ...]) -> Iterator[tuple[int, Any]]:
     """The number of every tensor, and the keys that lead to it."""
-    if isinstance(structure, _Slot):
+    if isinstance(structure, Slot):
         yield structure.index, path
     elif isinstance(structure, Mapping):
         for key, entry in structure.items():

@@ -18,7 +18,7 @@ from penstock.capture.block_calls import BlockCalls, Call, Kind, again, begins
 from penstock.capture.block_spans import (
     MARKS,
     Attributes,
-    Span,
+    CallSpan,
     Unlike,
     check_closed,
     described,
@@ -64,7 +64,7 @@ class _Copies:
         self._begins = {n.args[1]: n for n in graph.nodes if n.target is begins}
         self._stand_ins = {n.args[1]: n for n in graph.nodes if n.target is again}
         self._attributes = attributes
-        self._templates: dict[int, Span] = {}
+        self._templates: dict[int, CallSpan] = {}
         self._written: set[int] = set()
         self._earlier = _earlier_calls(calls)
 
@@ -100,7 +100,7 @@ class _Copies:
             self._graph.erase_node(reader)
         self._graph.erase_node(stand_in)
 
-    def _template(self, kind: Kind | None) -> Span:
+    def _template(self, kind: Kind | None) -> CallSpan:
         """The span of the second call, which must do what the first does."""
         assert kind is not None
         first, second = kind.traced[:2]
@@ -115,13 +115,13 @@ class _Copies:
             self._templates[second.number] = spans[1]
         return self._templates[second.number]
 
-    def _span(self, call: Call) -> Span:
+    def _span(self, call: Call) -> CallSpan:
         begin = self._begins.get(call.number)
         if begin is None:
             raise Unlike
         return span_of(call, begin)
 
-    def _note_writes(self, span: Span, call: Call) -> None:
+    def _note_writes(self, span: CallSpan, call: Call) -> None:
         """Let no tensor of the model be written by two calls.
 
         The second would read what the first made of it, so its operators are not a copy.
@@ -140,7 +140,7 @@ class _Copies:
         self._written |= written
 
     def _stacks(
-        self, span: Span, call: Call, stand_in: fx.Node
+        self, span: CallSpan, call: Call, stand_in: fx.Node
     ) -> list[dict[str, tuple[str, Any]]]:
         """The modules around the copy of each operator: those around the call, then those inside.
 
@@ -165,7 +165,7 @@ class _Copies:
         return [dict(around) | dict(renamed(key, *entry) for key, entry in keys) for keys in inner]
 
 
-def _trace(node: fx.Node, span: Span, stand_in: fx.Node) -> str:
+def _trace(node: fx.Node, span: CallSpan, stand_in: fx.Node) -> str:
     """The lines of code that made the copy of ``node``: those of the call, then those inside."""
     own = node.meta["stack_trace"] or ""
     inside = own.removeprefix(span.trace)

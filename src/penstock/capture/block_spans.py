@@ -15,7 +15,7 @@ from penstock.capture.sizes import size_of_batch
 
 __all__ = [
     "Attributes",
-    "Span",
+    "CallSpan",
     "Stack",
     "Unlike",
     "check_closed",
@@ -35,7 +35,7 @@ class Unlike(Exception):
 
 
 @dataclass(frozen=True)
-class Span:
+class CallSpan:
     """What one call did: its operators, the nodes of its arguments and results.
 
     ``stack`` are the modules around its operators, the block among them; ``trace`` are the lines
@@ -50,7 +50,7 @@ class Span:
     trace: str
 
 
-def span_of(call: Call, begin: fx.Node) -> Span:
+def span_of(call: Call, begin: fx.Node) -> CallSpan:
     """The span of ``call`` from its first mark on (Unlike: it has no end)."""
     nodes: list[fx.Node] = []
     node = begin.next
@@ -62,7 +62,7 @@ def span_of(call: Call, begin: fx.Node) -> Span:
         node = node.next
     stack = begin.meta["nn_module_stack"]
     trace = begin.meta.get("stack_trace") or ""
-    return Span(call, begin.args[0], nodes, node.args[0], stack, trace)  # pyright: ignore
+    return CallSpan(call, begin.args[0], nodes, node.args[0], stack, trace)  # pyright: ignore
 
 
 class Attributes:
@@ -111,7 +111,7 @@ def name_in(block: Block, tensor: torch.Tensor) -> str:
     raise Unlike
 
 
-def check_closed(span: Span) -> None:
+def check_closed(span: CallSpan) -> None:
     """Raises Unlike if tensors leave the span that are not the call's results."""
     inside = set(span.nodes) | set(span.results)
     for node in span.nodes:
@@ -128,7 +128,7 @@ class _Word:
     origin: Hashable
 
 
-def signature(span: Span, attributes: Attributes) -> list[Any]:
+def signature(span: CallSpan, attributes: Attributes) -> list[Any]:
     """What a call did, in words that are equal for calls that did the same.
 
     Raises:

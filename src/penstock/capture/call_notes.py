@@ -71,7 +71,7 @@ class CallNotes(TorchDispatchMode):
     def __init__(self, leaves: Mapping[int, torch.Tensor] | list[torch.Tensor]) -> None:
         super().__init__()
         self.found: list[CallNote] = []
-        self.inside: _Watch | None = None
+        self.inside: _OpenCall | None = None
         values = leaves.values() if isinstance(leaves, Mapping) else leaves
         self._made = {_storage(leaf) for leaf in values}
 
@@ -101,7 +101,7 @@ class CallNotes(TorchDispatchMode):
         if self.inside is not None:
             return function(*args, **kwargs)
         before = _state(module, args, kwargs)
-        self.inside = watch = _Watch(module, (args, kwargs))
+        self.inside = watch = _OpenCall(module, (args, kwargs))
         try:
             with watch.for_backward():
                 result = function(*args, **kwargs)
@@ -132,7 +132,7 @@ class CallNotes(TorchDispatchMode):
         return result
 
 
-class _Watch:
+class _OpenCall:
     """One call that is going on."""
 
     def __init__(self, module: nn.Module | None, arguments: Any) -> None:

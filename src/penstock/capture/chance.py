@@ -1,10 +1,11 @@
 """Numbers that chance or a clock gives to a model's Python code while it is traced.
 
 A captured graph would hold them for ever as they were at capture: one layer always dropped, one
-mask. So `random`, `numpy.random` and `time` give a `Drawn` there, which may be printed, subtracted
-and compared where the outcome is certain (``random.random() < 0.0``: no layer is dropped). Any
-other use is refused with the line. Numbers drawn after the code itself has called ``seed`` are the
-same in every call, and stay as they are; so does what torch and Python's own library do.
+mask. So `random`, `numpy.random` and `time` give a `RandomNumber` there, which may be printed,
+subtracted and compared where the outcome is certain (``random.random() < 0.0``: no layer is
+dropped). Any other use is refused with the line. Numbers drawn after the code itself has called
+``seed`` are the same in every call, and stay as they are; so does what torch and Python's own
+library do.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from penstock.capture.capture_errors import WAY_OUT, current_line
 from penstock.capture.replaced import replaced
 from penstock.errors import CaptureFailed
 
-__all__ = ["Drawn", "python_modules", "refusing_chance"]
+__all__ = ["RandomNumber", "python_modules", "refusing_chance"]
 
 _LIBRARIES = tuple(
     str(path)
@@ -44,7 +45,7 @@ _UNIT = frozenset(["random", "random_sample", "ranf", "sample", "rand"])
 """Functions that give a number in [0, 1) where they get no arguments."""
 
 
-class Drawn:
+class RandomNumber:
     """A number of which capture knows at most that it lies in [``low``, ``high``)."""
 
     def __init__(self, source: str, low: float | None = None, high: float | None = None) -> None:
@@ -62,8 +63,8 @@ class Drawn:
                 return True
         self._refuse()
 
-    def _combined(self, *_: object) -> "Drawn":
-        return Drawn(self._source)
+    def _combined(self, *_: object) -> "RandomNumber":
+        return RandomNumber(self._source)
 
     def __lt__(self, other: Any) -> bool:
         return self._below(other)
@@ -93,7 +94,7 @@ class Drawn:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Refuse to be an argument of torch's functions."""
         given = (*args, *(kwargs or {}).values())
-        raise _refused(next((a._source for a in given if isinstance(a, Drawn)), "a number"))
+        raise _refused(next((a._source for a in given if isinstance(a, RandomNumber)), "a number"))
 
 
 def _refused(source: str) -> CaptureFailed:
@@ -127,11 +128,11 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
                 return original(*args, **kwargs)
             name = f"{kind}.{source}()"
             if kind == "time":
-                return Drawn(name)
+                return RandomNumber(name)
             if source in _UNIT and not args and not kwargs:
-                return Drawn(name, 0.0, 1.0)
+                return RandomNumber(name, 0.0, 1.0)
             if source == "uniform" and len(args) == 2 and not kwargs:
-                return Drawn(name, *args)
+                return RandomNumber(name, *args)
             raise _refused(name)
 
         return drawn
@@ -152,7 +153,7 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
 
         return generator
 
-    class Clock(datetime.datetime):
+    class RefusedClock(datetime.datetime):
         """`datetime.datetime` whose present is refused."""
 
         @classmethod
@@ -163,7 +164,7 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
             return datetime_before.now(tz)
 
     datetime_before = datetime.datetime
-    makers: list[tuple[Any, str, Any]] = [(datetime, "datetime", Clock)]
+    makers: list[tuple[Any, str, Any]] = [(datetime, "datetime", RefusedClock)]
     for owner, kind, names in (
         (random, "random", _bound_to(random, random.random)),
         (np.random, "numpy.random", _bound_to(np.random, np.random.random)),

@@ -17,7 +17,7 @@ from torch.export import Dim
 from torch.fx.experimental import _config
 
 from penstock.capture.as_trained import as_trained
-from penstock.capture.asked import Asked, NotKept, asked_values
+from penstock.capture.asked import DataDependence, NotKept, asked_values
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.block_calls import BlockCalls
 from penstock.capture.block_copies import copy_blocks
@@ -45,7 +45,7 @@ from penstock.capture.opaque import (
     recording_opaque_calls,
     refused_at,
 )
-from penstock.capture.python_state import Change, check_changes, kept_python_state
+from penstock.capture.python_state import StateChange, check_changes, kept_python_state
 from penstock.capture.recorded_values import replaying
 from penstock.capture.sample_lists import symbolic_samples
 from penstock.capture.sample_pieces import NotJoined, listing_sizes
@@ -132,7 +132,7 @@ class _Aids:
     ``written_out`` never.
     """
 
-    asked: Asked | None = None
+    asked: DataDependence | None = None
     not_joined: frozenset[str] = frozenset()
     wanted: frozenset[Callee] = frozenset()
     kept: frozenset[type[nn.Module]] = frozenset()
@@ -155,8 +155,8 @@ def _traced(
     while True:
         operators = OwnOperators(module.model, aids.kept | aids.written_out)
         refused: list[type[nn.Module]] = []
-        changes: list[Change] = []
-        asked = Asked() if aids.asked is None else aids.asked
+        changes: list[StateChange] = []
+        asked = DataDependence() if aids.asked is None else aids.asked
         calls = KeptCalls(asked.kept, table, lambda: module.samples)
         module.inside = partial(_inside, table, operators, aids, calls)
         try:
@@ -240,21 +240,21 @@ def _with_values(
     raise error
 
 
-def _asked(module: LossModule, example: Sequence[torch.Tensor], aids: _Aids) -> Asked:
+def _asked(module: LossModule, example: Sequence[torch.Tensor], aids: _Aids) -> DataDependence:
     """What the code asks for; nothing where it cannot run, or on meta, where nothing has values."""
     if home_device(module).type == "meta":
-        return Asked()
+        return DataDependence()
     module.inside = contextlib.nullcontext
     try:
         return asked_values(module, example, aids.kept, aids.not_joined, aids.wanted)
     except (NotKept, PenstockError):
         raise
     except Exception:
-        return Asked()
+        return DataDependence()
 
 
 def _exported(
-    module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, changes: list[Change]
+    module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, changes: list[StateChange]
 ) -> fx.GraphModule:
     """The operators of ``module``; ``changes`` gets what its code has changed in Python."""
     export = partial(torch.export.export, module, example, dynamic_shapes=shapes, strict=False)
@@ -291,7 +291,7 @@ def _with_copied_blocks(
     example: tuple[torch.Tensor, ...],
     shapes: Any,
     table: OpaqueTable,
-    changes: list[Change],
+    changes: list[StateChange],
 ) -> fx.GraphModule:
     """What `_exported` gives, though only two blocks are run of those that do the same.
 

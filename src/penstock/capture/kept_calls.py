@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class _Size:
+class _AffineSize:
     """``slope * samples + rest``."""
 
     slope: int
@@ -52,8 +52,8 @@ class _Result:
     Where it is ``listed``, the call returns a list of that type, with a tensor for each sample.
     """
 
-    shape: tuple[_Size, ...]
-    stride: tuple[_Size, ...]
+    shape: tuple[_AffineSize, ...]
+    stride: tuple[_AffineSize, ...]
     dtype: torch.dtype
     device: torch.device
     with_gradient: bool
@@ -282,15 +282,15 @@ def _begins_with(large: Any, small: Any) -> bool:
 
 def _sizes(
     large: tuple[int, ...], small: tuple[int, ...], samples: tuple[int, int]
-) -> tuple[_Size, ...] | None:
+) -> tuple[_AffineSize, ...] | None:
     if len(large) != len(small):
         return None
-    found: list[_Size] = []
+    found: list[_AffineSize] = []
     for one, other in zip(large, small, strict=True):
         slope, rest = divmod(one - other, samples[0] - samples[1])
         if rest:
             return None
-        found.append(_Size(slope, one - slope * samples[0]))
+        found.append(_AffineSize(slope, one - slope * samples[0]))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.weighted_losses import WeightedLosses
 from penstock.errors import BadInput
 
-__all__ = ["BatchCall", "LossModule", "Outputs", "loss_in_result"]
+__all__ = ["BatchCall", "LossModule", "ReturnedOutputs", "loss_in_result"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
     return loss
 
 
-class Outputs:
+class ReturnedOutputs:
     """Where a `LossModule` leaves the structure of what its model returned."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class LossModule(nn.Module):
         model: nn.Module,
         call: BatchCall,
         loss: LossFunction | None,
-        outputs: Outputs | None = None,
+        outputs: ReturnedOutputs | None = None,
     ) -> None:
         super().__init__()
         self.model = model

@@ -7,27 +7,13 @@ from typing import Any
 import torch
 
 from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.slots import KeyedSlots, Slot, fill_slots, in_sequence_of
 from penstock.errors import BadInput
 
 __all__ = ["LOSS_SLOT", "Flattened", "StructuredOutputs", "flatten_outputs"]
 
 LOSS_SLOT = -1
 """The place of the loss itself, which predictions leave out."""
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """The place of output ``index`` in the structure."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Keyed:
-    """A mapping that is made from its entries, such as the outputs of Hugging Face models."""
-
-    kind: type
-    entries: Mapping[str, Any]
 
 
 @dataclass
@@ -56,15 +42,15 @@ def _structure(
 ) -> Any:
     if isinstance(value, torch.Tensor):
         if value is loss:
-            return _Slot(LOSS_SLOT)
+            return Slot(LOSS_SLOT)
         tensors.append(value)
-        return _Slot(len(tensors) - 1)
+        return Slot(len(tensors) - 1)
     if isinstance(value, Mapping):
         entries = {k: _structure(v, f"{name}[{k!r}]", tensors, loss) for k, v in value.items()}
-        return _Keyed(type(value), entries)
+        return KeyedSlots(type(value), entries)
     if isinstance(value, list | tuple):
         parts = [_structure(v, f"{name}[{i}]", tensors, loss) for i, v in enumerate(value)]
-        return _like(value, parts)
+        return in_sequence_of(value, parts)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise BadInput(
@@ -83,22 +69,8 @@ class StructuredOutputs:
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result as the model gives it, around ``tensors``."""
-        return _rebuild(self.structure, tensors)
 
+        def value_of(index: int) -> torch.Tensor | None:
+            return None if index == LOSS_SLOT else tensors[index]
 
-def _rebuild(structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    if isinstance(structure, _Slot):
-        return None if structure.index == LOSS_SLOT else tensors[structure.index]
-    if isinstance(structure, _Keyed):
-        entries = {key: _rebuild(entry, tensors) for key, entry in structure.entries.items()}
-        return entries if structure.kind is dict else structure.kind(**entries)
-    if isinstance(structure, list | tuple):
-        return _like(structure, [_rebuild(entry, tensors) for entry in structure])
-    return structure
-
-
-def _like(value: Sequence[Any], entries: Sequence[Any]) -> Any:
-    """``entries`` in the sequence type of ``value`` (a named tuple keeps its type)."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*entries)
-    return list(entries) if isinstance(value, list) else tuple(entries)
+        return fill_slots(self.structure, value_of)

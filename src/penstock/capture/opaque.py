@@ -65,7 +65,7 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Size:
+class _SampleCount:
     """Stands for a size that depends on the number of samples."""
 
     position: int
@@ -133,7 +133,7 @@ class OpaqueCall(nn.Module):
             match slot:
                 case _Tensor(position):
                     return tensors[position]
-                case _Size(position):
+                case _SampleCount(position):
                     return sizes[position]
                 case _Device():
                     return tensors[0].device if tensors else torch.device("cpu")
@@ -148,7 +148,7 @@ class OpaqueCall(nn.Module):
         """Equal for calls of one function whose arguments differ in tensors and sizes only."""
         owner = getattr(self.function, "__self__", None)
         function = id(self.function) if owner is None else (id(owner), self.name)
-        known = (_Tensor, _Size, _Device, bool, int, float, str, type(None), torch.dtype)
+        known = (_Tensor, _SampleCount, _Device, bool, int, float, str, type(None), torch.dtype)
         slots = [(type(slot), slot if isinstance(slot, known) else id(slot)) for slot in self.slots]
         return function, slots, self.spec, self.structure[1], self.facts
 
@@ -250,7 +250,7 @@ def call_opaquely(
                 slots.append(_Tensor(len(tensors)))
                 tensors.append(leaf)
             case torch.SymInt():
-                slots.append(_Size(len(sizes)))
+                slots.append(_SampleCount(len(sizes)))
                 sizes.append(leaf)
             case torch.SymFloat() | torch.SymBool():
                 raise refused(name, f"gets {leaf}, which is computed from the number of samples")
@@ -294,7 +294,7 @@ def _learn_results(call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Seq
     versions = [tensor._version for tensor in tensors]
     with _outside_of_trace(mode):
         fakes = [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in tensors]
-        watch = _Watch(fakes)
+        watch = _OperatorNotes(fakes)
         args, kwargs = call.arguments(fakes, sizes)
         try:
             with watch:
@@ -341,7 +341,7 @@ def _outside_of_trace(mode: FakeTensorMode) -> Iterator[None]:
         mode.allow_non_fake_inputs = before
 
 
-class _Watch(TorchDispatchMode):
+class _OperatorNotes(TorchDispatchMode):
     """Notes what the operators of a call do, and whether they read traced tensors from elsewhere.
 
     Tensors are told apart by their storage: views are made of them on the way to operators.

@@ -31,7 +31,7 @@ from penstock.capture.kept_buffers import kept_buffers_of
 from penstock.capture.replaced import replaced
 from penstock.errors import CaptureFailed
 
-__all__ = ["Change", "check_changes", "kept_python_state"]
+__all__ = ["StateChange", "check_changes", "kept_python_state"]
 
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _HARMLESS = frozenset(["_output_capturing_hooks_installed"])
@@ -45,7 +45,7 @@ TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
-class Change:
+class StateChange:
     """Something that forward has changed; ``line`` is where, if that is known."""
 
     name: str
@@ -57,7 +57,7 @@ class _State:
     """What the modules and the user's Python modules hold now; ``changes`` as they were taken."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[StateChange] = []
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
         self._assigned: dict[tuple[int, str], tuple[str, int]] = {}
@@ -136,14 +136,14 @@ class _State:
             if value is before:
                 continue
             if value is None or value.shape != before.shape or value.dtype != before.dtype:
-                found = Change(f"buffer {name!r} of {type(module).__name__}", "", False)
+                found = StateChange(f"buffer {name!r} of {type(module).__name__}", "", False)
                 raise _refused(found, "gives it another shape or type")
             before.copy_(value.detach())
         self._buffers.clear()
 
-    def _changes(self, now: dict[tuple[int, str], Any]) -> list[Change]:
+    def _changes(self, now: dict[tuple[int, str], Any]) -> list[StateChange]:
         labels = {owner: label for owner, label, _ in self._holders}
-        found: list[Change] = []
+        found: list[StateChange] = []
         for key in {**self._before, **now}:
             before, after = self._before.get(key), now.get(key)
             if before == after and (key in now) == (key in self._before):
@@ -154,7 +154,7 @@ class _State:
             is_number = all(isinstance(v, bool | int | float) for v in (before, after))
             tensor = key in self._before and isinstance(self._attributes[owner][name], torch.Tensor)
             found.append(
-                Change(f"{labels[owner]}.{name}", self._line(key), is_number and not tensor)
+                StateChange(f"{labels[owner]}.{name}", self._line(key), is_number and not tensor)
             )
         return found
 
@@ -234,7 +234,7 @@ def kept_python_state(model: nn.Module) -> Iterator[_State]:
 
 
 def check_changes(
-    changes: Sequence[Change], module: nn.Module, leaves: Sequence[torch.Tensor]
+    changes: Sequence[StateChange], module: nn.Module, leaves: Sequence[torch.Tensor]
 ) -> None:
     """Refuse changes that a captured graph would not make; ``module`` gives the loss of ``leaves``.
 
@@ -250,7 +250,7 @@ def check_changes(
         raise _refused(changes[0], "leaves something there on which its next result depends")
 
 
-def _refused(change: Change, what: str) -> CaptureFailed:
+def _refused(change: StateChange, what: str) -> CaptureFailed:
     at = f" at {change.line}" if change.line else ""
     return CaptureFailed(
         f"{change.name} cannot be captured: forward {what}{at}, and a captured model would keep "

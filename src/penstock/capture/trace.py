@@ -21,7 +21,7 @@ from penstock.capture.layer_graph import Batch, LayerGraph, Loss, LossFunction, 
 from penstock.capture.layers import Layers, find_layers, unit_function
 from penstock.capture.length_conditions import LengthConditions, guards_of
 from penstock.capture.lengths import Dynamic, named_lengths
-from penstock.capture.loss_module import BatchCall, LossModule, Outputs
+from penstock.capture.loss_module import BatchCall, LossModule, ReturnedOutputs
 from penstock.capture.model_outputs import Flattened
 from penstock.capture.output_views import describe_outputs
 from penstock.capture.tensor_specs import find_facts
@@ -128,7 +128,7 @@ def _traced(
     Outputs that cannot be described must not keep a model from being trained, so it is traced
     without them where they may be the reason that tracing failed.
     """
-    layout, outputs = call.layout, Outputs()
+    layout, outputs = call.layout, ReturnedOutputs()
 
     def cleaned(module: LossModule) -> tuple[CleanGraph, LengthConditions]:
         exported = export_module(module, leaves, layout, reuse_blocks=reuse_blocks)

@@ -11,7 +11,7 @@ from penstock.cluster.rings import best_ring, duplex_share, host_order, ring_qua
 
 __all__ = [
     "BUCKET_BYTES",
-    "Message",
+    "RowTransfer",
     "Way",
     "all_reduce_s",
     "all_reduce_ways",
@@ -37,7 +37,7 @@ class Way:
     s_per_byte: float
 
 
-class Message(NamedTuple):
+class RowTransfer(NamedTuple):
     """Rows of a micro-batch that one device sends another."""
 
     source: int
@@ -176,7 +176,7 @@ def row_messages(
     sender_slices: Sequence[int],
     receiver_devices: Sequence[int],
     receiver_slices: Sequence[int],
-) -> Iterator[Message]:
+) -> Iterator[RowTransfer]:
     """The messages of `split_concat_s`; rows that stay on their device need none."""
     have, need = list(accumulate(sender_slices)), list(accumulate(receiver_slices))
     sender = receiver = row = 0
@@ -184,14 +184,14 @@ def row_messages(
         end = min(have[sender], need[receiver])
         source, target = sender_devices[sender], receiver_devices[receiver]
         if end > row and source != target:
-            yield Message(source, target, end - row)
+            yield RowTransfer(source, target, end - row)
         row = end
         sender_done, receiver_done = have[sender] == end, need[receiver] == end
         sender += sender_done
         receiver += receiver_done
 
 
-def message_resources(cluster: Cluster, message: Message) -> tuple[tuple[str, int], ...]:
+def message_resources(cluster: Cluster, message: RowTransfer) -> tuple[tuple[str, int], ...]:
     """The resources of a message: both devices' engines, and perhaps the ports of their hosts."""
     engines = (("send", message.source), ("receive", message.target))
     if not cluster.uses_port(message.source, message.target):

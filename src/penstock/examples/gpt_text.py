@@ -36,7 +36,7 @@ class Attention(nn.Module):
         return self.project(mixed.transpose(1, 2).reshape(samples, length, width))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A pre-norm transformer block: attention, then a four times wider perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -78,7 +78,7 @@ class Gpt(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = Embedding(vocabulary, length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(blocks)))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
         self.apply(initialise)

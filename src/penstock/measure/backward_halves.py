@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Times"]
+__all__ = ["PassSeconds"]
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class PassSeconds:
     """Seconds of one layer, or of a whole model, at one batch size."""
 
     forward_s: float

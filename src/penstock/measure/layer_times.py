@@ -12,7 +12,7 @@ from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
-from penstock.measure.backward_halves import Times
+from penstock.measure.backward_halves import PassSeconds
 from penstock.measure.layer_runs import (
     LayerRun,
     RunSettings,
@@ -96,7 +96,7 @@ def default_sizes(batch_size: int) -> tuple[int, ...]:
 def layer_cost(
     name: str,
     sizes: Sequence[int],
-    times: Sequence[Times],
+    times: Sequence[PassSeconds],
     bytes_at: Sequence[Sizes],
     own: tuple[int, int],
 ) -> LayerCost:
@@ -121,7 +121,7 @@ def layer_times(
     samples: int,
     repeats: int,
     settings: RunSettings,
-) -> list[Times]:
+) -> list[PassSeconds]:
     """The layers' seconds at one batch size, adding up to those of the model in one stage.
 
     Layers that do the same work share their runs: the median over all of them is each one's, so
@@ -129,7 +129,7 @@ def layer_times(
     its layers' seconds stay as they are.
     """
     rows = resized(leaves, samples)
-    measured: dict[Hashable, list[Times]] = {}
+    measured: dict[Hashable, list[PassSeconds]] = {}
     works: list[Hashable] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
@@ -148,12 +148,12 @@ def layer_times(
     forward = adding_up([t.forward_s for t in alone], whole.forward_s)
     backward = adding_up([t.backward_s for t in alone], whole.backward_s)
     return [
-        Times(forward_s, backward_s, t.backward_input_s, t.backward_weight_s)
+        PassSeconds(forward_s, backward_s, t.backward_input_s, t.backward_weight_s)
         for t, forward_s, backward_s in zip(alone, forward, backward, strict=True)
     ]
 
 
-def time_layer(run: LayerRun, repeats: int) -> list[Times]:
+def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
     """Seconds of a layer's forward, backward and the halves of it, after a run that warms up.
 
     Gradients accumulate into parameters that have one already, as in every micro-batch but the
@@ -163,7 +163,7 @@ def time_layer(run: LayerRun, repeats: int) -> list[Times]:
         return [time_once(run) for _ in range(repeats + 1)][1:]
 
 
-def time_whole(run: LayerRun, repeats: int) -> Times:
+def time_whole(run: LayerRun, repeats: int) -> PassSeconds:
     """Median seconds of the whole model's forward and backward, some micro-batches in flight.
 
     In a pipeline the backward finds its activations in memory, where the forwards of other
@@ -174,9 +174,9 @@ def time_whole(run: LayerRun, repeats: int) -> Times:
     return median_times([times for those in rounds for times in those])
 
 
-def median_times(runs: Sequence[Times]) -> Times:
+def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:
     """The median of each figure over runs of the same work."""
-    return Times(
+    return PassSeconds(
         median(t.forward_s for t in runs),
         median(t.backward_s for t in runs),
         median(t.backward_input_s for t in runs),
@@ -184,15 +184,15 @@ def median_times(runs: Sequence[Times]) -> Times:
     )
 
 
-def time_in_flight(run: LayerRun) -> list[Times]:
+def time_in_flight(run: LayerRun) -> list[PassSeconds]:
     """`IN_FLIGHT` forwards, then their backwards."""
     seconds_of = run.stopwatch
     made: list[tuple[torch.Tensor, ...]] = []
     forwards = [seconds_of(lambda: made.append(run.forward())) for _ in range(IN_FLIGHT)]
-    times: list[Times] = []
+    times: list[PassSeconds] = []
     for forward_s, outputs in zip(forwards, map(run.differentiable, made), strict=True):
         ones = [torch.ones_like(output) for output in outputs]
-        times.append(Times(forward_s, seconds_of(partial(backward, outputs, ones))))
+        times.append(PassSeconds(forward_s, seconds_of(partial(backward, outputs, ones))))
     return times
 
 
@@ -214,14 +214,14 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def time_once(run: LayerRun) -> Times:
+def time_once(run: LayerRun) -> PassSeconds:
     """One forward of a layer, its backward in halves, and its full backward."""
     seconds_of = run.stopwatch
     made: list[tuple[torch.Tensor, ...]] = []
     forward_s = seconds_of(lambda: made.append(run.forward()))
     outputs = run.differentiable(made.pop())
     if not outputs:
-        return Times(forward_s, 0.0)
+        return PassSeconds(forward_s, 0.0)
     ones = [torch.ones_like(output) for output in outputs]
     backward_s = seconds_of(partial(backward, outputs, ones))
     deferred = DeferredGradients()
@@ -229,7 +229,7 @@ def time_once(run: LayerRun) -> Times:
         outputs = run.differentiable(run.forward())
     input_s = seconds_of(partial(backward, outputs, ones))
     weight_s = seconds_of(deferred.accumulate) if deferred else 0.0
-    return Times(forward_s, backward_s, input_s, weight_s)
+    return PassSeconds(forward_s, backward_s, input_s, weight_s)
 
 
 def adding_up(parts: Sequence[float], whole: float) -> list[float]:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
-from penstock.measure.backward_halves import Times
+from penstock.measure.backward_halves import PassSeconds
 from penstock.measure.equal_layers import EqualLayers
 from penstock.measure.fused_attention import FusedAttention
 from penstock.measure.hardware import HARDWARE, Hardware
@@ -59,7 +59,7 @@ def estimate_profile(
     sizes = tuple(batch_sizes) or tuple(sorted({max(1, len(leaves[0]) // 2), len(leaves[0])}))
     if min(sizes) < 1:
         raise BadInput(f"batch sizes {list(sizes)} cannot be estimated; all must be >= 1")
-    target = Target(hardware, autocast, compiled)
+    target = RooflineTarget(hardware, autocast, compiled)
     estimates = [estimate(graph, resized(leaves, size), target) for size in sizes]
     own, shared = parameters_of(graph)
 
@@ -91,7 +91,7 @@ def estimate_profile(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RooflineTarget:
     """What an estimate is for: hardware, type of the products, and whether stages are compiled."""
 
     hardware: Hardware
@@ -111,14 +111,14 @@ class Target:
 class Estimate:
     """What one layer costs at one batch size."""
 
-    times: Times
+    times: PassSeconds
     saved_bytes: float
 
 
 def estimate(
     graph: LayerGraph,
     leaves: Sequence[torch.Tensor],
-    target: Target,
+    target: RooflineTarget,
 ) -> list[Estimate]:
     """Every layer's costs for one batch; the tensors are shapes without values."""
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
@@ -142,7 +142,7 @@ def estimate(
             with target.attention(), target.counting() as forward:
                 outputs, saved = storages.saved_by(run.forward)
             forward.write([*outputs, *saved])
-            times = Times(
+            times = PassSeconds(
                 forward.seconds,
                 towards_s(run, outputs, [*run.inputs, *run.parameters], target),
                 towards_s(run, outputs, run.inputs, target),
@@ -163,7 +163,7 @@ def towards_s(
     run: LayerRun,
     outputs: Sequence[torch.Tensor],
     wanted: Sequence[torch.Tensor],
-    target: Target,
+    target: RooflineTarget,
 ) -> float:
     """Seconds of the backward towards ``wanted``."""
     roots = run.differentiable(outputs)

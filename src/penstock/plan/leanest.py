@@ -36,7 +36,7 @@ class LeanCosts:
 
 
 @dataclass(frozen=True)
-class Windows:
+class DeviceWindows:
     """Every window of ``width`` neighbouring devices, by position, and what fits on its kind."""
 
     width: int
@@ -98,7 +98,7 @@ def widths_for(size: int, devices: int) -> list[int]:
 
 def windows_of(
     devices: Sequence[Device], device_kinds: Sequence[int], size: int, width: int
-) -> Windows:
+) -> DeviceWindows:
     """The windows of one width: each a set of (rows, bytes of memory)."""
     index: dict[frozenset[tuple[int, float]], int] = {}
     known: dict[tuple[int, ...], int] = {}
@@ -112,13 +112,13 @@ def windows_of(
             load = frozenset(zip(rows, memories, strict=True))
             known[names] = index.setdefault(load, len(index))
         kinds.append(known[names])
-    return Windows(width, np.array(kinds, dtype=np.int64), tuple(index))
+    return DeviceWindows(width, np.array(kinds, dtype=np.int64), tuple(index))
 
 
 def extended(
     problem: PlanningProblem,
     costs: LeanCosts,
-    windows: list[Windows],
+    windows: list[DeviceWindows],
     before: Integers,
     depth: int,
 ) -> tuple[Integers, Integers]:

@@ -9,7 +9,7 @@ from penstock.plan.cost import rows_by_speed
 from penstock.plan.cost_tables import ChainCosts, Costs, Network
 from penstock.plan.run_tables import Integers
 
-__all__ = ["DeviceLine", "Windows", "device_line", "windows_of"]
+__all__ = ["DeviceLine", "LineWindows", "device_line", "windows_of"]
 
 MOST_BLOCKS = 64
 """On more devices the planners place whole blocks of neighbours."""
@@ -63,7 +63,7 @@ def device_line(
 
 
 @dataclass(frozen=True)
-class Windows:
+class LineWindows:
     """The windows of a line for one micro-batch size, and what layers cost on them.
 
     ``groups[position, number]`` is the window from block ``position`` on that has width ``number``;
@@ -78,7 +78,7 @@ class Windows:
     network: Network
 
 
-def windows_of(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) -> Windows:
+def windows_of(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) -> LineWindows:
     """The windows of a line; rows in proportion to the speeds of the devices."""
     places = [
         (position, number)
@@ -91,6 +91,6 @@ def windows_of(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) -> Wi
         groups[place] = group
     devices = [line.devices(position, line.widths[number]) for position, number in places]
     slices = [rows_by_speed(chain.problem.cluster, own, micro_batch_size) for own in devices]
-    return Windows(
+    return LineWindows(
         line, groups, devices, slices, chain.costs(devices, slices), chain.network(devices, slices)
     )

@@ -23,7 +23,7 @@ from penstock.plan.cost_tables import ChainCosts, Costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import RecomputeChoice
 from penstock.plan.run_tables import Floats, Integers, at
-from penstock.planners.device_line import Windows
+from penstock.planners.device_line import LineWindows
 
 __all__ = ["Loads", "SlowestStage", "slowest_stage"]
 
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     balanced: bool
 
 
-class Table(NamedTuple):
+class SlowestStageTable(NamedTuple):
     """By first block and first cut: the least slowest stage; the first stage's end and width.
 
     ``floor`` is the least of all starts up to a cut, which never grows with it.
@@ -74,9 +74,9 @@ class SlowestStage:
     """What `slowest_stage` found: by first cut and first block."""
 
     chain: ChainCosts
-    windows: Windows
+    windows: LineWindows
     micro_batch_size: int
-    table: Table
+    table: SlowestStageTable
 
     def seconds(self, position: int) -> float:
         """The slowest stage of all layers on the blocks from ``position`` on."""
@@ -99,7 +99,7 @@ class SlowestStage:
 
 def slowest_stage(
     chain: ChainCosts,
-    windows: Windows,
+    windows: LineWindows,
     loads: Loads,
     micro_batch_size: int,
     recompute: RecomputeChoice,
@@ -118,7 +118,7 @@ def slowest_stage(
     seconds, floor = np.full((2, *shape), inf)
     seconds[-1, -1] = floor[-1, -1] = 0.0
     end, number = np.zeros((2, *shape), dtype=np.int64)
-    table = Table(seconds, floor, end, number)
+    table = SlowestStageTable(seconds, floor, end, number)
     asked = Asked(
         blocks=line.blocks,
         widths=len(line.widths),
@@ -132,7 +132,7 @@ def slowest_stage(
     return SlowestStage(chain, windows, micro_batch_size, table)
 
 
-def fill(table: Table, loads: Loads, costs: Costs, asked: Asked) -> None:
+def fill(table: SlowestStageTable, loads: Loads, costs: Costs, asked: Asked) -> None:
     """Fill a table from the last block of the line to the first."""
     fill_windows(
         borrowed(table),

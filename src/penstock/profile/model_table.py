@@ -44,7 +44,7 @@ class TableEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayerRow:
     """One layer: numbers by column, and the layers that it reads."""
 
     name: str
@@ -99,7 +99,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
     return without_batch_inputs(profile)
 
 
-def rows_of(table: str, path: str | Path) -> Iterator[Row]:
+def rows_of(table: str, path: str | Path) -> Iterator[LayerRow]:
     """The rows, each repeated by its count."""
     header, *lines = [line.split() for line in table.splitlines() if line.strip()] or [[]]
     optional = [column for column in OPTIONAL_COLUMNS if column in header]
@@ -117,11 +117,11 @@ def rows_of(table: str, path: str | Path) -> Iterator[Row]:
             copies = int(count or 1)
         except ValueError as cause:
             raise BadInput(f"{path}: '{' '.join(line)}' is no layer: {cause}") from None
-        row = Row(name, figures, () if reads == "-" else tuple(reads.split(",")))
+        row = LayerRow(name, figures, () if reads == "-" else tuple(reads.split(",")))
         yield from [row] * copies
 
 
-def layer_of(index: int, row: Row, saved_mb: float, batch: int) -> LayerCost:
+def layer_of(index: int, row: LayerRow, saved_mb: float, batch: int) -> LayerCost:
     """The layer of a row."""
     half_s = row.figures["backward_ms"] / 1000 / 2
     return LayerCost(
@@ -134,7 +134,7 @@ def layer_of(index: int, row: Row, saved_mb: float, batch: int) -> LayerCost:
     )
 
 
-def edges_into(index: int, rows: list[Row], batch: int, path: str | Path) -> Iterator[Edge]:
+def edges_into(index: int, rows: list[LayerRow], batch: int, path: str | Path) -> Iterator[Edge]:
     """The edges of what a layer reads."""
     for read in rows[index].reads:
         place, _, size = read.partition("=")

@@ -43,7 +43,7 @@ class NodeEntry(PiperEntry):
     configurations: dict[str, list[ConfigurationEntry]] = Field(alias="TMPCs")
 
 
-class LinkEntry(PiperEntry):
+class PiperEdge(PiperEntry):
     """Bytes from one node to another."""
 
     source: int = Field(alias="sourceId")
@@ -55,7 +55,7 @@ class GraphEntry(PiperEntry):
     """A whole file."""
 
     nodes: list[NodeEntry]
-    edges: list[LinkEntry]
+    edges: list[PiperEdge]
 
 
 def read_piper(path: str | Path) -> ModelProfile:
@@ -130,7 +130,7 @@ def layer_of(node: NodeEntry, path: str | Path) -> LayerCost:
     )
 
 
-def edge_of(edge: LinkEntry, index: dict[int, int], is_input: bool) -> Edge:
+def edge_of(edge: PiperEdge, index: dict[int, int], is_input: bool) -> Edge:
     """The tensor of an edge; no gradient flows back to an input."""
     size = Affine(0.0, edge.bytes)
     gradient = Affine() if is_input else size

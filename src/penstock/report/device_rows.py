@@ -10,11 +10,11 @@ from penstock.report.palette import Style
 from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
-__all__ = ["Block", "DeviceRow", "GanttRows", "gantt_rows", "row_ends"]
+__all__ = ["DeviceRow", "DrawnEvent", "GanttRows", "gantt_rows", "row_ends"]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DrawnEvent:
     """An event with the style it is drawn in."""
 
     event: Event
@@ -41,9 +41,9 @@ class DeviceRow:
 
     device: int
     stages: tuple[int, ...]
-    compute: tuple[tuple[Block, ...], ...]
-    sends: tuple[Block, ...]
-    receives: tuple[Block, ...]
+    compute: tuple[tuple[DrawnEvent, ...], ...]
+    sends: tuple[DrawnEvent, ...]
+    receives: tuple[DrawnEvent, ...]
     memory: tuple[tuple[float, float], ...]
     limit_bytes: float = 0.0
 
@@ -104,7 +104,7 @@ def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> Gantt
     rows: list[DeviceRow] = []
     for device in sorted(events.keys() | memory.keys()):
         own, shade_of = events[device], {s: i for i, s in enumerate(stages.get(device, []))}
-        blocks = [Block(e, style_of(e, shade_of, shades, mirrored)) for e in own]
+        blocks = [DrawnEvent(e, style_of(e, shade_of, shades, mirrored)) for e in own]
         rows.append(
             DeviceRow(
                 device,
@@ -149,14 +149,14 @@ def one_style(kind: EventKind, shade: int, shades: int) -> Style:
     return Style(kind, shade, shades)
 
 
-def compute_lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:
+def compute_lanes(blocks: Sequence[DrawnEvent]) -> tuple[tuple[DrawnEvent, ...], ...]:
     """One lane; two where forwards overlap the rest: forwards, then the rest."""
     forwards = tuple(block for block in blocks if block.event.kind == "F")
     others = tuple(block for block in blocks if block.event.kind != "F")
     return (forwards, others) if overlap(blocks) else (tuple(blocks),)
 
 
-def overlap(blocks: Sequence[Block]) -> bool:
+def overlap(blocks: Sequence[DrawnEvent]) -> bool:
     """Whether blocks run at the same time for more than rounding explains."""
     until_s = 0.0
     for block in sorted(blocks, key=lambda block: (block.start_s, block.end_s)):

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.report.device_rows import Block, DeviceRow, GanttRows, row_ends
+from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, row_ends
 from penstock.report.device_stages import stage_names
 from penstock.report.drawing import Drawing, Mark, Rule, Run, Slab, Words
 from penstock.report.memory_drawing import memory_marks
@@ -117,7 +117,7 @@ def row_marks(
 
 
 def lane_marks(
-    blocks: Sequence[Block],
+    blocks: Sequence[DrawnEvent],
     axis: TimeAxis,
     y: float,
     height: float,
@@ -149,7 +149,7 @@ def lane_marks(
     return [*drawn, *marks, *numbers]
 
 
-def block_label(block: Block, axis: TimeAxis) -> str:
+def block_label(block: DrawnEvent, axis: TimeAxis) -> str:
     """What a block is, in a line."""
     event = block.event
     parts = [f"device {event.device}: {KIND_WORDS[event.kind]}"]

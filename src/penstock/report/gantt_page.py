@@ -4,7 +4,7 @@ from html import escape
 from string import Template
 
 from penstock.document import Json
-from penstock.report.device_rows import Block, DeviceRow, GanttRows
+from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows
 from penstock.report.device_stages import stage_names
 from penstock.report.page import asset, embedded_json
 from penstock.report.palette import KIND_WORDS, THEMES, Style, Theme, fill_of, ink_on
@@ -51,7 +51,7 @@ def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
     }
 
 
-def lane_data(blocks: tuple[Block, ...], number: dict[Style, int]) -> list[Json]:
+def lane_data(blocks: tuple[DrawnEvent, ...], number: dict[Style, int]) -> list[Json]:
     """Blocks as rows in the order of their start: style, kind, stage and so on."""
     return [
         [

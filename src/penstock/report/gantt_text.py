@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.report.device_rows import Block, DeviceRow, GanttRows, gantt_rows, row_ends
+from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, row_ends
 from penstock.report.palette import KIND_WORDS, Style, terminal_code, terminal_ink
 from penstock.report.time_axis import tick_text, ticks
 from penstock.timeline.metrics import COMPUTE, bubble_fraction, iteration_s
@@ -64,7 +64,7 @@ def row_lines(row: DeviceRow, label: str, end_s: float, columns: int, colour: bo
     ]
 
 
-def lane_text(blocks: Sequence[Block], end_s: float, columns: int, colour: bool) -> str:
+def lane_text(blocks: Sequence[DrawnEvent], end_s: float, columns: int, colour: bool) -> str:
     """The characters of a lane: runs of columns that belong to the same block."""
     owners = column_owners(blocks, end_s, columns)
     parts: list[str] = []
@@ -77,8 +77,8 @@ def lane_text(blocks: Sequence[Block], end_s: float, columns: int, colour: bool)
 
 
 def column_owners(
-    blocks: Sequence[Block], end_s: float, columns: int
-) -> list[Block | Style | None]:
+    blocks: Sequence[DrawnEvent], end_s: float, columns: int
+) -> list[DrawnEvent | Style | None]:
     """What each column shows: the block that fills half of it, else the leading style, or idle."""
     shares: list[dict[int, float]] = [{} for _ in range(columns)]
     for index, block in enumerate(blocks):
@@ -90,7 +90,7 @@ def column_owners(
     return [owner(share, blocks) for share in shares]
 
 
-def owner(shares: dict[int, float], blocks: Sequence[Block]) -> Block | Style | None:
+def owner(shares: dict[int, float], blocks: Sequence[DrawnEvent]) -> DrawnEvent | Style | None:
     """Who of the blocks that share a column, by index, is shown in it."""
     idle = 1.0 - sum(shares.values())
     if not shares or idle > 0.5:
@@ -104,12 +104,12 @@ def owner(shares: dict[int, float], blocks: Sequence[Block]) -> Block | Style | 
     return max(styles, key=lambda style: styles[style])
 
 
-def run_text(shown: Block | Style | None, columns: int, colour: bool) -> str:
+def run_text(shown: DrawnEvent | Style | None, columns: int, colour: bool) -> str:
     """The characters of so many columns that show the same."""
     if shown is None:
         return f"{FAINT}{IDLE * columns}{RESET}" if colour else IDLE * columns
-    style = shown.style if isinstance(shown, Block) else shown
-    number = shown.event.micro_batch if isinstance(shown, Block) else -1
+    style = shown.style if isinstance(shown, DrawnEvent) else shown
+    number = shown.event.micro_batch if isinstance(shown, DrawnEvent) else -1
     digits = str(number) if number >= 0 else ""
     if not colour:
         words = letter(style) + digits

@@ -4,17 +4,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.report.device_rows import Block
+from penstock.report.device_rows import DrawnEvent
 from penstock.report.palette import Style
 
-__all__ = ["Span", "merged_blocks"]
+__all__ = ["DrawnSpan", "merged_blocks"]
 
 STRENGTHS = 4
 """In so many steps a merged span tells how much of it is busy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DrawnSpan:
     """Where a block is drawn, or several that are too narrow, in the style of most of them.
 
     ``blocks`` is empty where several are drawn together; ``strength`` is how much they fill.
@@ -24,29 +24,29 @@ class Span:
     width: float
     style: Style
     strength: float = 1.0
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[DrawnEvent, ...] = ()
 
 
 def merged_blocks(
-    blocks: Iterable[Block], left: float, pixels_per_s: float, narrowest: float
-) -> list[Span]:
+    blocks: Iterable[DrawnEvent], left: float, pixels_per_s: float, narrowest: float
+) -> list[DrawnSpan]:
     """The blocks as spans from ``left`` on, those narrower than ``narrowest`` by columns of that.
 
     Merged spans come first, so that whole blocks are drawn over them.
     """
-    whole: list[Span] = []
+    whole: list[DrawnSpan] = []
     columns: dict[int, dict[Style, float]] = defaultdict(lambda: defaultdict(float))
     for block in blocks:
         x, width = left + block.start_s * pixels_per_s, pixels_per_s * (block.end_s - block.start_s)
         if width >= narrowest:
-            whole.append(Span(x, width, block.style, 1.0, (block,)))
+            whole.append(DrawnSpan(x, width, block.style, 1.0, (block,)))
         else:
             fill_columns(columns, block, x / narrowest, (x + width) / narrowest)
     return [*joined(columns, narrowest), *whole]
 
 
 def fill_columns(
-    columns: dict[int, dict[Style, float]], block: Block, start: float, end: float
+    columns: dict[int, dict[Style, float]], block: DrawnEvent, start: float, end: float
 ) -> None:
     """Add what a narrow block fills of the one or two columns that it touches."""
     first = int(start)
@@ -56,9 +56,9 @@ def fill_columns(
         columns[first + 1][block.style] += end - first - 1.0
 
 
-def joined(columns: dict[int, dict[Style, float]], width: float) -> list[Span]:
+def joined(columns: dict[int, dict[Style, float]], width: float) -> list[DrawnSpan]:
     """Neighbouring columns with the same leading style and strength, as one span."""
-    spans: list[Span] = []
+    spans: list[DrawnSpan] = []
     last = -2
     for column in sorted(columns):
         shares = columns[column]
@@ -67,13 +67,13 @@ def joined(columns: dict[int, dict[Style, float]], width: float) -> list[Span]:
         strength = max(1, round(filled * STRENGTHS)) / STRENGTHS
         if spans and column == last + 1 and same(spans, style, strength):
             before = spans[-1]
-            spans[-1] = Span(before.x, before.width + width, style, strength)
+            spans[-1] = DrawnSpan(before.x, before.width + width, style, strength)
         else:
-            spans.append(Span(column * width, width, style, strength))
+            spans.append(DrawnSpan(column * width, width, style, strength))
         last = column
     return spans
 
 
-def same(spans: Sequence[Span], style: Style, strength: float) -> bool:
+def same(spans: Sequence[DrawnSpan], style: Style, strength: float) -> bool:
     """Whether the last span looks like this."""
     return spans[-1].style == style and spans[-1].strength == strength

@@ -18,7 +18,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.timeline.json_file import read_timeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["Evaluation", "LengthRecord", "RunRecord", "RunSummary", "StepRecord", "read_run"]
+__all__ = ["EvaluationRecord", "LengthRecord", "RunRecord", "RunSummary", "StepRecord", "read_run"]
 
 NEEDED = (
     "plan.json",
@@ -31,13 +31,13 @@ NEEDED = (
 )
 
 
-class Row(BaseModel):
+class RecordLine(BaseModel):
     """A JSON object of which only some keys matter here; a run may write more."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class StepRecord(Row):
+class StepRecord(RecordLine):
     """One training step; ``verified`` says how it compared with the user's module, if it did."""
 
     step: int
@@ -46,14 +46,14 @@ class StepRecord(Row):
     verified: str = ""
 
 
-class Evaluation(Row):
+class EvaluationRecord(RecordLine):
     """The loss on held-out data after a step."""
 
     step: int
     evaluation_loss: float
 
 
-class LengthRecord(Row):
+class LengthRecord(RecordLine):
     """Predicted and measured seconds of the steps whose batches were about so long."""
 
     lengths: dict[str, int]
@@ -63,7 +63,7 @@ class LengthRecord(Row):
     steps: int
 
 
-class RunSummary(Row):
+class RunSummary(RecordLine):
     """The run in a few figures; peaks are in the order of the plan's devices."""
 
     name: str = ""
@@ -78,7 +78,7 @@ class RunSummary(Row):
     by_length: tuple[LengthRecord, ...] = ()
 
 
-RowType = TypeVar("RowType", bound=Row)
+RowType = TypeVar("RowType", bound=RecordLine)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class RunRecord:
     predicted: Timeline
     measured: Timeline
     steps: tuple[StepRecord, ...]
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[EvaluationRecord, ...]
     summary: RunSummary
 
     @property
@@ -181,10 +181,10 @@ def read_summary(path: Path) -> RunSummary:
     return parse_row(RunSummary, parse_json(read_text(path, "summary"), path, "summary"), str(path))
 
 
-def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[Evaluation, ...]]:
+def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[EvaluationRecord, ...]]:
     """The steps and the evaluations of ``metrics.jsonl``, which has one object a line."""
     steps: list[StepRecord] = []
-    evaluations: list[Evaluation] = []
+    evaluations: list[EvaluationRecord] = []
     for number, line in enumerate(read_text(path, "metrics").splitlines(), start=1):
         if not line.strip():
             continue
@@ -194,7 +194,7 @@ def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[Evaluation, 
         except json.JSONDecodeError as cause:
             raise BadInput(f"{where} is not JSON ({cause.msg}); delete the line") from cause
         if isinstance(value, dict) and "evaluation_loss" in value:
-            evaluations.append(parse_row(Evaluation, value, where))
+            evaluations.append(parse_row(EvaluationRecord, value, where))
         else:
             steps.append(parse_row(StepRecord, value, where))
     return tuple(steps), tuple(evaluations)

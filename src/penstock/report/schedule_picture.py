@@ -4,7 +4,7 @@ from penstock.report.device_rows import gantt_rows
 from penstock.report.drawing import Drawing
 from penstock.report.drawing_svg import drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
-from penstock.schedule.clock import Times, times_of
+from penstock.schedule.clock import ActionTimes, times_of
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
@@ -65,7 +65,7 @@ def schedule_timeline(schedule: Schedule, shape: PipelineShape, title: str = "")
 
 
 def group_memory(
-    group: int, order: Order, times: Times, shape: PipelineShape
+    group: int, order: Order, times: ActionTimes, shape: PipelineShape
 ) -> list[MemorySample]:
     """What the stages of a group have saved, whenever that changes.
 

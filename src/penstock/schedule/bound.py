@@ -34,7 +34,7 @@ from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.clock import transfers_s
 from penstock.schedule.shape import ROUNDING, PipelineShape
 
-__all__ = ["Arc", "Windows", "arcs_of", "kinds_of", "makespan_bound_s", "windows_of"]
+__all__ = ["Arc", "HeadsAndTails", "arcs_of", "kinds_of", "makespan_bound_s", "windows_of"]
 
 SLACK = 2 * ROUNDING - 1
 """Memory counts as this much larger: twice the tolerance of `validate`, so that rounding never
@@ -58,7 +58,7 @@ class Wait(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Windows:
+class HeadsAndTails:
     """Least seconds from the start of the iteration to each action (head), and from each action's
     end to the end of the iteration (tail)."""
 
@@ -99,7 +99,7 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     return max(preemptive_end_s(of_group) for of_group in jobs)
 
 
-def windows_of(shape: PipelineShape, *, split: bool) -> Windows:
+def windows_of(shape: PipelineShape, *, split: bool) -> HeadsAndTails:
     """Heads and tails: the longest paths to and from every action along `arcs_of`.
 
     The arcs hold in every valid schedule whose micro-batches are in order. By the lemma above one
@@ -123,7 +123,7 @@ def windows_of(shape: PipelineShape, *, split: bool) -> Windows:
         head_s[after] = max(head_s[after], head_s[before] + seconds[before] + way_s)
     for before, after, way_s in reversed(arcs):
         tail_s[before] = max(tail_s[before], way_s + seconds[after] + tail_s[after])
-    return Windows(head_s, tail_s)
+    return HeadsAndTails(head_s, tail_s)
 
 
 def kinds_of(*, split: bool) -> tuple[ActionKind, ...]:

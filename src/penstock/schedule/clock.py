@@ -20,7 +20,7 @@ from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["Times", "makespan_s", "memory_peaks_bytes", "play_as_far_as_possible", "times_of"]
+__all__ = ["ActionTimes", "makespan_s", "memory_peaks_bytes", "play_as_far_as_possible", "times_of"]
 
 FEW_ACTIONS = 20_000
 """Schedules with more actions use the compiled loop; below, loading numba would take longer."""
@@ -29,7 +29,7 @@ F, B, I, W, R = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
 
 
 @dataclass(frozen=True)
-class Times:
+class ActionTimes:
     """Start and end of every action: ``start_s[group][i]`` is that of action ``i`` of the group."""
 
     start_s: tuple[npt.NDArray[np.float64], ...]
@@ -55,7 +55,7 @@ def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
     return times_of(schedule, shape).makespan_s
 
 
-def times_of(schedule: Schedule, shape: PipelineShape) -> Times:
+def times_of(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
     """Start and end of every action, each as early as its order and its dependencies allow.
 
     Raises:
@@ -77,17 +77,17 @@ def times_of(schedule: Schedule, shape: PipelineShape) -> Times:
         begin += len(stream)
     if schedule.concurrent:
         return times_side_by_side(schedule, shape)
-    return Times(tuple(starts), tuple(ends))
+    return ActionTimes(tuple(starts), tuple(ends))
 
 
-def times_side_by_side(schedule: Schedule, shape: PipelineShape) -> Times:
+def times_side_by_side(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
     """`times_of` for schedules whose forwards run beside backwards (see `concurrent_clock`)."""
     spans = spans_side_by_side(schedule, shape)
     columns = [
         tuple(np.array([spans[action][end] for action in order]) for order in schedule.orders)
         for end in (0, 1)
     ]
-    return Times(*columns)
+    return ActionTimes(*columns)
 
 
 def play_as_far_as_possible(

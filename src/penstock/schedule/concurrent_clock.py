@@ -21,7 +21,7 @@ Span = tuple[float, float]
 
 
 @dataclass(slots=True)
-class Stream:
+class GroupStream:
     """The forwards of a group, or all its other actions.
 
     Action ``i`` starts after ``after[i]`` actions of the other stream have ended. While an action
@@ -43,7 +43,7 @@ class Stream:
         return self.actions[self.ended]
 
 
-class Play:
+class ConcurrentIteration:
     """One iteration; stream ``2 g`` is the forwards of group ``g``, ``2 g + 1`` all its others."""
 
     def __init__(self, schedule: Schedule, shape: PipelineShape) -> None:
@@ -128,9 +128,9 @@ class Play:
         return self.costs[first].transfer_s if len(groups) > 1 else 0.0
 
 
-def streams_of(order: Order) -> tuple[Stream, Stream]:
+def streams_of(order: Order) -> tuple[GroupStream, GroupStream]:
     """A group's forwards and its other actions; a forward waits for those that precede it."""
-    forwards, others = Stream(), Stream()
+    forwards, others = GroupStream(), GroupStream()
     for action in order:
         stream = forwards if action.kind == "F" else others
         stream.after.append(len(others.actions) if action.kind == "F" else 0)
@@ -145,4 +145,4 @@ def claim_of(action: Action, cost: StageCost) -> float:
 
 def spans_side_by_side(schedule: Schedule, shape: PipelineShape) -> dict[Action, Span]:
     """Start and end of every action that can be played."""
-    return Play(schedule, shape).run()
+    return ConcurrentIteration(schedule, shape).run()

@@ -11,8 +11,8 @@ from penstock.profile.model_profile import SharedParameter
 from penstock.simulate.layer_sums import LayerSums
 
 __all__ = [
+    "GradientShare",
     "Ports",
-    "Share",
     "TiedGroup",
     "bytes_of_own",
     "gradient_cuts",
@@ -32,7 +32,7 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class GradientShare:
     """Gradients that are complete with one segment of the last backward, in equal buckets.
 
     ``seconds`` and ``bytes`` are those of one bucket.
@@ -52,7 +52,7 @@ class TiedGroup:
     """
 
     stages: tuple[int, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[GradientShare, ...]
     ports: Ports
 
 
@@ -74,17 +74,17 @@ def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:
         yield sizes.lowest(layers.start), rest_bytes
 
 
-def share_of(ways: Sequence[Way], segment: int, size_bytes: float) -> Share:
+def share_of(ways: Sequence[Way], segment: int, size_bytes: float) -> GradientShare:
     """Gradients in equal buckets of at most `BUCKET_BYTES`, with the fastest all-reduce."""
     count = ceil(size_bytes / BUCKET_BYTES)
     bucket_bytes = size_bytes / count
     seconds = min(way.latency_s + way.s_per_byte * bucket_bytes for way in ways)
-    return Share(segment, count, seconds, bucket_bytes)
+    return GradientShare(segment, count, seconds, bucket_bytes)
 
 
 def shares_of_stage(
     layers: range, devices: Sequence[int], sums: LayerSums, cluster: Cluster
-) -> tuple[tuple[int, ...], tuple[Share, ...]]:
+) -> tuple[tuple[int, ...], tuple[GradientShare, ...]]:
     """The gradients that the replicas of a stage reduce, from the last layer to the first.
 
     Also returns the first layer of each segment of the last backward. Parameters tied within the

@@ -36,7 +36,7 @@ from typing import Literal, TypeAlias
 from penstock.schedule.action import ActionKind
 from penstock.simulate.instances import updating
 from penstock.simulate.pieces import Piece, pieces_of_action
-from penstock.simulate.plain_parts import Device, Lane, Processor, Stream
+from penstock.simulate.plain_parts import DeviceState, Lane, Processor, Stream
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import DeviceWork, Workload
 
@@ -105,14 +105,14 @@ class Play:
             lanes.append(Lane(group.resources, seconds, [(0.0, 0.0)] * len(seconds)))
         return lanes
 
-    def make_device(self, position: int) -> Device:
+    def make_device(self, position: int) -> DeviceState:
         """A device, with the number of buckets that each of its steps waits for."""
         held = self.workload.devices[position].replicas
         buckets = sum(
             len(group.buckets) * sum(instance in held for instance in group.instances)
             for group in self.workload.reductions
         )
-        return Device(buckets, buckets)
+        return DeviceState(buckets, buckets)
 
     def pieces_of(self, work: DeviceWork) -> list[list[Piece]]:
         """The pieces of each stream of a device, for all iterations."""

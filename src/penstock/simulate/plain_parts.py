@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from penstock.simulate.pieces import Piece
 from penstock.simulate.trace import Span
 
-__all__ = ["Device", "Lane", "Processor", "Stream"]
+__all__ = ["DeviceState", "Lane", "Processor", "Stream"]
 
 
 @dataclass(slots=True)
-class Device:
+class DeviceState:
     """The state that the streams of a device share.
 
     ``buckets_left``: buckets that the next step waits for. ``unsent``: messages waiting to be sent.

@@ -14,7 +14,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.simulate import compiled, plain
 from penstock.simulate.catalogue import workload_of
-from penstock.simulate.gradients import Ports, Share, TiedGroup
+from penstock.simulate.gradients import GradientShare, Ports, TiedGroup
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
 from penstock.simulate.trace import Engine, Trace, spans_of_actions, timeline_of
 from penstock.simulate.workload import Workload
@@ -168,7 +168,7 @@ def waiting_for_all(workload: Workload) -> Workload:
     instances = len(workload.parts.stages)
     if instances == 1:
         return workload
-    wait = TiedGroup(tuple(range(instances)), (Share(-1, 1, 0.0, 0.0),), Ports())
+    wait = TiedGroup(tuple(range(instances)), (GradientShare(-1, 1, 0.0, 0.0),), Ports())
     ties = sorted([*workload.parts.ties, wait], key=lambda tie: tie.stages)
     return replace(workload, parts=replace(workload.parts, ties=tuple(ties)))
 

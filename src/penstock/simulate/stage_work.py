@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.cluster.cluster import Cluster
 from penstock.schedule.action import ACTION_KINDS, ActionKind
-from penstock.simulate.gradients import Ports, Share, group_ports, shares_of_stage
+from penstock.simulate.gradients import GradientShare, Ports, group_ports, shares_of_stage
 from penstock.simulate.instances import StageUse
 from penstock.simulate.layer_sums import LayerSums
 from penstock.simulate.stage_memory import StageMemory, stage_memory
@@ -83,7 +83,7 @@ class StageWork:
     device_bytes: tuple[float, ...]
     memory_limits: tuple[tuple[StageMemory, float], ...]
     segment_layers: tuple[int, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[GradientShare, ...]
     ports: Ports
 
     @cached_property

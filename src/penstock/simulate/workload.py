@@ -12,7 +12,7 @@ from itertools import accumulate, product
 from typing import Literal, TypeAlias
 
 from penstock.schedule.schedule import Schedule
-from penstock.simulate.gradients import Ports, Share, TiedGroup
+from penstock.simulate.gradients import GradientShare, Ports, TiedGroup
 from penstock.simulate.instances import Instances
 from penstock.simulate.stage_work import ReplicaWork, StageWork
 from penstock.simulate.transfers import Boundary
@@ -21,7 +21,7 @@ __all__ = [
     "Bucket",
     "DeviceWork",
     "Direction",
-    "Message",
+    "MessageWork",
     "Parts",
     "Reduction",
     "Replica",
@@ -96,7 +96,7 @@ class DeviceWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageWork:
     """All tensors that one replica sends another for each micro-batch, in one direction.
 
     ``sender`` and ``receiver`` are indices in `Workload.replicas`. A message of zero seconds only
@@ -229,16 +229,16 @@ class Workload:
         return [tuple(buckets) for buckets in found]
 
     @cached_property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[MessageWork, ...]:
         """The messages of every micro-batch, sorted by sender, direction and receiver."""
-        made: list[Message] = []
+        made: list[MessageWork] = []
         for producer, consumer, boundary in self.parts.boundaries:
             for pair in boundary.pairs:
                 i, j = self.starts[producer] + pair.sender, self.starts[consumer] + pair.receiver
                 down, up = self.occupied(i, j, pair.port_down), self.occupied(j, i, pair.port_up)
-                made.append(Message(i, j, "F", pair.forward_s, pair.forward_bytes, down))
+                made.append(MessageWork(i, j, "F", pair.forward_s, pair.forward_bytes, down))
                 if pair.returns:
-                    made.append(Message(j, i, "B", pair.backward_s, pair.backward_bytes, up))
+                    made.append(MessageWork(j, i, "B", pair.backward_s, pair.backward_bytes, up))
         return tuple(sorted(made, key=lambda m: (m.sender, m.direction, m.receiver)))
 
     def occupied(self, sender: int, receiver: int, port: bool) -> tuple[int, ...]:
@@ -287,7 +287,7 @@ class Workload:
         )
 
     @cached_property
-    def reduced(self) -> tuple[tuple[tuple[int, ...], tuple[Share, ...], Ports], ...]:
+    def reduced(self) -> tuple[tuple[tuple[int, ...], tuple[GradientShare, ...], Ports], ...]:
         """Instances, gradients and ports of every reduction, sorted by instances."""
         own = [((s,), stage.shares, stage.ports) for s, stage in enumerate(self.parts.stages)]
         tied = [(tie.stages, tie.shares, tie.ports) for tie in self.parts.ties]
@@ -300,7 +300,7 @@ class Workload:
         return tuple(self.reduction(*group) for group in self.reduced)
 
     def reduction(
-        self, instances: tuple[int, ...], shares: Sequence[Share], ports: Ports
+        self, instances: tuple[int, ...], shares: Sequence[GradientShare], ports: Ports
     ) -> Reduction:
         """The reduction among all replicas of ``instances``."""
         members = tuple(r for i in instances for r in range(self.starts[i], self.starts[i + 1]))

@@ -27,7 +27,7 @@ from penstock.plan.run_tables import prefix_sums
 from penstock.planners.choice import best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 from penstock.planners.dapple.groups import Groups
-from penstock.planners.dapple.kernel import Question, explored
+from penstock.planners.dapple.kernel import SearchInputs, explored
 from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import occupancies
 from penstock.planners.dapple.steps import Steps, costs_of_groups, network_of_steps, steps_of
@@ -144,7 +144,7 @@ class Search:
     costs: Costs
     network: Network
     steps: Steps
-    asked: Question
+    asked: SearchInputs
 
     def one_stage(self) -> list[Found]:
         """Data parallelism."""
@@ -221,7 +221,7 @@ def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Se
     largest, depth = max(problem.micro_batch_sizes), depth_function(schedule)
     micro_batches = problem.global_batch // size
     work = [layer.forward_s + layer.backward_s for layer in layers]
-    asked = Question(
+    asked = SearchInputs(
         micro_batches=micro_batches,
         size=size,
         recompute=RECOMPUTE_MODES[problem.recompute],

@@ -33,7 +33,7 @@ from penstock.plan.run_tables import Floats, Integers
 from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.steps import Steps
 
-__all__ = ["Best", "Memo", "Question", "explored"]
+__all__ = ["Best", "Memo", "SearchInputs", "explored"]
 
 MOST_SLOTS = 1 << 16
 """Pairs of steps whose transfers are remembered."""
@@ -41,7 +41,7 @@ MOST_SLOTS = 1 << 16
 NOWHERE = -1
 
 
-class Question(NamedTuple):
+class SearchInputs(NamedTuple):
     """What is searched for.
 
     ``depths[k]`` are the micro-batches in flight of a stage with ``k`` stages from itself to the
@@ -81,7 +81,7 @@ class Best(NamedTuple):
     end: Integers
 
 
-class Room(NamedTuple):
+class SearchWorkspace(NamedTuple):
     """What the search works with: the stages and transfers of a plan, in turn, by column.
 
     Then, for each cut, the transfers down and up from each step to a last stage behind it, where
@@ -102,7 +102,7 @@ class Room(NamedTuple):
     busy: Floats
 
 
-class Search(NamedTuple):
+class SearchAddresses(NamedTuple):
     """All of it, as addresses."""
 
     costs: Any
@@ -115,7 +115,7 @@ class Search(NamedTuple):
 
 
 def explored(
-    costs: Costs, network: Network, steps: Steps, asked: Question, limit_s: float
+    costs: Costs, network: Network, steps: Steps, asked: SearchInputs, limit_s: float
 ) -> tuple[Best, Memo]:
     """The best plan of at least two stages whose closed form is below ``limit_s``, and the memo.
 
@@ -127,7 +127,7 @@ def explored(
     memo = Memo(cut, place, step, stages, np.full(stages.shape, np.inf), np.full_like(stages, -1))
     best = Best(np.array([limit_s]), *(np.array([NOWHERE]) for _ in range(4)))
     slots = min(MOST_SLOTS, steps.steps * steps.widest)
-    room = Room(
+    room = SearchWorkspace(
         np.zeros(columns),
         np.zeros(columns),
         np.zeros(columns),
@@ -148,13 +148,13 @@ def explore(
     costs: Costs,
     network: Network,
     steps: Steps,
-    asked: Question,
+    asked: SearchInputs,
     memo: Memo,
     best: Best,
-    room: Room,
+    room: SearchWorkspace,
 ) -> None:
     """Fill the memo from no layers to all of them."""
-    search = Search(
+    search = SearchAddresses(
         borrowed(costs),
         borrowed(network),
         borrowed(steps),

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from penstock.cluster.collectives import (
     BUCKET_BYTES,
-    Message,
+    RowTransfer,
     all_reduce_ways,
     message_resources,
     row_messages,
@@ -107,7 +107,7 @@ def messages_of(problem: PlanningProblem, plan: Plan) -> Iterator[Occupation]:
                 seconds[key] += cluster.transfer_s(message.source, message.target, bytes_sent)
     for (source, target, _), taken_s in seconds.items():
         if taken_s > 0:
-            resources = message_resources(cluster, Message(source, target, 1))
+            resources = message_resources(cluster, RowTransfer(source, target, 1))
             yield Occupation(taken_s, frozenset(resources))
 
 
@@ -131,7 +131,7 @@ def is_rowless(edge: Edge) -> bool:
 
 def pairs(
     size: Affine, source: Stage, target: Stage, *, back: bool, rowless: bool
-) -> Iterator[Message]:
+) -> Iterator[RowTransfer]:
     """The messages of one tensor; one without rows goes to replica ``j`` from ``j`` modulo all."""
     if not rowless:
         yield from row_messages(source.devices, source.slices, target.devices, target.slices)
@@ -141,11 +141,11 @@ def pairs(
     )
     for j, receiver in enumerate(receivers):
         sender = senders[j % len(senders)]
-        yield Message(receiver, sender, 1) if back else Message(sender, receiver, 1)
+        yield RowTransfer(receiver, sender, 1) if back else RowTransfer(sender, receiver, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReductionOccupation:
     """An all-reduce: all of it, its longest bucket, and what it occupies."""
 
     whole: Occupation
@@ -168,7 +168,7 @@ def ending_s(problem: PlanningProblem, plan: Plan) -> float:
     return reduced_s + held_up_s + crowding(problem.cluster, plan.devices) * step_s
 
 
-def reductions_of(problem: PlanningProblem, plan: Plan) -> Iterator[Reduction]:
+def reductions_of(problem: PlanningProblem, plan: Plan) -> Iterator[ReductionOccupation]:
     """The all-reduces among the replicas of a stage, and of tied parameters among all users."""
     profile = problem.profile
     for stage in plan.stages:
@@ -182,7 +182,7 @@ def reductions_of(problem: PlanningProblem, plan: Plan) -> Iterator[Reduction]:
 
 def reduction(
     problem: PlanningProblem, devices: tuple[int, ...], size_bytes: float
-) -> Iterator[Reduction]:
+) -> Iterator[ReductionOccupation]:
     """One all-reduce, with the latency of as many buckets as it may have; none for one device."""
     cluster = problem.cluster
     ways = all_reduce_ways(cluster, devices)
@@ -195,7 +195,7 @@ def reduction(
     hosts = {cluster.host_index[device] for device in devices}
     if any(cluster.uses_port(i, j) for i, j in pairwise((*devices, devices[0]))) or len(hosts) > 1:
         resources |= {(kind, host) for host in hosts for kind in ("port out", "port in")}
-    yield Reduction(
+    yield ReductionOccupation(
         Occupation(
             min(buckets * way.latency_s + way.s_per_byte * size_bytes for way in ways),
             frozenset(resources),

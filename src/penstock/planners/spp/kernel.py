@@ -25,10 +25,10 @@ from penstock.plan.compiled_cost import (
 from penstock.plan.cost_tables import Costs, Network
 from penstock.plan.run_tables import Floats, Integers
 
-__all__ = ["Question", "Table", "filled", "table_for"]
+__all__ = ["Table", "TableInputs", "filled", "table_for"]
 
 
-class Question(NamedTuple):
+class TableInputs(NamedTuple):
     """What a table is filled for.
 
     A window of the line is ``position * widths + number``, its group of devices in ``groups``, -1
@@ -63,7 +63,7 @@ class Table(NamedTuple):
     recompute: Integers
 
 
-class Room(NamedTuple):
+class TableWorkspace(NamedTuple):
     """What a table is filled with the help of; flat.
 
     The least objective over the widths by stages, first block and first cut; the least over all
@@ -79,7 +79,7 @@ class Room(NamedTuple):
     loads: Floats
 
 
-def table_for(asked: Question, cuts: int) -> Table:
+def table_for(asked: TableInputs, cuts: int) -> Table:
     """An empty table."""
     shape = (asked.stages, cuts, asked.blocks, asked.widths)
     seconds, passed_s, slowest_s = np.full((3, *shape), np.inf)
@@ -87,17 +87,19 @@ def table_for(asked: Question, cuts: int) -> Table:
     return Table(seconds, passed_s, slowest_s, end, next_number, recompute)
 
 
-def filled(table: Table, costs: Costs, network: Network, asked: Question) -> Table:
+def filled(table: Table, costs: Costs, network: Network, asked: TableInputs) -> Table:
     """The table with the best stages of every state."""
     least, floor = np.full((2, asked.stages * (asked.blocks + 1) * costs.cuts), np.inf)
     round_trip_s, busier_s = np.zeros((2, asked.widths * costs.cuts))
     busy, loads = np.zeros(FIGURES * resources(network)), np.zeros(2 * FIGURES * LOADS)
-    room = Room(least, floor, round_trip_s, busier_s, busy, loads)
+    room = TableWorkspace(least, floor, round_trip_s, busier_s, busy, loads)
     compiled(fill)(table, costs, network, asked, room)
     return table
 
 
-def fill(table: Table, costs: Costs, network: Network, asked: Question, room: Room) -> None:
+def fill(
+    table: Table, costs: Costs, network: Network, asked: TableInputs, room: TableWorkspace
+) -> None:
     """Fill a table from the last window of the line to the first."""
     fill_windows(
         borrowed(table),

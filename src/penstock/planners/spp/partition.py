@@ -12,8 +12,8 @@ from penstock.plan.cost import depth_function
 from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.run_tables import Floats
-from penstock.planners.device_line import DeviceLine, Windows, windows_of
-from penstock.planners.spp.kernel import Question, Table, filled, table_for
+from penstock.planners.device_line import DeviceLine, LineWindows, windows_of
+from penstock.planners.spp.kernel import Table, TableInputs, filled, table_for
 
 __all__ = ["PartitionTable", "partition"]
 
@@ -61,7 +61,7 @@ def partition(
     micro_batches = problem.global_batch // micro_batch_size
     depth = depth_function(schedule)
     windows = windows_of(chain, line, micro_batch_size)
-    asked = Question(
+    asked = TableInputs(
         stages=most_stages + 1,
         blocks=line.blocks,
         widths=len(line.widths),
@@ -81,7 +81,7 @@ class PartitionTable:
     """What `partition` found: by stages, first cut, first block and width of the first window."""
 
     chain: ChainCosts
-    windows: Windows
+    windows: LineWindows
     micro_batch_size: int
     schedule: str
     table: Table

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from penstock.errors import BadInput
 from penstock.schedule.clock import transfers_s
-from penstock.schedule.searched.list_loop import Arrays
+from penstock.schedule.searched.list_loop import ScheduleArrays
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["arrays_of", "quick_bound_s"]
@@ -16,7 +16,7 @@ __all__ = ["arrays_of", "quick_bound_s"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
-def arrays_of(shape: PipelineShape, *, split: bool) -> Arrays:
+def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
     """The arrays of ``shape``; ``split``: backwards are I and W instead of whole.
 
     Raises:
@@ -47,7 +47,7 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> Arrays:
     work_s = np.zeros(shape.groups)
     np.add.at(work_s, group, micro_batches * seconds.sum(axis=0))
     recompute = np.array((shape.recompute or (False,) * shape.stages) * ways)
-    return Arrays(
+    return ScheduleArrays(
         shape.stages,
         ways,
         split,
@@ -71,7 +71,7 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> Arrays:
 def limits_of(
     shape: PipelineShape, group: npt.NDArray[np.int64], micro_batches: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The most micro-batches in flight on each place (see `Arrays`).
+    """The most micro-batches in flight on each place (see `ScheduleArrays`).
 
     If both directions of a mirrored stage are on the middle group, they share its limit.
     """
@@ -116,7 +116,7 @@ def rooms_of(
     return room_bytes * (1 + 1e-10)
 
 
-def quick_bound_s(arrays: Arrays, shape: PipelineShape) -> float:
+def quick_bound_s(arrays: ScheduleArrays, shape: PipelineShape) -> float:
     """A quick lower bound on the makespan: each group's work, with its warm-up and drain.
 
     No action of a group starts before the first forward can reach it. After the last forward or

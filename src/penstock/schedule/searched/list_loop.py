@@ -32,7 +32,7 @@ import numpy as np
 
 from penstock.kernels import compiled
 
-__all__ = ["Arrays", "Tables", "Wishes", "keys_of", "list_order", "tables_of"]
+__all__ = ["ScheduleArrays", "Tables", "Wishes", "keys_of", "list_order", "tables_of"]
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
 """Rows of keys and arrivals, and columns of counts. BACKWARD is I, or B if backwards are whole."""
@@ -50,7 +50,7 @@ IDLE_PRICE, OVERLAP, MOST_PENDING, WEIGHT_OVERLAP, FORWARD_DELAY, LEAD = range(6
 """Indices of the numbers of a policy."""
 
 
-class Arrays(NamedTuple):
+class ScheduleArrays(NamedTuple):
     """A pipeline in arrays over *places*: stage ``s`` of direction ``w`` is ``w * stages + s``."""
 
     stages: int
@@ -96,7 +96,7 @@ class Tables(NamedTuple):
     store: np.ndarray
 
 
-def tables_of(arrays: Arrays) -> Tables:
+def tables_of(arrays: ScheduleArrays) -> Tables:
     """The tables of a pipeline; `list_order` adds the depths."""
     zeros = np.zeros(len(arrays.group), np.int64)
     place = np.stack(
@@ -125,7 +125,7 @@ def tables_of(arrays: Arrays) -> Tables:
 
 
 def list_order(
-    arrays: Arrays, wishes: Wishes, best_s: float, tables: Tables | None = None
+    arrays: ScheduleArrays, wishes: Wishes, best_s: float, tables: Tables | None = None
 ) -> tuple[np.ndarray, float]:
     """The order that ``wishes`` lead to, and its makespan in seconds.
 
@@ -142,7 +142,9 @@ def list_order(
     return order, compiled(play_wishes)(arrays.stages, arrays.ways, arrays.split, best_s, *state)
 
 
-def keys_of(arrays: Arrays, hops_s: np.ndarray, turn_s: float, shift_s: float) -> np.ndarray:
+def keys_of(
+    arrays: ScheduleArrays, hops_s: np.ndarray, turn_s: float, shift_s: float
+) -> np.ndarray:
     """The keys of all actions, for micro-batches that enter every ``shift_s`` seconds.
 
     ``hops_s`` are the seconds from a stage to the next, on the first and second half of the stages,

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.schedule.searched.list_loop import Arrays, Wishes, keys_of
+from penstock.schedule.searched.list_loop import ScheduleArrays, Wishes, keys_of
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ def drawn(draws: Draws) -> Policy:
     return Policy(*(draws.one_of(CHOICES[name]) for name in Policy._fields))
 
 
-def wishes_of(policy: Policy, arrays: Arrays) -> Wishes:
+def wishes_of(policy: Policy, arrays: ScheduleArrays) -> Wishes:
     """The keys and depths that a policy leads to on a pipeline."""
     stages, ways = arrays.stages, arrays.ways
     micro_batches = int(arrays.micro_batches[::stages].sum())

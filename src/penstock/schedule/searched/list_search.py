@@ -15,7 +15,13 @@ from penstock.schedule.order import order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
-from penstock.schedule.searched.list_loop import Arrays, Tables, Wishes, list_order, tables_of
+from penstock.schedule.searched.list_loop import (
+    ScheduleArrays,
+    Tables,
+    Wishes,
+    list_order,
+    tables_of,
+)
 from penstock.schedule.searched.list_policy import CHOICES, Draws, Policy, changed, drawn, wishes_of
 from penstock.schedule.searched.list_seeds import SEEDS
 from penstock.schedule.shape import PipelineShape
@@ -42,13 +48,13 @@ MOST_PROVEN = 1024
 
 
 @dataclass
-class Search:
+class ListSearch:
     """The best order so far, what led to it, and the number of attempts.
 
     ``bound_s`` decides how many attempts are worthwhile. No order takes less than ``proven_s``.
     """
 
-    arrays: Arrays
+    arrays: ScheduleArrays
     bound_s: float
     most_attempts: int
     proven_s: float = 0.0
@@ -100,7 +106,7 @@ def quickest_order(
         BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     arrays = arrays_of(shape, split=split)
-    search = Search(arrays, quick_bound_s(arrays, shape), most_attempts)
+    search = ListSearch(arrays, quick_bound_s(arrays, shape), most_attempts)
     for policy in SEEDS:
         if search.best_s > search.bound_s * (1 + CLOSE):
             search.attempt(wishes_of(policy, arrays), policy)
@@ -129,14 +135,14 @@ def quickest_order(
     return schedule_of(search.order, arrays, shape)
 
 
-def climb(search: Search, draws: Draws) -> None:
+def climb(search: ListSearch, draws: Draws) -> None:
     """Try the best policy with some numbers changed, or now and then an entirely new one."""
     new = draws.chance(0.15)
     policy = drawn(draws) if new else changed(search.policy, draws)
     search.attempt(wishes_of(policy, search.arrays), policy)
 
 
-def shake(search: Search, draws: Draws) -> None:
+def shake(search: ListSearch, draws: Draws) -> None:
     """Try the best wishes with one to three changes to keys, depths or numbers."""
     assert search.wishes is not None
     wishes = search.wishes
@@ -187,7 +193,7 @@ def moved(
     return keys
 
 
-def wishes_like(schedule: Schedule, shape: PipelineShape, search: Search) -> Iterator[Wishes]:
+def wishes_like(schedule: Schedule, shape: PipelineShape, search: ListSearch) -> Iterator[Wishes]:
     """Wishes whose keys are the start times of a schedule, with several idle prices."""
     assert search.wishes is not None
     keys = np.zeros_like(search.wishes.keys)
@@ -213,7 +219,7 @@ def wishes_like(schedule: Schedule, shape: PipelineShape, search: Search) -> Ite
             )
 
 
-def schedule_of(order: Numbers, arrays: Arrays, shape: PipelineShape) -> Schedule:
+def schedule_of(order: Numbers, arrays: ScheduleArrays, shape: PipelineShape) -> Schedule:
     """The schedule with these rows, places and indices, group after group."""
     rows, places, numbers = order
     codes = np.array((F, I, W) if arrays.split else (F, B))
