@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 __all__ = [
-    "Group",
+    "ParameterGroup",
     "group_settings",
     "optimizer_entries",
     "optimizer_tensors",
@@ -22,7 +22,7 @@ __all__ = [
 
 
 @dataclass
-class Group:
+class ParameterGroup:
     """Settings of one group of an optimizer, and the names of parameters that they hold for."""
 
     settings: dict[str, Any]
@@ -56,10 +56,10 @@ def optimizer_entries(
     return {name: entry for name, entry in entries.items() if entry}
 
 
-def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[Group]:
+def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[ParameterGroup]:
     """The settings of every group, such as the learning rate, with the parameters' names."""
     return [
-        Group(
+        ParameterGroup(
             {key: plain(value) for key, value in group.items() if key != "params"},
             [names[parameter] for parameter in group["params"] if parameter in names],
         )
@@ -72,7 +72,7 @@ def restore_optimizer(
     names: Mapping[torch.Tensor, str],
     tensors: Mapping[str, torch.Tensor],
     entries: Mapping[str, Mapping[str, Any]],
-    groups: Iterable[Group],
+    groups: Iterable[ParameterGroup],
 ) -> None:
     """Give the optimizer what was saved of its parameters, wherever they were then."""
     known = list(groups)

@@ -18,7 +18,7 @@ from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.gradients.noise import GradientNoise, NoiseAverage
 from penstock.runtime.metrics import Totals, clip_factor
 from penstock.runtime.steps.optimizer_state import (
-    Group,
+    ParameterGroup,
     group_settings,
     optimizer_entries,
     optimizer_tensors,
@@ -160,7 +160,7 @@ class Training:
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Take back what `tensors` and `state` gave, on this rank or merged over all."""
         if self.optimizer is not None:
-            groups = [Group(**group) for group in state["groups"]]
+            groups = [ParameterGroup(**group) for group in state["groups"]]
             restore_optimizer(self.optimizer, self.names, tensors, state["entries"], groups)
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
