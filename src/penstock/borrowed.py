@@ -1,6 +1,6 @@
-"""Arrays, and named tuples of them, as bare addresses, for compiled code."""
+"""Passes arrays, and named tuples of arrays, as bare addresses to compiled code."""
 
-# numba has no types: what it makes is unknown to a strict checker.
+# numba is untyped, so a strict type checker knows nothing about its results.
 # pyright: basic
 
 from typing import Any
@@ -34,11 +34,12 @@ def address(typing_context, lent: Any):
 
 
 borrowed: Any = intrinsic(address)
-"""The address of an array without gaps, or a named tuple with the addresses of its arrays.
+"""The address of a contiguous array, or a named tuple with the addresses of its arrays.
 
-Places in it are read and written, no more, counted from its beginning. The caller keeps the array
-alive: a kernel borrows what it was given, and what it made itself is gone after its last mention.
-An array is ten numbers, whose owner counts references at every call that is not inlined; with
-addresses the simulator's engine and the planners' loops are several times faster, and compiled in
+Compiled code can read and write elements by index from the start, and nothing else. The caller must
+keep the array alive. An array that a kernel made itself is freed after its last use by name.
+
+Numba passes an array as ten numbers, and counts references at every call that is not inlined. With
+addresses, the simulator's engine and the planners' loops run several times faster and compile in
 half the time.
 """

@@ -1,4 +1,4 @@
-"""The command line: its commands, and how they end.
+"""The command line: its commands, and their exit codes.
 
 Exit codes: 0 done, 2 wrong usage or bad input, 3 no feasible plan, 4 run failed, 130 interrupted.
 Commands import what they need when they run, so that planning never loads torch.
@@ -41,12 +41,12 @@ app.command("list")(job_commands.catalogue)
 
 
 def main() -> None:
-    """Run the command that the arguments name, and exit with its code."""
+    """Run the command that the arguments name, and exit with its exit code."""
     sys.exit(run())
 
 
 def run() -> int:
-    """Run the command; every way it can end is one exit code and at most one line of error."""
+    """Run the command; returns its exit code and prints at most one line of error."""
     try:
         code: object = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()

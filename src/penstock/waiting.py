@@ -1,4 +1,4 @@
-"""A line that says what is waited for, where that takes longer than a few seconds."""
+"""Prints a line about what is waited for, if it takes longer than a few seconds."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from threading import Timer
 __all__ = ["PATIENCE_S", "told_if_long"]
 
 PATIENCE_S = 3.0
-"""What takes longer than this says what it is."""
+"""Work that takes longer than this prints what it is."""
 
 
 @contextmanager
 def told_if_long(note: Callable[[str], None], words: str) -> Generator[None]:
-    """Let ``note`` say ``words``, once, where the block takes longer than `PATIENCE_S`."""
+    """Let ``note`` print ``words``, once, if the block takes longer than `PATIENCE_S`."""
     timer = Timer(PATIENCE_S, note, (words,))
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Figures as people read them: seconds, bytes, shares, runs of names."""
+"""Numbers in a readable form: seconds, bytes, percentages, ranges of names."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share of one as per cent.
+    """A fraction as a percentage.
 
     >>> percent_text(0.125), percent_text(-0.0312)
     ('12.5 %', '-3.1 %')
@@ -39,7 +39,7 @@ def percent_text(share: float) -> str:
 
 
 def layers_text(names: Sequence[str]) -> str:
-    """A run of layers by the names of its first and last.
+    """A run of layers, by the names of its first and last layer.
 
     >>> layers_text(["embed"]), layers_text(["embed", "block.0", "block.1"])
     ('embed', 'embed ... block.1')

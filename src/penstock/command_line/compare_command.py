@@ -1,4 +1,4 @@
-"""``penstock compare``: planners against one another on one problem, as a table and a picture."""
+"""``penstock compare``: compares planners on one problem, as a table and a picture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -128,7 +128,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is made of every plan besides its row, and the seconds for each planner."""
+    """What to make for every plan besides its row, and the time limit of each planner."""
 
     explanation: bool
     picture: bool
@@ -137,7 +137,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One row of the comparison with what explains and draws it; no timeline any more."""
+    """One row of the comparison, with its explanation and picture but without its timeline."""
 
     comparison: "Comparison"
     row: "ComparisonRow"
@@ -145,7 +145,7 @@ class ComparedLine:
     drawn: "ComparedPlan | None" = None
 
     def to_json(self, with_explanation: bool) -> dict[str, object]:
-        """The row of the JSON."""
+        """The row of the JSON output."""
         values: dict[str, object] = {**self.comparison.to_json()}
         if with_explanation and self.explanation:
             values["explanation"] = self.explanation.to_json()
@@ -159,7 +159,7 @@ def compared_lines(
     wanted: Wanted,
     progress: PlanningProgress,
 ) -> list[ComparedLine]:
-    """All rows, the best first; each is told as soon as it is known.
+    """All rows, the best first; each is printed as soon as it is known.
 
     Raises:
         Infeasible: no planner has a plan.
@@ -189,7 +189,7 @@ def compared_lines(
 
 
 def compared_line(found: "Comparison", problem: "PlanningProblem", wanted: Wanted) -> ComparedLine:
-    """A comparison with all that its timeline is needed for."""
+    """A comparison with everything that needs its timeline."""
     from penstock.planning.assessment import PlannedPipeline
     from penstock.planning.explanation import explain_plan
     from penstock.planning.path_shares import SHARE_KINDS, path_shares
@@ -208,14 +208,14 @@ def compared_line(found: "Comparison", problem: "PlanningProblem", wanted: Wante
         seconds = {share.kind: share.seconds for share in shares}
         in_words = tuple((kind, seconds[kind]) for kind in SHARE_KINDS if kind in seconds)
         drawn = ComparedPlan(row, planned.plan, stage_lanes(timeline, planned.plan), in_words)
-    # Timelines of large clusters are large: of the next planner's there is room again.
+    # Timelines of large clusters are large: drop this one before the next planner makes its own.
     prediction = replace(planned.prediction, timeline=Timeline((), timeline.devices))
     slim = replace(found, outcome=replace(planned, prediction=prediction))
     return ComparedLine(slim, row, explanation, drawn)
 
 
 def names_in(text: str) -> list[str]:
-    """The names in a list with commas.
+    """The names in a list separated by commas.
 
     >>> names_in("search, data-parallel"), names_in("")
     (['search', 'data-parallel'], [])
@@ -224,7 +224,7 @@ def names_in(text: str) -> list[str]:
 
 
 def schedules_in(text: str) -> list[str]:
-    """The schedules in a list with commas; ``all`` stands for each synchronous one alone."""
+    """The schedules in a list separated by commas; ``all`` stands for each synchronous one."""
     from penstock.planning.comparison import AUTO
     from penstock.planning.questions import synchronous_schedules
 
@@ -264,7 +264,7 @@ def row_of(found: "Comparison") -> "ComparisonRow":
 
 
 def told(row: "ComparisonRow") -> str:
-    """A row as soon as it is known."""
+    """A row in one line, printed as soon as it is known."""
     from penstock.words import seconds_text
 
     result = row.refusal or f"{seconds_text(row.iteration_s)} with {row.schedule}, {row.stages}"
@@ -272,7 +272,7 @@ def told(row: "ComparisonRow") -> str:
 
 
 def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
-    """The bound that all gaps are above, and what proves it."""
+    """The lower bound that all gaps refer to, and what proves it."""
     from penstock.planning.assessment import PlannedPipeline
     from penstock.words import seconds_text
 
@@ -286,7 +286,7 @@ def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
-    """Why the first row beats the next that is slower, and data parallelism."""
+    """Why the first row beats the next slower one, and data parallelism."""
     from penstock.planning.explanation import why_slower
 
     known = [line.explanation for line in lines if line.explanation]
@@ -299,7 +299,7 @@ def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
 
 
 def explained(lines: Sequence[ComparedLine]) -> list[str]:
-    """What binds each plan, in paragraphs, then why the winner won."""
+    """What limits each plan, in paragraphs, then why the winner won."""
     from penstock.planning.explanation import explanation_words
 
     planners: dict[str, list[str]] = {}
@@ -316,7 +316,7 @@ def explained(lines: Sequence[ComparedLine]) -> list[str]:
 
 
 def picture_head(lines: Sequence[ComparedLine], problem: "PlanningProblem") -> "PictureHead":
-    """Title and bound of the picture."""
+    """Title and lower bound of the picture."""
     from penstock.planning.assessment import PlannedPipeline
     from penstock.report.compare_picture import PictureHead
 

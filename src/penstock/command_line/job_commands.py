@@ -1,4 +1,4 @@
-"""``penstock profile``, ``train``, ``verify``, ``report``, ``list``: jobs and their runs."""
+"""``penstock profile``, ``train``, ``verify``, ``report`` and ``list``: jobs and their runs."""
 
 from dataclasses import asdict
 from pathlib import Path

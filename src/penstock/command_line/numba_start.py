@@ -1,4 +1,4 @@
-"""A quicker start of planning and compiled code, for processes that are ours alone."""
+"""A faster start of planning and compiled code, for processes that run only Penstock."""
 
 import atexit
 import gc
@@ -8,14 +8,14 @@ from importlib import import_module
 __all__ = ["collect_garbage_rarely", "start_numba_without_scipy"]
 
 NEW_OBJECTS = 400_000
-"""So many more objects are made than freed before Python looks for cycles among them."""
+"""Garbage collection starts when this many more objects have been created than freed."""
 
 
 def collect_garbage_rarely() -> None:
-    """Let Python look for unreachable cycles less often, and not at the end: saves about 0.3 s.
+    """Run Python's garbage collector less often, and not at exit; saves about 0.3 s.
 
-    Loading libraries makes a few hundred thousand objects that all stay; to search them again and
-    again finds nothing.
+    Loading libraries creates a few hundred thousand objects that all stay, so collections find
+    nothing.
     """
     gc.set_threshold(NEW_OBJECTS, 50, 100)
     atexit.register(gc.freeze)
@@ -24,9 +24,9 @@ def collect_garbage_rarely() -> None:
 def start_numba_without_scipy() -> None:
     """Load numba's arrays without ``scipy.linalg``, which saves about 0.15 s.
 
-    Numba imports it before any compiled code runs, only to find out whether there is a BLAS for
-    matrix products; nothing here multiplies matrices. Afterwards ``scipy.linalg`` can be imported
-    as ever, but compiled code of this process has no ``np.dot``: hence not for a library.
+    Numba imports it before any compiled code runs, only to find a BLAS for matrix products, and
+    nothing here multiplies matrices. ``scipy.linalg`` can still be imported afterwards, but
+    compiled code of this process has no ``np.dot``. So a library must not call this.
     """
     if "scipy.linalg" in sys.modules or "numba.np.arraymath" in sys.modules:
         return

@@ -1,7 +1,7 @@
-"""``penstock plan``: what needs no torch and no running job."""
+"""``penstock plan``; it needs neither torch nor a running job."""
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -26,9 +26,6 @@ from penstock.command_line.options import (
 from penstock.command_line.progress import planning_progress
 from penstock.command_line.shown_plan import show_planned
 from penstock.command_line.terminal import Terminal
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["plan"]
 

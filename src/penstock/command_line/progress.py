@@ -1,4 +1,4 @@
-"""What a planner is doing, on standard error: one live line on a terminal, else a line at times."""
+"""What a planner is doing, on standard error: a live line on a terminal, else a line at times."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["PlanningProgress", "planning_progress", "say_when_compiling"]
 
 SECONDS_BETWEEN_LINES = 2.0
-"""So often at most a line is written where no line can be overwritten."""
+"""Least seconds between lines if standard error is not a terminal."""
 
 REFRESHES_PER_S = 5
 
@@ -26,7 +26,7 @@ COMPILING = "compiling inner loops: once on this machine, up to half a minute fo
 
 
 class PlanningProgress:
-    """Shows steps and notes by functions that know how: `planning_progress` makes one."""
+    """Shows search steps and notes through two functions; see `planning_progress`."""
 
     def __init__(
         self, show: Callable[[str], None], note: Callable[[str], None], bound_s: float = 0.0
@@ -42,7 +42,7 @@ class PlanningProgress:
 
 @contextmanager
 def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
-    """Progress for the block; silent where the terminal is to be quiet."""
+    """Progress during the block; silent if the terminal is quiet."""
     say_when_compiling(terminal.note)
     if terminal.quiet:
         yield PlanningProgress(ignore, ignore)
@@ -55,7 +55,7 @@ def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
 
 
 def step_words(step: "SearchStep", planner: str, bound_s: float) -> str:
-    """What is being done, and the best plan so far."""
+    """What is being done, and the best plan so far, in words."""
     from penstock.words import percent_text, seconds_text
 
     words = f"{planner}: {step.doing}" if planner and planner not in step.doing else step.doing
@@ -68,7 +68,7 @@ def step_words(step: "SearchStep", planner: str, bound_s: float) -> str:
 
 
 def at_times(note: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str], None]:
-    """``note`` with the seconds that have passed, but not for every step."""
+    """``note`` with the seconds that have passed, called at most every few seconds."""
     start_s = last_s = clock()
 
     def show(words: str) -> None:
@@ -82,7 +82,7 @@ def at_times(note: Callable[[str], None], clock: Callable[[], float]) -> Callabl
 
 
 def say_when_compiling(note: Callable[[str], None]) -> None:
-    """Let ``note`` say, once, that loops are being compiled, where that takes a while."""
+    """Let ``note`` print, once, that loops are being compiled, if that takes a while."""
     started: list[Timer] = []
 
     def begin(_: str) -> None:
@@ -96,7 +96,7 @@ def say_when_compiling(note: Callable[[str], None]) -> None:
 
 @contextmanager
 def repeated(show: Callable[[str], None]) -> Generator[Callable[[str], None]]:
-    """``show``, which for the block is given its last words again while nothing new comes."""
+    """``show``, which repeats its last words during the block while nothing new comes."""
     words, over = ["preparing"], Event()
 
     def repeat() -> None:
@@ -116,7 +116,7 @@ def repeated(show: Callable[[str], None]) -> Generator[Callable[[str], None]]:
 
 @contextmanager
 def live_line() -> Generator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """A line that is overwritten, with a running clock; and notes above it."""
+    """A line that is overwritten, with a running clock, and notes above it."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -133,4 +133,4 @@ def live_line() -> Generator[tuple[Callable[[str], None], Callable[[str], None]]
 
 
 def ignore(words: str) -> None:
-    """Say nothing."""
+    """Print nothing."""

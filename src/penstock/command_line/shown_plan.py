@@ -1,4 +1,4 @@
-"""How commands print a plan: its figures in a few lines, and its stages in a table."""
+"""How commands print a plan: its main numbers in a few lines, and its stages in a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ def show_planned(
     values: Mapping[str, object],
     parts: Sequence["RenderableType"] = (),
 ) -> None:
-    """Print a plan with its prediction and ``parts``; a note where it does not fit in memory."""
+    """Print a plan with its prediction and ``parts``, and a note if it does not fit in memory."""
     from penstock.report.tables import plan_table
 
     prediction = planned.prediction
@@ -37,13 +37,13 @@ def show_planned(
 
 
 def reserve_lines(share: float) -> list[str]:
-    """How much memory plans leave free, where they do."""
+    """How much memory plans leave free, if any."""
     words = f"{100 * share:g} % of each device's memory is kept free (--memory-reserve)"
     return [words] if share else []
 
 
 def headline(planned: "PlannedPipeline") -> list[str]:
-    """A plan in two lines."""
+    """The main numbers of a plan, in a few lines."""
     from math import isfinite
 
     from penstock.simulate.by_length import expected_s

@@ -1,4 +1,4 @@
-"""``penstock simulate``: a plan played as it is, or with something changed, and drawn."""
+"""``penstock simulate``: simulates a plan as it is or with changes, and draws it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ def simulate(
 def values_of(
     before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str], seconds: float
 ) -> dict[str, object]:
-    """The JSON: the keys of the plan; with changes what they are, and the plan without them."""
+    """The JSON output: the plan; if there are changes, these and the plan without them."""
     values: dict[str, object] = {**after.to_json(seconds, explained=bool(changes))}
     if changes:
         values |= {"changes": list(changes), "before": before.to_json(0.0, explained=True)}
@@ -123,7 +123,7 @@ def values_of(
 
 
 def iteration_lines(played: "PlayedPlan") -> list[str]:
-    """What several iterations take, where several were played."""
+    """The time of several iterations, if several were simulated."""
     from penstock.timeline.metrics import iteration_s
     from penstock.words import seconds_text, size_text
 
@@ -144,17 +144,17 @@ def iteration_lines(played: "PlayedPlan") -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TimelineFiles:
-    """Where the played timeline is written to; empty where it is not."""
+    """Where to write the simulated timeline; an empty path means not to write."""
 
     timeline: str
     trace: str
     picture: str
 
     def check(self) -> None:
-        """Refuse a place that cannot be written to, before work is done that would be lost.
+        """Raise for a path that cannot be written to, before any work is done.
 
         Raises:
-            BadInput: no such folder, or a picture in no known format.
+            BadInput: the folder does not exist, or the picture's format is unknown.
         """
         from penstock.document import check_place
         from penstock.report.timeline_files import check_timeline_path
@@ -165,7 +165,7 @@ class TimelineFiles:
             check_place(place)
 
     def write(self, timeline: "Timeline", cluster: "Cluster", title: str) -> None:
-        """Write what is asked for."""
+        """Write the requested files."""
         from penstock.report import timeline_files
         from penstock.report.perfetto import write_trace
         from penstock.timeline.json_file import write_timeline
@@ -179,20 +179,20 @@ class TimelineFiles:
             timeline_files.write_timeline(self.picture, timeline, cluster.name, limits, title)
 
     def tell(self, terminal: Terminal) -> None:
-        """Say what was written."""
+        """Print what was written."""
         for place in filter(None, (self.timeline, self.trace, self.picture)):
             terminal.note(f"wrote {place}")
 
 
 def title_of(plan: "Plan") -> str:
-    """What a picture of the plan shows."""
+    """The title of a picture of the plan."""
     return f"{plan.schedule}: {plan.micro_batches} micro-batches of {plan.micro_batch_size}"
 
 
 def change_parts(
     before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str]
 ) -> list["RenderableType"]:
-    """A table of the figures before and after, and what binds; nothing without changes."""
+    """A table of numbers before and after, and what limits each plan; empty without changes."""
     from rich.table import Table
 
     from penstock.planning.explanation import explanation_words

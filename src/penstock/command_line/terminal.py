@@ -1,4 +1,4 @@
-"""What a command prints: results on standard output, notes on standard error, errors in a line."""
+"""What a command prints: results on standard output; notes and one-line errors on stderr."""
 
 import json
 import os
@@ -28,13 +28,13 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """How to answer: as one JSON object or for people; with notes or without."""
+    """How to print: as one JSON object or for people; with or without notes."""
 
     as_json: bool
     quiet: bool
 
     def note(self, text: str) -> None:
-        """Say on standard error what goes on."""
+        """Print a note on standard error."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
@@ -45,15 +45,15 @@ class Terminal:
             return
         from rich.console import Console
 
-        # Beyond a terminal, tables are as wide as they need to be.
+        # If the output is not a terminal, tables are as wide as they need to be.
         console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
         for part in parts:
             console.print(part)
 
     def chart(self, timeline: "Timeline") -> "RenderableType":
-        """A timeline as a chart of characters: in colour and as wide as the terminal, if it is one.
+        """A timeline as a chart of characters, as wide as the terminal, in colour on a terminal.
 
-        ``NO_COLOR`` and ``COLUMNS`` in the environment are heeded.
+        The environment variables ``NO_COLOR`` and ``COLUMNS`` are respected.
         """
         from rich.text import Text
 
@@ -64,7 +64,7 @@ class Terminal:
         return Text.from_ansi(drawn, no_wrap=True)
 
     def save(self, values: Mapping[str, object], path: str) -> None:
-        """Write ``values`` as JSON to ``path``; nothing where it is empty."""
+        """Write ``values`` as JSON to ``path``, unless that is empty."""
         if path:
             from penstock.document import write_text
 
@@ -73,9 +73,9 @@ class Terminal:
 
 
 def print_error(error: BaseException) -> int:
-    """Say in one line what went wrong; the exit code for it.
+    """Print an error in one line; returns the exit code.
 
-    The traceback of an error that is not one of Penstock's own is saved to a file.
+    The traceback of an error that is not Penstock's own is saved to a file.
     """
     match error:
         case PenstockError():
@@ -111,5 +111,5 @@ def save_traceback(error: BaseException) -> Path:
 
 
 def silence_output() -> None:
-    """Let nothing be written to standard output any more, because its reader has gone."""
+    """Discard all further standard output, because its reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,1 +1,1 @@
-"""Training jobs: what they are, their files, and the program that trains them."""
+"""Training jobs: their settings, their files, and the program that trains them."""

@@ -1,7 +1,8 @@
-"""The lengths of a job's batches: what varies, how it is distributed, and what must fit.
+"""The lengths of a job's batches: which dimensions vary, how they are distributed, what must fit.
 
-time      the mean over groups of batches of about the same length, each measured at its own
-bytes     kept for the backward: those of the longest batch, as a plan that holds it holds all
+Batches are put in groups of about the same length. Times are means over the groups, each of which
+is measured at its own length. Saved bytes are those of the longest batch, since a plan that fits it
+fits all others.
 """
 
 from collections.abc import Sequence
@@ -19,18 +20,18 @@ from penstock.jobs.job import Job
 __all__ = ["DataLengths", "LengthGroup", "data_lengths"]
 
 LOOKED_AT = 64
-"""So many batches of the data tell how its lengths are distributed."""
+"""The first batches of the data, from which the distribution of lengths is estimated."""
 
 MOST_GROUPS = 4
-"""Every group is measured by itself."""
+"""Every group is measured separately, which takes time."""
 
 MOST_BUCKETS = 8
-"""Captures take time."""
+"""Every bucket is captured separately, which takes time."""
 
 
 @dataclass(frozen=True)
 class LengthGroup:
-    """Batches of about the same length: one of them, its lengths, and their share of all."""
+    """Batches of about the same length: a typical one, its lengths, and their share of all."""
 
     batch: Batch
     lengths: LengthsOf
@@ -39,10 +40,10 @@ class LengthGroup:
 
 @dataclass(frozen=True)
 class DataLengths:
-    """The lengths of a job's data; ``groups`` go from short to long.
+    """The lengths of a job's data; ``groups`` are in order from short to long.
 
-    ``dynamic`` has buckets for every length, which count where a model cannot be captured without.
-    ``typical`` is the batch that is nearest to the mean length.
+    ``dynamic`` has buckets for every length; they are used if a model cannot be captured without
+    them. ``typical`` is the batch that is nearest to the mean length.
     """
 
     dynamic: Dynamic
@@ -64,10 +65,10 @@ class DataLengths:
 
 
 def data_lengths(job: Job) -> DataLengths | None:
-    """The lengths of the first batches of a job's training data; none where nothing varies.
+    """The lengths of the first batches of a job's training data; None if nothing varies.
 
     Raises:
-        BadInput: there is no batch, or one that does not vary as declared.
+        BadInput: there is no batch, or a batch does not vary as declared.
     """
     if not job.dynamic:
         return None
@@ -98,7 +99,7 @@ def data_lengths(job: Job) -> DataLengths | None:
 
 
 def lengths_of(batch: Batch, dynamic: Dynamic, number: int) -> LengthsOf:
-    """The lengths of a batch of the data; ``number`` is for messages."""
+    """The lengths of a batch of the data; ``number`` is used in error messages."""
     try:
         return layout_of(batch, dynamic).example_lengths
     except BadInput as problem:
@@ -106,17 +107,17 @@ def lengths_of(batch: Batch, dynamic: Dynamic, number: int) -> LengthsOf:
 
 
 def relative(lengths: LengthsOf, mean: Sequence[float]) -> float:
-    """How long a batch is, all lengths together."""
+    """How long a batch is relative to the mean, summed over all lengths."""
     return sum(size / usual for size, usual in zip(lengths, mean, strict=True))
 
 
 def distance(lengths: LengthsOf, middle: Sequence[float]) -> float:
-    """How far a batch is from other lengths."""
+    """The relative distance between a batch's lengths and ``middle``."""
     return sum(abs(size / usual - 1) for size, usual in zip(lengths, middle, strict=True))
 
 
 def grouped(order: Sequence[int], found: Sequence[LengthsOf]) -> list[list[int]]:
-    """Batches, from short to long, in groups: one a length if there are few, or equally many."""
+    """Groups of batches from short to long: one for each length if few, else of equal size."""
     by_lengths: dict[LengthsOf, list[int]] = {}
     for number in order:
         by_lengths.setdefault(found[number], []).append(number)
@@ -127,7 +128,7 @@ def grouped(order: Sequence[int], found: Sequence[LengthsOf]) -> list[list[int]]
 
 
 def with_buckets(dynamic: Dynamic, found: Sequence[LengthsOf]) -> Dynamic:
-    """``dynamic`` with buckets from the data for lengths that are declared without."""
+    """``dynamic`` with buckets from the data for lengths that are declared without buckets."""
     lengths = named_lengths(dynamic)
     most = min(MOST_BUCKETS, int(MOST_CAPTURES ** (1 / len(lengths)) + 1e-9))
     declared = {
@@ -148,9 +149,9 @@ def with_buckets(dynamic: Dynamic, found: Sequence[LengthsOf]) -> Dynamic:
 
 
 def buckets_of(length: Length, sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    """All sizes of the data if there are few, or those that hold equally many batches each.
+    """All sizes of the data if there are few, else sizes that divide the batches equally.
 
-    The declared maximum is one, too: a later batch may be longer than all that were looked at.
+    The declared maximum is a bucket too, because later batches may be longer than those examined.
 
     >>> buckets_of(Length("length"), [4, 4, 5, 9], 3)
     (4, 5, 9)
@@ -166,5 +167,5 @@ def buckets_of(length: Length, sizes: Sequence[int], most: int) -> tuple[int, ..
 
 
 def told(names: Sequence[str], lengths: LengthsOf) -> str:
-    """Lengths by name."""
+    """Lengths with their names, in words."""
     return ", ".join(f"{name} {size}" for name, size in zip(names, lengths, strict=True))

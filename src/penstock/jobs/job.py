@@ -34,37 +34,38 @@ RECORDED = (
     "verified",
     "lengths",
 )
-"""What a run records of each step besides metrics."""
+"""What a run records for each step, besides metrics."""
 
 LONGEST_NAME = 100
-"""Characters of a job's name: a run's directory adds the time, and file systems have limits."""
+"""Longest job name in characters; a run's directory adds the time, and file names are limited."""
 
 Split: TypeAlias = Literal["train", "held-out"]
 """The two parts of a job's data."""
 
 Data: TypeAlias = Callable[[Split, int, int, int], Iterator[Batch]]
-"""``data(split, seed, start_step, batch_size)``: one batch for each step from ``start_step`` on.
+"""``data(split, seed, start_step, batch_size)`` yields the batches from step ``start_step`` on.
 
-Where a step takes several batches, ``start_step`` counts batches.
+It yields one batch for each step. If a step takes several batches, ``start_step`` counts batches.
 
-The batch of a step depends on these four only, so that every rank iterates the same batches and a
-resumed run sees those that an uninterrupted one would have seen. The iterator of ``"train"`` is
-endless, or ends the training; that of ``"held-out"`` may end after any batch.
+A batch must depend only on these four arguments and its step. Then every rank iterates over the
+same batches, and a resumed run gets those that an uninterrupted one would have got. The iterator of
+``"train"`` is endless, or its end ends the training. That of ``"held-out"`` may end after any
+batch.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Which optimizer, and how its learning rate goes over the steps.
+    """Which optimizer to use, and how its learning rate changes over the steps.
 
-    The rate rises linearly over ``warm_up_steps`` to ``learning_rate``; ``"cosine"`` then lowers
-    it to a tenth at the last step, ``"constant"`` keeps it. ``betas`` are those of Adam and AdamW,
-    ``momentum`` is that of SGD and Muon. ``"muon"`` is Muon for matrices and AdamW for the rest.
-    ``fused`` and ``foreach`` are torch's own options: one kernel for all parameters, or one for
-    each kind of operation; with neither, parameters are stepped one by one.
+    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``. Then ``"cosine"`` lowers it
+    to a tenth at the last step, and ``"constant"`` keeps it. ``betas`` are for Adam and AdamW,
+    ``momentum`` is for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW for the rest.
+    ``fused`` and ``foreach`` are PyTorch's options: one kernel for all parameters, or one kernel
+    for each kind of operation. With neither, parameters are stepped one by one.
 
     Raises:
-        BadInput: both ways to step at once, or a beta outside [0, 1).
+        BadInput: both ``fused`` and ``foreach``, or a beta outside [0, 1).
     """
 
     name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
@@ -90,7 +91,7 @@ class OptimizerSettings:
     def state_bytes_per_parameter_byte(self) -> float:
         """Bytes of optimizer state for each byte of parameters: two moments, one, or none.
 
-        Muon's is that of matrices; biases and norms have two moments, but few bytes.
+        For Muon, that of matrices; biases and norms have two moments but few bytes.
         """
         match self.name:
             case "adamw" | "adam":
@@ -103,22 +104,23 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything ``penstock train`` needs: a model, batches of data, and training settings.
+    """Everything that ``penstock train`` needs: a model, data, and training settings.
 
     ``batch_size`` is the global batch in samples; a plan cuts it into micro-batches of one of
-    ``micro_batch_sizes`` (empty: every divisor). ``loss`` is absent where the model returns its
-    loss itself. ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are off at 0.
-    ``accumulate`` is the number of batches that a step takes, each a flush of the pipeline, so that
-    a step has ``accumulate * batch_size`` samples. ``loss_scaling`` counts with float16 only.
-    ``weights`` are first weights, `Pipeline`'s; ``save_weights`` is a directory for the last ones.
+    ``micro_batch_sizes`` (empty: every divisor). ``loss`` is None if the model returns its loss.
+    ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are disabled by 0. ``accumulate`` is
+    the number of batches in a step; each is a flush of the pipeline, so a step has
+    ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16. ``weights`` are
+    the first weights, as in `Pipeline`; ``save_weights`` is a directory for the final weights.
+
     ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync`` and ``dynamic`` are
-    those of `Pipeline`; ``dynamic`` may be ``"auto"``: what differs between the first batches of
-    the data varies. A callback that calls ``pipe.stop()`` ends the run after the next step.
-    ``build_model``, ``data``, ``loss``, metrics and callbacks must be importable functions, because
-    each worker process imports them anew.
+    those of `Pipeline`. ``dynamic`` may also be ``"auto"``: dimensions in which the first batches
+    of the data differ are dynamic. A callback that calls ``pipe.stop()`` ends the run after the
+    next step. ``build_model``, ``data``, ``loss``, metrics and callbacks must be importable
+    functions, because each worker process imports them.
 
     Raises:
-        BadInput: a count or rate outside its range.
+        BadInput: a number out of range, or settings that contradict each other.
     """
 
     name: str
@@ -162,7 +164,7 @@ class Job:
         """The first batch of the training data.
 
         Raises:
-            BadInput: there is none.
+            BadInput: the data yields no batch.
         """
         for batch in self.batches("train"):
             return batch
@@ -172,7 +174,7 @@ class Job:
         )
 
     def autocast_dtype(self) -> torch.dtype | None:
-        """The type that matrix products are computed in, or none for that of the parameters."""
+        """The type of matrix products; None stands for the parameters' own type."""
         return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.autocast]
 
     def micro_batch_choices(self) -> tuple[int, ...]:
@@ -182,13 +184,13 @@ class Job:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name stays in the directory that it is put in."""
+    """Whether a name can be used as the name of a file or directory."""
     is_plain = name.isprintable() and "/" not in name and name not in (".", "..")
     return is_plain and 0 < len(name) <= LONGEST_NAME
 
 
 def check_job(job: Job) -> None:
-    """Raise `BadInput` for settings that no training could follow."""
+    """Raise `BadInput` for settings that are out of range or contradict each other."""
     if not is_file_name(job.name):
         raise BadInput(
             f"job name {job.name[:LONGEST_NAME]!r} cannot name a directory; use 1 to "

@@ -1,6 +1,6 @@
-"""Jobs by name, or as TOML.
+"""Finds built-in jobs by name, and reads jobs from TOML files.
 
-A job of one's own names the functions that make it:
+A job file names the functions that make the job:
 
     name = "my-model"
     model = "my_package.model:build"       # build() -> nn.Module
@@ -20,12 +20,12 @@ A job of one's own names the functions that make it:
     [metrics]
     accuracy = "my_package.model:accuracy"     # accuracy(output, target)
 
-A variation of a built-in job names that, and what is to be different:
+A variation of a built-in job names that job, and what is different:
 
     base = "gpt-text"
     steps = 40
 
-Modules are looked for beside the file, in the working directory, and among installed packages.
+Modules are searched beside the file, in the working directory, and among installed packages.
 """
 
 import importlib
@@ -49,11 +49,11 @@ from penstock.runtime.weights.pretrained import Weights
 __all__ = ["find_job", "read_job"]
 
 TABLES = {"base", "optimizer", "loss_scaling", "weights", "save_weights", "dynamic"}
-"""Keys of a file that are not those of a job as they are."""
+"""Keys of a file that do not directly set a field of `Job`."""
 
 
 class OptimizerEntry(Entry):
-    """The ``[optimizer]`` table; what is left out stays as it is."""
+    """The ``[optimizer]`` table; omitted keys keep their values."""
 
     name: Literal["adamw", "adam", "sgd", "muon"] | None = None
     learning_rate: float | None = None
@@ -67,7 +67,7 @@ class OptimizerEntry(Entry):
 
 
 class LossScalingEntry(Entry):
-    """The ``[loss_scaling]`` table; what is left out stays as it is."""
+    """The ``[loss_scaling]`` table; omitted keys keep their values."""
 
     initial: float | None = None
     growth: float | None = None
@@ -77,7 +77,7 @@ class LossScalingEntry(Entry):
 
 
 class WeightsEntry(Entry):
-    """The ``[weights]`` table: a directory, beside the job file unless its path is absolute."""
+    """The ``[weights]`` table; a relative ``directory`` is relative to the job file."""
 
     directory: str
     new: list[str] = Field(default_factory=list[str])
@@ -85,7 +85,7 @@ class WeightsEntry(Entry):
 
 
 class LengthEntry(Entry):
-    """A length with limits, or in buckets, in the ``[dynamic]`` table."""
+    """A length with limits or buckets in the ``[dynamic]`` table."""
 
     name: str
     min: int = 1
@@ -94,34 +94,34 @@ class LengthEntry(Entry):
     pad: float | None = None
 
     def value(self) -> str | Length:
-        """The length that the entry declares; its name where it declares nothing more."""
+        """The declared length, or only its name if nothing else is given."""
         length = Length(self.name, self.min, self.max, tuple(self.buckets), self.pad)
         return self.name if length == Length(self.name) else length
 
 
 AUTO: dict[str, dict[str, LengthEntry]] = {"auto": {}}
-"""What ``dynamic = "auto"`` is read as."""
+"""How ``dynamic = "auto"`` is represented."""
 
 
 def as_table(value: object) -> object:
-    """The ``[dynamic]`` table, or what stands for the word that may be in its place."""
+    """The ``[dynamic]`` table, or `AUTO` for the word "auto"."""
     if isinstance(value, str) and value != "auto":
         raise ValueError('write "auto", or a table of the dimensions that vary')
     return AUTO if value == "auto" else value
 
 
 def as_entry(value: object) -> object:
-    """A length as a table where its name alone is given."""
+    """A length as a table; a string is its name."""
     return {"name": value} if isinstance(value, str) else value
 
 
-# A union instead would name every alternative in the message for a wrong key.
+# With a union type, the error for a wrong key would list every alternative.
 LengthTable = Annotated[LengthEntry, BeforeValidator(as_entry)]
 DynamicTable = Annotated[dict[str, dict[str, LengthTable]], BeforeValidator(as_table)]
 
 
 class JobEntry(Entry):
-    """A whole job file; what is left out stays as it is in ``base``, or at its default."""
+    """A whole job file; omitted keys are as in ``base``, or have their defaults."""
 
     base: str | None = None
     name: str | None = None
@@ -154,10 +154,10 @@ class JobEntry(Entry):
 
 
 def find_job(name_or_path: str | Path) -> Job:
-    """A built-in job by name, or the job in a TOML file.
+    """The built-in job of this name, or the job in the TOML file at this path.
 
     Raises:
-        BadInput: neither, or a file that describes no job.
+        BadInput: neither, or the file does not describe a job.
     """
     if place := JOBS.get(str(name_or_path)):
         return function_at(place, f"built-in job '{name_or_path}'")()
@@ -176,7 +176,7 @@ def read_job(path: str | Path) -> Job:
     """The job in a TOML file.
 
     Raises:
-        BadInput: a syntax error, an unknown key, a wrong value, or a function that is not there.
+        BadInput: a syntax error, an unknown key, a wrong value, or a function that is missing.
     """
     path = Path(path)
     if path.suffix != ".toml":
@@ -192,7 +192,7 @@ def read_job(path: str | Path) -> Job:
 
 
 def job_of(entry: JobEntry, path: Path) -> Job:
-    """The job that a checked file describes."""
+    """The job that a validated file describes."""
     places = {"model": entry.model, "data": entry.data}
     missing = [key for key, place in places.items() if place is None]
     if entry.base is None and missing:
@@ -239,10 +239,10 @@ def job_of(entry: JobEntry, path: Path) -> Job:
 
 
 def dynamic_of(table: Mapping[str, Mapping[str, LengthEntry]]) -> Dynamic:
-    """The dimensions that vary; TOML's keys are text, also those that are numbers.
+    """The dimensions that vary. TOML keys are always text, so numbers are converted.
 
     Raises:
-        BadInput: a dimension is no number.
+        BadInput: a dimension is not a number.
     """
     found: dict[str | int | tuple[str | int, ...], dict[int, str | Length]] = {}
     for key, dimensions in table.items():
@@ -258,7 +258,7 @@ def dynamic_of(table: Mapping[str, Mapping[str, LengthEntry]]) -> Dynamic:
 
 
 def optimizer_changes(entry: OptimizerEntry) -> dict[str, Any]:
-    """The optimizer's settings that the file gives."""
+    """The optimizer settings that the file contains."""
     given = {key: value for key, value in entry.model_dump().items() if value is not None}
     if "betas" in given:
         given["betas"] = tuple(given["betas"])
@@ -271,7 +271,7 @@ def function_at(place: str, key: str) -> Any:
     """The function at ``module:function``; a loss may be a list of weighted functions.
 
     Raises:
-        BadInput: the place is malformed, the module cannot be imported, or has no such function.
+        BadInput: the place is malformed, the import fails, or the module has no such function.
     """
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):

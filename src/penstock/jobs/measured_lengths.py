@@ -1,4 +1,4 @@
-"""Predicted against measured, length by length: the steps of a run by the length of their batch."""
+"""Compares predicted and measured step times by the length of the batch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ __all__ = ["MeasuredLength", "mean_s", "measured_lengths"]
 class MeasuredLength:
     """Batches of about these lengths: their share of the data, predicted and measured seconds.
 
-    ``measured_s`` is the median of ``steps`` steps, 0 where none had such a batch.
+    ``measured_s`` is the median over ``steps`` steps; 0 if no step had such a batch.
     """
 
     lengths: Mapping[str, int]
@@ -41,9 +41,9 @@ class MeasuredLength:
 def measured_lengths(
     predicted: Sequence[LengthPrediction], rows: Iterable[Mapping[str, Any]], warm: int
 ) -> tuple[MeasuredLength, ...]:
-    """The steps after step ``warm`` in ``rows``, each at the predicted length that is nearest.
+    """The steps after step ``warm`` in ``rows``, assigned to the nearest predicted length.
 
-    Steps of several batches have no length.
+    Steps of several batches have no length and are left out.
     """
     found: list[list[float]] = [[] for _ in predicted]
     for row in rows:
@@ -63,11 +63,11 @@ def measured_lengths(
 
 
 def apart(length: LengthPrediction, lengths: Mapping[str, int]) -> float:
-    """How far lengths are from predicted ones: 16 is as far from 8 as from 32."""
+    """Distance between lengths and predicted ones, on a log scale: 8 and 32 are as far from 16."""
     return sum(abs(log(lengths[name] / size)) for name, size in length.lengths)
 
 
 def mean_s(lengths: Sequence[MeasuredLength]) -> float:
-    """The mean step of the run; 0 where none was measured."""
+    """The mean step time of the run in seconds; 0 if none was measured."""
     steps = sum(found.steps for found in lengths)
     return sum(found.steps * found.measured_s for found in lengths) / steps if steps else 0.0

@@ -1,4 +1,4 @@
-"""Muon for matrices and AdamW for all other parameters, as one optimizer."""
+"""One optimizer that uses Muon for matrices and AdamW for all other parameters."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ __all__ = ["MuonWithAdamW"]
 
 
 class MuonWithAdamW(Optimizer):
-    """``torch.optim.Muon`` of parameters with two dimensions, ``torch.optim.AdamW`` of the rest.
+    """``torch.optim.Muon`` for parameters of two dimensions, ``torch.optim.AdamW`` for the rest.
 
     Muon (K. Jordan et al., 2024) is for matrices only. Its updates are scaled to the size of
     AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2), so that one learning
-    rate and one weight decay serve both. Embeddings are matrices too. ``fused`` and ``foreach`` are
-    for AdamW; Muon works matrix by matrix. There are two groups, of which one may be empty.
+    rate and one weight decay serve both. Embeddings count as matrices. ``fused`` and ``foreach``
+    are for AdamW; Muon steps matrix by matrix. There are two parameter groups; one may be empty.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class MuonWithAdamW(Optimizer):
 
     @property
     def parts(self) -> Sequence[Optimizer]:
-        """The optimizers that this one is made of."""
+        """The two optimizers."""
         return self._parts
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step both."""
+        """Step both optimizers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -70,12 +70,12 @@ class MuonWithAdamW(Optimizer):
         return loss
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take state and groups, as `load_state_dict` does, for both."""
+        """Set state and groups of both; `load_state_dict` calls this."""
         super().__setstate__(state)
         self._share()
 
     def _share(self) -> None:
-        """Both work on this optimizer's groups and state."""
+        """Let both optimizers work on this optimizer's groups and state."""
         for part, group in zip(self._parts, self.param_groups, strict=True):
             part.param_groups = [group]
             part.state = self.state

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules from a job's settings."""
+"""Makes optimizers and learning-rate schedules from a job's settings."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from penstock.jobs.muon import MuonWithAdamW
 __all__ = ["learning_rate_schedule", "optimizer_factory"]
 
 LEAST_SHARE = 0.1
-"""The share of the learning rate that a cosine schedule ends at."""
+"""The fraction of the learning rate at the end of a cosine schedule."""
 
 
 def optimizer_factory(
     settings: OptimizerSettings,
 ) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """A function that makes the optimizer of some parameters: each rank makes that of its own."""
+    """A function that makes the optimizer; each rank calls it with its own parameters."""
 
     rate, decay = settings.learning_rate, settings.weight_decay
     ways = {"fused": settings.fused, "foreach": settings.foreach}
@@ -56,10 +56,10 @@ def learning_rate_schedule(
 ) -> Callable[[torch.optim.Optimizer], LambdaLR]:
     """A function that makes the learning-rate schedule over ``steps`` steps.
 
-    Where weights are updated several times in a step, all of its updates have its rate.
+    If weights are updated several times in a step, all its updates have the same rate.
 
     share(k) = min(1, (k + 1) / warm_up_steps) * decay(k),
-    decay(k) = 0.1 + 0.45 (1 + cos(pi * k / steps))    or 1 where the rate is constant
+    decay(k) = 0.1 + 0.45 (1 + cos(pi * k / steps))    or 1 if the rate is constant
     """
 
     def share(step: int) -> float:

@@ -1,4 +1,4 @@
-"""Cost a job: its model layer by layer, and the links between its workers."""
+"""Measures or estimates the costs of a job: its layers, and the links between its workers."""
 
 import os
 from collections.abc import Callable
@@ -39,22 +39,22 @@ __all__ = [
 REPEATS = 5
 
 STEPPED_BYTES = 64_000_000
-"""Parameters that an optimizer must read from memory."""
+"""Parameters of this size do not fit in a cache, so an optimizer reads them from memory."""
 
 
 @dataclass(frozen=True)
 class CostedJob:
-    """What planning a job takes."""
+    """The inputs of planning a job."""
 
     profile: ModelProfile
     cluster: Cluster
 
 
 def built_model(job: Job) -> nn.Module:
-    """The job's model with its first weights, by the job's seed.
+    """The job's model with its first weights, from the job's seed.
 
     Raises:
-        BadInput: the job's function ends the program, or returns something else.
+        BadInput: the job's function ends the program, or does not return a module.
     """
     torch.manual_seed(job.seed)
     try:
@@ -73,13 +73,13 @@ def built_model(job: Job) -> nn.Module:
 
 
 def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGraph:
-    """The job's model with its first weights (by the job's seed), captured.
+    """The job's model with its first weights (from the job's seed), captured.
 
-    A model that was built on the meta device stays there. The job's weights are not read, but
-    compared with the model by name and shape.
+    A model that was built on the meta device stays there. The job's weight files are not loaded;
+    only their names and shapes are compared with the model.
 
     Raises:
-        BadInput: there is no model, or the weights are not the model's.
+        BadInput: there is no model, or the weight files do not match it.
         CaptureFailed: the model cannot be traced.
     """
     model = built_model(job)
@@ -122,7 +122,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
 
 
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
-    """The profile measured by this process, alone or beside others."""
+    """The profile that this process measures, alone or beside other processes."""
     graph = build_and_capture(job, device)
     step_s = step_s_per_byte(job, graph, torch.device(device), shares_cores)
 
@@ -142,7 +142,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
 
 
 def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelProfile:
-    """The profile of the example batch, or of the lengths that the job's data has."""
+    """The profile of the example batch, or of all lengths of the job's data."""
     lengths = data_lengths(job)
     if lengths is None:
         return profile_of(job.example_batch())
@@ -160,9 +160,9 @@ def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelPr
 
 
 def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_cores: bool) -> float:
-    """Seconds of a step per byte: of the whole model, or of one layer where it is on meta.
+    """Seconds of a step per byte of parameters, for the whole model.
 
-    That layer is the smallest that no cache holds.
+    If the model is on meta, one layer is measured instead: the smallest that exceeds all caches.
     """
     layers = range(len(graph.layer_names))
     if is_on_meta(graph.model):
@@ -177,16 +177,16 @@ def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_co
 
 
 def sizes_to_measure(job: Job) -> tuple[int, ...]:
-    """Batch sizes from a replica's slice of the smallest micro-batch to the largest micro-batch."""
+    """Batch sizes from half of the smallest micro-batch to the largest micro-batch."""
     choices = job.micro_batch_choices()
     largest, smallest = max(choices), max(1, min(choices) // 2)
     return tuple(sorted({smallest, max(1, largest // 4), max(1, largest // 2), largest}))
 
 
 def cost_job(job: Job, *, workers: int, device: str = "cpu") -> CostedJob:
-    """Profile and cluster for ``workers`` local workers, measured as they will run.
+    """Profile and cluster for ``workers`` local workers.
 
-    All workers measure at the same time, because they will also train at the same time.
+    All workers measure at the same time, because they also train at the same time.
     """
     if workers == 1:
         profile = launch_workers(measure_job, (job, device), workers=1)[0]
@@ -199,7 +199,7 @@ def cost_job(job: Job, *, workers: int, device: str = "cpu") -> CostedJob:
 
 
 def cost_worker(job: Job, device: str) -> CostedJob:
-    """What each measuring worker runs: links together, then layers, all at the same time."""
+    """Run by each measuring worker: links first, then layers, all workers at the same time."""
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -210,7 +210,7 @@ def cost_worker(job: Job, device: str) -> CostedJob:
 
 
 def cluster_for(workers: int, measured: Host) -> Cluster:
-    """``workers`` workers on this machine's cores, joined by links as measured."""
+    """A cluster of ``workers`` workers on this machine's cores, with the measured links."""
     cluster = local_cluster(workers, usable_cores(), usable_memory_bytes())
     host = replace(
         cluster.hosts[0],

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a live line on a terminal, plain lines elsewhere."""
+"""What a training run displays: a live line on a terminal, plain lines elsewhere."""
 
 import sys
 from typing import Protocol, TextIO
@@ -11,29 +11,29 @@ from penstock.runtime.metrics import StepMetrics
 __all__ = ["NoDisplay", "TrainingDisplay", "display_for", "show_cursor"]
 
 PLAIN_LINES = 20
-"""How many lines a run prints where there is no terminal."""
+"""How many lines a run prints if standard error is not a terminal."""
 
 SHOW_CURSOR = "\x1b[?25h"
 
 
 class TrainingDisplay(Protocol):
-    """Shows the state after each step."""
+    """Displays the state after each step."""
 
     def step(self, step: int, metrics: StepMetrics) -> None:
-        """Step number ``step`` was taken."""
+        """Step ``step`` has been taken."""
         ...
 
     def note(self, text: str) -> None:
-        """Something else worth a line: an evaluation, a checkpoint."""
+        """Print a line about something else: an evaluation, a checkpoint."""
         ...
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         ...
 
 
 class NoDisplay:
-    """Shows nothing."""
+    """Displays nothing."""
 
     def step(self, step: int, metrics: StepMetrics) -> None:
         """Nothing."""
@@ -46,7 +46,7 @@ class NoDisplay:
 
 
 class LiveDisplay:
-    """A bar that is redrawn in place."""
+    """A progress bar that is redrawn in place."""
 
     def __init__(self, start: int, steps: int) -> None:
         self._progress = Progress(
@@ -92,7 +92,7 @@ class PlainDisplay:
         self._stream = stream
 
     def step(self, step: int, metrics: StepMetrics) -> None:
-        """Print every so often, and the last step always."""
+        """Print every few steps, and always the last step."""
         if step % self._every == 0 or step == self._steps:
             self.note(
                 f"step {step}/{self._steps}  loss {metrics.loss:.4f}  "
@@ -104,11 +104,11 @@ class PlainDisplay:
         print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Nothing to restore."""
 
 
 def display_for(start: int, steps: int, *, shown: bool) -> TrainingDisplay:
-    """The display that suits standard error; ``shown`` is false where there is to be none."""
+    """The display that suits standard error; none unless ``shown``."""
     if not shown:
         return NoDisplay()
     if sys.stderr.isatty():
@@ -117,7 +117,7 @@ def display_for(start: int, steps: int, *, shown: bool) -> TrainingDisplay:
 
 
 def show_cursor() -> None:
-    """Show the cursor again that a worker's live display hid before it was stopped."""
+    """Show the cursor again, which the live display of a stopped worker left hidden."""
     if sys.stderr.isatty():
         sys.stderr.write(SHOW_CURSOR)
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What a run writes down while it runs: metrics.jsonl and TensorBoard's event files."""
+"""What a run records while it runs: metrics.jsonl and TensorBoard's event files."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ __all__ = ["Records"]
 
 
 class Records:
-    """The records of rank 0; on other ranks nothing is written.
+    """The records of rank 0; other ranks write nothing.
 
     A resumed run first drops what was recorded after the checkpoint that it starts from.
     """
@@ -22,7 +22,7 @@ class Records:
         if not writes:
             return
         write_rows(directory.metrics, rows_before(directory.metrics, start) if start else [])
-        # Importing TensorBoard takes a second, which only this rank need spend.
+        # Importing TensorBoard takes a second, and only rank 0 needs it.
         from torch.utils.tensorboard import SummaryWriter
 
         self._file = directory.metrics.open("a", buffering=1)
@@ -35,7 +35,7 @@ class Records:
         verified: str = "",
         lengths: Mapping[str, int] | None = None,
     ) -> None:
-        """Record a step, how it compared with the user's module if it did, and its lengths."""
+        """Record a step, with the result of verification, if any, and the batch's lengths."""
         row: dict[str, Any] = {
             "step": step,
             "loss": metrics.loss,

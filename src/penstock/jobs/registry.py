@@ -1,4 +1,4 @@
-"""The built-in jobs by name, each as the place of the function that returns it."""
+"""The built-in jobs: names, and where the functions are that return them."""
 
 __all__ = ["DEFAULT_JOB", "JOBS"]
 

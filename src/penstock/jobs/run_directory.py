@@ -1,4 +1,4 @@
-"""The files of a run: where they are, and how they are written."""
+"""The files of a run, and how they are read and written."""
 
 import fcntl
 import json
@@ -27,36 +27,36 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run; every file is written whole or not at all."""
+    """The directory of one run; every file is written completely or not at all."""
 
     path: Path
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are, one directory for each."""
+        """The directory with one subdirectory for each checkpoint."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object for each step."""
+        """The file with one JSON object for each step."""
         return self.path / "metrics.jsonl"
 
     @property
     def tensorboard(self) -> Path:
-        """Event files of TensorBoard."""
+        """The directory of TensorBoard's event files."""
         return self.path / "tensorboard"
 
     @property
     def logs(self) -> Path:
-        """Tracebacks of workers that failed."""
+        """The directory with the tracebacks of failed workers."""
         return self.path / "workers"
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out of the directory; the lock ends with this process at the latest.
+        """Lock the directory against other runs; the lock ends with this process at the latest.
 
         Raises:
-            BadInput: another run has it.
+            BadInput: another run holds the lock.
         """
         with (self.path / ".lock").open("a") as file:
             try:
@@ -70,11 +70,11 @@ class RunDirectory:
 
     @property
     def is_costed(self) -> bool:
-        """Whether profile and cluster were measured before."""
+        """Whether profile and cluster have been measured already."""
         return (self.path / "profile.json").exists() and (self.path / "cluster.toml").exists()
 
     def write_costs(self, profile: ModelProfile, cluster: Cluster) -> None:
-        """Keep what was measured, so that resuming need not measure again."""
+        """Save what was measured, so that a resumed run need not measure again."""
         write_profile(profile, self.path / "profile.json")
         write_cluster(cluster, self.path / "cluster.toml")
 
@@ -83,7 +83,7 @@ class RunDirectory:
         return read_profile(self.path / "profile.json"), read_cluster(self.path / "cluster.toml")
 
     def write_plan(self, plan: Plan) -> None:
-        """Keep the plan."""
+        """Save the plan."""
         write_plan(plan, self.path / "plan.json")
 
     def read_plan(self) -> Plan:
@@ -91,19 +91,19 @@ class RunDirectory:
         return read_plan(self.path / "plan.json")
 
     def write_predicted(self, timeline: Timeline) -> None:
-        """Keep the simulated iteration."""
+        """Save the simulated iteration."""
         write_timeline(timeline, self.path / "predicted.json")
 
     def write_measured(self, timeline: Timeline) -> None:
-        """Keep an iteration of the run."""
+        """Save a measured iteration."""
         write_timeline(timeline, self.path / "measured.json")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Keep the run in figures."""
+        """Save the summary."""
         write_text(self.path / "summary.json", json_text(summary))
 
     def read_summary(self) -> dict[str, Any]:
-        """What `write_summary` wrote; empty where a run did not get that far."""
+        """What `write_summary` wrote; empty if the run did not get that far."""
         path = self.path / "summary.json"
         if not path.exists():
             return {}
@@ -115,7 +115,7 @@ def new_run(job_name: str, out: str | Path | None) -> RunDirectory:
     """An empty directory for a new run: ``out``, or one under ``runs`` named after job and time.
 
     Raises:
-        BadInput: ``out`` holds a run already, is no directory, or cannot be made.
+        BadInput: ``out`` already holds a run, is not a directory, or cannot be created.
     """
     path = Path(out) if out else RUNS / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (path / "metrics.jsonl").exists():
@@ -133,10 +133,10 @@ def new_run(job_name: str, out: str | Path | None) -> RunDirectory:
 
 
 def latest_run(job_name: str, out: str | Path | None) -> RunDirectory:
-    """The run to continue: ``out``, or the newest under ``runs`` of that job.
+    """The run to continue: ``out``, or the newest run of that job under ``runs``.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such run.
     """
     if out:
         if not (Path(out) / "plan.json").exists():
@@ -156,15 +156,15 @@ def latest_run(job_name: str, out: str | Path | None) -> RunDirectory:
 
 
 def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` up to ``step`` inclusive: those that a resumed run keeps.
+    """The rows of ``metrics.jsonl`` up to and including ``step``, which a resumed run keeps.
 
-    A last line that was cut off by a crash is dropped.
+    A last line that a crash cut off is dropped.
     """
     return [row for row in read_rows(path) if row["step"] <= step]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` that are whole; none where there is no such file."""
+    """The complete rows of ``metrics.jsonl``; empty if there is no such file."""
     rows: list[dict[str, Any]] = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(json.JSONDecodeError):
@@ -173,5 +173,5 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write all rows of ``metrics.jsonl`` anew."""
+    """Overwrite ``metrics.jsonl`` with these rows."""
     write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Train a job on this machine: cost it, plan it, predict it, run it, report it."""
+"""Trains a job on this machine: measure, plan, predict, run, report."""
 
 import sys
 import time
@@ -39,22 +39,22 @@ from penstock.waiting import told_if_long
 __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "train_job"]
 
 STEADY_ITERATIONS = 6
-"""Simulated where batches follow one another without a flush, to tell the steady pace."""
+"""Iterations to simulate for the steady-state step time."""
 
 Log = Callable[[str], None]
-"""Where the driver says, in a line, what it does."""
+"""Prints one line about what happens."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What ``penstock train`` was asked.
+    """The options of ``penstock train``.
 
-    ``plan`` is a plan file (none: make one with ``planner`` and ``schedule`` that leaves the share
-    ``memory_reserve`` of the memory free). ``out`` is the run directory (none: a new one under
-    ``runs``, or with ``resume`` the newest there). ``shown`` is false where nothing is to be
-    displayed, ``verify`` where the first step is not to be compared with the model left whole,
-    whatever the job says. ``save_weights`` is a directory for the weights at the end (none: the
-    job's). ``allow_pickle`` lets checkpoints of format 1 be read, which can run code.
+    ``plan`` is a plan file (None: make a plan with ``planner`` and ``schedule`` that leaves the
+    fraction ``memory_reserve`` of the memory free). ``out`` is the run directory (None: a new one
+    under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display nothing.
+    ``verify`` false: do not compare the first step with the whole model, whatever the job says.
+    ``save_weights`` is a directory for the final weights (None: the job's). ``allow_pickle`` allows
+    to read checkpoints of format 1, which can run code.
     """
 
     workers: int = 4
@@ -74,9 +74,9 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to; the keys of ``penstock train --json``.
+    """The result of a run; its fields are the keys of ``penstock train --json``.
 
-    Where batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them.
+    If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them.
     """
 
     steps: int
@@ -98,10 +98,10 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
 
     Raises:
         BadInput: the request or the job cannot be carried out.
-        Infeasible: no plan fits into the memory of the workers.
-        RunFailed: a worker failed, was killed, or the loss was not finite; the last checkpoint is
-            whole, and ``resume`` continues from it.
-        KeyboardInterrupt: Ctrl-C; likewise.
+        Infeasible: no plan fits in the memory of the workers.
+        RunFailed: a worker failed or was killed, or the loss was not finite. The last checkpoint is
+            complete, and ``resume`` continues from it.
+        KeyboardInterrupt: Ctrl-C; the last checkpoint is complete as well.
     """
     say = log or (lambda text: print(text, file=sys.stderr, flush=True) if request.shown else None)
     if request.workers < 1:
@@ -123,10 +123,10 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
 def train_in(
     directory: RunDirectory, job: Job, request: TrainRequest, given: Plan | None, say: Log
 ) -> TrainResult:
-    """Measure, plan, predict, train and report in a directory that is this run's alone."""
+    """Measure, plan, predict, train and report in a directory that is locked for this run."""
     resume_from = checkpoint_to_resume(directory, say) if request.resume else None
     if resume_from and job.weights is not None and not Path(job.weights.directory).exists():
-        # The checkpoint has them all.
+        # The checkpoint contains all weights.
         job = replace(job, weights=None)
     profile, cluster = costs_of(job, request, directory, say)
     with told_if_long(say, "planning"):
@@ -152,10 +152,10 @@ def train_in(
 
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
-    """The newest whole checkpoint; none where the run ended before its first one.
+    """The newest undamaged checkpoint; None if the run ended before its first one.
 
     Raises:
-        BadInput: there are checkpoints, but all are damaged.
+        BadInput: all checkpoints are damaged.
     """
     found = complete_in(directory.checkpoints)
     for path in reversed(found):
@@ -175,7 +175,7 @@ def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
 def costs_of(
     job: Job, request: TrainRequest, directory: RunDirectory, say: Log
 ) -> tuple[ModelProfile, Cluster]:
-    """Profile and cluster: measured now, or by the run that is resumed."""
+    """Profile and cluster, measured now or by the run that is resumed."""
     if directory.is_costed:
         profile, cluster = directory.read_costs()
         if len(cluster.devices) == request.workers:
@@ -194,7 +194,7 @@ def costs_of(
 
 
 def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
-    """What a planner is asked for a job."""
+    """The planning problem of a job."""
     state = job.optimizer.state_bytes_per_parameter_byte
     if job.optimizer_sync == "after":
         _, state = with_undoable_step(profile, state)
@@ -215,7 +215,7 @@ def plan_for(
     cluster: Cluster,
     say: Log,
 ) -> Plan:
-    """The plan of the run that is resumed where it fits the workers, else a new one."""
+    """A resumed run's own plan if it suits the workers and the batch, otherwise a new plan."""
     if request.resume:
         before = directory.read_plan()
         if max(before.devices) < request.workers and before.global_batch == job.batch_size:
@@ -233,7 +233,7 @@ def plan_for(
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
-    """Raise `BadInput` for a plan that these workers cannot follow with this job."""
+    """Raise `BadInput` for a plan that these workers cannot run with this job."""
     check_runnable(plan)
     if job.accumulate > 1 and updates_per_batch(plan):
         raise BadInput(
@@ -266,10 +266,10 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
 
 
 def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
-    """One simulated iteration of ``plan``, as long as a step of all its batches takes.
+    """Simulate an iteration of ``plan``; its time is that of a whole step with all its batches.
 
-    Without a flush, or where steps are checked afterwards, as long as one takes in the steady
-    state. The sums over replicas come after the last of them only; they are counted after each.
+    Without a flush, or with ``optimizer_sync="after"``, it is the time in the steady state. With
+    ``accumulate``, replicas are summed only after the last batch; here that is counted for each.
     """
     ask = partial(
         simulate_plan,
@@ -291,7 +291,7 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
 def run_workers(
     task: WorkerTask, workers: int, directory: RunDirectory, say: Log
 ) -> tuple[WorkerReport, ...]:
-    """Run the training; after a failure say where it can be taken up again."""
+    """Run the training; after a failure, print how to resume it."""
     try:
         return launch_workers(train_worker, (task,), workers=workers, log_directory=directory.logs)
     except BaseException:
@@ -311,7 +311,7 @@ def finish(
     reports: tuple[WorkerReport, ...],
     lengths: tuple[MeasuredLength, ...],
 ) -> TrainResult:
-    """Write measurements, summary and report."""
+    """Write the measured timeline, the summary and the report."""
     first = reports[0]
     measured_s = mean_s(lengths) or first.measured_s
     samples_per_s = first.samples_per_s * first.measured_s / measured_s
@@ -350,7 +350,7 @@ def finish(
 
 
 def in_words(plan: Plan) -> str:
-    """A plan in a line: ``layers 0-9 on 3 workers, 10-11 on 1; 8 micro-batches of 2, 1f1b``."""
+    """A plan in one line: ``layers 0-9 on 3 workers, 10-11 on 1; 8 micro-batches of 2, 1f1b``."""
     stages = ", ".join(
         f"{stage.layers.start}-{stage.layers.stop - 1} on {stage.replicas}" for stage in plan.stages
     )

@@ -1,4 +1,4 @@
-"""Check a job: does its pipeline compute what its model computes, run plainly?"""
+"""Checks that a job's pipeline computes what its model computes without Penstock."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def verify_job(
 ) -> VerifyResult:
     """Run the first batch of ``job`` through a pipeline and through the plain model, and compare.
 
-    Without ``plan`` the best plan that really has several stages is made from estimated costs:
-    whether a pipeline is right does not depend on how good its plan is.
+    Without ``plan``, the best plan with several stages is made from estimated costs: the comparison
+    does not depend on how fast the plan is.
 
     Raises:
-        BadInput: the plan is not for this job or these workers.
+        BadInput: the plan does not match this job or these workers.
         RunFailed: a worker failed.
     """
     chosen = read_plan(plan) if plan else several_stages(estimated_problem(job, workers))
@@ -38,13 +38,13 @@ def verify_job(
 
 
 def estimated_problem(job: Job, workers: int) -> PlanningProblem:
-    """What a planner is asked, at costs that nothing had to run for; all memory may be used."""
+    """The planning problem with estimated costs; all memory may be used."""
     profile = profile_job(job, estimate_for="cpu")
     return problem_of(job, profile, local_cluster(workers, usable_cores(), usable_memory_bytes()))
 
 
 def several_stages(problem: PlanningProblem) -> Plan:
-    """The best plan of at least two stages; of one where there is one worker or one layer."""
+    """The best plan of at least two stages, or of one if there is one worker or one layer."""
     devices, layers = len(problem.cluster.devices), len(problem.profile.layers)
     score = make_score(problem)
     plans = [
@@ -61,6 +61,6 @@ def several_stages(problem: PlanningProblem) -> Plan:
 
 
 def verify_worker(job: Job, plan: Plan, device: str) -> VerifyResult:
-    """What each worker runs."""
+    """Run by each worker."""
     with pipeline_of(job, plan, device) as pipe:
         return pipe.verify(job.example_batch())

@@ -1,4 +1,4 @@
-"""What every worker of a training run does: the same loop over the same batches."""
+"""The training loop that every worker of a run executes over the same batches."""
 
 import math
 import os
@@ -30,14 +30,14 @@ from penstock.waiting import told_if_long
 __all__ = ["WARM_UP_STEPS", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
 
 WARM_UP_STEPS = 3
-"""Steps at the start whose times do not count: caches fill and connections are made."""
+"""Steps at the start that are not measured: caches fill and connections are made."""
 
 SAMPLED_TIMELINES = 20
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What the driver tells every worker; ``resume_from`` is a checkpoint's directory."""
+    """What the main process gives every worker; ``resume_from`` is a checkpoint's directory."""
 
     job: Job
     plan: Plan
@@ -50,10 +50,10 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker hands back; ``timeline`` is that of a step that took about the median time.
+    """What a worker returns; ``timeline`` is that of a step of about median time.
 
-    ``start`` steps had been taken before. ``verified`` says how the first step compared with the
-    user's module, where it was compared.
+    ``start`` is the number of steps taken before. ``verified`` says how the first step compared
+    with the user's module, if it was compared.
     """
 
     steps: int
@@ -68,24 +68,24 @@ class WorkerReport:
 
 @dataclass
 class Measurements:
-    """Times of the steps so far, and some of their timelines."""
+    """Times of the steps so far, and timelines of some of them."""
 
     seconds: list[float] = field(default_factory=list)
     timelines: list[tuple[float, Timeline]] = field(default_factory=list)
 
     def add(self, seconds: float, timeline: Timeline | None) -> None:
-        """Note a step."""
+        """Add a step."""
         self.seconds.append(seconds)
         if timeline is not None:
             self.timelines.append((seconds, timeline))
 
     @property
     def steady(self) -> list[float]:
-        """The steps' times without those of the warm-up, unless there are no others."""
+        """The times of the steps after the warm-up, or of all steps if there are no others."""
         return self.seconds[WARM_UP_STEPS:] or self.seconds
 
     def typical(self) -> tuple[float, Timeline]:
-        """The median step time, and the timeline of the sampled step that is nearest to it."""
+        """The median step time, and the timeline of the sampled step that is closest to it."""
         typical_s = median(self.steady)
         nearest = min(self.timelines, key=lambda sample: abs(sample[0] - typical_s))
         return typical_s, nearest[1]
@@ -136,7 +136,7 @@ def train_worker(task: WorkerTask) -> WorkerReport:
 
 
 def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
-    """The loop: step, record, show; now and then evaluate and write a checkpoint."""
+    """The training loop: step, record, display; at intervals evaluate and write a checkpoint."""
     job, first = task.job, pipe.rank == 0
     directory = RunDirectory(task.directory)
     measured, memory = Measurements(), list[MeasuredMemory]()
@@ -160,7 +160,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
                 records.evaluation(step, evaluation)
                 display.note(f"step {step}: {in_words(evaluation)}")
             if job.checkpoint_every and step % job.checkpoint_every == 0:
-                # On the CPU a copy of all state would count against the memory that is planned.
+                # On the CPU, saving in the background would copy all state, which is not planned.
                 pipe.save(directory.checkpoints, wait=task.device == "cpu")
             if pipe.stopping:
                 display.note(f"step {step}: a callback has ended the training")
@@ -189,19 +189,19 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
 def told_of_first(
     steps: Iterator[StepMetrics], note: Callable[[str], None], words: str
 ) -> Iterator[StepMetrics]:
-    """``steps``; where the first takes long, ``note`` says that it is waited for."""
+    """``steps``; if the first takes long, ``note`` prints what is waited for."""
     with told_if_long(note, words):
         first = list(islice(steps, 1))
     return chain(first, steps)
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def ignore(text: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 def trained(
@@ -211,11 +211,11 @@ def trained(
     memory: list[MeasuredMemory],
     lengths: deque[Mapping[str, int]],
 ) -> Iterator[StepMetrics]:
-    """Train to the end of the run, step by step; the memory of one step goes to ``memory``.
+    """Train to the end of the run, step by step; adds the memory of one step to ``memory``.
 
-    The lengths of each step's batch go to ``lengths``; several batches have none. Where the plan's
-    schedule updates without a flush, or steps are checked afterwards, they follow one another
-    without a pause up to the next evaluation or checkpoint.
+    The lengths of each step's batch are added to ``lengths``; a step of several batches adds none.
+    Without a flush, or with ``optimizer_sync="after"``, steps follow one another without a pause up
+    to the next evaluation or checkpoint.
     """
     steps = noting_lengths(pipe, steps_of(job, start), lengths)
     if not updates_per_batch(pipe.plan) and job.optimizer_sync == "before":
@@ -244,7 +244,7 @@ def trained(
 def noting_lengths(
     pipe: Pipeline, steps: Iterator[tuple[object, ...]], lengths: deque[Mapping[str, int]]
 ) -> Iterator[tuple[object, ...]]:
-    """``steps``, the lengths of each one's batch noted when it is asked for."""
+    """``steps``; when a step is requested, the lengths of its batch are added to ``lengths``."""
     for batches in steps:
         lengths.append(pipe.lengths_of(batches[0]) if len(batches) == 1 else {})
         yield batches
@@ -253,10 +253,11 @@ def noting_lengths(
 def measured_first(
     pipe: Pipeline, steps: Iterator[StepMetrics], memory: list[MeasuredMemory]
 ) -> Iterator[StepMetrics]:
-    """``steps`` of a stream, the memory of the first of them measured.
+    """``steps`` of a stream; the memory of some steps after the first is measured.
 
-    So many that the pipeline is full, and every stage has as many versions as it ever has. The very
-    first is left out: it may be compared with the user's module, which takes memory of its own.
+    There are enough of them to fill the pipeline, so that every stage holds as many weight versions
+    as it ever will. The first step is left out: it may be compared with the user's module, which
+    takes additional memory.
     """
     yield from islice(steps, 1)
     with pipe.measuring_memory() as measured:
@@ -266,7 +267,7 @@ def measured_first(
 
 
 def nothing_left(job: Job, start: int) -> str:
-    """What is wrong where there is no step to take."""
+    """The error message if there is no step left to take."""
     if start >= job.steps:
         return (
             f"the run has taken {start} steps already and is to take {job.steps}; raise them with "
@@ -276,21 +277,21 @@ def nothing_left(job: Job, start: int) -> str:
 
 
 def steps_of(job: Job, start: int) -> Iterator[tuple[object, ...]]:
-    """The batches that are left of a run that has taken ``start`` steps, by step."""
+    """The batches of each remaining step of a run that has taken ``start`` steps."""
     batches = job.batches("train", start * job.accumulate)
     steps = iter(lambda: tuple(islice(batches, job.accumulate)), ())
     return islice(steps, job.steps - start)
 
 
 def is_sampled(step: int, start: int, steps: int) -> bool:
-    """Whether a step's timeline is gathered: some twenty in a run, the last, not the first ones."""
+    """Whether to collect a step's timeline: about 20 in a run, the last one, none in warm-up."""
     every = max(1, (steps - start) // SAMPLED_TIMELINES)
     warm = step - start > WARM_UP_STEPS or steps - start <= WARM_UP_STEPS
     return step == steps or (warm and step % every == 0)
 
 
 def evaluate(pipe: Pipeline, job: Job) -> Evaluation:
-    """Mean loss and metrics over the job's held-out batches, weighted by their terms."""
+    """Loss and metrics on the job's held-out batches, as means weighted by their terms."""
     batches = islice(job.batches("held-out"), job.evaluation_batches)
     return Evaluation.combined([pipe.evaluate(batch) for batch in batches])
 
@@ -302,8 +303,8 @@ def in_words(evaluation: Evaluation) -> str:
 
 
 def measured_step(start: int, steps: int) -> int:
-    """The step whose memory is measured: the second, as the optimizer makes its state in the first.
+    """The step whose memory is measured: the second, since the first creates optimizer state.
 
-    It is one of those that warm up, so measuring it spoils no time, unless there are few.
+    It is a warm-up step, so measuring its memory disturbs no measured time unless steps are few.
     """
     return min(start + 2, steps)

@@ -1,1 +1,1 @@
-"""What layers cost on this device, and what messages cost between these processes."""
+"""Measures or estimates what layers cost on a device, and measures the links between processes."""

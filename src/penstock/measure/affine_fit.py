@@ -1,4 +1,4 @@
-"""Affine costs from measurements at several batch sizes."""
+"""Fits affine costs to measurements at several batch sizes."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ def fit_affine(samples: Sequence[int], costs: Sequence[float]) -> Affine:
 
         minimise  sum_k ((fixed + per_sample * b_k - t_k) / t_k)^2,   fixed, per_sample >= 0
 
-    Relative errors, because a slice of one sample matters as much as a whole micro-batch. One
-    batch size gives a cost in proportion to it; costs of zero give zero.
+    Errors are relative because a slice of one sample matters as much as a whole micro-batch. With
+    one batch size the cost is proportional to it. Costs of zero give zero.
 
     >>> fit_affine((1, 2, 4), (3.0, 5.0, 9.0))
     Affine(fixed=1.0, per_sample=2.0)
@@ -43,10 +43,10 @@ def fit_affine(samples: Sequence[int], costs: Sequence[float]) -> Affine:
 
 
 def round_off(value: float) -> float:
-    """Twelve significant digits: what a clock or a byte count can mean."""
+    """``value`` rounded to twelve significant digits, more than any clock can resolve."""
     return float(f"{value:.12g}")
 
 
 def whole_bytes(size: Affine) -> Affine:
-    """The sizes to the nearest byte: a fit of exact counts is exact but for its rounding."""
+    """``size`` rounded to whole bytes: a fit to exact counts differs from them by rounding only."""
     return Affine(float(round(size.fixed)), float(round(size.per_sample)))

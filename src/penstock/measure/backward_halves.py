@@ -1,4 +1,4 @@
-"""Seconds of a layer, its backward shared out into two halves."""
+"""Seconds of a layer, with its backward divided into two halves."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class PassSeconds:
     backward_weight_s: float = 0.0
 
     def halves(self) -> tuple[float, float]:
-        """The full backward, shared out as the separately timed halves are to one another.
+        """The seconds of a whole backward, divided in the ratio of the separately timed halves.
 
-        The halves run some work twice when they run apart, so their own sum is too large.
+        The separate halves repeat some work, so their own sum is too large.
         """
         both = self.backward_input_s + self.backward_weight_s
         share = self.backward_input_s / both if both else 0.0

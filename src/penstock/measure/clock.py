@@ -1,4 +1,4 @@
-"""Seconds of a piece of work on a device."""
+"""Stopwatches for work on a device."""
 
 import time
 from collections.abc import Callable
@@ -12,11 +12,10 @@ Stopwatch = Callable[[Callable[[], object]], float]
 
 
 def work_s(device: torch.device, *, shares_cores: bool = False) -> Stopwatch:
-    """A stopwatch for work on ``device``: the wall clock on a CPU, events on a CUDA stream.
+    """A stopwatch for work on ``device``: CUDA events, the wall clock, or CPU time.
 
-    Where processes share too few cores (``shares_cores``), the wall clock counts how long a process
-    waited for its core too; the seconds that it computed are wanted, with what the others' use of
-    the caches adds to them.
+    If processes share too few cores (``shares_cores``), the wall clock would also count the time
+    that a process waits for a core. CPU time does not, but includes the slow-down by shared caches.
     """
     if device.type == "cuda":
         return cuda_s
@@ -24,7 +23,7 @@ def work_s(device: torch.device, *, shares_cores: bool = False) -> Stopwatch:
 
 
 def computing_s(work: Callable[[], object]) -> float:
-    """Seconds that this process computes during ``work``, on one thread."""
+    """CPU seconds of this process during ``work``, which must use one thread."""
     start_s = time.process_time()
     work()
     return time.process_time() - start_s
@@ -38,7 +37,7 @@ def wall_s(work: Callable[[], object]) -> float:
 
 
 def cuda_s(work: Callable[[], object]) -> float:
-    """Seconds that ``work`` keeps the current CUDA stream busy, its launches included."""
+    """Seconds that ``work`` keeps the current CUDA stream busy, including kernel launches."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()

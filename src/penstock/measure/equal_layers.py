@@ -1,4 +1,4 @@
-"""Layers of the same operators on the same shapes cost the same, so one of them is run."""
+"""Runs only one of several layers with the same operators and shapes, since they cost the same."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ Cost = TypeVar("Cost")
 
 @dataclass(frozen=True)
 class _Known(Generic[Cost]):
-    """What a layer cost, and what it did to its inputs (by number) and outputs.
+    """The cost of a layer, and what it did to its inputs (by index) and outputs.
 
-    ``source`` is the input that an output shares its storage with, or -1.
+    ``source`` is the index of the input that an output shares its storage with, or -1.
     """
 
     cost: Cost
@@ -30,9 +30,9 @@ class _Known(Generic[Cost]):
 
 
 class EqualLayers(Generic[Cost]):
-    """The costs of layers on tensors without values, by what the layers do.
+    """Caches the costs of layers on tensors without values, by the work that the layers do.
 
-    ``storages`` are those that the layers so far have saved.
+    ``storages`` are those that the layers have saved so far.
     """
 
     def __init__(self, storages: SavedStorages) -> None:
@@ -42,7 +42,7 @@ class EqualLayers(Generic[Cost]):
     def run(
         self, run: LayerRun, visit: Callable[[], tuple[tuple[torch.Tensor, ...], Cost]]
     ) -> tuple[tuple[torch.Tensor, ...], Cost]:
-        """Outputs and cost of a layer: those of ``visit``, or the like of an equal layer's."""
+        """Outputs and cost of a layer: from ``visit``, or derived from an equal layer."""
         key = self._key(run)
         inputs = (*run.leaves, *run.received)
         if key is None:
@@ -71,7 +71,7 @@ class EqualLayers(Generic[Cost]):
         return [k for k, tensor in enumerate(tensors) if self._storages.knows(tensor)]
 
     def _key(self, run: LayerRun) -> Hashable | None:
-        """What the costs of a layer follow from; None for layers that are not captured graphs."""
+        """All that the cost of a layer depends on; None for layers that are not captured graphs."""
         work = work_of(run)
         return work and (work, tuple(map(self._storages.knows, (*run.leaves, *run.received))))
 

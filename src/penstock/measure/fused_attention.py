@@ -1,8 +1,8 @@
-"""Attention as one operator while shapes run through a model.
+"""Attention as one operator, for tensors without values.
 
-On a GPU ``scaled_dot_product_attention`` is one kernel that never writes the scores. Shapes without
-a device would take the plain way, with a matrix of scores. So calls are replaced by an operator of
-our own that has shapes and a gradient, and nothing to compute with.
+On a GPU ``scaled_dot_product_attention`` is one kernel that never writes the scores. For tensors
+without a device PyTorch would decompose it and create a matrix of scores. So calls are replaced by
+a custom operator that has shapes and a gradient but no computation.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ __all__ = ["ATTENTION", "ATTENTION_BACKWARD", "FusedAttention", "attention_opera
 def fused_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attended values and the logarithm of each row's sum, which the backward needs."""
+    """The result of attention and the logarithms of the row sums, which the backward needs."""
     raise NotImplementedError("stands in for attention where only shapes run")
 
 
@@ -89,7 +89,7 @@ class FusedAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``, or its stand-in where it is attention."""
+        """Run ``func``, or the custom operator if it is attention."""
         kwargs = kwargs or {}
         if func in _CALLS and not _learns_mask(*args, **kwargs):
             return _attend(*args, **kwargs)
@@ -105,7 +105,7 @@ def _attend(
     is_causal: bool = False,
     **_: Any,
 ) -> torch.Tensor:
-    """The stand-in of a call; the parameters are those of torch's function."""
+    """The custom operator for a call; the parameters are those of PyTorch's function."""
     return fused_attention(query, key, value, is_causal)[0]
 
 
@@ -117,14 +117,14 @@ def _learns_mask(
     *_: Any,
     **__: Any,
 ) -> bool:
-    """Whether the mask wants a gradient, for which the fused kernel has none."""
+    """Whether the mask needs a gradient, which the fused kernel does not compute."""
     return attn_mask is not None and attn_mask.requires_grad
 
 
 def attention_operations(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
 ) -> float:
-    """Operations of the forward: two products a head, half of each where the mask is causal.
+    """Operations of the forward: two matrix products a head, half of that if causal.
 
     ``query`` is (..., heads, words, width). Keys and values may have fewer heads.
     """

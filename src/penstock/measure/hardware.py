@@ -1,11 +1,11 @@
-"""Devices that a profile can be estimated for: peak rates, and the share of them that is reached.
+"""Devices that a profile can be estimated for: peak rates, and the shares of these in practice.
 
     large matrix product    sustained_share * product_share   * peak rate
     fused attention         sustained_share * attention_share * peak rate
     its backward            sustained_share * attention_backward_share * peak rate
     everything else         sustained_share * memory_share    * memory rate
 
-Peaks are those of the data sheets. Shares are from these sources:
+Peaks are from data sheets. The shares are from these sources:
 
 - Products: the best bfloat16 product of 100 repeats, found by a search over shapes ("maximum
   achievable matmul FLOPS", Bekman, Machine Learning Engineering, compute/accelerator, read in
@@ -14,14 +14,14 @@ Peaks are those of the data sheets. Shares are from these sources:
 - Fused attention, heads of 128, 4,096 words: A100 at most 73 % of the peak forward and 63 %
   backward (Dao, FlashAttention-2, 2023, section 4.1); the same kernel on the H100 368 and 310
   TFLOP/s (Shah et al., FlashAttention-3, NeurIPS 2024, figures 5 and 6). Newer kernels reach more
-  there; PyTorch's own is the older one. V100: taken as the product's share.
+  there; PyTorch's own is the older one. V100: assumed equal to the product's share.
 - Memory: 90 % for transfers of 100 MB and more (Isaev et al., Calculon, SC 2023, system A100-80GB).
-- Sustained: a training run does not keep the best kernel's pace. Shapes are not the best, clocks
-  fall under load, not every message is hidden. One published run of each kind sets the figure, the
-  MPT-1b with 2,048 words of ``benchmarks/hardware.py``: 0.75 on the A100, 0.66 on the H100. The
-  other runs of that benchmark check it. H200 as H100, V100 as A100.
+- Sustained: a training run is slower than the best kernels, because shapes are not the best, clocks
+  fall under load and not every message is hidden. One published run for each kind of device sets
+  this share: MPT-1b with 2,048 words of ``benchmarks/hardware.py`` gives 0.75 on the A100 and 0.66
+  on the H100. The other runs of that benchmark check it. H200 is as H100, V100 as A100.
 
-A device whose shares are 1 is estimated at its roofline.
+If all shares are 1, a device is estimated at its roofline.
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,9 @@ MEMORY_SHARE = 0.9
 class Hardware:
     """Peak rates of one device, and the shares of them that its kernels reach.
 
-    ``half_flops_per_s`` holds for bfloat16 (float16 on V100), ``flops_per_s`` for float32.
-    ``fused_attention`` says that attention runs as one kernel, which never writes its scores.
+    ``half_flops_per_s`` is for bfloat16 (float16 on V100), ``flops_per_s`` for float32.
+    ``launch_s`` is the least time of a kernel. ``fused_attention``: attention runs as one kernel,
+    which never writes its scores.
     """
 
     flops_per_s: float
@@ -59,7 +60,7 @@ def gpu(
     shares: tuple[float, float, float, float],
     source: str,
 ) -> Hardware:
-    """A GPU by its rates (float32, half, memory) and shares (product, attention and its backward,
+    """A GPU from its rates (float32, half, memory) and shares (product, attention and its backward,
     sustained).
     """
     flops_per_s, half_flops_per_s, bytes_per_s = rates

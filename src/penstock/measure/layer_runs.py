@@ -1,4 +1,4 @@
-"""Run a captured model layer by layer, on inputs that the layers before produced."""
+"""Runs a captured model layer by layer; each layer gets what the previous ones produced."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,9 +17,9 @@ __all__ = ["LayerRun", "RunSettings", "programs_of", "resized", "undisturbed", "
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where layers run, and the type of their matrix products (none: that of the parameters).
+    """Where layers run, and the type of their matrix products (None: that of the parameters).
 
-    ``shares_cores`` says that more processes measure at once than there are cores.
+    ``shares_cores``: more processes measure at once than there are cores.
     """
 
     device: torch.device
@@ -27,7 +27,7 @@ class RunSettings:
     shares_cores: bool = False
 
     def precision(self) -> AbstractContextManager[object]:
-        """The context that a forward runs in."""
+        """The autocast context of a forward."""
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
@@ -35,7 +35,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """One layer (or stage) with real inputs: those from the batch, then those received."""
+    """One layer (or stage) with its inputs: those from the batch, then those received."""
 
     program: StageProgram
     leaves: tuple[torch.Tensor, ...]
@@ -43,24 +43,24 @@ class LayerRun:
     settings: RunSettings
 
     def forward(self) -> tuple[torch.Tensor, ...]:
-        """Run the layer; its outputs hold the graph that a backward needs."""
+        """Run the layer; its outputs hold the autograd graph for a backward."""
         with self.settings.precision():
             return self.program.module(*self.leaves, *self.received)
 
     def differentiable(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs that a gradient flows back from: the loss alone in the last layer."""
+        """The outputs that gradients start from; of the last layer only the loss."""
         if self.program.is_last:
             outputs = outputs[len(self.program.sent) :][:1]
         return [output for output in outputs if output.requires_grad]
 
     @property
     def stopwatch(self) -> Stopwatch:
-        """What times this layer on its device."""
+        """The stopwatch for this layer's device."""
         return work_s(self.settings.device, shares_cores=self.settings.shares_cores)
 
     @property
     def inputs(self) -> list[torch.Tensor]:
-        """The inputs that want a gradient."""
+        """The inputs that need a gradient."""
         return [tensor for tensor in self.received if tensor.requires_grad]
 
     @property
@@ -70,7 +70,7 @@ class LayerRun:
 
 
 def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
-    """Every layer as a stage of its own, on ``device``, ready to train."""
+    """Every layer as a stage of its own, on ``device``, in training mode."""
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
     for program in programs:
         if not is_on_meta(program.module):
@@ -80,7 +80,7 @@ def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
 
 
 def resized(leaves: Sequence[torch.Tensor], samples: int) -> list[torch.Tensor]:
-    """The batch with ``samples`` samples: its first ones, repeated where there are too few."""
+    """A batch of ``samples`` samples: the first ones, repeated if there are too few."""
     return [leaf[torch.arange(samples) % leaf.shape[0]] for leaf in leaves]
 
 
@@ -90,10 +90,10 @@ def walk(
     settings: RunSettings,
     visit: Callable[[int, LayerRun], tuple[torch.Tensor, ...]],
 ) -> None:
-    """Call ``visit`` on each layer in turn; what it returns are the layer's outputs.
+    """Call ``visit`` on each layer in turn; it returns the layer's outputs.
 
-    Received tensors are detached from the layers before, as they are between two stages. Layers on
-    the meta device have made-up values while they are visited, so that one is there at a time.
+    Received tensors are detached, as between two stages. A layer on the meta device gets made-up
+    values while it is visited, so only one layer at a time has values.
     """
     last_use = {
         spec.name: index for index, program in enumerate(programs) for spec in program.received
@@ -110,7 +110,7 @@ def walk(
             lent = with_values([program.module], settings.device)
         with lent:
             outputs = visit(index, LayerRun(program, own, received, settings))
-        # Without their graph, which holds the layer's parameters.
+        # Without their autograd graph, which holds the layer's parameters.
         sent = [output.detach() for output in outputs[: len(program.sent)]]
         between |= {spec.name: tensor for spec, tensor in zip(program.sent, sent, strict=True)}
         del outputs
@@ -120,7 +120,7 @@ def walk(
 
 @contextmanager
 def undisturbed(programs: Sequence[StageProgram], device: torch.device) -> Iterator[None]:
-    """Leave the model as it was: gradients, buffers and random state are put back."""
+    """Restore gradients, buffers and random state afterwards."""
     parameters = [p for program in programs for p in program.module.parameters()]
     buffers = [b for program in programs for b in program.module.buffers()]
     gradients = [p.grad for p in parameters]

@@ -1,4 +1,4 @@
-"""How many bytes each layer saves for its backward, and needs while it runs."""
+"""Measures how many bytes each layer saves for its backward, and needs while it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def layer_sizes(
     sizes: list[Sizes] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
-        # Values that a layer on meta was lent are gone when it has been visited.
+        # A layer on meta had made-up values only while it was visited.
         storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
         before = peak_reset(settings.device)
         outputs, saved = storages.bytes_saved_by(run.forward)
@@ -42,7 +42,7 @@ def layer_sizes(
 
 
 def peak_reset(device: torch.device) -> int:
-    """Forget the peak of allocated bytes and return what is allocated now (CUDA; else 0)."""
+    """Reset the peak of allocated bytes and return what is allocated now (0 without CUDA)."""
     if device.type != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -50,5 +50,5 @@ def peak_reset(device: torch.device) -> int:
 
 
 def peak(device: torch.device) -> int:
-    """The most bytes that were allocated since the last reset (CUDA; else 0)."""
+    """The peak of allocated bytes since the last reset (0 without CUDA)."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

@@ -1,4 +1,4 @@
-"""A model's profile, measured layer by layer on this device."""
+"""Measures a model's profile on this device, layer by layer."""
 
 import gc
 from collections.abc import Hashable, Iterator, Sequence
@@ -33,7 +33,7 @@ from penstock.profile.model_profile import (
 __all__ = ["measure_profile"]
 
 IN_FLIGHT = 2
-"""Micro-batches that are held at once while the whole model is timed."""
+"""Micro-batches in flight while the whole model is timed."""
 
 
 def measure_profile(
@@ -49,14 +49,16 @@ def measure_profile(
 ) -> ModelProfile:
     """Time every layer of ``graph`` and count its bytes, on the rows of ``batch``.
 
-    Forward, full backward and the two halves of a split backward are timed at each of
-    ``batch_sizes`` (default: a quarter of the batch, half of it, and all), the median of
-    ``repeats`` after one run that warms up, and fitted as ``fixed + per_sample * b``. A layer alone
-    costs more than within a stage (a call, the start of a backward), so the times are then made to
-    add up to those of the whole model run as one stage. A model on the meta device is not run as a
-    whole: its layers get made-up values, one at a time. Parameters, buffers, gradients and random
-    state are left as they were. ``shares_cores`` says that more processes measure at once than
-    there are cores: then the seconds are those in which this process computes.
+    Forward, whole backward and the two halves of a split backward are timed at each of
+    ``batch_sizes`` (default: a quarter, half and all of the batch). Each time is the median of
+    ``repeats`` runs after a warm-up run, and is fitted as ``fixed + per_sample * b``.
+
+    A layer alone costs more than within a stage, because of a call and the start of a backward. So
+    the times are scaled to add up to those of the whole model, run as one stage. A model on the
+    meta device is not run as a whole: its layers get made-up values, one at a time.
+
+    Parameters, buffers, gradients and random state are restored. ``shares_cores``: more processes
+    measure at once than there are cores; then CPU time is measured instead of wall-clock time.
 
     Raises:
         BadInput: fewer than one repeat, or a batch size below 1.
@@ -89,7 +91,7 @@ def measure_profile(
 
 
 def default_sizes(batch_size: int) -> tuple[int, ...]:
-    """A quarter, a half and the whole of a batch, without repetition."""
+    """A quarter, a half and the whole of a batch, without duplicates."""
     return tuple(sorted({max(1, batch_size // 4), max(1, batch_size // 2), batch_size}))
 
 
@@ -122,11 +124,11 @@ def layer_times(
     repeats: int,
     settings: RunSettings,
 ) -> list[PassSeconds]:
-    """The layers' seconds at one batch size, adding up to those of the model in one stage.
+    """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
-    Layers that do the same work share their runs: the median over all of them is each one's, so
-    that no plan turns on one layer's outlier. A model on the meta device may not fit as a whole:
-    its layers' seconds stay as they are.
+    Layers that do the same work share their measurements: each gets the median over all of them, so
+    that no outlier decides a plan. A model on the meta device may not fit in memory as a whole, so
+    the seconds of its layers are not scaled.
     """
     rows = resized(leaves, samples)
     measured: dict[Hashable, list[PassSeconds]] = {}
@@ -154,20 +156,20 @@ def layer_times(
 
 
 def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
-    """Seconds of a layer's forward, backward and the halves of it, after a run that warms up.
+    """Seconds of a layer's forward, backward and the halves of it, after a warm-up run.
 
-    Gradients accumulate into parameters that have one already, as in every micro-batch but the
-    first of a step.
+    Gradients accumulate into parameters that already have one, as in every micro-batch of a step
+    except the first.
     """
     with without_collecting():
         return [time_once(run) for _ in range(repeats + 1)][1:]
 
 
 def time_whole(run: LayerRun, repeats: int) -> PassSeconds:
-    """Median seconds of the whole model's forward and backward, some micro-batches in flight.
+    """Median seconds of the whole model's forward and backward, with micro-batches in flight.
 
-    In a pipeline the backward finds its activations in memory, where the forwards of other
-    micro-batches have pushed them out of the caches.
+    In a pipeline the forwards of other micro-batches push activations out of the caches, so a
+    backward reads them from memory.
     """
     with without_collecting():
         rounds = [time_in_flight(run) for _ in range(repeats + 1)][1:]
@@ -175,7 +177,7 @@ def time_whole(run: LayerRun, repeats: int) -> PassSeconds:
 
 
 def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:
-    """The median of each figure over runs of the same work."""
+    """The median of each number over runs of the same work."""
     return PassSeconds(
         median(t.forward_s for t in runs),
         median(t.backward_s for t in runs),
@@ -197,14 +199,14 @@ def time_in_flight(run: LayerRun) -> list[PassSeconds]:
 
 
 def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-    """A full backward; outputs without a gradient need none."""
+    """A whole backward; outputs without a gradient need none."""
     if outputs:
         torch.autograd.backward(outputs, gradients)
 
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Keep Python's garbage collector from running within, where it would be timed."""
+    """Disable Python's garbage collector, so that it is not timed."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -215,7 +217,7 @@ def without_collecting() -> Iterator[None]:
 
 
 def time_once(run: LayerRun) -> PassSeconds:
-    """One forward of a layer, its backward in halves, and its full backward."""
+    """One forward of a layer, its whole backward, and its backward in halves."""
     seconds_of = run.stopwatch
     made: list[tuple[torch.Tensor, ...]] = []
     forward_s = seconds_of(lambda: made.append(run.forward()))
@@ -233,9 +235,9 @@ def time_once(run: LayerRun) -> PassSeconds:
 
 
 def adding_up(parts: Sequence[float], whole: float) -> list[float]:
-    """``parts`` less an equal overhead for each, as far as it goes, and adding up to ``whole``.
+    """``parts`` minus an equal overhead each, scaled to add up to ``whole``.
 
-    A part keeps at least a tenth of itself; what is left to correct is corrected in proportion.
+    Each part keeps at least a tenth. What remains to be corrected is corrected in proportion.
 
     >>> adding_up([3.0, 5.0], 6.0)
     [2.0, 4.0]

@@ -1,10 +1,10 @@
-"""One profile from those of batches of several lengths.
+"""One profile from the profiles of batches of several lengths.
 
-    seconds, bytes sent    the means over the lengths, by their shares of the batches
-    bytes kept             those of the longest batch: a plan that holds it holds the others
+    seconds, bytes sent    the means over the lengths, weighted by their share of the batches
+    bytes saved            those of the longest batch, since a plan that fits it fits the others
 
-The mean step takes the mean over lengths of what a step of each takes. Means of layers give the
-same where one path through the pipeline is the longest at every length, and never more.
+The mean step time is the mean over lengths of the step time at each. The means of layers give the
+same if one path through the pipeline is the longest at every length; otherwise they give less.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def mean_profile(
     profiles: Sequence[tuple[Sequence[tuple[str, int]], float, ModelProfile]],
     longest: ModelProfile,
 ) -> ModelProfile:
-    """The profile of a mixture: of each length the sizes by name, the share, and the profile."""
+    """The profile of a mixture; each of ``profiles`` is sizes by name, share, and profile."""
     by_length = tuple(
         LengthCosts(tuple(lengths), share, profile.layers, profile.edges)
         for lengths, share, profile in profiles

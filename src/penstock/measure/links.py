@@ -1,4 +1,4 @@
-"""The links of a live process group: latency and bandwidth, measured by sending messages."""
+"""Measures latency and bandwidth of the links of a process group by sending messages."""
 
 import os
 import socket
@@ -20,15 +20,15 @@ __all__ = ["LinkFigures", "measure_links", "usable_cores", "usable_memory_bytes"
 
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 ROUND_TRIPS = 10
-"""Rounds that count; one more before them warms up."""
+"""Measured round trips; one more before them is a warm-up."""
 
 SEEN_IN_LARGEST = 0.1
-"""The bandwidth shows where it makes up so much of the largest message's seconds."""
+"""The fitted bandwidth is used if it explains this fraction of the largest message's seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """What a message of ``n`` bytes takes: ``latency_s + n / bytes_per_s``."""
+    """A link on which a message of ``n`` bytes takes ``latency_s + n / bytes_per_s`` seconds."""
 
     latency_s: float
     bytes_per_s: float
@@ -36,7 +36,7 @@ class LinkFigures:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a rank says about itself."""
+    """What a rank reports about itself."""
 
     host: str
     kind: str
@@ -47,9 +47,9 @@ class Member:
 def measure_links(device: torch.device | str = "cpu") -> Cluster:
     """The cluster of the running process group: its hosts, devices, and measured links.
 
-    Every rank calls this and gets the same answer. Each pair of ranks in turn sends messages of
-    several sizes there and back, while the others wait; the figures of a host are the medians over
-    its pairs, those of its port the medians over its pairs with other hosts.
+    Every rank must call this, and all get the same result. Each pair of ranks in turn sends
+    messages of several sizes back and forth while the others wait. The numbers of a host are the
+    medians over its pairs; those of its port are the medians over its pairs with other hosts.
 
     Raises:
         BadInput: no process group was initialised.
@@ -65,7 +65,7 @@ def measure_links(device: torch.device | str = "cpu") -> Cluster:
     figures = {pair: figures_of_pair(*pair, where) for pair in combinations(range(len(members)), 2)}
     gathered: list[dict[tuple[int, int], LinkFigures | None]] = [{} for _ in members]
     distributed.all_gather_object(gathered, figures)
-    # The lower rank of a pair held the clock.
+    # The lower rank of a pair measured it.
     measured = {pair: found for pair in figures if (found := gathered[pair[0]][pair])}
     return cluster_of([member for member in members if member], measured)
 
@@ -79,14 +79,14 @@ def this_member(device: torch.device) -> Member:
 
 
 def figures_of_pair(lower: int, upper: int, device: torch.device) -> LinkFigures | None:
-    """What the lower rank of a pair measured; nothing on the other ranks."""
+    """What the lower rank of a pair measured; None on all other ranks."""
     rank = distributed.get_rank()
     distributed.barrier()
     if rank not in (lower, upper):
         return None
     messages = [torch.zeros(size, dtype=torch.uint8, device=device) for size in SIZES_BYTES]
     peer = lower + upper - rank
-    # All sizes in every round, so that what disturbs the machine for a while disturbs them alike.
+    # Every round has all sizes, so that a temporary disturbance affects all of them alike.
     rounds = [
         [there_and_back_s(rank == lower, peer, message) / 2 for message in messages]
         for _ in range(ROUND_TRIPS + 1)
@@ -111,12 +111,12 @@ def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> float:
 
 
 def figures_of(rounds: Sequence[Sequence[float]]) -> LinkFigures:
-    """Latency and bandwidth from rounds of one-way seconds, one of each of `SIZES_BYTES`.
+    """Latency and bandwidth from rounds of one-way seconds, one for each of `SIZES_BYTES`.
 
-    They fit the median of every size. On a machine so busy that the largest message hardly takes
-    longer than the smallest, the least seconds of every size are taken instead, since what else
-    runs only ever adds to them. Where these say nothing either, the bandwidth is what the largest
-    message had, which errs on the slow side.
+    They are fitted to the median of every size. On a machine so busy that the largest message takes
+    hardly longer than the smallest, they are fitted to the least seconds, since other programs only
+    ever add time. If that fails too, the bandwidth is that of the largest message, which is too low
+    rather than too high.
     """
     largest = SIZES_BYTES[-1]
     for typical in (median, min):
@@ -128,7 +128,7 @@ def figures_of(rounds: Sequence[Sequence[float]]) -> LinkFigures:
 
 
 def cluster_of(members: list[Member], measured: dict[tuple[int, int], LinkFigures]) -> Cluster:
-    """Hosts of consecutive ranks, with the medians of the links inside them and between them."""
+    """Hosts of consecutive ranks, with the medians of their links and ports."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, member in enumerate(members):
         ranks[member.host].append(rank)
@@ -156,13 +156,13 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], LinkFigure
 
 
 def device_of(member: Member, sharing: int) -> Device:
-    """A rank's device; processes of one host share its memory where they compute on its CPU."""
+    """A rank's device; CPU workers of one host share its memory equally."""
     memory = member.memory_bytes / sharing if member.kind == "cpu" else member.memory_bytes
     return Device(member.kind, memory)
 
 
 def cores_if_too_few(cores: int, workers: int) -> int:
-    """How many workers compute at full speed, or 0 for all of them."""
+    """How many workers compute at full speed; 0 means all of them."""
     return cores if 0 < cores < workers else 0
 
 
@@ -172,5 +172,5 @@ def usable_cores() -> int:
 
 
 def usable_memory_bytes() -> float:
-    """The memory of this machine."""
+    """The physical memory of this machine."""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

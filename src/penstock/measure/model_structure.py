@@ -1,4 +1,4 @@
-"""What a profile says of a model without running it: parameters and the tensors between layers."""
+"""What a profile takes from a model without running it: parameters, and tensors between layers."""
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import LengthsOf
@@ -12,8 +12,8 @@ def parameters_of(
 ) -> tuple[list[tuple[int, int]], tuple[SharedParameter, ...]]:
     """For each layer the bytes of its own parameters and of its buffers; and shared parameters.
 
-    Parameters that are not trained need no gradient and no optimizer state: they count as buffers,
-    those that several layers read for each of them, since each may be on a stage of its own.
+    Parameters that are not trained need no gradient and no optimizer state, so they count as
+    buffers. If several layers use one, it counts for each, since each may be on another stage.
     """
     own = [(0, 0)] * len(graph.layer_names)
     shared: list[SharedParameter] = []
@@ -35,9 +35,9 @@ def parameters_of(
 
 
 def edges_of(graph: LayerGraph, lengths: LengthsOf) -> tuple[Edge, ...]:
-    """One edge for each tensor and each layer that reads it, bytes affine in the samples.
+    """One edge for each tensor and layer that reads it, for batches of these lengths.
 
-    They are those of batches of these lengths.
+    Bytes are affine in the number of samples.
     """
     edges: list[Edge] = []
     for example, producer, consumers in graph.crossings:

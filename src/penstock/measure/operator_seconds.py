@@ -1,13 +1,13 @@
-"""Seconds of the operators that run, on hardware that is not here.
+"""Estimates the seconds of operators on hardware that is not present.
 
     seconds of an operator = max(operations / (share * peak rate),
                                  bytes read and written / (share * memory rate),
                                  launch seconds)
 
 (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009; the shares are those of
-`penstock.measure.hardware`.) With ``fuses``, operators that work element by element, and the sums
-and norms between them, are one kernel as far as the next operator that is none of these: what one
-of them makes for another is neither written nor read, and an input of several is read once.
+`penstock.measure.hardware`.) With ``fuses``, consecutive elementwise operators, sums and norms form
+one kernel. What one of them makes for another is neither written nor read, and an input of several
+is read once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ __all__ = ["OperatorSeconds"]
 
 
 def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Operations of attention on the CPU, which torch's own table leaves out."""
+    """Operations of attention on the CPU, which PyTorch's table does not contain."""
     return sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
@@ -43,7 +43,7 @@ def _attention(query: Any, key: Any, value: Any, is_causal: bool, **_: Any) -> f
 def _attention_backward(
     _: Any, query: Any, key: Any, value: Any, result: Any, sums: Any, is_causal: bool, **__: Any
 ) -> float:
-    """Five products for the forward's two: the scores are made once more."""
+    """Five matrix products where the forward has two, because the scores are computed again."""
     return 2.5 * attention_operations(query, key, value, is_causal)
 
 
@@ -54,7 +54,7 @@ OPERATIONS: dict[Any, Callable[..., float]] = {
     ATTENTION: _attention,
     ATTENTION_BACKWARD: _attention_backward,
 }
-"""For each operator that multiplies matrices the number of its operations, from its arguments."""
+"""For each operator that multiplies matrices, the number of its operations from its arguments."""
 
 FREE = frozenset(
     [
@@ -62,7 +62,7 @@ FREE = frozenset(
         *("new_empty", "new_empty_strided"),
     ]
 )
-"""Operators that neither compute nor move anything, though their schemas do not say so."""
+"""Operators that neither compute nor move data, though their schemas do not say so."""
 
 FUSED_BESIDES = frozenset(
     [
@@ -71,11 +71,11 @@ FUSED_BESIDES = frozenset(
         *("native_layer_norm", "native_layer_norm_backward", "sum", "var_mean"),
     ]
 )
-"""What a compiler fuses with operators that work element by element."""
+"""What a compiler fuses in addition to elementwise operators."""
 
 
 class OperatorSeconds(TorchDispatchMode):
-    """Adds up the seconds of the operators that run while it is active."""
+    """Sums up the seconds of the operators that run while it is active."""
 
     def __init__(self, hardware: Hardware, *, fuses: bool = False) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class OperatorSeconds(TorchDispatchMode):
 
     @property
     def seconds(self) -> float:
-        """Seconds of everything so far."""
+        """Seconds of all operators so far."""
         return self._seconds + (self._kernel_s(self._chain.bytes) if self._chain else 0.0)
 
     def __torch_dispatch__(
@@ -104,12 +104,12 @@ class OperatorSeconds(TorchDispatchMode):
         return result
 
     def write(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count what must be written because it outlives the operators: results, saved tensors."""
+        """Count the writes of tensors that outlive the operators: results and saved tensors."""
         if self._chain is not None:
             self._seconds += self._kernel_s(self._chain.end(tensors))
 
     def _kernel_s(self, moved_bytes: float) -> float:
-        """Seconds of one kernel that only moves bytes; none at all for no bytes."""
+        """Seconds of one kernel that only moves bytes; zero bytes take no time."""
         hardware = self._hardware
         rate = hardware.sustained_share * hardware.memory_share * hardware.bytes_per_s
         return max(moved_bytes / rate, hardware.launch_s) if moved_bytes else 0.0
@@ -142,7 +142,7 @@ class OperatorSeconds(TorchDispatchMode):
 class FusedKernel:
     """Operators that are fused into one kernel, and the bytes that the kernel moves.
 
-    What an operator makes is written only when something outside of its chain reads it.
+    The result of an operator is written only if something outside the kernel reads it.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class FusedKernel:
         self._made: set[int] = set()
 
     def add(self, read: Iterable[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
-        """One more operator of the chain."""
+        """Add an operator to the kernel."""
         for tensor in read:
             address = storage_address(tensor)
             if address in self._made or address in self._read:
@@ -160,12 +160,12 @@ class FusedKernel:
             self.bytes += self._written(address) + bytes_of(tensor)
             self._read[address] = tensor
         for tensor in made:
-            # The tensors are kept, so that no storage's address is used again while it is known.
+            # Keeping the tensors prevents a storage's address from being reused while known.
             self._unwritten[storage_address(tensor)] = tensor
             self._made.add(storage_address(tensor))
 
     def end(self, read: Iterable[torch.Tensor]) -> int:
-        """The bytes of the chain, which ends as an operator outside reads ``read``."""
+        """End the kernel because an operator outside reads ``read``; returns the bytes moved."""
         self.bytes += sum(self._written(storage_address(tensor)) for tensor in read)
         moved, self.bytes = self.bytes, 0
         self._read.clear()
@@ -173,7 +173,7 @@ class FusedKernel:
         return moved
 
     def _written(self, address: int) -> int:
-        """The bytes that must be written, for once, because another kernel reads them."""
+        """The bytes of a result that must be written now, because another kernel reads it."""
         tensor = self._unwritten.pop(address, None)
         return 0 if tensor is None else bytes_of(tensor)
 
@@ -184,16 +184,16 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def name_of(func: Any) -> str:
-    """The operator's name without name space and overload."""
+    """The operator's name without namespace and overload."""
     return func._schema.name.split("::")[-1]
 
 
 def is_fused(func: Any) -> bool:
-    """Whether a compiler makes one kernel of an operator and its neighbours."""
+    """Whether a compiler fuses an operator with its neighbours."""
     return torch.Tag.pointwise in func.tags or name_of(func) in FUSED_BESIDES
 
 
 def is_view(func: Any) -> bool:
-    """Whether an operator only looks at its input in another way."""
+    """Whether an operator only returns views of its input."""
     aliases = [result.alias_info for result in func._schema.returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)

@@ -1,8 +1,8 @@
-"""Estimated profiles for hardware that is not here.
+"""Estimates profiles for hardware that is not present.
 
-Nothing is computed: shapes alone run through the model, and every operator takes the time that
-`penstock.measure.operator_seconds` says. Of layers that do the same one is run. The table of
-devices is `penstock.measure.hardware`.
+Nothing is computed. Tensors without values run through the model, and every operator takes the time
+that `penstock.measure.operator_seconds` estimates. Of layers that do the same work only one is run.
+The table of devices is `penstock.measure.hardware`.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 __all__ = ["estimate_profile"]
 
 ADAM_STEP_PASSES = 7
-"""Adam reads parameter, gradient and two moments, and writes all but the gradient."""
+"""Adam reads a parameter, its gradient and two moments, and writes all but the gradient."""
 
 
 def estimate_profile(
@@ -44,11 +44,10 @@ def estimate_profile(
 ) -> ModelProfile:
     """The profile of ``graph`` on a device of the table `HARDWARE`, from shapes alone.
 
-    The model may be on the meta device. ``compiled``: operators are fused, as ``torch.compile``
-    does.
+    The model may be on the meta device. ``compiled``: operators are fused, as by ``torch.compile``.
 
     Raises:
-        BadInput: no such hardware, or a batch size below 1.
+        BadInput: unknown hardware, or a batch size below 1.
     """
     if hardware_name not in HARDWARE:
         raise BadInput(
@@ -92,24 +91,24 @@ def estimate_profile(
 
 @dataclass(frozen=True, slots=True)
 class RooflineTarget:
-    """What an estimate is for: hardware, type of the products, and whether stages are compiled."""
+    """What to estimate for: hardware, type of matrix products, and whether stages are compiled."""
 
     hardware: Hardware
     autocast: torch.dtype | None = None
     compiled: bool = False
 
     def counting(self) -> OperatorSeconds:
-        """A context that adds up the seconds of the operators within."""
+        """A context that sums up the seconds of the operators in it."""
         return OperatorSeconds(self.hardware, fuses=self.compiled)
 
     def attention(self) -> AbstractContextManager[object]:
-        """A context in which attention is one operator, where the hardware has a kernel for it."""
+        """A context in which attention is one operator, if the hardware has a kernel for it."""
         return FusedAttention() if self.hardware.fused_attention else nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one layer costs at one batch size."""
+    """The cost of one layer at one batch size."""
 
     times: PassSeconds
     saved_bytes: float
@@ -120,11 +119,11 @@ def estimate(
     leaves: Sequence[torch.Tensor],
     target: RooflineTarget,
 ) -> list[Estimate]:
-    """Every layer's costs for one batch; the tensors are shapes without values."""
+    """The cost of every layer for one batch, from tensors without values."""
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
     modules = [program.module for program in programs]
     estimates: list[Estimate] = []
-    # All shapes are on a CPU, wherever the tensors are: on meta there is no autocast.
+    # All tensors without values are on the CPU, because the meta device has no autocast.
     home = torch.device("cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), standing_in(modules, shape_on(home)):
         held = [t for m in modules for t in (*m.parameters(), *m.buffers())]
@@ -155,7 +154,7 @@ def estimate(
 
 
 def shape_on(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes, among fake tensors, one like another but on ``device``."""
+    """Makes, among fake tensors, one like a given tensor but on ``device``."""
     return partial(torch.empty_like, device=device, requires_grad=False)
 
 
@@ -165,7 +164,7 @@ def towards_s(
     wanted: Sequence[torch.Tensor],
     target: RooflineTarget,
 ) -> float:
-    """Seconds of the backward towards ``wanted``."""
+    """Seconds of the backward that computes the gradients of ``wanted``."""
     roots = run.differentiable(outputs)
     if not (roots and wanted):
         return 0.0

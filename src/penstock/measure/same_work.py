@@ -1,4 +1,4 @@
-"""What a layer does, so that layers that do the same can be told."""
+"""Recognises layers that do the same work."""
 
 from collections.abc import Hashable
 
@@ -12,9 +12,9 @@ __all__ = ["work_of"]
 
 
 def work_of(run: LayerRun) -> Hashable | None:
-    """The operators of a layer and the shapes that they work on: equal for layers of equal cost.
+    """The operators of a layer and the shapes of their inputs: equal for layers of equal cost.
 
-    None for layers that are not captured graphs, of which nothing is known.
+    None for layers that are not captured graphs, since nothing is known about these.
     """
     module = run.program.module
     if not isinstance(module, fx.GraphModule):
@@ -34,7 +34,7 @@ def _shape(tensor: torch.Tensor) -> Hashable:
 
 
 def _operators(module: fx.GraphModule) -> Hashable:
-    """The operators of a stage; what it holds by shape, and modules by identity."""
+    """The operators of a stage. Its tensors count by shape, its modules by identity."""
     number: dict[fx.Node, str] = {}
     held: dict[int, int] = {}
     lines: list[Hashable] = []

@@ -1,4 +1,4 @@
-"""How many bytes a forward keeps for its backward, exactly."""
+"""Counts exactly how many bytes a forward saves for its backward."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -11,15 +11,15 @@ Result = TypeVar("Result")
 
 
 class SavedStorages:
-    """Counts the storages that forwards save, each once, with the first forward that saves it.
+    """Counts the storages that forwards save; each counts for the first forward that saves it.
 
-    A view keeps its whole storage alive, and two layers that save one tensor keep it once, so
-    storages are counted and not tensors. Storages in ``ignored`` (parameters and buffers, and the
-    batch itself, which is there anyway) do not count.
+    Storages are counted, not tensors: a view keeps its whole storage alive, and two layers that
+    save one tensor keep it once. Storages in ``ignored`` do not count: parameters, buffers, and the
+    batch, which is in memory anyway.
     """
 
     def __init__(self, ignored: Iterable[torch.Tensor]) -> None:
-        # The tensors are kept, so that no storage's address is used again while it is known.
+        # Keeping the tensors prevents a storage's address from being reused while known.
         self._ignored = {storage_address(tensor): tensor for tensor in ignored}
         self._known = dict(self._ignored)
         self._crossing: set[int] = set()
@@ -33,21 +33,21 @@ class SavedStorages:
         return storage_address(tensor) in self._known
 
     def forget(self, crossing: Iterable[torch.Tensor]) -> None:
-        """Let go of what forwards saved, but for storages of ``crossing``.
+        """Release what forwards saved, except storages of ``crossing``.
 
-        Those go to other forwards, which may save them too. They are kept for good.
+        Other forwards receive those and may save them too, so they are kept for good.
         """
         self._crossing |= {storage_address(tensor) for tensor in crossing} & self._known.keys()
         kept = {address: self._known[address] for address in self._crossing}
         self._known = kept | self._ignored
 
     def bytes_saved_by(self, forward: Callable[[], Result]) -> tuple[Result, int]:
-        """What ``forward`` returns, and the bytes of storages that it is the first to save."""
+        """The result of ``forward``, and the bytes of the storages that it is first to save."""
         result, fresh = self.saved_by(forward)
         return result, sum(map(storage_bytes, fresh))
 
     def saved_by(self, forward: Callable[[], Result]) -> tuple[Result, list[torch.Tensor]]:
-        """What ``forward`` returns, and one tensor of each storage that it is the first to save."""
+        """The result of ``forward``, and a tensor of each storage that it is first to save."""
         fresh: list[torch.Tensor] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,5 +68,5 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """The identity of the storage behind a tensor, the same for all its views; fake ones too."""
+    """An identifier of the storage behind a tensor; all views share it, and fake tensors too."""
     return tensor.untyped_storage()._cdata

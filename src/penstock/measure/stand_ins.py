@@ -1,4 +1,4 @@
-"""Other tensors in the place of a module's parameters and buffers, for a while."""
+"""Replaces a module's parameters and buffers by other tensors for a while."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,17 +10,17 @@ from torch import nn
 __all__ = ["is_on_meta", "standing_in", "with_values"]
 
 DRAWN_VALUES = 1 << 20
-"""So many random values are drawn, and repeated: drawing takes longer than copying."""
+"""At most this many random values are drawn, then repeated: drawing is slower than copying."""
 
 
 def is_on_meta(module: nn.Module) -> bool:
-    """Whether some tensor of a module has no values."""
+    """Whether any parameter or buffer of a module is on the meta device."""
     tensors = (*module.parameters(), *module.buffers())
     return any(tensor.device.type == "meta" for tensor in tensors)
 
 
 def with_values(modules: Iterable[nn.Module], device: torch.device) -> AbstractContextManager[None]:
-    """``modules`` on ``device`` for a while, those of their tensors that are on meta made up."""
+    """Put ``modules`` on ``device`` for a while, with made-up values for tensors on meta."""
 
     def make(tensor: torch.Tensor) -> torch.Tensor:
         return made_up(tensor, device) if tensor.device.type == "meta" else tensor.to(device)
@@ -29,9 +29,9 @@ def with_values(modules: Iterable[nn.Module], device: torch.device) -> AbstractC
 
 
 def made_up(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Values that take as long to compute with as real ones: random matrices of the usual size.
+    """Random matrices of the usual size, which take as long to compute with as real weights.
 
-    Vectors (norms, biases) are one, whole numbers zero.
+    Vectors (norms, biases) are filled with ones, integers with zeros.
     """
     if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel():
         fill = 1.0 if tensor.is_floating_point() else 0
@@ -49,9 +49,9 @@ def made_up(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def standing_in(
     modules: Iterable[nn.Module], make: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[None]:
-    """``modules`` with ``make(tensor)`` for each of their tensors; they are as before afterwards.
+    """Replace each tensor of ``modules`` by ``make(tensor)``, and restore them afterwards.
 
-    A tensor that several modules hold gets one stand-in. A parameter's stand-in is a parameter.
+    A tensor that several modules hold gets one replacement. A parameter is replaced by a parameter.
     """
     made: dict[int, torch.Tensor] = {}
     replaced: list[tuple[nn.Module, str, torch.Tensor]] = []
@@ -72,7 +72,7 @@ def standing_in(
                 value = stand_in(tensor)
                 if value is not tensor:
                     replaced.append((part, name, tensor))
-                    # Recurrent modules keep a list of their parameters, which this changes too.
+                    # In recurrent modules `setattr` also updates their list of parameters.
                     setattr(part, name, value)
         yield
     finally:

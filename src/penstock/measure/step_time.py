@@ -1,4 +1,4 @@
-"""What an optimizer step costs."""
+"""Measures the time of an optimizer step."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -20,9 +20,8 @@ def measure_step_s_per_byte(
 ) -> float:
     """Seconds of all that a training step does once, per byte of parameters.
 
-    That is: clear the gradients (which lie one behind another in memory), and after the backwards
-    take their norm, scale them (mean and clipping), and step the optimizer. The parameters are left
-    as they were.
+    That is: clear the gradients (which are contiguous in memory), compute their norm, scale them
+    (mean and clipping), and step the optimizer. The parameters are restored.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
@@ -48,7 +47,7 @@ def measure_step_s_per_byte(
 
 
 def by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters in groups of one type each."""
+    """The parameters grouped by type."""
     groups: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.dtype, []).append(parameter)
@@ -56,7 +55,7 @@ def by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def flat_gradients(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Give the parameters gradients of zero that are parts of one tensor; that tensor."""
+    """Give the parameters zero gradients that are views of one flat tensor, and return that."""
     flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
     parts = flat.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):

@@ -1,7 +1,7 @@
 """One profile from those of several workers that measured at the same time.
 
-Workers that share a machine contend for its memory and caches while they train, so they are
-measured while they contend: each times the same model at the same time as the others.
+Workers on one machine contend for its memory and caches while they train. So they are measured
+under the same contention: each times the same model at the same time as the others.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
 
 
 def median_costs(workers: Sequence[Sequence[LayerCost]]) -> tuple[LayerCost, ...]:
-    """Every layer's median times over workers."""
+    """The median times of every layer over workers."""
     return tuple(median_cost(layers) for layers in zip(*workers, strict=True))
 
 
 def median_cost(layers: Sequence[LayerCost]) -> LayerCost:
-    """One layer's median times."""
+    """The median times of one layer."""
     return replace(
         layers[0],
         forward_s=median_affine([layer.forward_s for layer in layers]),
@@ -56,5 +56,5 @@ def median_cost(layers: Sequence[LayerCost]) -> LayerCost:
 
 
 def median_affine(costs: Sequence[Affine]) -> Affine:
-    """Term by term."""
+    """The median of each term."""
     return Affine(median(c.fixed for c in costs), median(c.per_sample for c in costs))

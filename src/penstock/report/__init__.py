@@ -1,1 +1,1 @@
-"""A run for people: one page, a trace, tables."""
+"""Results for people: a run's report page, pictures of timelines, traces and tables."""

@@ -1,4 +1,4 @@
-"""The picture of a comparison on disk: an SVG, or a page that holds it."""
+"""Writes the picture of a comparison, as an SVG or as an HTML page that contains it."""
 
 from collections.abc import Sequence
 from html import escape
@@ -17,10 +17,10 @@ FORMATS = (".svg", ".html")
 
 
 def check_picture_path(path: str) -> None:
-    """Refuse a picture that cannot be written; nothing where ``path`` is empty.
+    """Raise for a picture that cannot be written; an empty ``path`` means no picture.
 
     Raises:
-        BadInput: neither .svg nor .html.
+        BadInput: the path ends neither in .svg nor in .html.
     """
     if path and Path(path).suffix not in FORMATS:
         raise BadInput(
@@ -32,10 +32,10 @@ def check_picture_path(path: str) -> None:
 def write_picture(
     path: str, plans: Sequence[ComparedPlan], head: PictureHead, words: Sequence[str]
 ) -> None:
-    """Write the picture; ``words`` stand below it on a page.
+    """Write the picture; on an HTML page the paragraphs ``words`` follow it.
 
     Raises:
-        BadInput: the place cannot be written to.
+        BadInput: the file cannot be written.
     """
     picture = drawing_svg(compare_drawing(plans, head), "comparison")
     if path.endswith(".html"):

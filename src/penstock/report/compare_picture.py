@@ -1,6 +1,6 @@
-"""The picture of a comparison: iteration times as bars, and what each plan does all the time.
+"""The picture of a comparison: iteration times as bars, and the timeline of each plan.
 
-All panels share one time axis with the lower bound on it.
+All panels share one time axis, on which the lower bound is marked.
 """
 
 from collections import defaultdict
@@ -25,17 +25,17 @@ SMALL = 11.5
 BAR_ROW, BAR = 36, 20
 BLOCK_HEAD, BLOCK_GAP = 26, 18
 FAR = 2.6
-"""Plans that take more than so many times the fastest are cut off at the right."""
+"""Plans that take more than this many times the fastest are cut off at the right."""
 
 FEW_BARS = 800
-"""Up to so many bars of a plan each says, when pointed at, what it is."""
+"""Up to this many bars of a plan, each bar has a tooltip."""
 
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """A row of the comparison with what is drawn of it.
+    """A row of the comparison with all that is drawn for it.
 
-    ``shares`` are the seconds of its critical path by kind, in the order drawn.
+    ``shares`` are the seconds of its critical path by kind, in drawing order.
     """
 
     row: ComparisonRow
@@ -46,7 +46,7 @@ class ComparedPlan:
 
 @dataclass(frozen=True, slots=True)
 class PictureHead:
-    """The title, what was asked, and the bound with its argument."""
+    """Title, subtitle, and the lower bound with its argument."""
 
     title: str
     subtitle: str
@@ -65,14 +65,14 @@ SHARES: dict[str, Ink | Style] = {
     "optimizer step": Style("STEP"),
     "waiting": "waiting",
 }
-"""The colour of every share of a critical path."""
+"""The colour of each share of a critical path."""
 
 Panel: TypeAlias = tuple[list[Mark], float]
-"""What is drawn, and where it ends below."""
+"""The marks of a panel, and the y at which it ends."""
 
 
 def compare_drawing(plans: Sequence[ComparedPlan], head: PictureHead) -> Drawing:
-    """The drawing of ``plans``, in the order given; those of the same plan share a block."""
+    """The drawing of ``plans`` in the given order; equal plans share a block."""
     axis = time_axis([plan.row.iteration_s for plan in plans], head.bound_s)
     marks: list[Mark] = [
         Words(head.title, MARGIN, 38, 22, bold=True),
@@ -91,7 +91,7 @@ def compare_drawing(plans: Sequence[ComparedPlan], head: PictureHead) -> Drawing
 
 
 def time_axis(iterations_s: Sequence[float], bound_s: float) -> TimeAxis:
-    """An axis for all iterations that are not far beyond the shortest."""
+    """An axis for all iterations that are not much longer than the shortest."""
     shortest_s = min(iterations_s)
     near_s = max(s for s in iterations_s if s <= FAR * shortest_s)
     is_cut = max(iterations_s) > near_s
@@ -99,7 +99,7 @@ def time_axis(iterations_s: Sequence[float], bound_s: float) -> TimeAxis:
 
 
 def place(axis: TimeAxis, time_s: float) -> float:
-    """The place of a time, at most the right end."""
+    """The x of a time, at most the right end."""
     return min(axis.x(time_s), axis.right)
 
 
@@ -109,7 +109,7 @@ def is_beyond(axis: TimeAxis, time_s: float) -> bool:
 
 
 def same_plans(plans: Sequence[ComparedPlan]) -> list[list[ComparedPlan]]:
-    """Plans that differ in their planner only, together; in the order of the first of each."""
+    """Groups of plans that differ only in their planner, in the order of the first of each."""
     found: dict[object, list[ComparedPlan]] = {}
     for one in plans:
         plan = one.plan
@@ -119,7 +119,7 @@ def same_plans(plans: Sequence[ComparedPlan]) -> list[list[ComparedPlan]]:
 
 
 def panel_title(words: str, y: float, legend: Sequence[tuple[str, Ink | Style]]) -> list[Mark]:
-    """The title of a panel, with its legend at the right: swatches with words on one line."""
+    """The title of a panel, with its legend on the same line at the right."""
     marks: list[Mark] = [Words(words, MARGIN, y, 15, bold=True)]
     widths = [22 + 6.4 * len(word) + 14 for word, _ in legend]
     x = WIDTH - MARGIN - sum(widths) + 14
@@ -130,7 +130,7 @@ def panel_title(words: str, y: float, legend: Sequence[tuple[str, Ink | Style]])
 
 
 def lane_legend(blocks: Sequence[Sequence[ComparedPlan]]) -> list[tuple[str, Ink | Style]]:
-    """The kinds that the lanes show."""
+    """The kinds of event that the lanes show."""
     lanes = [lane for block in blocks for lane in block[0].lanes]
     shown = {bar.kind for lane in lanes for bar in (*lane.compute, *lane.transfers)}
     return [(word, Style(kind)) for kind, word in KIND_WORDS.items() if kind in shown]
@@ -139,7 +139,7 @@ def lane_legend(blocks: Sequence[Sequence[ComparedPlan]]) -> list[tuple[str, Ink
 def bars_panel(
     plans: Sequence[ComparedPlan], head: PictureHead, axis: TimeAxis, top: float
 ) -> Panel:
-    """A bar for each row, made of its critical path."""
+    """A bar for each row, divided into the shares of its critical path."""
     kinds = list(dict.fromkeys(kind for plan in plans for kind, _ in plan.shares))
     legend: list[tuple[str, Ink | Style]] = [(kind, SHARES[kind]) for kind in kinds]
     marks = panel_title("Iteration time and its critical path", top + 22, legend)
@@ -158,7 +158,7 @@ def bars_panel(
 
 
 def bar_row(one: ComparedPlan, axis: TimeAxis, y: float) -> list[Mark]:
-    """One planner: its name, its bar, its figures."""
+    """One row: planner, bar and numbers."""
     row, middle = one.row, y + BAR_ROW / 2
     marks: list[Mark] = [
         Words(row.planner, MARGIN, middle - 2, 13.5, bold=True),
@@ -184,7 +184,7 @@ def bar_row(one: ComparedPlan, axis: TimeAxis, y: float) -> list[Mark]:
 
 
 def gap_text(gap: float) -> str:
-    """How far above the bound.
+    """The distance from the lower bound in words.
 
     >>> gap_text(0.167), gap_text(15.0)
     ('16.7 % above', '16.0x the bound')
@@ -193,7 +193,7 @@ def gap_text(gap: float) -> str:
 
 
 def plan_block(block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, top: float) -> Panel:
-    """One plan stage by stage, with its planners as title."""
+    """The timeline of one plan, stage by stage; its planners are the title."""
     first = block[0]
     row, plan = first.row, first.plan
     names = " = ".join(dict.fromkeys(one.row.planner for one in block))
@@ -230,7 +230,7 @@ def plan_block(block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, to
 
 
 def lane_heights(lanes: int) -> tuple[float, float, float]:
-    """Height of computing, of transfers and of the gap below, by the number of lanes."""
+    """Heights of compute and transfer bars and of the gap below, by the number of lanes."""
     if lanes <= 8:
         return 18, 5, 7
     if lanes <= 16:
@@ -247,7 +247,7 @@ def lane_name(lane: StageLane) -> str:
 def lane_bars(
     bars: Sequence[Bar], axis: TimeAxis, y: float, height: float, with_labels: bool
 ) -> list[Mark]:
-    """The bars of a lane: each with its label, or one run for all of a style; then numbers."""
+    """The bars of a lane, with tooltips or merged into one run for each style; then numbers."""
     runs: dict[tuple[Style, float], list[tuple[float, float]]] = defaultdict(list)
     marks: list[Mark] = []
     for bar in bars:
@@ -271,7 +271,7 @@ def lane_bars(
 
 
 def bar_label(bar: Bar) -> str:
-    """What a bar is and when."""
+    """The tooltip of a bar: what it is, and when."""
     words = KIND_WORDS[bar.kind]
     if bar.micro_batch >= 0:
         words += f" of micro-batch {bar.micro_batch}"
@@ -279,7 +279,7 @@ def bar_label(bar: Bar) -> str:
 
 
 def cut_marks(x: float, y: float, height: float) -> list[Mark]:
-    """Two slanted strokes: the bar goes on."""
+    """Two slanted strokes that show that the bar is cut off."""
     corners = ((x, y + height), (x + 8, y), (x + 14, y), (x + 6, y + height))
     return [
         Curve(corners, "paper", filled=True),
@@ -289,7 +289,7 @@ def cut_marks(x: float, y: float, height: float) -> list[Mark]:
 
 
 def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
-    """A line at every tick."""
+    """A vertical line at every tick."""
     return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
 
 
@@ -302,14 +302,14 @@ def axis_marks(axis: TimeAxis, y: float) -> list[Mark]:
 
 
 def bound_marks(axis: TimeAxis, bound_s: float, top: float, bottom: float) -> list[Mark]:
-    """The lower bound, over everything."""
+    """The dashed line of the lower bound."""
     if bound_s <= 0:
         return []
     return [Rule(axis.x(bound_s), top, axis.x(bound_s), bottom, "limit", 1.4, dashed=True)]
 
 
 def counted(number: int, thing: str, ending: str) -> str:
-    """A number of things.
+    """A number with its noun, in the plural if needed.
 
     >>> counted(1, "stage", "s"), counted(2, "micro-batch", "es")
     ('1 stage', '2 micro-batches')
@@ -318,7 +318,7 @@ def counted(number: int, thing: str, ending: str) -> str:
 
 
 def shortened(words: str, most: int) -> str:
-    """At most so many characters.
+    """``words`` cut to at most ``most`` characters.
 
     >>> shortened("a long story", 8)
     'a long…'

@@ -1,4 +1,4 @@
-"""What a Gantt chart shows of a timeline: for each device its lanes of blocks and its memory."""
+"""The rows of a Gantt chart: for each device its lanes of blocks and its memory."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,21 +22,21 @@ class DrawnEvent:
 
     @property
     def start_s(self) -> float:
-        """When it starts."""
+        """The start in seconds."""
         return self.event.start_s
 
     @property
     def end_s(self) -> float:
-        """When it ends."""
+        """The end in seconds."""
         return self.event.end_s
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A device: what it computes, reduces and sends, and receives, and its bytes over time.
+    """One device: what it computes, sends and reduces, and receives, and its memory over time.
 
-    ``compute`` is one lane, or two where forwards run beside backwards. ``memory`` holds pairs of
-    time and bytes. ``limit_bytes`` is 0 where it is not known.
+    ``compute`` has one lane, or two if forwards run beside backwards. ``memory`` has pairs of time
+    and bytes. ``limit_bytes`` is 0 if unknown.
     """
 
     device: int
@@ -49,16 +49,16 @@ class DeviceRow:
 
     @property
     def peak_bytes(self) -> float:
-        """The most bytes in use at once."""
+        """The peak of the bytes in use."""
         return max((size for _, size in self.memory), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class GanttRows:
-    """The rows of a chart, one a device in use.
+    """The rows of a chart, one for each device in use.
 
-    ``shades`` is the most stages that a device holds. With ``mirrored`` the micro-batches of odd
-    number pass the devices the other way round; then the second shade is theirs.
+    ``shades`` is the largest number of stages on a device. If ``mirrored``, odd micro-batches pass
+    the devices in the opposite direction, and the second shade is for them.
     """
 
     rows: tuple[DeviceRow, ...]
@@ -69,7 +69,7 @@ class GanttRows:
 
     @property
     def styles(self) -> tuple[Style, ...]:
-        """Every style that occurs."""
+        """All styles that occur."""
         lanes = (lane for row in self.rows for lane in (*row.compute, row.sends, row.receives))
         return tuple({block.style: None for lane in lanes for block in lane})
 
@@ -87,7 +87,7 @@ class GanttRows:
 def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> GanttRows:
     """The rows of ``timeline``; ``memory_limits`` are bytes for each device of the cluster.
 
-    A limit that is 0 or infinite, or missing, is not known.
+    A limit that is 0, infinite or missing counts as unknown.
     """
     events: dict[int, list[Event]] = defaultdict(list)
     for event in timeline.events:
@@ -123,7 +123,7 @@ def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> Gantt
 
 
 def is_mirrored(events: Iterable[Event]) -> bool:
-    """Whether every device takes only the even or only the odd micro-batches of each stage."""
+    """Whether each device takes only even or only odd micro-batches of each stage."""
     devices: dict[tuple[int, int], set[int]] = defaultdict(set)
     ways: dict[tuple[int, int], set[int]] = defaultdict(set)
     for event in events:
@@ -136,7 +136,7 @@ def is_mirrored(events: Iterable[Event]) -> bool:
 
 
 def style_of(event: Event, shade_of: dict[int, int], shades: int, mirrored: bool) -> Style:
-    """The style of an event: the shade of its stage on the device, or of its direction."""
+    """The style of an event; its shade tells the stage on the device, or the direction."""
     if event.kind not in COMPUTE or event.micro_batch < 0 or shades == 1:
         return one_style(event.kind, 0, 1)
     shade = event.micro_batch % 2 if mirrored else shade_of[event.stage]
@@ -145,19 +145,19 @@ def style_of(event: Event, shade_of: dict[int, int], shades: int, mirrored: bool
 
 @cache
 def one_style(kind: EventKind, shade: int, shades: int) -> Style:
-    """The style with these fields, made once: timelines have very many events."""
+    """The style with these fields, cached because timelines have very many events."""
     return Style(kind, shade, shades)
 
 
 def compute_lanes(blocks: Sequence[DrawnEvent]) -> tuple[tuple[DrawnEvent, ...], ...]:
-    """One lane; two where forwards overlap the rest: forwards, then the rest."""
+    """One lane, or two (forwards, then the rest) if forwards run beside other work."""
     forwards = tuple(block for block in blocks if block.event.kind == "F")
     others = tuple(block for block in blocks if block.event.kind != "F")
     return (forwards, others) if overlap(blocks) else (tuple(blocks),)
 
 
 def overlap(blocks: Sequence[DrawnEvent]) -> bool:
-    """Whether blocks run at the same time for more than rounding explains."""
+    """Whether blocks overlap in time by more than rounding errors."""
     until_s = 0.0
     for block in sorted(blocks, key=lambda block: (block.start_s, block.end_s)):
         if min(until_s, block.end_s) - block.start_s > 1e-6 * (block.end_s - block.start_s):
@@ -167,13 +167,13 @@ def overlap(blocks: Sequence[DrawnEvent]) -> bool:
 
 
 def known_limit(memory_limits: Sequence[float], device: int) -> float:
-    """The limit of a device, 0 where it is not known."""
+    """The memory limit of a device; 0 if unknown."""
     limit = memory_limits[device] if device < len(memory_limits) else 0.0
     return limit if isfinite(limit) else 0.0
 
 
 def row_ends(count: int, most: int) -> tuple[int, int]:
-    """How many first and last of ``count`` rows are shown where there is room for ``most``.
+    """How many first and last rows of ``count`` to show if at most ``most`` fit.
 
     >>> row_ends(4, 8), row_ends(64, 9)
     ((4, 0), (5, 4))

@@ -1,4 +1,4 @@
-"""Which stages a device holds, as a plan says and as figures say it."""
+"""Which stages each device of a plan holds, and their names in words."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ __all__ = ["stage_names", "stages_by_device"]
 
 
 def stages_by_device(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """For each device in use the stages that it holds, with the copies of a mirrored schedule.
+    """For each device in use the stages that it holds, including copies in a mirrored schedule.
 
     >>> from penstock.plan.plan import Stage
     >>> stages = tuple(Stage(range(s, s + 1), (s % 2,), (1,)) for s in range(4))
@@ -24,7 +24,7 @@ def stages_by_device(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def stage_names(stages: Sequence[int], most: int = 14) -> str:
-    """Some stages, in at most so many characters.
+    """Some stages in words of at most ``most`` characters.
 
     >>> stage_names((3,)), stage_names((0, 4, 8)), stage_names((0, 64, 128, 192))
     ('stage 3', 'stages 0, 4, 8', '4 stages')

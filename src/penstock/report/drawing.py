@@ -1,7 +1,7 @@
-"""A drawing as data: blocks, lines, curves and words in places, before it is SVG or a bitmap.
+"""A drawing as data: rectangles, lines, curves and words, independent of SVG or bitmap.
 
-Lengths are pixels of a screen, from the top left corner. Colours are names of a theme's fields or
-styles of blocks, so that one drawing serves light and dark.
+Lengths are screen pixels from the top left corner. Colours are names of a theme's fields or styles
+of blocks, so that one drawing serves both light and dark themes.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 ShareInk: TypeAlias = Literal["compute", "fill", "other", "waiting"]
-"""The colour of a share of a critical path that has no kind of event."""
+"""The colour of a share of a critical path that is not a kind of event."""
 
 Ink: TypeAlias = Literal["paper", "ink", "quiet", "grid", "row", "area", "limit"] | ShareInk
-"""A colour of the theme that is no block's."""
+"""A colour of the theme that is not the style of a block."""
 
 TAIL_GAP = 8.0
 """Pixels between a text and its tail."""
@@ -37,7 +37,7 @@ Anchor: TypeAlias = Literal["start", "middle", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """A rectangle; ``label`` is shown to those who point at it."""
+    """A rectangle; ``label`` is its tooltip."""
 
     x: float
     y: float
@@ -49,9 +49,9 @@ class Slab:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Many rectangles of one style on one line, as pairs of place and width, left to right.
+    """Many rectangles of one style in one row, as pairs of x and width, from left to right.
 
-    ``strength`` is how much of their place they really fill.
+    ``strength`` is the fraction of their area that is really busy.
     """
 
     y: float
@@ -76,7 +76,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line through points, or with ``filled`` the area that they enclose."""
+    """A line through points or, if ``filled``, the area that they enclose."""
 
     points: tuple[tuple[float, float], ...]
     ink: Ink | Style
@@ -86,9 +86,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A line of text on a baseline; ``ink`` is a theme's colour, or what suits a block's style.
+    """A line of text on a baseline. If ``ink`` is a style, the text has a colour that suits it.
 
-    ``tail`` goes on behind it, on the same line; its own place does not count.
+    ``tail`` follows on the same line; its own position is ignored.
     """
 
     words: str
@@ -106,7 +106,7 @@ Mark: TypeAlias = Slab | Run | Rule | Curve | Words
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Marks in the order in which they are drawn, on paper of this size."""
+    """Marks in drawing order, on paper of this size in pixels."""
 
     width: float
     height: float
@@ -115,12 +115,12 @@ class Drawing:
 
     @property
     def styles(self) -> tuple[Style, ...]:
-        """Every style of a block, once."""
+        """All styles of blocks, without duplicates."""
         return tuple(colour for colour in self.colours if isinstance(colour, Style))
 
     @property
     def colours(self) -> tuple[Ink | Style, ...]:
-        """Every colour of a mark, once."""
+        """All colours of marks, without duplicates."""
         found: dict[Ink | Style, None] = {}
         for mark in self.marks:
             found[colour_of(mark)] = None

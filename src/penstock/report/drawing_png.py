@@ -1,4 +1,4 @@
-"""A drawing as a bitmap, with Pillow."""
+"""Renders a drawing as a bitmap, with Pillow."""
 
 import io
 from dataclasses import replace
@@ -22,7 +22,7 @@ from penstock.report.palette import THEMES, Style, Theme, fill_of, ink_on, mixed
 __all__ = ["drawing_png"]
 
 SCALE = 2
-"""Pixels of the bitmap for one of the drawing, so that it is sharp on fine screens."""
+"""Pixels of the bitmap for each pixel of the drawing, for high-resolution screens."""
 
 DASH, GAP = 5, 3
 
@@ -65,7 +65,7 @@ def draw(pen: ImageDraw.ImageDraw, mark: Mark, theme: Theme) -> None:
 def fill_box(
     pen: ImageDraw.ImageDraw, x: float, y: float, width: float, height: float, colour: str
 ) -> None:
-    """Fill a rectangle of whole pixels, at least one each way."""
+    """Fill a rectangle of whole pixels, at least one pixel wide and high."""
     left, top = round(x * SCALE), round(y * SCALE)
     right = max(round((x + width) * SCALE), left + 1)
     bottom = max(round((y + height) * SCALE), top + 1)
@@ -73,7 +73,7 @@ def fill_box(
 
 
 def draw_rule(pen: ImageDraw.ImageDraw, rule: Rule, theme: Theme) -> None:
-    """Draw a line, dashed where it is level."""
+    """Draw a line; only horizontal ones can be dashed."""
     colour, width = colour_of(rule.ink, theme), max(1, round(rule.width * SCALE))
     pieces = [(rule.x1, rule.x2)]
     if rule.dashed and rule.y1 == rule.y2:
@@ -86,7 +86,7 @@ def draw_rule(pen: ImageDraw.ImageDraw, rule: Rule, theme: Theme) -> None:
 
 
 def draw_words(pen: ImageDraw.ImageDraw, words: Words, theme: Theme) -> None:
-    """Draw a line of text; the font has no micro sign."""
+    """Draw a line of text; the font has no micro sign, so that becomes a "u"."""
     anchor = {"start": "ls", "middle": "ms", "end": "rs"}[words.anchor]
     colour = (
         ink_on(fill_of(words.ink, theme))
@@ -109,7 +109,7 @@ def draw_words(pen: ImageDraw.ImageDraw, words: Words, theme: Theme) -> None:
 
 @cache
 def font_of(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own font, the same on every machine."""
+    """Pillow's built-in font, which is the same on every machine."""
     return ImageFont.load_default(size * SCALE)
 
 

@@ -1,4 +1,4 @@
-"""A drawing as SVG: one file, light or dark as the reader's system is, without a script."""
+"""Renders a drawing as SVG: one file without scripts, light or dark like the reader's system."""
 
 from html import escape
 from typing import get_args
@@ -25,7 +25,7 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, s
 
 
 def drawing_svg(drawing: Drawing, name: str = "timeline") -> str:
-    """The text of an SVG file; ``name`` keeps its styles apart from those of a page around it."""
+    """The text of an SVG file; ``name`` prefixes its CSS rules, to separate them from a page's."""
     width, height = f"{drawing.width:g}", f"{drawing.height:g}"
     marks = "\n".join(mark_svg(mark) for mark in drawing.marks)
     return (
@@ -37,7 +37,7 @@ def drawing_svg(drawing: Drawing, name: str = "timeline") -> str:
 
 
 def style_sheet(drawing: Drawing, name: str) -> str:
-    """The rules for every colour that is used, and for the dark ones that differ."""
+    """The CSS rules for every colour in use, and for the dark ones that differ."""
     light, dark = (theme_rules(drawing, THEMES[key]) for key in ("light", "dark"))
     lines = [
         f".{name} text {{ font-family: {FONT}; font-variant-numeric: tabular-nums; "
@@ -68,7 +68,7 @@ def theme_rules(drawing: Drawing, theme: Theme) -> list[str]:
 
 
 def mark_svg(mark: Mark) -> str:
-    """A mark as an element."""
+    """The SVG element of a mark."""
     match mark:
         case Slab():
             return slab_svg(mark)
@@ -88,7 +88,7 @@ def mark_svg(mark: Mark) -> str:
 
 
 def slab_svg(slab: Slab) -> str:
-    """A rectangle with its label."""
+    """A rectangle with its tooltip."""
     shape = (
         f'<rect class="{class_of(slab.fill)}" x="{short(slab.x)}" y="{short(slab.y)}" '
         f'width="{slab.width:.2f}" height="{short(slab.height)}"'
@@ -97,7 +97,7 @@ def slab_svg(slab: Slab) -> str:
 
 
 def run_svg(run: Run) -> str:
-    """Rectangles as one broken line as thick as they are high."""
+    """Rectangles as one interrupted line whose thickness is their height."""
     parts: list[str] = []
     at = 0.0
     for x, width in run.spans:
@@ -113,7 +113,7 @@ def run_svg(run: Run) -> str:
 
 
 def curve_svg(curve: Curve) -> str:
-    """A line, or an area."""
+    """A line or an area."""
     path = "M" + "L".join(f"{short(x)} {short(y)}" for x, y in curve.points)
     if curve.filled:
         return f'<path class="{class_of(curve.ink)}" d="{path}z"/>'
@@ -136,7 +136,7 @@ def words_svg(words: Words) -> str:
 
 
 def style_of(words: Words) -> str:
-    """The class of a text."""
+    """The CSS class of a text."""
     return f"on-{words.ink.name}" if isinstance(words.ink, Style) else words.ink
 
 
@@ -146,7 +146,7 @@ def font_svg(words: Words, anchor: str = "") -> str:
 
 
 def class_of(colour: Ink | Style) -> str:
-    """The name of a colour in the style sheet."""
+    """The CSS class of a colour."""
     return colour.name if isinstance(colour, Style) else colour
 
 

@@ -1,4 +1,4 @@
-"""The figures of the page as plain JSON values, for the script that draws them."""
+"""The data of the report page as JSON values, for the script that draws them."""
 
 from penstock.document import Json
 from penstock.report.device_stages import stage_names, stages_by_device
@@ -30,7 +30,7 @@ def page_figures(record: RunRecord) -> dict[str, Json]:
 
 
 def timeline_figure(key: str, title: str, note: str, timeline: Timeline) -> dict[str, Json]:
-    """One timeline; an event is a row, to keep the page small."""
+    """One timeline; an event is a list, to keep the page small."""
     end_s = iteration_s(timeline)
     return {
         "key": key,
@@ -45,7 +45,7 @@ def timeline_figure(key: str, title: str, note: str, timeline: Timeline) -> dict
 
 
 def device_figure(record: RunRecord, device: int, stages: tuple[int, ...]) -> dict[str, Json]:
-    """A device: its stages, and its memory predicted over time, limited and measured."""
+    """One device: its stages, and its predicted, measured and available memory."""
     return {
         "device": device,
         "stages": [*stages],

@@ -1,4 +1,4 @@
-"""A timeline as a drawing: a row for each device, its messages under it, memory below all."""
+"""A timeline as a drawing: a row for each device, its messages below, and memory at the bottom."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ __all__ = ["RowHeights", "block_label", "gantt_drawing"]
 WIDTH, MARGIN, GUTTER = 1360.0, 28.0, 180.0
 MOST_ROWS = 64
 HIDDEN = 26.0
-"""Pixels for the line that says how many rows are left out."""
+"""Height of the line that says how many rows are left out, in pixels."""
 
 FEW_BLOCKS = 2500
-"""Up to so many blocks each says, when pointed at, what it is."""
+"""Up to this many blocks, each block has a tooltip."""
 
 NARROWEST, NARROWEST_MESSAGE = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class RowHeights:
-    """Pixels of a row: computing, each lane of messages, and the gap below."""
+    """Heights in pixels: compute, each lane of messages, and the gap below; and the font size."""
 
     compute: float
     lane: float
@@ -37,16 +37,16 @@ class RowHeights:
 
     @property
     def pitch(self) -> float:
-        """From one row to the next."""
+        """The distance from one row to the next."""
         return self.compute + 2 * self.lane + self.gap
 
 
 def gantt_drawing(
     chart: GanttRows, title: str, note: str = "", unit: str = "s", width: float = WIDTH
 ) -> Drawing:
-    """The drawing of a chart; more than 64 devices show their first and last.
+    """The drawing of a chart; of more than 64 devices the first and last ones are shown.
 
-    ``unit`` other than ``s`` names what a second stands for, where times are no seconds.
+    ``unit``, if not ``s``, names the unit of times that are not in seconds.
     """
     head, tail = row_ends(len(chart.rows), MOST_ROWS)
     shown = (*chart.rows[:head], *chart.rows[len(chart.rows) - tail :])
@@ -76,7 +76,7 @@ def gantt_drawing(
 
 
 def row_heights(rows: int, has_transfers: bool) -> RowHeights:
-    """Lower rows where there are many."""
+    """Heights that decrease with the number of rows."""
     heights = (
         RowHeights(24, 5, 8, 12.5)
         if rows <= 8
@@ -90,7 +90,7 @@ def row_heights(rows: int, has_transfers: bool) -> RowHeights:
 
 
 def blocks_of(row: DeviceRow) -> int:
-    """How many blocks a row has."""
+    """The number of blocks of a row."""
     return sum(map(len, row.compute)) + len(row.sends) + len(row.receives)
 
 
@@ -102,7 +102,7 @@ def row_marks(
     with_labels: bool,
     has_transfers: bool,
 ) -> list[Mark]:
-    """A device: what it computes, and under it what it sends and receives."""
+    """A device: what it computes, and below it what it sends and receives."""
     marks: list[Mark] = [Slab(axis.left, y, axis.width, heights.compute, "row")]
     height = heights.compute / len(row.compute)
     thin = 1.0 if len(row.compute) > 1 else 0.0
@@ -124,7 +124,7 @@ def lane_marks(
     narrowest: float,
     with_labels: bool,
 ) -> list[Mark]:
-    """The blocks of a lane, each for itself or as runs, and the numbers that fit on them."""
+    """The blocks of a lane, with tooltips or merged into runs, and the numbers that fit on them."""
     marks: list[Mark] = []
     digits = len(str(max((block.event.micro_batch for block in blocks), default=0)))
     runs: dict[tuple[Style, float], list[tuple[float, float]]] = defaultdict(list)
@@ -150,7 +150,7 @@ def lane_marks(
 
 
 def block_label(block: DrawnEvent, axis: TimeAxis) -> str:
-    """What a block is, in a line."""
+    """The tooltip of a block, in one line."""
     event = block.event
     parts = [f"device {event.device}: {KIND_WORDS[event.kind]}"]
     if event.micro_batch >= 0:
@@ -164,7 +164,7 @@ def block_label(block: DrawnEvent, axis: TimeAxis) -> str:
 
 
 def label_marks(row: DeviceRow, index: int, y: float, heights: RowHeights) -> list[Mark]:
-    """The device and its stages at the left of a row; of low rows every second."""
+    """The device and its stages at the left of a row; only every second if rows are low."""
     middle = y + heights.compute / 2 + heights.font * 0.36
     if heights.pitch < heights.font + 2 and index % 2:
         return []
@@ -174,7 +174,7 @@ def label_marks(row: DeviceRow, index: int, y: float, heights: RowHeights) -> li
 
 
 def legend_marks(chart: GanttRows, width: float, y: float) -> tuple[list[Mark], float]:
-    """Swatches with words, a swatch of every shade; and the baseline of the last line."""
+    """The legend, with a swatch of every shade; also the baseline of its last line."""
     occurring = {style.kind for style in chart.styles}
     computing = {block.event.kind for row in chart.rows for lane in row.compute for block in lane}
     marks: list[Mark] = []
@@ -201,19 +201,19 @@ def legend_marks(chart: GanttRows, width: float, y: float) -> tuple[list[Mark], 
 
 
 def shade_words(chart: GanttRows) -> str:
-    """What the shades of a kind tell apart."""
+    """What the shades of a kind mean."""
     if chart.mirrored:
         return "light: odd micro-batches, the other way round"
     return f"dark to light: the {chart.shades} stages of a device, upstream first"
 
 
 def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
-    """A line at every tick."""
+    """A vertical line at every tick."""
     return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
 
 
 def axis_marks(axis: TimeAxis, bottom: float) -> list[Mark]:
-    """The times under the ticks, and the end."""
+    """The times under the ticks, and the end time."""
     marks: list[Mark] = [Rule(axis.left, bottom, axis.right, bottom, "quiet")]
     end = axis.time_text(axis.end_s)
     room = axis.right - 7 * len(end) - 14

@@ -1,4 +1,4 @@
-"""A timeline as a page to zoom and move in: one HTML file that needs nothing but a browser."""
+"""A timeline as an interactive page with zoom: one HTML file that needs only a browser."""
 
 from html import escape
 from string import Template
@@ -15,7 +15,7 @@ SCRIPTS = ("drawing.js", "gantt.js")
 
 
 def gantt_page(chart: GanttRows, title: str, note: str = "") -> str:
-    """The page: style, script and data inside, so that it opens without a network."""
+    """The page with embedded style, script and data, so that it opens without a network."""
     return Template(asset("gantt.html")).substitute(
         title=escape(title),
         note=escape(note),
@@ -28,7 +28,7 @@ def gantt_page(chart: GanttRows, title: str, note: str = "") -> str:
 
 
 def page_data(chart: GanttRows) -> dict[str, Json]:
-    """What the script draws."""
+    """The data that the page's script draws."""
     styles = chart.styles
     number = {style: index for index, style in enumerate(styles)}
     return {
@@ -40,7 +40,7 @@ def page_data(chart: GanttRows) -> dict[str, Json]:
 
 
 def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
-    """A device with its lanes."""
+    """The data of a device with its lanes."""
     return {
         "device": row.device,
         "stages": stage_names(row.stages),
@@ -52,7 +52,7 @@ def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
 
 
 def lane_data(blocks: tuple[DrawnEvent, ...], number: dict[Style, int]) -> list[Json]:
-    """Blocks as rows in the order of their start: style, kind, stage and so on."""
+    """Blocks as lists in the order of their starts: style, kind, stage and so on."""
     return [
         [
             number[block.style],
@@ -69,12 +69,12 @@ def lane_data(blocks: tuple[DrawnEvent, ...], number: dict[Style, int]) -> list[
 
 
 def rounded(value: float) -> float:
-    """A number of nine digits, which keeps the page small."""
+    """A number with nine digits, which keeps the page small."""
     return float(f"{value:.9g}")
 
 
 def theme_data(theme: Theme, styles: tuple[Style, ...]) -> dict[str, Json]:
-    """The colours of a theme: of its parts, and of each style with the ink on it."""
+    """The colours of a theme: of its parts, of each style, and of the text on each style."""
     fills = [fill_of(style, theme) for style in styles]
     return {
         "ink": theme.ink,
@@ -105,7 +105,7 @@ def legend(chart: GanttRows) -> str:
 
 
 def colour_rules(chart: GanttRows) -> str:
-    """The style rules of the legend's swatches."""
+    """The CSS rules of the legend's swatches."""
     light, dark = (
         [f".style-{s.name} {{ background: {fill_of(s, theme)}; }}" for s in chart.styles]
         for theme in (THEMES["light"], THEMES["dark"])

@@ -14,18 +14,19 @@ from penstock.words import percent_text, seconds_text
 __all__ = ["gantt"]
 
 NARROWEST = 16
-"""Columns that the chart has at least, however narrow the terminal."""
+"""The least number of columns of the chart, however narrow the terminal."""
 
 IDLE = "."
 FAINT, RESET = "\x1b[2m", "\x1b[0m"
 
 
 def gantt(timeline: Timeline, width: int = 100, colour: bool = True, most_rows: int = 24) -> str:
-    """One row of characters for each device, a time axis and a legend; lines end without blanks.
+    """One row of characters for each device, a time axis and a legend.
 
-    A block is drawn in the colour of its kind, and says its micro-batch where it has room; without
-    ``colour`` it starts with the letter of its kind. ``width`` is the columns of the terminal. Of
-    more devices than ``most_rows``, the first and the last are shown. Only computing is shown.
+    A block has the colour of its kind and shows its micro-batch if that fits. Without ``colour`` it
+    starts with the letter of its kind. ``width`` is the columns of the terminal. If there are more
+    devices than ``most_rows``, the first and the last are shown. Only compute is shown. Lines have
+    no trailing spaces.
 
     >>> from penstock.timeline.timeline import Event
     >>> events = (Event(0, "F", 0, 0, 0.0, 1.0), Event(0, "B", 0, 0, 2.0, 4.0))
@@ -57,7 +58,7 @@ def gantt(timeline: Timeline, width: int = 100, colour: bool = True, most_rows: 
 
 
 def row_lines(row: DeviceRow, label: str, end_s: float, columns: int, colour: bool) -> list[str]:
-    """The line of a device, or two where forwards run beside backwards."""
+    """The line of a device, or two if forwards run beside backwards."""
     return [
         (label if index == 0 else " " * len(label)) + lane_text(lane, end_s, columns, colour)
         for index, lane in enumerate(row.compute)
@@ -65,7 +66,7 @@ def row_lines(row: DeviceRow, label: str, end_s: float, columns: int, colour: bo
 
 
 def lane_text(blocks: Sequence[DrawnEvent], end_s: float, columns: int, colour: bool) -> str:
-    """The characters of a lane: runs of columns that belong to the same block."""
+    """The characters of a lane: runs of columns that show the same block."""
     owners = column_owners(blocks, end_s, columns)
     parts: list[str] = []
     start = 0
@@ -79,7 +80,7 @@ def lane_text(blocks: Sequence[DrawnEvent], end_s: float, columns: int, colour: 
 def column_owners(
     blocks: Sequence[DrawnEvent], end_s: float, columns: int
 ) -> list[DrawnEvent | Style | None]:
-    """What each column shows: the block that fills half of it, else the leading style, or idle."""
+    """What each column shows: the block that fills half of it, else the main style, or idle."""
     shares: list[dict[int, float]] = [{} for _ in range(columns)]
     for index, block in enumerate(blocks):
         left, right = (t / end_s * columns for t in (block.start_s, block.end_s))
@@ -91,7 +92,7 @@ def column_owners(
 
 
 def owner(shares: dict[int, float], blocks: Sequence[DrawnEvent]) -> DrawnEvent | Style | None:
-    """Who of the blocks that share a column, by index, is shown in it."""
+    """The block or style shown in a column, from the shares of blocks by index."""
     idle = 1.0 - sum(shares.values())
     if not shares or idle > 0.5:
         return None
@@ -105,7 +106,7 @@ def owner(shares: dict[int, float], blocks: Sequence[DrawnEvent]) -> DrawnEvent 
 
 
 def run_text(shown: DrawnEvent | Style | None, columns: int, colour: bool) -> str:
-    """The characters of so many columns that show the same."""
+    """The characters of consecutive columns that show the same."""
     if shown is None:
         return f"{FAINT}{IDLE * columns}{RESET}" if colour else IDLE * columns
     style = shown.style if isinstance(shown, DrawnEvent) else shown
@@ -119,13 +120,13 @@ def run_text(shown: DrawnEvent | Style | None, columns: int, colour: bool) -> st
 
 
 def painted(words: str, style: Style) -> str:
-    """Words on the colour of a style."""
+    """Words on the background colour of a style."""
     code = terminal_code(style)
     return f"\x1b[48;5;{code};38;5;{terminal_ink(code)}m{words}{RESET}"
 
 
 def letter(style: Style) -> str:
-    """The letter of a style: small for every second stage of a device.
+    """The letter of a style; lower case for every second stage of a device.
 
     >>> letter(Style("STEP")), letter(Style("F", 1, 2))
     ('S', 'f')
@@ -135,7 +136,7 @@ def letter(style: Style) -> str:
 
 
 def axis_line(end_s: float, columns: int) -> str:
-    """The times under the columns where they are: every one, or every second, third and so on."""
+    """The times under their columns: all of them, or every second, third and so on if they fit."""
     marks = [(round(t / end_s * columns), tick_text(t, end_s)) for t in ticks(end_s)]
     marks = [(column, words) for column, words in marks if column + len(words) <= columns]
     for every in range(1, len(marks) + 1):
@@ -150,7 +151,7 @@ def axis_line(end_s: float, columns: int) -> str:
 
 
 def legend_lines(chart: GanttRows, width: int, colour: bool) -> list[str]:
-    """What colours or letters mean, broken at the width."""
+    """The meaning of colours or letters, wrapped to the width."""
     computed = {block.event.kind for row in chart.rows for lane in row.compute for block in lane}
     kinds: list[EventKind] = [kind for kind in KIND_WORDS if kind in computed]
     if colour:
@@ -167,13 +168,13 @@ def legend_lines(chart: GanttRows, width: int, colour: bool) -> list[str]:
 
 
 def swatch(kind: EventKind, shades: int) -> str:
-    """A column of each shade of a kind, two where there is one shade."""
+    """A column of each shade of a kind; two columns if there is only one shade."""
     words = "  " if shades == 1 else " "
     return "".join(painted(words, Style(kind, shade, shades)) for shade in range(shades))
 
 
 def shade_words(chart: GanttRows, colour: bool) -> str:
-    """What shades, or small letters, tell apart."""
+    """What shades, or lower-case letters, mean."""
     if chart.mirrored:
         how = "lighter" if colour else "small letters"
         return f"{how}: odd micro-batches, the other way round"
@@ -182,7 +183,7 @@ def shade_words(chart: GanttRows, colour: bool) -> str:
 
 
 def broken(entries: Sequence[str], width: int) -> list[str]:
-    """Entries on as few lines as they fit on."""
+    """Entries wrapped to as few lines as possible."""
     lines: list[str] = []
     room = 0
     for entry in entries:
@@ -197,6 +198,6 @@ def broken(entries: Sequence[str], width: int) -> list[str]:
 
 
 def visible(words: str) -> str:
-    """Words without the codes that colour them."""
+    """Words without colour codes."""
     parts = words.split("\x1b[")
     return parts[0] + "".join(part.partition("m")[2] for part in parts[1:])

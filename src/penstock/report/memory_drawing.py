@@ -1,4 +1,4 @@
-"""The memory of devices over time, on the time axis of the chart above it."""
+"""Draws the memory of devices over time, on the time axis of the chart above."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ from penstock.report.time_axis import TimeAxis
 __all__ = ["memory_marks", "stepped"]
 
 MOST_STRIPS = 8
-"""Up to so many devices have a strip each; more share one, with the fullest device on it."""
+"""Up to this many devices have a strip each; more share one, which shows the fullest device."""
 
 STRIP, STRIP_GAP, PANEL = 34.0, 10.0, 120.0
 FAR = 4.0
-"""A limit beyond so many times what is used is said, not drawn."""
+"""A limit beyond this many times the peak is given in words, not drawn."""
 
 LINE = Style("F")
 
 
 def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> tuple[list[Mark], float]:
-    """The marks from ``top`` on, and where they end."""
+    """The marks below ``top``, and the y at which they end."""
     used = [row for row in rows if row.memory]
     if not used:
         return [], top
@@ -39,12 +39,12 @@ def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> tuple
 
 
 def top_bytes(row: DeviceRow) -> float:
-    """What a strip must have room for: the peak, and the limit where it is not far."""
+    """The upper end of a strip's scale: the peak, or the limit if that is near."""
     return 1.08 * max(row.peak_bytes, row.limit_bytes if limit_is_near(row) else 0.0)
 
 
 def limit_is_near(row: DeviceRow) -> bool:
-    """Whether a limit is known, and not far beyond what is used."""
+    """Whether the limit is known and not far above the peak."""
     return 0 < row.limit_bytes <= FAR * row.peak_bytes
 
 
@@ -64,7 +64,7 @@ def strip_marks(row: DeviceRow, axis: TimeAxis, y: float, scale: float) -> list[
 
 
 def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mark]:
-    """The range over all devices, and the fullest of them as a line."""
+    """The range over all devices, and the fullest device as a line."""
     fullest = max(rows, key=fullness)
     scale, base = max(*map(top_bytes, rows)) or 1.0, y + PANEL
     columns = round(axis.width / 2)
@@ -88,14 +88,14 @@ def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mar
 
 
 def fullness(row: DeviceRow) -> tuple[float, float]:
-    """How full a device gets: of its limit where that is known, and in bytes."""
+    """How full a device gets: as a fraction of its limit if known, then in bytes."""
     return (row.peak_bytes / row.limit_bytes if row.limit_bytes else 0.0, row.peak_bytes)
 
 
 def limit_marks(
     row: DeviceRow, axis: TimeAxis, base: float, scale: float, height: float
 ) -> list[Mark]:
-    """The limit of a device where it is known and within the strip."""
+    """The limit of a device, if known and within the strip."""
     y = base - row.limit_bytes / scale * height
     if not row.limit_bytes or y < base - height - 0.5:
         return []
@@ -103,15 +103,15 @@ def limit_marks(
 
 
 def peak_text(row: DeviceRow, axis: TimeAxis) -> str:
-    """The peak of a device, of its limit where that is known."""
+    """The peak of a device, and its limit if known, in words."""
     limit = f" of {axis.size_text(row.limit_bytes)}" if row.limit_bytes else ""
     return f"peak {axis.size_text(row.peak_bytes)}{limit}"
 
 
 def stepped(memory: Sequence[tuple[float, float]], axis: TimeAxis) -> list[tuple[float, float]]:
-    """The corners of the curve that holds each value until the next, at most two a pixel.
+    """The corners of a step curve that holds each value until the next, at most two for each pixel.
 
-    Within a pixel the highest value stands for all.
+    Within a pixel the highest value is used.
     """
     corners: list[tuple[float, float]] = []
     level, index, step_s = 0.0, 0, 1.0 / axis.pixels_per_s
@@ -132,7 +132,7 @@ def stepped(memory: Sequence[tuple[float, float]], axis: TimeAxis) -> list[tuple
 def levels_by_column(
     memory: Sequence[tuple[float, float]], end_s: float, columns: int
 ) -> list[float]:
-    """The highest value in each of so many columns."""
+    """The highest value in each of ``columns`` equal spans of time."""
     levels = [0.0] * columns
     value, index = 0.0, 0
     for column in range(columns):

@@ -1,4 +1,4 @@
-"""Blocks narrower than a pixel, drawn together: charts stay small however long the timeline."""
+"""Merges blocks narrower than a pixel, so that charts of long timelines stay small."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ from penstock.report.palette import Style
 __all__ = ["DrawnSpan", "merged_blocks"]
 
 STRENGTHS = 4
-"""In so many steps a merged span tells how much of it is busy."""
+"""Number of levels that show how busy a merged span is."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSpan:
-    """Where a block is drawn, or several that are too narrow, in the style of most of them.
+    """Where one block is drawn, or several narrow ones, in the style of most of them.
 
-    ``blocks`` is empty where several are drawn together; ``strength`` is how much they fill.
+    ``blocks`` is empty for merged blocks; ``strength`` is the fraction of the span that they fill.
     """
 
     x: float
@@ -30,7 +30,7 @@ class DrawnSpan:
 def merged_blocks(
     blocks: Iterable[DrawnEvent], left: float, pixels_per_s: float, narrowest: float
 ) -> list[DrawnSpan]:
-    """The blocks as spans from ``left`` on, those narrower than ``narrowest`` by columns of that.
+    """The blocks as spans from x ``left`` on; those below ``narrowest`` pixels are merged.
 
     Merged spans come first, so that whole blocks are drawn over them.
     """
@@ -48,7 +48,7 @@ def merged_blocks(
 def fill_columns(
     columns: dict[int, dict[Style, float]], block: DrawnEvent, start: float, end: float
 ) -> None:
-    """Add what a narrow block fills of the one or two columns that it touches."""
+    """Add the parts of one or two columns that a narrow block fills."""
     first = int(start)
     inside = min(end, first + 1.0) - start
     columns[first][block.style] += inside
@@ -57,7 +57,7 @@ def fill_columns(
 
 
 def joined(columns: dict[int, dict[Style, float]], width: float) -> list[DrawnSpan]:
-    """Neighbouring columns with the same leading style and strength, as one span."""
+    """Spans of neighbouring columns with the same main style and strength."""
     spans: list[DrawnSpan] = []
     last = -2
     for column in sorted(columns):
@@ -75,5 +75,5 @@ def joined(columns: dict[int, dict[Style, float]], width: float) -> list[DrawnSp
 
 
 def same(spans: Sequence[DrawnSpan], style: Style, strength: float) -> bool:
-    """Whether the last span looks like this."""
+    """Whether the last span has this style and strength."""
     return spans[-1].style == style and spans[-1].strength == strength

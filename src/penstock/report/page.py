@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing but a browser."""
+"""The report of a run: one HTML file that needs only a browser."""
 
 import json
 from html import escape
@@ -18,12 +18,12 @@ SCRIPTS = ("drawing.js", "timelines.js", "charts.js")
 
 
 def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
-    """Write ``report.html`` and ``trace.json`` into a run directory; the path of the page.
+    """Write ``report.html`` and ``trace.json`` into a run directory; returns the page's path.
 
-    ``out`` is another place for the page.
+    ``out`` is another path for the page.
 
     Raises:
-        BadInput: the directory does not hold a whole run, or cannot be written to.
+        BadInput: the directory does not hold a complete run, or cannot be written to.
     """
     record = read_run(directory)
     write_trace((record.predicted, record.measured), record.directory / "trace.json")
@@ -33,7 +33,7 @@ def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
 
 
 def page_html(record: RunRecord) -> str:
-    """The page: style, script and data inside, so that it opens without a network."""
+    """The page with embedded style, script and data, so that it opens without a network."""
     title = record.summary.job
     return Template(asset("page.html")).substitute(
         title=escape(title),
@@ -61,12 +61,12 @@ def page_html(record: RunRecord) -> str:
 
 
 def asset(name: str) -> str:
-    """A file that the page is made of."""
+    """The content of a file in the package's ``assets``."""
     return (files("penstock.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def embedded_json(value: object) -> str:
-    """JSON that cannot end the script element it stands in, whatever its strings hold.
+    """JSON that cannot end the script element that contains it, whatever its strings are.
 
     >>> embedded_json({"name": "</script>"})
     '{"name":"\\\\u003c/script>"}'

@@ -1,7 +1,7 @@
-"""The colours of every timeline figure: one for each kind of event, a tint for each stage.
+"""The colours of all timeline figures: one for each kind of event, a tint for each stage.
 
-The colours of kinds follow Okabe and Ito, "Color Universal Design" (2008), whose palette stays
-distinct for colour-blind readers. The stages of one device are told apart by tints of these.
+The colours of kinds follow Okabe and Ito, "Color Universal Design" (2008), whose palette is
+distinct for colour-blind readers. The stages of one device have different tints of these colours.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Style:
 class Theme:
     """The colours of a figure, as ``#rrggbb``.
 
-    ``tint`` of a kind is what the last stage of a device has; those between are mixtures.
+    ``tints`` are the colours of a device's last stage; stages in between get mixtures.
     ``compute``, ``fill`` (and drain), ``other`` (stages) and ``waiting`` are shares of a critical
     path.
     """
@@ -87,8 +87,8 @@ TINTS: dict[EventKind, str] = {
     "W": "#f2f3b0",
     "R": "#b9eeff",
 }
-"""What the last stage of a device has: chosen so that also with red-green blindness no two colours
-of computing look alike (`tests/report/test_palette.py` measures it)."""
+"""Tints of a device's last stage. They are chosen so that no two colours of compute look alike,
+even with red-green blindness (`tests/report/test_palette.py` measures it)."""
 
 LIGHT = Theme(
     paper="#ffffff",
@@ -146,7 +146,7 @@ THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
 
 DARK_INK, LIGHT_INK = "#16202c", "#ffffff"
 CUBE = (0, 95, 135, 175, 215, 255)
-"""The levels of red, green and blue in a terminal's cube of colours."""
+"""The levels of red, green and blue in a terminal's colour cube."""
 
 TERMINAL: dict[EventKind, int] = {
     "F": 25,
@@ -160,7 +160,7 @@ TERMINAL: dict[EventKind, int] = {
     "REDUCE": 35,
 }
 TERMINAL_TINTS: dict[EventKind, int] = {"F": 146, "B": 223, "I": 217, "W": 230, "R": 153}
-"""Chosen by hand: nearest colours would bring yellow and orange too close."""
+"""Chosen by hand: the nearest codes would make yellow and orange too similar."""
 
 
 def fill_of(style: Style, theme: Theme) -> str:
@@ -176,7 +176,7 @@ def fill_of(style: Style, theme: Theme) -> str:
 
 
 def mixed(first: str, second: str, share: float) -> str:
-    """A colour between two, of which the second has this share.
+    """A mixture of two colours, with the fraction ``share`` of the second.
 
     >>> mixed("#000000", "#ffffff", 0.5)
     '#808080'
@@ -186,7 +186,7 @@ def mixed(first: str, second: str, share: float) -> str:
 
 
 def ink_on(fill: str) -> str:
-    """The text colour that stands out best from a fill (contrast ratio, WCAG 2.1, 1.4.3).
+    """The text colour with the best contrast on a fill (contrast ratio, WCAG 2.1, 1.4.3).
 
     >>> ink_on("#0072b2"), ink_on("#f0e442")
     ('#ffffff', '#16202c')
@@ -202,7 +202,7 @@ def contrast(first: str, second: str) -> float:
 
 
 def luminance(colour: str) -> float:
-    """The relative luminance of a colour."""
+    """The relative luminance of a colour (WCAG 2.1)."""
     linear = [
         c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4
         for c in (value / 255 for value in channels(colour))
@@ -211,7 +211,7 @@ def luminance(colour: str) -> float:
 
 
 def terminal_code(style: Style) -> int:
-    """The number of a block's colour among the 256 of a terminal.
+    """The code of a block's colour among the 256 colours of a terminal.
 
     >>> terminal_code(Style("F")), terminal_code(Style("F", 1, 2))
     (25, 146)
@@ -224,7 +224,7 @@ def terminal_code(style: Style) -> int:
 
 
 def terminal_ink(code: int) -> int:
-    """The number of the text colour that stands out best from a terminal's colour.
+    """The code of the text colour with the best contrast on a terminal colour.
 
     >>> terminal_ink(25), terminal_ink(227)
     (231, 16)
@@ -236,7 +236,7 @@ def terminal_ink(code: int) -> int:
 
 
 def nearest_code(colour: str) -> int:
-    """The number of the nearest colour of a terminal's cube of 216.
+    """The code of the nearest of the 216 colours in a terminal's cube.
 
     >>> nearest_code("#0072b2")
     25

@@ -1,4 +1,4 @@
-"""Timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
+"""Writes timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
 Source: "Trace Event Format", Google (complete events ``X``, flows ``s`` and ``f``, counters ``C``,
 metadata ``M``); times are microseconds.
@@ -17,7 +17,7 @@ __all__ = ["trace_events", "write_trace"]
 
 ENGINES = ("compute", "send", "receive")
 MOST_LANES = 64
-"""An engine of a device has at most so many lanes of slices that overlap."""
+"""The most lanes of overlapping slices for one engine of a device."""
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
@@ -38,8 +38,8 @@ def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
 def trace_events(timeline: Timeline, process: int) -> list[dict[str, Json]]:
     """The trace events of one timeline: names, slices, message arrows, memory counters.
 
-    A device has a thread for computing, one for sending and reducing and one for receiving, and
-    more where events of one of these overlap: slices of a thread never do.
+    A device has one thread for compute, one for sending and reducing, and one for receiving. There
+    are more if events of one of these overlap, since slices of a thread must not.
     """
     threads = threads_of(timeline)
     several = devices_of_several_stages(timeline)
@@ -56,7 +56,7 @@ def trace_events(timeline: Timeline, process: int) -> list[dict[str, Json]]:
 
 
 def threads_of(timeline: Timeline) -> list[int]:
-    """For each event its thread: the first of its engine's lanes that is free when it starts."""
+    """The thread of each event: the first lane of its engine that is free when it starts."""
     threads = [0] * len(timeline.events)
     free_from_s: dict[tuple[int, int], list[float]] = defaultdict(list)
     by_start = sorted(range(len(threads)), key=lambda i: timeline.events[i].start_s)
@@ -110,12 +110,12 @@ def engine_of(event: Event) -> int:
 
 
 def thread_of(device: int, engine: int, lane: int) -> int:
-    """The thread number of a lane; 0 is left to the process. The last lane takes all beyond."""
+    """The thread number of a lane; 0 is the process. The last lane takes all lanes beyond it."""
     return (device * len(ENGINES) + engine) * MOST_LANES + min(lane, MOST_LANES - 1) + 1
 
 
 def slice_of(event: Event, process: int, thread: int, with_stage: bool) -> dict[str, Json]:
-    """An event as a complete slice, named like an action: with its stage where that is needed."""
+    """An event as a complete slice, named like an action, with its stage if needed."""
     number = str(event.micro_batch) if event.micro_batch >= 0 else ""
     stage = str(event.stage) if with_stage and number else ""
     about: dict[str, Json] = {"stage": event.stage, "micro_batch": event.micro_batch}
@@ -140,8 +140,8 @@ def message_arrows(
 ) -> list[dict[str, Json]]:
     """A flow from each send to its receive.
 
-    Of the sends between the same devices for the same micro-batch, a receive takes the first that
-    no other has taken, those of a neighbouring stage before the others.
+    A receive is matched with the first unmatched send between the same devices for the same
+    micro-batch; sends of a neighbouring stage are preferred.
     """
     sent: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for index, event in enumerate(timeline.events):

@@ -1,4 +1,4 @@
-"""What a run directory holds: plan, prediction, measurement, and the steps of the training."""
+"""Reads a run directory: plan, prediction, measurement, and the steps of the training."""
 
 import json
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ NEEDED = (
 
 
 class RecordLine(BaseModel):
-    """A JSON object of which only some keys matter here; a run may write more."""
+    """A JSON object; keys that are not fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class StepRecord(RecordLine):
-    """One training step; ``verified`` says how it compared with the user's module, if it did."""
+    """One training step; ``verified`` says how it compared with the user's module, if compared."""
 
     step: int
     loss: float
@@ -54,7 +54,7 @@ class EvaluationRecord(RecordLine):
 
 
 class LengthRecord(RecordLine):
-    """Predicted and measured seconds of the steps whose batches were about so long."""
+    """Predicted and measured seconds of the steps whose batches were about this long."""
 
     lengths: dict[str, int]
     share: float
@@ -64,7 +64,7 @@ class LengthRecord(RecordLine):
 
 
 class RunSummary(RecordLine):
-    """The run in a few figures; peaks are in the order of the plan's devices."""
+    """The main numbers of a run; peaks are in the order of the plan's devices."""
 
     name: str = ""
     job: str
@@ -97,20 +97,20 @@ class RunRecord:
 
     @property
     def error(self) -> float:
-        """How far the predicted iteration is from the measured one, as a part of the latter.
+        """The relative error of the predicted iteration time.
 
-        Negative where the run was slower than predicted.
+        It is negative if the run was slower than predicted.
         """
         return self.summary.predicted_s / self.summary.measured_s - 1.0
 
     @property
     def verified(self) -> str:
-        """How the first step compared with the user's module; empty where it did not."""
+        """How the first step compared with the user's module; empty if it was not compared."""
         return next((step.verified for step in self.steps if step.verified), "")
 
     @property
     def measured_peaks(self) -> dict[int, float]:
-        """Measured peak bytes by device; devices that measured none are left out."""
+        """Measured peak bytes by device, without devices that measured none."""
         peaks = zip(self.plan.devices, self.summary.measured_peak_memory_bytes, strict=False)
         return {device: peak for device, peak in peaks if peak > 0}
 
@@ -119,8 +119,7 @@ def read_run(directory: str | Path) -> RunRecord:
     """Read the run directory that ``penstock train`` wrote.
 
     Raises:
-        BadInput: no such directory, a file that is missing or malformed, or files of different
-            runs.
+        BadInput: no such directory, a missing or malformed file, or files of different runs.
     """
     place = Path(directory)
     if not place.is_dir():
@@ -150,7 +149,7 @@ def read_run(directory: str | Path) -> RunRecord:
 
 
 def check_record(record: RunRecord) -> None:
-    """Raise `BadInput` where the files cannot be of one run."""
+    """Raise `BadInput` if the files cannot belong to one run."""
     where, plan = record.directory, record.plan
     if plan.stages[-1].layers.stop != len(record.profile.layers):
         raise BadInput(
@@ -177,7 +176,7 @@ def check_record(record: RunRecord) -> None:
 
 
 def read_summary(path: Path) -> RunSummary:
-    """The figures of ``summary.json``."""
+    """The content of ``summary.json``."""
     return parse_row(RunSummary, parse_json(read_text(path, "summary"), path, "summary"), str(path))
 
 

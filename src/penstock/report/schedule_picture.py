@@ -1,4 +1,4 @@
-"""A schedule as a picture, without a cluster: the times and bytes are those of its shape."""
+"""Draws a schedule without a cluster; times and bytes are those of a pipeline shape."""
 
 from penstock.report.device_rows import gantt_rows
 from penstock.report.drawing import Drawing
@@ -15,15 +15,15 @@ from penstock.words import percent_text, seconds_text
 __all__ = ["schedule_drawing", "schedule_picture", "schedule_timeline"]
 
 WIDTH = 960.0
-"""Narrower than a timeline of a run, for pages with text around it."""
+"""Narrower than the timeline of a run, for pages with text around it."""
 
 
 def schedule_picture(schedule: Schedule, shape: PipelineShape, title: str) -> str:
-    """The SVG text of ``schedule`` on ``shape``: a row for each device group, memory under them.
+    """The SVG text of ``schedule`` on ``shape``: a row for each device group, memory below.
 
     Actions take the seconds of the shape's costs, and transfers never wait for one another
-    (`penstock.schedule.clock`). Without costs, times are in forwards and memory in activations
-    saved by a micro-batch on a stage.
+    (`penstock.schedule.clock`). If the shape has no costs, the unit of time is a forward, and the
+    unit of memory is what a micro-batch saves on a stage.
 
     Raises:
         BadInput: the schedule deadlocks.
@@ -32,7 +32,7 @@ def schedule_picture(schedule: Schedule, shape: PipelineShape, title: str) -> st
 
 
 def schedule_drawing(schedule: Schedule, shape: PipelineShape, title: str) -> Drawing:
-    """The picture before it is SVG or a bitmap."""
+    """The picture as a drawing."""
     timeline = schedule_timeline(schedule, shape, title)
     chart = gantt_rows(timeline, shape.memory_bytes)
     unit = "s" if shape.costs else "forwards"
@@ -42,7 +42,7 @@ def schedule_drawing(schedule: Schedule, shape: PipelineShape, title: str) -> Dr
 
 
 def schedule_timeline(schedule: Schedule, shape: PipelineShape, title: str = "") -> Timeline:
-    """The schedule played on its shape, device groups as devices.
+    """The timeline of the schedule on its shape; device groups appear as devices.
 
     >>> from penstock.schedule.families.early_backward import gpipe
     >>> shape = PipelineShape(stages=2, micro_batches=1)
@@ -67,9 +67,10 @@ def schedule_timeline(schedule: Schedule, shape: PipelineShape, title: str = "")
 def group_memory(
     group: int, order: Order, times: ActionTimes, shape: PipelineShape
 ) -> list[MemorySample]:
-    """What the stages of a group have saved, whenever that changes.
+    """A sample of what the stages of a group have saved whenever that changes.
 
-    A forward saves when it starts; I frees what W does not need, and B or W the rest, at its end.
+    A forward allocates when it starts. At its end I frees what W does not need, and B or W frees
+    the rest.
     """
     changes: list[tuple[float, float]] = [(0.0, 0.0)]
     starts, ends = times.start_s[group].tolist(), times.end_s[group].tolist()

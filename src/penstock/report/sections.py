@@ -1,4 +1,4 @@
-"""The parts of the page that are text: headline figures and tables, as HTML."""
+"""The textual parts of the report page, as HTML: headline numbers and tables."""
 
 from collections.abc import Iterable
 from html import escape
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 CLOSE_ENOUGH = 0.15
-"""A prediction within this part of the measurement is shown as a good one."""
+"""A prediction within this relative error is shown as good."""
 
 
 def facts(record: RunRecord) -> str:
-    """The line under the title: what ran, how it was planned."""
+    """The line under the title: what ran, and how it was planned."""
     plan = record.plan
     parts = [
         f"planner <b>{escape(plan.planner)}</b>",
@@ -51,7 +51,7 @@ def facts(record: RunRecord) -> str:
 
 
 def tiles(record: RunRecord) -> str:
-    """The headline figures."""
+    """The headline numbers."""
     summary, error = record.summary, record.error
     side = "slower" if error < 0 else "faster"
     verdict = "good" if abs(error) <= CLOSE_ENOUGH else "warn"
@@ -86,7 +86,7 @@ def tiles(record: RunRecord) -> str:
 
 
 def tile(name: str, value: str, more: str, verdict: str = "") -> str:
-    """One headline figure."""
+    """One headline number."""
     return (
         f'<div class="tile"><div class="name">{escape(name)}</div>'
         f'<div class="value {verdict}">{escape(value)}</div>'
@@ -108,7 +108,7 @@ def legend(record: RunRecord) -> str:
 
 
 def plan_note(record: RunRecord) -> str:
-    """What the plan is made of, in a sentence."""
+    """A summary of the plan in one sentence."""
     stages, devices = len(record.plan.stages), len(record.plan.devices)
     return (
         f"{count(len(record.profile.layers), 'layer')} in {count(stages, 'stage')} "
@@ -117,7 +117,7 @@ def plan_note(record: RunRecord) -> str:
 
 
 def plan_table(record: RunRecord) -> str:
-    """One row for each stage; what differs between its replicas stands on one line each."""
+    """One row for each stage; its replicas have one line each where they differ."""
     heads = [
         ("Stage", ""),
         ("Layers", "layers"),
@@ -157,7 +157,7 @@ def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
 
 
 def layers_cell(names: list[str]) -> str:
-    """First and last layer by name, and all of them to unfold."""
+    """The names of the first and last layer, and a list of all layers that can be unfolded."""
     short = f"<code>{escape(layers_text(names))}</code>"
     if len(names) <= 2:
         return short
@@ -166,7 +166,7 @@ def layers_cell(names: list[str]) -> str:
 
 
 def time_table(record: RunRecord) -> str:
-    """For each device how predicted and measured time split into busy, communication and idle."""
+    """Predicted and measured time of each device, divided into busy, communication and idle."""
     heads = [("Device", ""), ("Stage", ""), ("Predicted", ""), ("Measured", "")]
     rows = [
         [
@@ -181,7 +181,7 @@ def time_table(record: RunRecord) -> str:
 
 
 def split_cell(timeline: Timeline, device: int) -> str:
-    """Busy, exposed communication and idle shares of a device, as a bar and in figures."""
+    """Busy, exposed communication and idle shares of a device, as a bar and as numbers."""
     whole_s = iteration_s(timeline) or 1.0
     busy = busy_s(timeline, device) / whole_s
     occupied = covered_s(e for e in timeline.events if e.device == device) / whole_s
@@ -197,7 +197,7 @@ def split_cell(timeline: Timeline, device: int) -> str:
 
 
 def length_section(record: RunRecord) -> str:
-    """Predicted and measured iterations length by length; nothing where there is one only."""
+    """Predicted and measured iterations for each length; empty if there is only one."""
     if not record.summary.by_length:
         return ""
     heads = [
@@ -234,7 +234,7 @@ def length_row(found: LengthRecord) -> list[str]:
 
 
 def memory_legend(record: RunRecord) -> str:
-    """What the lines of the memory figures mean."""
+    """The legend of the memory figures."""
     known = [("predicted over the iteration", "--F", ""), ("limit, where it is near", "--I", "")]
     if record.measured_peaks:
         known.insert(1, ("measured peak", "--ink", "dashed"))
@@ -242,7 +242,7 @@ def memory_legend(record: RunRecord) -> str:
 
 
 def loss_legend(record: RunRecord) -> str:
-    """What the lines of the loss figure mean."""
+    """The legend of the loss figure."""
     known = [("training", "--F", "")]
     if record.evaluations:
         known.append(("held-out data", "--B", ""))
@@ -258,7 +258,7 @@ def strokes(known: list[tuple[str, str, str]]) -> str:
 
 
 def memory_figures(record: RunRecord) -> str:
-    """A place for the memory curve of each device, under its peaks in figures."""
+    """An empty figure for the memory curve of each device, with its peaks in words."""
     predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
     parts: list[str] = []
     for device in record.plan.devices:
@@ -275,7 +275,7 @@ def memory_figures(record: RunRecord) -> str:
 
 
 def table(heads: list[tuple[str, str]], rows: list[list[str]]) -> str:
-    """A table of cells that are HTML already; a head says its column's class."""
+    """A table; cells are already HTML, and a head gives its column's CSS class."""
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in heads)
     body = "\n".join(
         "<tr>"
@@ -289,12 +289,12 @@ def table(heads: list[tuple[str, str]], rows: list[list[str]]) -> str:
 
 
 def lines(texts: Iterable[str]) -> str:
-    """Texts one under the other in a cell."""
+    """Texts on separate lines of a cell."""
     return "<br>".join(escape(text) for text in texts)
 
 
 def count(number: int, thing: str) -> str:
-    """A number of things.
+    """A number with its noun, in the plural if needed.
 
     >>> count(1, "stage"), count(3, "stage")
     ('1 stage', '3 stages')

@@ -1,4 +1,4 @@
-"""A timeline as bars, one lane a stage, few enough to draw whatever the size of the pipeline.
+"""A timeline as bars in one lane for each stage, with a bounded number of lanes and bars.
 
 Stages that share their devices share a lane.
 """
@@ -20,20 +20,20 @@ from penstock.timeline.timeline import Event, EventKind, Timeline
 __all__ = ["Bar", "StageLane", "stage_lanes"]
 
 MOST_LANES = 32
-"""Pipelines of more stages are drawn with several stages a lane."""
+"""In longer pipelines a lane shows several stages."""
 
 MOST_BARS = 400
-"""Lanes with more events are drawn by columns, each with the kind that takes most of it."""
+"""Lanes with more events are drawn as columns; each shows the kind that fills most of it."""
 
 COLUMNS = 900
 
 STRENGTHS = 4
-"""In so many steps a column tells how much of it is busy."""
+"""Number of levels that show how busy a column is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a lane does for a while; ``strength`` is the share of that time, 1 for all of it."""
+    """What a lane does during a time; ``strength`` is the busy fraction of that time."""
 
     kind: EventKind
     start_s: float
@@ -46,7 +46,7 @@ class Bar:
 class StageLane:
     """One stage, or several neighbouring ones: what its busiest replica computes and sends.
 
-    ``name`` tells the stages; where they share devices, they need not be neighbours.
+    ``name`` lists the stages; stages that share devices need not be neighbours.
     """
 
     name: str
@@ -58,7 +58,7 @@ class StageLane:
 
 
 def stage_lanes(timeline: Timeline, plan: Plan) -> tuple[StageLane, ...]:
-    """A lane for each set of devices of ``plan``, or for as many neighbouring ones as needed."""
+    """A lane for each device group of ``plan``, or for several neighbouring groups if many."""
     held, groups = stages_by_device(plan), plan.device_groups
     per_lane = ceil(len(groups) / MOST_LANES)
     end_s = max((event.end_s for event in timeline.events), default=0.0)
@@ -86,7 +86,7 @@ def stage_lanes(timeline: Timeline, plan: Plan) -> tuple[StageLane, ...]:
 
 
 def lane_name(stages: Sequence[int], per_lane: int) -> str:
-    """The stages of a lane, a run of them where several sets of devices share it.
+    """The stages of a lane in words; a range if several device groups share the lane.
 
     >>> lane_name([4, 5, 6], per_lane=3), lane_name([0, 4], per_lane=1)
     ('stages 4-6', 'stages 0, 4')
@@ -105,7 +105,7 @@ def busiest(replicas: Sequence[list[Event]]) -> list[Event]:
 
 
 def bars_of(rows: Sequence[list[Event]], end_s: float) -> tuple[Bar, ...]:
-    """The events of one device as they are where they are few, else by columns."""
+    """The events of one device as bars if there are few, otherwise columns."""
     if len(rows) == 1 and len(rows[0]) <= MOST_BARS:
         return tuple(Bar(e.kind, e.start_s, e.end_s, e.micro_batch) for e in rows[0])
     if end_s <= 0 or not any(rows):
@@ -114,7 +114,7 @@ def bars_of(rows: Sequence[list[Event]], end_s: float) -> tuple[Bar, ...]:
 
 
 def column_bars(rows: Sequence[list[Event]], end_s: float) -> tuple[Bar, ...]:
-    """Runs of columns with the same leading kind and strength."""
+    """Bars of consecutive columns with the same main kind and strength."""
     kinds: list[EventKind] = sorted({event.kind for events in rows for event in events})
     edges_s = np.linspace(0.0, end_s, COLUMNS + 1)
     busy = np.stack([busy_shares(rows, kind, edges_s) for kind in kinds])
@@ -134,7 +134,7 @@ def column_bars(rows: Sequence[list[Event]], end_s: float) -> tuple[Bar, ...]:
 def busy_shares(
     rows: Sequence[list[Event]], kind: EventKind, edges_s: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """For each column the share of time in which ``rows`` do ``kind``, their mean."""
+    """For each column the fraction of time in which ``rows`` do ``kind``, averaged over rows."""
     total_s = np.zeros(len(edges_s) - 1)
     for events in rows:
         spans = sorted((e.start_s, e.end_s) for e in events if e.kind == kind)

@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """A plan in a comparison, or why there is none (then the figures mean nothing).
+    """A plan in a comparison, or the reason why there is none (then the numbers mean nothing).
 
     Infinite speed-ups and bounds are shown as a dash.
     """
@@ -46,7 +46,7 @@ class ComparisonRow:
 
 
 def profile_table(profile: ModelProfile) -> Table:
-    """One row for each layer: its costs for the largest batch that was measured."""
+    """One row for each layer, with its costs for the largest batch that was measured."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("layer", justify="right")
     table.add_column("name")
@@ -103,7 +103,7 @@ def recompute_text(stage: Stage) -> str:
 
 
 def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
-    """One row for each plan, in the order given; `refusal_lines` says why others have none."""
+    """One row for each plan, in the given order; for rows without a plan see `refusal_lines`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("planner", no_wrap=True)
     for head in ("schedule", "stages", "micro-batches"):
@@ -140,7 +140,7 @@ def refusal_lines(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def factor_text(factor: float) -> str:
-    """How many times faster.
+    """A speed-up as text.
 
     >>> factor_text(1.604), factor_text(float("inf"))
     ('1.60', '-')
@@ -172,7 +172,7 @@ def stages_text(plan: Plan, most: int = 4) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers as a short list; a run of neighbours by its ends.
+    """Numbers as a short list; consecutive numbers are shown as a range.
 
     >>> listed((3,)), listed((0, 1, 2, 3, 4)), listed((2, 2, 1))
     ('3', '0-4', '2, 2, 1')

@@ -1,4 +1,4 @@
-"""From times to places on a drawing."""
+"""Converts times to x positions on a drawing."""
 
 from dataclasses import dataclass
 from math import floor, log10
@@ -10,10 +10,10 @@ __all__ = ["TimeAxis", "tick_text", "ticks"]
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """Times from 0 to ``end_s`` between two places.
+    """Maps times from 0 to ``end_s`` to x positions from ``left`` to ``right``.
 
-    ``unit`` other than ``s`` is what a second stands for; then a byte stands for the activations
-    that a micro-batch saves.
+    ``unit``, if not ``s``, is the unit of times that are not in seconds. Then a "byte" stands for
+    what a micro-batch saves.
     """
 
     left: float
@@ -23,16 +23,16 @@ class TimeAxis:
 
     @property
     def width(self) -> float:
-        """Pixels of the whole axis."""
+        """The width of the whole axis in pixels."""
         return self.right - self.left
 
     @property
     def pixels_per_s(self) -> float:
-        """Pixels of a second."""
+        """Pixels for each second."""
         return self.width / self.end_s
 
     def x(self, time_s: float) -> float:
-        """The place of a time."""
+        """The x of a time."""
         return self.left + time_s * self.pixels_per_s
 
     def time_text(self, time_s: float) -> str:
@@ -53,7 +53,7 @@ class TimeAxis:
 
 
 def ticks(end_s: float) -> list[float]:
-    """Round times from 0 to the end, about eight.
+    """About eight round times from 0 to the end.
 
     >>> ticks(0.83)
     [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
@@ -64,7 +64,7 @@ def ticks(end_s: float) -> list[float]:
 
 
 def tick_text(time_s: float, end_s: float) -> str:
-    """A tick in the unit of the whole axis.
+    """The text of a tick, in one unit for the whole axis.
 
     >>> tick_text(0.25, 0.8), tick_text(2.5, 20)
     ('250 ms', '2.5 s')

@@ -1,4 +1,4 @@
-"""A timeline as a file that a browser, an image viewer or Perfetto opens, by its ending."""
+"""Writes a timeline as a file for a browser, an image viewer or Perfetto, by its extension."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,17 +25,17 @@ FORMATS: dict[str, str] = {
     ".json": "trace for ui.perfetto.dev",
     ".txt": "chart of characters",
 }
-"""Every ending that `write_timeline` knows, and what it writes."""
+"""Every extension that `write_timeline` knows, and what it writes."""
 
 TEXT_WIDTH = 160
 """Columns of a chart of characters."""
 
 
 def check_timeline_path(path: str | Path) -> str:
-    """The ending of ``path``, before work is done that would be lost.
+    """The extension of ``path``; raises before any work is done.
 
     Raises:
-        BadInput: an ending that no format has.
+        BadInput: no format has this extension.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
@@ -52,13 +52,13 @@ def write_timeline(
     memory_limits: Sequence[float] = (),
     title: str = "",
 ) -> None:
-    """Write ``timeline`` to ``path`` in the format of its ending, one of `FORMATS`.
+    """Write ``timeline`` to ``path`` in the format of its extension, one of `FORMATS`.
 
-    ``memory_limits`` are the bytes of each device of the cluster, for the lines on the memory
-    curves (none, 0 or infinite: no line). ``title`` stands over it, else the timeline's own.
+    ``memory_limits`` are the bytes of each device of the cluster, drawn as lines on the memory
+    curves (missing, 0 or infinite: no line). ``title`` defaults to the timeline's own title.
 
     Raises:
-        BadInput: another ending, or a place that cannot be written to.
+        BadInput: an unknown extension, or the file cannot be written.
     """
     suffix = check_timeline_path(path)
     title = title or timeline.title or "Timeline"
@@ -76,15 +76,15 @@ def write_timeline(
 
 
 def write_drawing(path: str | Path, drawing: Drawing) -> None:
-    """Write a drawing as a bitmap where ``path`` ends in .png, else as SVG.
+    """Write a drawing as a bitmap if ``path`` ends in .png, otherwise as SVG.
 
     Raises:
-        BadInput: the place cannot be written to.
+        BadInput: the file cannot be written.
     """
     if Path(path).suffix.lower() != ".png":
         write_text(path, drawing_svg(drawing))
         return
-    # Pillow is loaded by those who ask for a bitmap only.
+    # Pillow is loaded only if a bitmap is wanted.
     from penstock.report.drawing_png import drawing_png
 
     write_bytes(path, drawing_png(drawing))
