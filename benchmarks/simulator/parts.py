@@ -114,7 +114,21 @@ def summary_words(document: dict[str, Any]) -> list[str]:
     speeds = [row["engine_actions_per_s"] / 1e6 for row in document["playing"]]
     (large,) = document["large"]
     parts = (f"{large[key]:.2f} s" for key in ("order_s", "arrays_s", "engine_s"))
+    plain = [
+        row["engine_actions_per_s"] / row["plain_actions_per_s"] for row in document["playing"]
+    ]
+    slow = ("v-half", "v-min")
+    writing = [
+        nanoseconds
+        for row in document["generation"]
+        if row["schedule"] not in slow
+        for nanoseconds in row["nanoseconds_an_action"][MICRO_BATCHES.index(4096) :]
+        if nanoseconds is not None
+    ]
     return [
+        f"{min(plain):.0f} to {max(plain):.0f} times as fast as the plain engine",
+        f"With 4,096 micro-batches and more, writing an order down takes {min(writing):.0f} to "
+        f"{max(writing):.0f} ns an action",
         f"{min(speeds[:-1]):.1f} to {max(speeds[:-1]):.1f} million actions a second",
         f"{speeds[-1]:.1f} million where 16 devices share 4 cores",
         "order {}, arrays {}, engine {}".format(*parts)
