@@ -32,7 +32,6 @@ from penstock.bounds.visits import (
     may_be_mirrored,
     traffic_of,
 )
-from penstock.kernels import compiled
 from penstock.plan.problem import PlanningProblem
 
 __all__ = ["PRECISION", "Answer", "chains_of", "resource_bound"]
@@ -109,7 +108,7 @@ class Prices:
         bar_s = time_s * (1 + ROUNDING)
         for step in range(self.steps):
             priced = self.priced(steps, time_s)
-            reached = compiled(cheapest)(priced, setting.devices, bar_s)
+            reached = cheapest(priced, setting.devices, bar_s)
             over = reached.price[-1].min(axis=1) - self.speeds * bar_s
             taken = int(over.argmin())
             if over[taken] > 0:

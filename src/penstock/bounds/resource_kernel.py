@@ -1,9 +1,15 @@
 """The cheapest chain of visits, compiled: the one loop of the bound that holds for every order."""
 
+# Helpers of compiled functions have no types of their own: numba finds them.
+# pyright: basic
+
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.borrowed import borrowed
+from penstock.kernels import compiled
 
 __all__ = ["NOWHERE", "ChainVisits", "Reached", "cheapest"]
 
@@ -60,44 +66,76 @@ def cheapest(steps: ChainVisits, devices: int, time_s: float) -> Reached:
     the price.
     """
     cuts = steps.own_s.shape[1]
-    price = np.full((cuts, devices + 1, 2), np.inf)
-    thin = np.full((cuts, devices + 1, 2), np.inf)
-    mean = np.full((cuts, devices + 1, 2), np.inf)
+    price, thin_s, mean_s = np.full((3, cuts, devices + 1, 2), np.inf)
+    price[0, 0, 0] = thin_s[0, 0, 0] = mean_s[0, 0, 0] = 0.0
     came = np.full((cuts, devices + 1, 2, 4), NOWHERE)
-    price[0, 0, 0] = thin[0, 0, 0] = mean[0, 0, 0] = 0.0
-    for hi in range(1, cuts):
-        for way in range(len(steps.devices)):
-            more = steps.devices[way]
-            for lo in range(hi):
-                if steps.alone_s[way, lo, hi] > time_s:
-                    continue
-                own_s, links_s = steps.own_s[way, lo, hi], steps.links_s[way, lo, hi]
-                mean_s, wait = steps.mean_s[way, lo, hi], steps.wait[way]
-                fixed = steps.price[way, lo, hi]
-                for used in range(2 - steps.once[way]):
-                    then = used + steps.once[way]
-                    for taken in range(steps.seats[way], devices + 1 - more):
-                        ready_s = thin[lo, taken, used]
-                        first_s = ready_s + steps.thin_hop_s[way, lo]
-                        row_s = mean[lo, taken, used] + steps.hop_s[way, lo]
-                        if steps.single[way]:
-                            first_s = max(first_s, row_s)
-                        if (
-                            first_s + own_s > time_s
-                            or ready_s + links_s > time_s
-                            or row_s + mean_s > time_s
-                        ):
-                            continue
-                        there = taken + more
-                        paid = price[lo, taken, used] + fixed + wait * first_s
-                        if paid < price[hi, there, then]:
-                            price[hi, there, then] = paid
-                            came[hi, there, then, 0] = way
-                            came[hi, there, then, 1] = lo
-                            came[hi, there, then, 2] = taken
-                            came[hi, there, then, 3] = used
-                        first_s += steps.thin_s[way, lo, hi]
-                        row_s += steps.row_s[way, lo, hi]
-                        thin[hi, there, then] = min(thin[hi, there, then], first_s)
-                        mean[hi, there, then] = min(mean[hi, there, then], row_s)
+    asked = Asked(len(steps.devices), cuts, devices, 1 + int(steps.once.any()), time_s)
+    compiled(fill)(steps, asked, States(price, thin_s, mean_s, came))
     return Reached(price, came)
+
+
+class Asked(NamedTuple):
+    """How many ways, cuts and devices there are; the time that every visit must fit within.
+
+    ``used`` is 2 where a way is used at most once, else 1: whether it was used plays no part.
+    """
+
+    ways: int
+    cuts: int
+    devices: int
+    used: int
+    time_s: float
+
+
+class States(NamedTuple):
+    """`Reached`, and the least seconds after which the first and the mean row get there."""
+
+    price: Floats
+    thin_s: Floats
+    mean_s: Floats
+    came: Whole
+
+
+def fill(steps: ChainVisits, asked: Asked, states: States) -> None:
+    """Fill the states, cut by cut."""
+    extend(borrowed(steps), asked, borrowed(states))
+
+
+def extend(steps, asked, states):
+    """`fill`, on addresses."""
+    cuts, places = asked.cuts, 2 * (asked.devices + 1)
+    for hi in range(1, cuts):
+        for way in range(asked.ways):
+            for lo in range(hi):
+                visit = (way * cuts + lo) * cuts + hi
+                if steps.alone_s[visit] <= asked.time_s:
+                    for used in range(asked.used - steps.once[way]):
+                        here = lo * places + used
+                        there = hi * places + 2 * steps.devices[way] + used + steps.once[way]
+                        take(steps, asked, states, (way, lo, visit), here, there)
+
+
+def take(steps, asked, states, where, here, there):
+    """Make a visit from every number of devices that may have been taken before."""
+    way, lo, visit = where
+    price, thin_s, mean_s, time_s = states.price, states.thin_s, states.mean_s, asked.time_s
+    own_s, links_s, visit_mean_s = steps.own_s[visit], steps.links_s[visit], steps.mean_s[visit]
+    hop = way * asked.cuts + lo
+    thin_hop_s, hop_s, single = steps.thin_hop_s[hop], steps.hop_s[hop], steps.single[way]
+    fixed, wait = steps.price[visit], steps.wait[way]
+    for taken in range(steps.seats[way], asked.devices + 1 - steps.devices[way]):
+        before, after = here + 2 * taken, there + 2 * taken
+        ready_s = thin_s[before]
+        first_s, row_s = ready_s + thin_hop_s, mean_s[before] + hop_s
+        if single:
+            first_s = max(first_s, row_s)
+        if first_s + own_s > time_s or ready_s + links_s > time_s or row_s + visit_mean_s > time_s:
+            continue
+        paid = price[before] + fixed + wait * first_s
+        if paid < price[after]:
+            price[after] = paid
+            came = 4 * after
+            states.came[came], states.came[came + 1] = way, lo
+            states.came[came + 2], states.came[came + 3] = taken, here % 2
+        thin_s[after] = min(thin_s[after], first_s + steps.thin_s[visit])
+        mean_s[after] = min(mean_s[after], row_s + steps.row_s[visit])

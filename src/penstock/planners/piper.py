@@ -93,7 +93,9 @@ def piper_table(
                 depth = in_flight(line, position, width, micro_batches, schedule, deep=deep)
                 depths[position, number], replicas[position, number] = depth, width * line.block
                 seconds[:, position, number] = seconds_per_byte(chain, line, position, width)
-    loads = Loads(depths, replicas, seconds[0], seconds[1], seconds[2] / micro_batches)
+    # In one dimension, as all who ask for `slowest_stage` do: for others it is compiled again.
+    before, after, parameter = seconds.reshape(3, -1)
+    loads = Loads(depths.ravel(), replicas.ravel(), before, after, parameter / micro_batches)
     return slowest_stage(chain, windows, loads, size, chain.problem.recompute)
 
 

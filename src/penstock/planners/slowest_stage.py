@@ -29,7 +29,7 @@ __all__ = ["Loads", "SlowestStage", "slowest_stage"]
 
 
 class Loads(NamedTuple):
-    """What a stage on each window of a line takes beside computing, by position and width.
+    """What a stage on each window of a line takes beside computing, by position, then width.
 
     Micro-batches in flight; replicas, which share the messages; seconds for each byte that crosses
     its first and its last cut, and for each byte of its parameters.

@@ -10,7 +10,6 @@ Python for few actions and compiled for many.
 # pyright: basic
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
@@ -169,15 +168,18 @@ def rearranged(
     head = [2 * micro_batches * g for g in range(groups)]
     tail = [2 * micro_batches * g for g in range(groups)]
     put = [4 * micro_batches * g for g in range(groups)]
-    # When each group looks for work next; heap entries with another time are stale.
+    # When each group looks for work next, infinite where it has none. Looking through all groups
+    # is fast enough; a heap takes half a second to compile.
     look = [0.0 for _ in range(groups)]
     idle = [False for _ in range(groups)]
-    coming = [(0.0, g) for g in range(groups)]
-    heapify(coming)
-    while len(coming) > 0:
-        now, g = heappop(coming)
-        if now != look[g]:
-            continue
+    while True:
+        g = 0
+        for other in range(1, groups):
+            if look[other] < look[g]:
+                g = other
+        now = look[g]
+        if now == inf:
+            break
         weights = head[g] < tail[g]
         best, wake = choice(
             now + slack, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules
@@ -189,15 +191,12 @@ def rearranged(
         idle[g] = best < 0
         if best < 0:
             look[g] = wake
-            if wake < inf:
-                heappush(coming, (wake, g))
             continue
         if best == 2 * cells:
             s = waiting[head[g]] // micro_batches
             head[g] += 1
             let_go(g, s, load, kept)
             look[g] = now + seconds[2 * stages + s]
-            heappush(coming, (look[g], g))
             continue
         row, cell = best // cells, best % cells
         s = cell // micro_batches
@@ -205,7 +204,6 @@ def rearranged(
         out[put[g]] = best
         put[g] += 1
         look[g] = ends[best] = now + seconds[row * stages + s]
-        heappush(coming, (look[g], g))
         take_in(g, s, row == 0, load, saved, kept)
         neighbour = s + 1 if row == 0 else s - 1
         if row == 1:
@@ -216,7 +214,6 @@ def rearranged(
             arrives = look[g] + way[min(s, neighbour)]
             if at != g and idle[at] and arrives < look[at]:
                 look[at] = arrives
-                heappush(coming, (arrives, at))
 
 
 def choice(now, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules):
