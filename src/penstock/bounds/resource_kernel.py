@@ -69,12 +69,12 @@ def cheapest(steps: ChainVisits, devices: int, time_s: float) -> Reached:
     price, thin_s, mean_s = np.full((3, cuts, devices + 1, 2), np.inf)
     price[0, 0, 0] = thin_s[0, 0, 0] = mean_s[0, 0, 0] = 0.0
     came = np.full((cuts, devices + 1, 2, 4), NOWHERE)
-    asked = Asked(len(steps.devices), cuts, devices, 1 + int(steps.once.any()), time_s)
-    compiled(fill)(steps, asked, States(price, thin_s, mean_s, came))
+    limits = ChainLimits(len(steps.devices), cuts, devices, 1 + int(steps.once.any()), time_s)
+    compiled(fill)(steps, limits, States(price, thin_s, mean_s, came))
     return Reached(price, came)
 
 
-class Asked(NamedTuple):
+class ChainLimits(NamedTuple):
     """How many ways, cuts and devices there are; the time that every visit must fit within.
 
     ``used`` is 2 where a way is used at most once, else 1: whether it was used plays no part.
@@ -96,34 +96,34 @@ class States(NamedTuple):
     came: Whole
 
 
-def fill(steps: ChainVisits, asked: Asked, states: States) -> None:
+def fill(steps: ChainVisits, limits: ChainLimits, states: States) -> None:
     """Fill the states, cut by cut."""
-    extend(borrowed(steps), asked, borrowed(states))
+    extend(borrowed(steps), limits, borrowed(states))
 
 
-def extend(steps, asked, states):
+def extend(steps, limits, states):
     """`fill`, on addresses."""
-    cuts, places = asked.cuts, 2 * (asked.devices + 1)
+    cuts, places = limits.cuts, 2 * (limits.devices + 1)
     for hi in range(1, cuts):
-        for way in range(asked.ways):
+        for way in range(limits.ways):
             for lo in range(hi):
                 visit = (way * cuts + lo) * cuts + hi
-                if steps.alone_s[visit] <= asked.time_s:
-                    for used in range(asked.used - steps.once[way]):
+                if steps.alone_s[visit] <= limits.time_s:
+                    for used in range(limits.used - steps.once[way]):
                         here = lo * places + used
                         there = hi * places + 2 * steps.devices[way] + used + steps.once[way]
-                        take(steps, asked, states, (way, lo, visit), here, there)
+                        take(steps, limits, states, (way, lo, visit), here, there)
 
 
-def take(steps, asked, states, where, here, there):
+def take(steps, limits, states, where, here, there):
     """Make a visit from every number of devices that may have been taken before."""
     way, lo, visit = where
-    price, thin_s, mean_s, time_s = states.price, states.thin_s, states.mean_s, asked.time_s
+    price, thin_s, mean_s, time_s = states.price, states.thin_s, states.mean_s, limits.time_s
     own_s, links_s, visit_mean_s = steps.own_s[visit], steps.links_s[visit], steps.mean_s[visit]
-    hop = way * asked.cuts + lo
+    hop = way * limits.cuts + lo
     thin_hop_s, hop_s, single = steps.thin_hop_s[hop], steps.hop_s[hop], steps.single[way]
     fixed, wait = steps.price[visit], steps.wait[way]
-    for taken in range(steps.seats[way], asked.devices + 1 - steps.devices[way]):
+    for taken in range(steps.seats[way], limits.devices + 1 - steps.devices[way]):
         before, after = here + 2 * taken, there + 2 * taken
         ready_s = thin_s[before]
         first_s, row_s = ready_s + thin_hop_s, mean_s[before] + hop_s
