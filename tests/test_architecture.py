@@ -29,6 +29,43 @@ PURE = (
 
 MOST_LINES_OF_A_FILE = 500
 MOST_LINES_OF_A_FUNCTION = 80
+MOST_PARAMETERS = 8
+
+PUBLIC_AND_BY_NAME = {
+    "runtime/pipeline.py: Pipeline.__init__",
+    "runtime/without_flush/in_process.py: InProcessPipeline.__init__",
+    "ask_planner.py: plan_pipeline",
+    "planning/questions.py: planning_problem",
+}
+"""Users write these calls; all but the first three arguments are given by name."""
+
+COMMANDS = {
+    "command_line/compare_command.py: compare",
+    "command_line/job_commands.py: train",
+    "command_line/planning_commands.py: plan",
+    "command_line/simulate_command.py: simulate",
+}
+"""typer reads the options of a command from its parameters."""
+
+SIGNATURES_OF_TORCH = {
+    "runtime/stages/batch_norm.py: operator_call",
+    "runtime/stages/batch_norm.py: Normalise.forward",
+}
+"""torch calls these: one stands for an operator of it, the other is an autograd function."""
+
+MANY_PARAMETERS_FOR_NOW = {
+    "schedule/clock_loop.py: play_streams",
+    "schedule/families/zero_bubble_loop.py: choice",
+    "schedule/families/zero_bubble_loop.py: filled",
+    "schedule/families/zero_bubble_loop.py: rearranged",
+    "schedule/searched/list_loop.py: choose",
+    "schedule/searched/list_loop.py: decide",
+    "schedule/searched/list_loop.py: play_wishes",
+    "simulate/stage_work.py: replica_work",
+    "simulate/stage_work.py: stage_work",
+}
+"""Loops that numba compiles, and the work of a stage: to be mended."""
+
 NAMES_THAT_SAY_NOTHING = {"base", "common", "core", "helpers", "misc", "tools", "util", "utils"}
 
 
@@ -81,6 +118,41 @@ def test_a_module_is_read_in_a_sitting_and_a_function_fits_on_a_screen() -> None
             if lines > MOST_LINES_OF_A_FUNCTION:
                 too_long.append(f"{place_of(path)}: {function.name}")
     assert too_long == []
+
+
+def test_a_function_has_few_parameters() -> None:
+    many = {name for name, count in parameters_in_the_project() if count > MOST_PARAMETERS}
+    assert many == PUBLIC_AND_BY_NAME | COMMANDS | SIGNATURES_OF_TORCH | MANY_PARAMETERS_FOR_NOW
+
+
+def test_public_calls_with_many_parameters_take_them_by_name() -> None:
+    by_place = {name: function for path in MODULES for name, function in named_functions(path)}
+    for name in PUBLIC_AND_BY_NAME:
+        arguments = by_place[name].args
+        positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args) if a.arg != "self"]
+        assert len(positional) <= 3, name
+
+
+def parameters_in_the_project() -> Iterator[tuple[str, int]]:
+    """Every function with its number of parameters; the object of a method does not count."""
+    for path in MODULES:
+        for name, function in named_functions(path):
+            arguments = function.args
+            every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+            yield name, sum(argument.arg not in ("self", "cls") for argument in every)
+
+
+def named_functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The functions of a module, methods with the name of their class in front."""
+    tree = tree_of(path)
+    owners = {
+        id(member): f"{node.name}."
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for member in node.body
+    }
+    for function in functions_of(tree):
+        yield f"{place_of(path)}: {owners.get(id(function), '')}{function.name}", function
 
 
 def test_every_module_says_what_it_is() -> None:

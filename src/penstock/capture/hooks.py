@@ -25,6 +25,7 @@ from torch.utils.hooks import BackwardHook
 
 from penstock.capture.capture_errors import current_line
 from penstock.capture.opaque import OpaqueTable, call_opaquely, refused
+from penstock.capture.operators import OpaqueFacts
 from penstock.capture.replaced import replaced
 from penstock.errors import CaptureFailed
 
@@ -144,9 +145,8 @@ def _registering(table: OpaqueTable, original: Callable[..., Any]) -> Callable[.
                 original(made, hook)
 
         group = f"register_hook {len(table.calls)}"
-        call_opaquely(
-            table, register, (tensor,), name="register_hook", group=group, beside_arguments=True
-        )
+        known = OpaqueFacts(group=group, beside_arguments=True)
+        call_opaquely(table, register, (tensor,), name="register_hook", known=known)
         return _Handle()
 
     return register_hook
@@ -221,4 +221,5 @@ class _TracedBackwardHook:
         return self._call(after, (result,))
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        return call_opaquely(self._table, function, args, name=self._name, group=self._group)
+        known = OpaqueFacts(group=self._group)
+        return call_opaquely(self._table, function, args, name=self._name, known=known)

@@ -24,6 +24,7 @@ from penstock.capture.call_notes import CallNote, ResultNote, tensors_of
 from penstock.capture.called_by_name import Callee
 from penstock.capture.capture_errors import WAY_OUT
 from penstock.capture.opaque import OpaqueTable, active_table, call_opaquely, refused
+from penstock.capture.operators import OpaqueFacts
 from penstock.capture.sample_lists import every_sample
 from penstock.errors import BadInput, RunFailed
 
@@ -334,16 +335,15 @@ class KeptCalls:
             if call is None:
                 raise refused(str(callee), "is called more often while traced than when run")
             tensors = {n: t for n, t in tensors_of(module).items() if n in call.reads}
+            name = str(callee)
             made = call_opaquely(
                 self._table,
                 partial(_run, call, module, function),
                 (self._samples(), tensors, *args),
                 kwargs,
-                name=str(callee),
+                name=name,
                 modules=() if module is None else (module,),
-                heavy=call.heavy,
-                random=call.random,
-                mixes=call.mixes,
+                known=OpaqueFacts(call.heavy, call.random, mixes=name if call.mixes else ""),
             )
             return call.listing(made)
 

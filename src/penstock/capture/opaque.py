@@ -100,7 +100,7 @@ class OpaqueCall(nn.Module):
         self.flags = {part: part.training for module in modules for part in module.modules()}
         self.results: tuple[torch.Tensor, ...] = ()
         self.structure: tuple[tuple[Any, ...], pytree.TreeSpec] = ((), spec)
-        self.facts = OpaqueFacts(False, False, ())
+        self.facts = OpaqueFacts()
         self.line = current_line()
 
     def forward(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
@@ -224,18 +224,12 @@ def call_opaquely(
     *,
     name: str,
     modules: Sequence[nn.Module] = (),
-    group: str = "",
-    beside_arguments: bool = False,
-    heavy: bool = False,
-    random: bool = False,
-    mixes: bool = False,
+    known: OpaqueFacts | None = None,
 ) -> Any:
     """What ``function(*args, **kwargs)`` returns, recorded as one operator.
 
-    ``name`` is what messages call it. Calls of one ``group`` run in one stage, once for each
-    forward, even if nothing reads their results; where ``beside_arguments``, in the stage that
-    makes their arguments. ``heavy`` and ``random``: it is so whatever fake tensors show; ``mixes``:
-    samples act on one another in it.
+    ``name`` is what messages call it. ``known`` are facts about it that hold whatever fake tensors
+    show; which results have a gradient is learnt from those.
 
     Raises:
         CaptureFailed: it cannot be kept; names the user's line.
@@ -260,14 +254,13 @@ def call_opaquely(
                 slots.append(leaf)
     call = OpaqueCall(function, slots, spec, name, modules)
     _learn_results(call, tensors, sizes)
-    call.facts = replace(
-        call.facts,
-        heavy=call.facts.heavy or heavy,
-        random=call.facts.random or random,
-        mixes=name if mixes else "",
-        group=group,
-        beside_arguments=beside_arguments,
-    )
+    if known is not None:
+        call.facts = replace(
+            known,
+            heavy=known.heavy or call.facts.heavy,
+            random=known.random or call.facts.random,
+            with_gradient=call.facts.with_gradient,
+        )
     table.calls.append(call)
     made = _OPERATOR(len(table.calls) - 1, tensors, sizes)
     values, result_spec = call.structure

@@ -65,9 +65,9 @@ class OpaqueFacts:
     call in which samples act on one another.
     """
 
-    heavy: bool
-    random: bool
-    with_gradient: tuple[bool, ...]
+    heavy: bool = False
+    random: bool = False
+    with_gradient: tuple[bool, ...] = ()
     group: str = ""
     beside_arguments: bool = False
     mixes: str = ""

@@ -33,12 +33,11 @@ from penstock.runtime.gradients.loss_scaling import (
     check_parameter_types,
     loss_scaling_for,
 )
-from penstock.runtime.gradients.noise import NoiseMeter
 from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
-from penstock.runtime.settings import Verification, check_settings
+from penstock.runtime.settings import RankSettings, Verification, check_settings
 from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.find_module import module_for
@@ -138,15 +137,11 @@ class Pipeline:
             self._graph,
             plan,
             self._world,
-            autocast=autocast,
-            transport=transport,
-            shard_optimizer=shard_optimizer,
-            noise=NoiseMeter(plan, self._world.rank) if gradient_noise else None,
-            seed=seed,
+            programs,
+            RankSettings(autocast, transport, shard_optimizer, gradient_noise, seed),
             metrics=MetricSums(metrics, self._graph) if metrics else None,
             also_crossed=view.boundaries,
             compiler=compiler,
-            programs=programs,
         )
         self._worker.held.share_first_values(self._worker.groups)
         if compiler is not None:

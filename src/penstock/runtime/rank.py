@@ -21,12 +21,13 @@ from penstock.runtime.processes.host_memory import keep_freed_memory
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.settings import RankSettings
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.stages.building import runner_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
-from penstock.runtime.transport.channels import TransportChoice, open_transport
+from penstock.runtime.transport.channels import open_transport
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.transport.possible_messages import messages_by_rank
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
@@ -42,9 +43,8 @@ class Worker:
     of batch, ``numbers`` what it tells the others, ``failures`` what all ranks fail at.
 
     ``programs`` are its stages; a rank that the plan does not use has none and takes part in
-    exchanges only. ``seed`` is that of the stages' random numbers. ``metrics`` are computed in
-    every iteration. ``also_crossed`` are the boundaries of what else will be run over the same
-    connections.
+    exchanges only. ``metrics`` are computed in every iteration. ``also_crossed`` are the boundaries
+    of what else will be run over the same connections.
 
     Raises:
         BadInput: plan, model and number of processes do not fit together.
@@ -55,35 +55,32 @@ class Worker:
         graph: LayerGraph,
         plan: Plan,
         world: World,
+        programs: Mapping[int, StageProgram],
+        settings: RankSettings,
         *,
-        autocast: torch.dtype | None = None,
-        transport: TransportChoice = "auto",
-        shard_optimizer: bool = False,
-        noise: NoiseMeter | None = None,
-        seed: int = 0,
         metrics: MetricSums | None = None,
         also_crossed: Sequence[BoundaryTensors] = (),
         compiler: StageCompiler | None = None,
-        programs: Mapping[int, StageProgram],
     ) -> None:
         if world.device.type == "cpu":
             keep_freed_memory()
         self.graph, self.plan, self.world = graph, plan, world
         self.places = places_of(plan, world.rank)
         self.clock = clock_for(world.device)
-        self.noise, self.metrics = noise, metrics
-        self.autocast_dtype = autocast
-        self.random = RandomStream(world.device, seed, world.rank)
+        self.noise = NoiseMeter(plan, world.rank) if settings.gradient_noise else None
+        self.metrics = metrics
+        self.autocast_dtype = settings.autocast
+        self.random = RandomStream(world.device, settings.seed, world.rank)
         self.means: Means = {}
         self._closed = False
         self.failures = Failures(world, self._abort)
-        self.held = Holdings(graph, plan, world.rank, programs, sharded=shard_optimizer)
+        self.held = Holdings(graph, plan, world.rank, programs, sharded=settings.shard_optimizer)
         self.groups = make_groups(world, [*self.held.holders.values(), *plan.device_groups])
         self._norm_groups = make_groups(world, plan.device_groups)
         boundaries = boundaries_of(graph, plan)
         ever = messages_by_rank(plan, world.size, boundaries, also_crossed, graph.largest_lengths)
-        self.transport = open_transport(world, transport, ever)
-        self.numbers = RankNumbers(self.transport, self.clock, len(plan.devices), noise)
+        self.transport = open_transport(world, settings.transport, ever)
+        self.numbers = RankNumbers(self.transport, self.clock, len(plan.devices), self.noise)
         self.buckets = self._buckets(programs)
         self._share_sums()
         # Only its holders know what is in a stage, so a refusal has to reach the others.

@@ -1,14 +1,32 @@
-"""Settings of a pipeline that cannot be right are refused before anything is built."""
+"""Settings of a pipeline; those that cannot be right are refused before anything is built."""
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import torch
+
 from penstock.errors import BadInput
+from penstock.runtime.transport.channels import TransportChoice
 from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = ["Verification", "check_settings"]
+__all__ = ["RankSettings", "Verification", "check_settings"]
 
 Verification: TypeAlias = Literal["first-step", "off"]
 """When a training compares itself with the model left whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """How a rank computes and talks to the others; every rank has the same settings.
+
+    The fields are arguments of `Pipeline`, where they are explained.
+    """
+
+    autocast: torch.dtype | None = None
+    transport: TransportChoice = "auto"
+    shard_optimizer: bool = False
+    gradient_noise: bool = False
+    seed: int = 0
 
 
 def check_settings(
