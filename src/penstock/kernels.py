@@ -30,7 +30,15 @@ from tempfile import NamedTemporaryFile
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ["KeptCode", "cache_directory", "compiled", "copy_into", "fingerprint", "when_compiling"]
+__all__ = [
+    "KeptCode",
+    "cache_directory",
+    "compiled",
+    "copy_into",
+    "fingerprint",
+    "is_on_disk",
+    "when_compiling",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,6 +59,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """``function`` as machine code, compiled or read from disk when it is first called."""
     kernel = kernels.get(cast("FunctionType", function))
     return kernel or kernels.setdefault(function, made(cast("FunctionType", function)))
+
+
+def is_on_disk(function: Callable[..., Any]) -> bool:
+    """Whether machine code of ``function`` as it stands is kept, for arguments of some types."""
+    return KeptCode(function).directory.is_dir()
 
 
 def when_compiling(listener: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
+from penstock.jobs.compile_ahead import planners_compiled_beside
 from penstock.jobs.job import Job
 from penstock.jobs.measured_lengths import MeasuredLength, mean_s, measured_lengths
 from penstock.jobs.profile_job import cluster_for, cost_job
@@ -229,7 +230,8 @@ def plan_for(
         memory_reserve=request.memory_reserve,
         as_fast=AS_FAST,
     )
-    return find_plan(problem, request.planner, make_score(problem))
+    with planners_compiled_beside():
+        return find_plan(problem, request.planner, make_score(problem))
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
