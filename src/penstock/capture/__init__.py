@@ -1,1 +1,1 @@
-"""From a model and one batch to layers, and from layers to stage modules."""
+"""Captures a model with one batch as layers, and builds stage modules from layers."""

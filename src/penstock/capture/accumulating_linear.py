@@ -1,8 +1,8 @@
-"""Linear layers whose backward adds the weight's gradient straight to that of the parameter.
+"""Linear layers whose backward adds the weight's gradient directly to ``weight.grad``.
 
-Autograd makes a gradient of the weight's size for each micro-batch and then adds it. One product
-that adds as it multiplies saves the memory in between and a pass over three arrays. It pays for
-large weights only: the backward of a layer in Python costs some microseconds.
+Autograd makes a gradient of the weight's size for each micro-batch and then adds it. One matrix
+product that accumulates saves that temporary memory and a pass over three arrays. It helps for
+large weights only: a backward in Python costs some microseconds a layer.
 """
 
 from typing import Any
@@ -16,13 +16,13 @@ from penstock.capture.deferred_weights import adds_directly, can_wait
 __all__ = ["LARGE", "accumulating_linear"]
 
 LARGE = 1 << 16
-"""Elements of a weight from which on this pays."""
+"""Least number of elements of a weight for which this pays."""
 
 
 def accumulating_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``functional.linear``; the weight's gradient is added where it belongs."""
+    """``functional.linear``; the weight's gradient is accumulated directly where possible."""
     if not can_wait(x, weight, bias):
         return functional.linear(x, weight, bias)
     return AccumulatingLinear.apply(x, weight, bias)  # type: ignore[no-any-return]
@@ -42,7 +42,7 @@ class AccumulatingLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of input and bias; that of the weight only where it has hooks to run."""
+        """Gradients of input and bias, and of the weight if it cannot be added directly."""
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
         parameter: nn.Parameter = ctx.parameter

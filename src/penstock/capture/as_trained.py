@@ -1,4 +1,4 @@
-"""A model as it is trained: in training mode, and without what only its use for texts needs."""
+"""Puts a model into the state in which it is trained: training mode, without key-value caches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ __all__ = ["as_trained"]
 
 @contextmanager
 def as_trained(module: nn.Module, model: nn.Module) -> Iterator[None]:
-    """Within, ``module``, which holds the user's ``model``, is as in training; then as before."""
+    """Put ``module``, which holds the user's ``model``, in training mode; restore it afterwards."""
     with kept_training_flags(module.modules()), _without_cache(module):
-        # Unless the user trains it with parts of it in evaluation mode.
+        # A model that is partly in evaluation mode by the user's choice stays so.
         if not model.training:
             model.train()
         yield
@@ -23,7 +23,7 @@ def as_trained(module: nn.Module, model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_cache(module: nn.Module) -> Iterator[None]:
-    """Hugging Face models without key-value caches, which would be outputs of the model."""
+    """Disable the key-value caches of Hugging Face models, which would be outputs of the model."""
     found: list[Any] = [getattr(part, "config", None) for part in module.modules()]
     configs = {id(config): config for config in found if hasattr(config, "use_cache")}
     before = {key: config.use_cache for key, config in configs.items()}

@@ -1,13 +1,14 @@
-"""What the Python code of a model asks of tensors, learnt from two runs of the model as it is.
+"""Finds which values of tensors the Python code of a model uses, from two runs of the model.
 
-The model is run on the example batch and on half of it, and what its lines ask for is compared:
+The model runs on the example batch and on half of it. The values that its lines use are compared:
 
-    asked as often in both runs     a value, held under an assertion (`recorded_values`)
-    asked sample by sample          tried in turn: keep the innermost function around the line whole
-                                    (`kept_calls`), let a list of sizes only divide a tensor that is
-                                    joined again (`sample_pieces`), keep a function further out
+    used equally often in both runs   recorded, and checked by an assertion (`recorded_values`)
+    used once for each sample         options are tried in turn: keep the innermost function around
+                                      the line whole (`kept_calls`); let a list of sizes only split
+                                      a tensor that is joined again (`sample_pieces`); keep a
+                                      function further out whole
 
-Modules of which it is known that they are kept whole (`kept_modules`) may ask what they like.
+Modules that are kept whole anyway (`kept_modules`) may use any value.
 """
 
 import contextlib
@@ -30,11 +31,11 @@ from penstock.capture.recorded_values import RecordedValue, Recording
 __all__ = ["DataDependence", "NotKept", "asked_values"]
 
 LARGEST_SHARE = 0.8
-"""Of the model's parameters that a call that is kept whole may read: the rest is there to cut."""
+"""A call kept whole may read at most this fraction of the parameters, so that cuts remain."""
 
 
 class NotKept(Exception):
-    """A function that was wanted to be kept whole cannot be."""
+    """A function that should be kept whole cannot be."""
 
     def __init__(self, callee: Callee, problem: str) -> None:
         super().__init__(f"{callee} {problem}")
@@ -43,9 +44,9 @@ class NotKept(Exception):
 
 @dataclass(frozen=True)
 class DataDependence:
-    """The values that code asks for, the calls that are kept whole, and lines that divide tensors.
+    """The values that code uses, the calls that are kept whole, and the lines that split tensors.
 
-    False where the code asks for nothing.
+    It is false if the code uses no values.
     """
 
     values: tuple[RecordedValue, ...] = ()
@@ -66,7 +67,7 @@ _PIECES = "pieces"
 
 
 class _WaysOut:
-    """For each line that asks sample by sample, what is tried now and what is left to be tried."""
+    """For each line that uses a value of each sample, the option tried now and those left."""
 
     def __init__(self, not_joined: Collection[str]) -> None:
         self._not_joined = not_joined
@@ -82,11 +83,11 @@ class _WaysOut:
 
     @property
     def pieces(self) -> frozenset[str]:
-        """The lines whose lists of sizes only divide tensors."""
+        """The lines whose lists of sizes only split tensors."""
         return frozenset(line for line, way in self._now.items() if not isinstance(way, Callee))
 
     def know(self, recording: Recording) -> None:
-        """Learn what may be tried for lines that are new."""
+        """Collect the options for lines that are new."""
         for line, callees in recording.callees.items():
             ways: list[Callee | str] = list(callees)
             if line in recording.lists and line not in self._not_joined:
@@ -95,7 +96,7 @@ class _WaysOut:
             self._within[line] = callees
 
     def next(self, line: str) -> None:
-        """Try the next way for ``line`` (GoesByValues where none is left)."""
+        """Try the next option for ``line`` (GoesByValues if none is left)."""
         way = next(self._left[line], None)
         if way is None:
             raise GoesByValues(
@@ -107,7 +108,7 @@ class _WaysOut:
         self._now[line] = way
 
     def discard(self, callee: Callee, problem: str) -> None:
-        """Try the next way for the lines for which ``callee`` is kept."""
+        """Try the next option for the lines for which ``callee`` is kept."""
         for line in [line for line, way in self._now.items() if way == callee]:
             self._why[line] = f" ({callee} around it cannot be kept whole: it {problem})"
             self.next(line)
@@ -120,23 +121,23 @@ def asked_values(
     not_joined: Collection[str] = (),
     wanted: Collection[Callee] = (),
 ) -> DataDependence:
-    """What ``module`` asks for while it runs on ``leaves``; buffers are as before.
+    """The values that ``module`` uses while it runs on ``leaves``; buffers are restored.
 
-    What modules of ``kept_classes`` ask for is left out. ``not_joined`` are lines that ask for
-    lists of sizes, but do more with them than divide tensors. The functions ``wanted`` are kept
-    whole in any case.
+    Values used by modules of ``kept_classes`` are left out. ``not_joined`` are lines that get lists
+    of sizes but do more with them than split tensors. The functions ``wanted`` are kept whole in
+    any case.
 
     Raises:
-        NotKept: one of them cannot be.
-        GoesByValues: its code takes another branch on half of the batch, or asks sample by sample
-            where nothing around it can be kept whole; names the line.
+        NotKept: one of ``wanted`` cannot be kept whole.
+        GoesByValues: the code takes another branch on half of the batch, or uses a value of each
+            sample where nothing around the line can be kept whole; names the line.
     """
     samples = leaves[0].shape[0]
     halves = [leaf[: samples // 2] for leaf in leaves]
     ways = _WaysOut(not_joined)
     while True:
         kept = {callee: f"{callee}, whose code goes by values" for callee in wanted} | ways.kept
-        # One after the other, as micro-batches are: buffers may begin with the first.
+        # One after the other, as micro-batches run, since the first one may initialise buffers.
         with kept_buffers_of(module):
             whole, half = _run(module, leaves, kept), _run(module, halves, kept)
         numbers = (samples, samples // 2)
@@ -168,7 +169,7 @@ def _run(module: LossModule, leaves: Sequence[torch.Tensor], kept: Collection[Ca
         torch.random.fork_rng(),
         kept_python_state(module),
         replaced_callees(module.model, kept, wrap),
-        # What the code asks of itself must be as it will be while it is traced.
+        # The code must see the same answers to "is this being traced?" as during tracing.
         _as_in_export(),
         notes if kept else contextlib.nullcontext(),
         mode,
@@ -188,7 +189,7 @@ def _as_in_export() -> Iterator[None]:
 
 
 def _too_large(calls: Sequence[KeptCall], model: nn.Module) -> dict[Callee, str]:
-    """Callees that read so much of the model that little would be left to cut."""
+    """Functions that read so much of the model that little would be left to cut."""
     total = sum(tensor.numel() for tensor in tensors_of(model).values())
     return {
         call.callee: "reads most of the model's parameters"
@@ -200,7 +201,7 @@ def _too_large(calls: Sequence[KeptCall], model: nn.Module) -> dict[Callee, str]
 def _without(
     run: _Run, pieces: Collection[str], kept: Collection[type[nn.Module]]
 ) -> list[RecordedValue]:
-    """What was asked for, but for the lines ``pieces`` and in modules of the classes ``kept``."""
+    """The values used, except on the lines ``pieces`` and in modules of the classes ``kept``."""
     return [
         value
         for value in run.recording.values
@@ -211,7 +212,7 @@ def _without(
 def _sample_by_sample(
     whole: Sequence[RecordedValue], half: Sequence[RecordedValue]
 ) -> tuple[str, ...]:
-    """The lines that ask more often on the whole batch than on half of it."""
+    """The lines that use more values on the whole batch than on half of it."""
     more = Counter(asked.line for asked in whole)
     more.subtract(asked.line for asked in half)
     return tuple(line for line, count in more.items() if count)
@@ -222,7 +223,7 @@ def _compared(
     half: Sequence[RecordedValue],
     callees: Mapping[str, Sequence[Callee]],
 ) -> tuple[RecordedValue, ...]:
-    """The values of the whole batch, and whether those of half of it differ."""
+    """The values of the whole batch, each with whether that of half of it differs."""
     for one, other in zip(whole, half, strict=True):
         if one.line != other.line:
             break
@@ -240,5 +241,5 @@ def _compared(
 
 
 def _same(one: float, other: float) -> bool:
-    """Equality, with not-a-number equal to itself."""
+    """Equality in which NaN equals NaN."""
     return one == other or (one != one and other != other)

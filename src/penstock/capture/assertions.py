@@ -1,6 +1,6 @@
-"""The operator by which a stage checks, as it runs, what capture took for granted of the values.
+"""The operator by which a stage checks, as it runs, values that capture took as constant.
 
-It has no result: `is_check` lets capture keep it as work of a layer although nothing reads it.
+It has no result. `is_check` lets capture keep it as work of a layer although nothing reads it.
 """
 
 import math
@@ -18,7 +18,7 @@ _LIBRARY.define("unchanged(Tensor value, Scalar expected, str line) -> ()")
 
 
 def assert_unchanged(value: torch.Tensor, expected: float, line: str) -> None:
-    """Put into a graph that is being traced: the one element of ``value`` must be ``expected``.
+    """Add a check to a graph that is being traced: the one element of ``value`` is ``expected``.
 
     A stage that finds another value raises `RunFailed`, which names ``line`` of the user's code.
     """
@@ -26,7 +26,7 @@ def assert_unchanged(value: torch.Tensor, expected: float, line: str) -> None:
 
 
 def is_check(node: fx.Node) -> bool:
-    """Whether the node is such an assertion."""
+    """Whether the node is such a check."""
     return node.target is torch.ops.penstock.unchanged.default
 
 
@@ -43,7 +43,7 @@ def _unchanged(value: torch.Tensor, expected: float, line: str) -> None:
 
 
 def _without_values(value: torch.Tensor, expected: float, line: str) -> None:
-    """Symbolic and meta tensors have no values to check."""
+    """Symbolic and meta tensors have no values, so nothing is checked."""
 
 
 _LIBRARY.impl("unchanged", _unchanged, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""The structure of a batch: where its tensors are, and what every later batch must look like."""
+"""The structure of a batch: where its tensors are, and what later batches must look like."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +29,9 @@ _CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
 class LeafSpec:
     """One tensor of the example batch; ``name`` is how a user reaches it, as in ``batch["x"]``.
 
-    ``varying`` are the dimensions that vary from batch to batch, each with the number of its
-    length; ``pads`` are those that may be filled up, each with the value to do it with. ``rows`` of
-    dimension 0 belong to each sample, one sample after the other.
+    ``varying`` are the dimensions that vary from batch to batch, each with the index of its length.
+    ``pads`` are the dimensions that may be padded, each with the pad value. Each sample has
+    ``rows`` consecutive rows of dimension 0.
     """
 
     name: str
@@ -42,11 +42,11 @@ class LeafSpec:
     pads: tuple[tuple[int, float], ...] = ()
 
     def by_sample(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor of a batch with its samples as dimension 0, of which each has several rows."""
+        """The tensor with samples as dimension 0, for samples that have several rows."""
         return tensor if self.rows == 1 else tensor.unflatten(0, (-1, self.rows))
 
     def as_given(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The tensor of a batch again."""
+        """The inverse of `by_sample`."""
         return leaf if self.rows == 1 else leaf.flatten(0, 1)
 
 
@@ -57,8 +57,9 @@ class BatchLayout:
     Anything in the batch that is not a tensor (None, a flag, a string) is a constant that later
     batches must repeat. ``lengths`` are the sizes that may differ in later batches.
 
-    The tensors that `flatten` and `indexed` give, and `rebuild` takes, have the samples as
-    dimension 0: one with 16 rows for each sample, ``(64, 8)`` in a batch of 4, is ``(4, 16, 8)``.
+    The tensors that `flatten` and `indexed` return, and that `rebuild` takes, have samples as
+    dimension 0. For example, a tensor ``(64, 8)`` with 16 rows for each sample in a batch of 4
+    becomes ``(4, 16, 8)``.
     """
 
     structure: Any
@@ -68,7 +69,7 @@ class BatchLayout:
 
     @cached_property
     def length_places(self) -> LengthPlaces:
-        """Where each length is found."""
+        """For each length its places: leaf and dimension."""
         return tuple(
             tuple(
                 (leaf, dim)
@@ -85,7 +86,7 @@ class BatchLayout:
         return tuple(self.leaves[leaf].shape[dim] for (leaf, dim), *_ in self.length_places)
 
     def lengths_of(self, found: Mapping[int, torch.Tensor]) -> LengthsOf:
-        """The lengths of a batch; those of which no tensor is there are the example's."""
+        """The lengths of a batch; those without a tensor in ``found`` are the example's."""
         if not self.lengths:
             return ()
         return tuple(
@@ -94,11 +95,11 @@ class BatchLayout:
         )
 
     def flatten(self, batch: Batch) -> list[torch.Tensor]:
-        """The tensors of ``batch`` in order, samples first, checked against the example.
+        """The tensors of ``batch`` in order, with samples first, checked against the example.
 
         Raises:
-            BadInput: structure, constants, dtype, or a dimension other than the batch differ, or
-                the tensors disagree on the number of samples.
+            BadInput: structure, constants, dtype or a fixed dimension differ, or the tensors have
+                unequal numbers of samples.
         """
         found = list(_match(self.structure, batch, "batch"))
         return list(self._by_sample(dict(enumerate(found))).values())
@@ -125,23 +126,23 @@ class BatchLayout:
         return f"dimension {dim} of {self.leaves[leaf].name}"
 
     def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """The batch's structure around ``leaves``, which are given by index.
+        """The batch's structure filled with ``leaves``, which are given by index.
 
-        What a step has beside them (`penstock.capture.whole_values`) may be among them.
+        Additional leaves of a step (`penstock.capture.whole_values`) are ignored.
         """
         known = {index: leaf for index, leaf in leaves.items() if index < len(self.leaves)}
         given = {index: self.leaves[index].as_given(leaf) for index, leaf in known.items()}
         return fill_slots(self.structure, given.__getitem__)
 
     def part(self, *keys: str | int) -> "BatchLayout":
-        """The layout of the entries ``keys`` of a tuple or dict batch, indices as in the whole."""
+        """The layout of the entries ``keys`` of a tuple or dict batch; indices stay the same."""
         if isinstance(self.structure, Mapping):
             return replace(self, structure={key: self.structure[key] for key in keys})
         return replace(self, structure=tuple(self.structure[key] for key in keys))
 
     @property
     def paths(self) -> tuple[tuple[str | int, ...], ...]:
-        """The keys by which a user reaches each tensor; none where the batch is a tensor itself."""
+        """The keys by which a user reaches each tensor; empty if the batch is itself a tensor."""
         return tuple(path for _, path in sorted(_paths(self.structure, ())))
 
     @property
@@ -151,15 +152,15 @@ class BatchLayout:
 
 
 def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
-    """The layout of an example batch, in which the dimensions that ``dynamic`` names may vary.
+    """The layout of an example batch; the dimensions that ``dynamic`` names may vary.
 
-    The tensors with the fewest rows have one for each sample; one with a multiple of them has as
-    many rows for each.
+    The tensors with the fewest rows have one row for each sample. A tensor with a multiple of these
+    has several rows for each.
 
     Raises:
         BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, an
-            object that is neither tensor, tuple, list, dict nor plain constant, or a dimension
-            declared to vary that is not there.
+            object that is neither tensor, tuple, list, dict nor plain constant, or a dimension in
+            ``dynamic`` that does not exist.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []
@@ -188,9 +189,9 @@ def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
 
 
 def _with_rows(spec: LeafSpec, samples: int) -> LeafSpec:
-    """``spec`` with its rows for each sample, where that is a whole number of them.
+    """``spec`` with its rows for each sample, if that is an integer.
 
-    Of a single sample nothing is learnt: positions of shape (1, words) belong to all samples.
+    A batch of one sample shows nothing: positions of shape (1, words) may belong to all samples.
     """
     rows, rest = divmod(spec.shape[0], samples) if samples > 1 else (1, 0)
     return spec if rest else replace(spec, rows=rows)
@@ -200,7 +201,7 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     """``layout`` with the dimensions that vary.
 
     Raises:
-        BadInput: ``dynamic`` names what the batch does not have.
+        BadInput: ``dynamic`` names something that the batch does not have.
     """
     lengths = named_lengths(dynamic)
     numbers = {length.name: number for number, length in enumerate(lengths)}
@@ -224,7 +225,7 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
 
 
 def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int:
-    """The number of the tensor that a user reaches by ``key``."""
+    """The index of the tensor that a user reaches by ``key``."""
     entry = layout.structure
     for step in key if isinstance(key, tuple) else (key,):
         try:
@@ -241,7 +242,7 @@ def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int
 
 
 def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
-    """A dimension that is declared to vary."""
+    """``dim`` itself, if this dimension may be declared to vary; else raises `BadInput`."""
     if leaf.rows > 1:
         raise BadInput(
             f"dynamic names a dimension of {leaf.name}, which has {leaf.rows} rows for each "
@@ -332,7 +333,7 @@ def _check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
 
 
 def _check_length(length: Length, sizes: Mapping[str, int]) -> None:
-    """Raise `BadInput` where a length differs between its tensors, or is out of its range."""
+    """Raise `BadInput` if a length differs between its tensors or is out of range."""
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{place} is {size}" for place, size in sizes.items())
         raise BadInput(
@@ -368,7 +369,7 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
 
 
 def _paths(structure: Any, path: tuple[str | int, ...]) -> Iterator[tuple[int, Any]]:
-    """The number of every tensor, and the keys that lead to it."""
+    """The index of every tensor, with the keys that lead to it."""
     if isinstance(structure, Slot):
         yield structure.index, path
     elif isinstance(structure, Mapping):

@@ -1,12 +1,12 @@
-"""While a model is traced: blocks that do what others did are noted, not run again.
+"""Avoids tracing equal blocks again and again: their calls are only noted.
 
-    first call of its kind      run, between two marks
+    first call of a kind        run, between two marks
     second                      run, between two marks; must give the same graph as the first
     every further one           one operator, `penstock.block_again`, which `block_copies` replaces
                                 by a copy of the second call's operators
 
-Calls are of one kind if the blocks have equal structure, if all attributes that the first call read
-are equal, and if the arguments are equal but for the values of tensors.
+Calls are of one kind if their blocks have equal structure, all attributes that the first call read
+have equal values, and the arguments are equal except for the values of tensors.
 """
 
 import functools
@@ -49,10 +49,10 @@ _PLAIN = (
 
 @dataclass(eq=False)
 class Kind:
-    """Calls that do the same, of which two are traced.
+    """Calls that do the same, two of which are traced.
 
-    ``reads`` are the attributes that the first call read, ``values`` what they were, and
-    ``returned`` is what the first call returned, later what the second did.
+    ``reads`` are the attributes that the first call read, ``values`` their values. ``returned`` is
+    the result of the first call, later that of the second.
     """
 
     arguments: Hashable
@@ -64,7 +64,7 @@ class Kind:
 
 @dataclass(eq=False)
 class Call:
-    """One call of a block; marks and stand-ins in the graph carry its number."""
+    """One call of a block; ``number`` identifies its marks and its placeholder in the graph."""
 
     number: int
     block: Block
@@ -74,19 +74,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call: distinct tensors, their shapes, and all that is not a tensor."""
+    """The arguments of a call: distinct tensors, their shapes, and everything else."""
 
     tensors: Sequence[torch.Tensor]
     description: tuple[list[Hashable], Hashable, list[Hashable]]
 
     def have_changed(self) -> bool:
-        """Whether the call made other tensors of them: with a gradient, of another shape."""
+        """Whether the call changed their shapes or whether they require a gradient."""
         return [_described(tensor) for tensor in self.tensors] != self.description[0]
 
 
 @dataclass(frozen=True)
 class Returned:
-    """What a call returned: ``sources`` tell each leaf's origin, ``made`` are its own tensors.
+    """The result of a call: ``sources`` say where each leaf comes from, ``made`` are its tensors.
 
     A source is ``("argument", number)``, ``("made", number)`` or ``("constant", value)``.
     """
@@ -97,7 +97,7 @@ class Returned:
 
     @property
     def description(self) -> Hashable:
-        """Equal for results that differ in the values of tensors only."""
+        """Equal for results that differ only in the values of tensors."""
         constants = tuple(
             (source, _plain(value) if source == "constant" else value)
             for source, value in self.sources
@@ -113,7 +113,7 @@ class Returned:
 
 
 class BlockCalls:
-    """The calls of blocks in one trace of ``root``; those of the classes ``apart`` are just run."""
+    """The calls of blocks in one trace of ``root``; blocks of the classes ``apart`` just run."""
 
     def __init__(self, root: nn.Module, apart: frozenset[type]) -> None:
         self.calls: list[Call] = []
@@ -124,8 +124,8 @@ class BlockCalls:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """While active, calls of blocks go through here."""
-        original = nn.Module._call_impl  # torch keeps a reference to __call__ while it traces
+        """While active, calls of blocks are handled here."""
+        original = nn.Module._call_impl  # While tracing, torch keeps a reference to __call__.
         modes = _modes()
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +187,7 @@ class BlockCalls:
         return result
 
     def _copied(self, kind: Kind, block: Block, arguments: Arguments) -> Any:
-        """What a call of ``kind`` returns, without running it."""
+        """The result of a call of ``kind``, without running it."""
         call = self._new_call(block, kind)
         call.copied = True
         _results[call.number] = kind.returned.made
@@ -195,7 +195,7 @@ class BlockCalls:
         for tensor, like in zip(made, kind.returned.made, strict=True):
             tensor.requires_grad = like.requires_grad
         for around, reads in self._reading:
-            # What the call would have read, the blocks around it would have read, too.
+            # What this call would have read, the blocks around it would have read as well.
             for path, part in around.parts.items():
                 reads |= {(path, name) for own, name in kind.reads if block.parts[own] is part}
         return kind.returned.rebuild(arguments.tensors, made)
@@ -208,9 +208,9 @@ class BlockCalls:
 def _marked(
     call: Call, run: Callable[[], Any], arguments: Arguments
 ) -> tuple[Any, Returned | None]:
-    """The result of ``run``, its operators between two marks.
+    """The result of ``run``, whose operators are put between two marks.
 
-    Nothing but the result is told where no other call could be like it.
+    The second value is None if no other call can be like this one.
     """
     begins(list(arguments.tensors), call.number)
     result = run()
@@ -222,7 +222,7 @@ def _marked(
 
 
 def _modes() -> Hashable:
-    """What surrounds a call: a region without gradients or with autocast is a graph of its own."""
+    """The modes around a call; regions without gradients or with autocast are separate graphs."""
     kinds = ("cpu", "cuda")
     autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
     return torch.is_grad_enabled(), tuple(autocast)
@@ -230,7 +230,7 @@ def _modes() -> Hashable:
 
 def _plain(value: Any) -> Hashable:
     if isinstance(value, torch.SymInt):
-        # Two symbols may turn out to be one while the model is traced; `block_spans` looks again.
+        # Two symbols may turn out equal later in the trace; `block_spans` compares them again.
         return torch.SymInt, value.node.hint
     return type(value), value
 
@@ -242,7 +242,7 @@ def _described(tensor: torch.Tensor) -> Hashable:
 
 
 def _arguments(given: Any) -> Arguments | None:
-    """The arguments, or None if there is anything in them but tensors and constants."""
+    """The arguments; None if they contain anything but tensors and constants."""
     leaves, spec = tree_flatten(given)
     tensors: list[torch.Tensor] = []
     numbers: dict[int, int] = {}
@@ -264,7 +264,7 @@ def _arguments(given: Any) -> Arguments | None:
 
 
 def _returned(result: Any, arguments: Arguments) -> Returned | None:
-    """What a call returned, or None if there is anything in it but tensors and constants."""
+    """The result of a call; None if it contains anything but tensors and constants."""
     leaves, spec = tree_flatten(result)
     given = {id(tensor): index for index, tensor in enumerate(arguments.tensors)}
     made: dict[int, torch.Tensor] = {}
@@ -283,7 +283,7 @@ def _returned(result: Any, arguments: Arguments) -> Returned | None:
 
 
 _results: dict[int, tuple[torch.Tensor, ...]] = {}
-"""For each copied call of the running trace the tensors whose like it returns."""
+"""For each copied call of the running trace, tensors like the ones that it returns."""
 
 _library = torch.library.Library("penstock", "FRAGMENT")
 _library.define("block_begins(Tensor[] inputs, int call) -> ()")
@@ -316,7 +316,7 @@ def _define(operator: torch._ops.OpOverload, compute: Callable[..., Any]) -> Non
     _library.impl(name, compute, "CompositeExplicitAutograd")
     _library.impl(name, without_gradient, "Autograd")
     torch.library.register_fake(name, compute, lib=_library)
-    has_side_effect(operator)  # tracing keeps it, although nobody reads it
+    has_side_effect(operator)  # Otherwise tracing drops it, since nothing reads it.
 
 
 _define(begins, _mark)

@@ -1,11 +1,11 @@
-"""After a trace: the operators of blocks that were not run, copied from a block that was.
+"""After a trace, inserts the operators of blocks that were not run, as copies of a block that was.
 
     begins(x, 1)   linear(x, h.1.w)   relu   ends(y, 1)   ...   again(z, 2)
                    `------ span of call 1 ------'               linear(z, h.2.w)   relu
 
-The graph is then the one that tracing every block gives. Before a span is copied it is compared
-with that of the call before it, and nothing may leave or enter it but its arguments, its results,
-its own tensors, constants, and sizes that depend on the batch alone.
+The result is the graph that tracing every block would give. Before a span is copied, it is compared
+with the span of the previous call. It may use only its arguments, its own tensors, constants, and
+sizes that depend only on the batch; and only its results may be used outside.
 """
 
 from collections import Counter
@@ -36,15 +36,15 @@ __all__ = ["copy_blocks"]
 def copy_blocks(
     traced: fx.GraphModule, root: nn.Module, calls: BlockCalls, table: OpaqueTable
 ) -> frozenset[type]:
-    """Replace the operators that stand for blocks of ``root``, and take the marks away.
+    """Replace the placeholders of blocks of ``root`` by operators, and remove the marks.
 
     Returns:
-        The classes of blocks that turned out not to do the same, or whose calls cannot be copied.
-        If there are any, the graph is of no use: they have to be traced one by one.
+        The classes of blocks that do not do the same, or whose calls cannot be copied. If there are
+        any, the graph is useless: these must be traced one by one.
     """
     graph = traced.graph
     copies = _Copies(graph, calls.calls, Attributes(traced, root, table))
-    # The blocks inside of a span were called before it ended, so they have been copied by then.
+    # Blocks inside a span were called before it ended, so they have been copied already.
     for call in (call for call in calls.calls if call.copied):
         try:
             copies.put(call)
@@ -57,7 +57,7 @@ def copy_blocks(
 
 
 class _Copies:
-    """The copies that are put into one graph."""
+    """Puts copies into one graph."""
 
     def __init__(self, graph: fx.Graph, calls: Sequence[Call], attributes: Attributes) -> None:
         self._graph = graph
@@ -69,10 +69,10 @@ class _Copies:
         self._earlier = _earlier_calls(calls)
 
     def put(self, call: Call) -> None:
-        """Replace what stands for ``call`` by a copy of the second call of its kind."""
+        """Replace the placeholder of ``call`` by a copy of the second call of its kind."""
         stand_in = self._stand_ins.get(call.number)
         if stand_in is None:
-            raise Unlike  # it is in a region, whose tensors are passed in
+            raise Unlike  # It is in a region, whose tensors are passed in.
         span = self._template(call.kind)
         self._note_writes(span, call)
         new: dict[fx.Node, fx.Node] = dict(zip(span.inputs, stand_in.args[0], strict=True))  # pyright: ignore
@@ -84,7 +84,7 @@ class _Copies:
             if node in new:
                 return new[node]
             if self._attributes.tensor(node) is None:
-                return node  # a constant, or a size that all calls have in common
+                return node  # A constant, or a size that all calls share.
             return self._attributes.of_other_block(node, span.call.block, call.block)
 
         with self._graph.inserting_before(stand_in):
@@ -122,9 +122,9 @@ class _Copies:
         return span_of(call, begin)
 
     def _note_writes(self, span: CallSpan, call: Call) -> None:
-        """Let no tensor of the model be written by two calls.
+        """Raise `Unlike` if two calls write the same tensor of the model.
 
-        The second would read what the first made of it, so its operators are not a copy.
+        The second would read what the first wrote, so its operators are not a copy.
         """
         written: set[int] = set()
         for node in span.nodes:
@@ -144,7 +144,7 @@ class _Copies:
     ) -> list[dict[str, tuple[str, Any]]]:
         """The modules around the copy of each operator: those around the call, then those inside.
 
-        torch numbers the calls of a module in the keys: ``h.0``, ``h.0@1``.
+        PyTorch numbers the calls of a module in the keys: ``h.0``, ``h.0@1``.
         """
         around, before = stand_in.meta["nn_module_stack"], f"{span.call.block.path}."
         inner = [
@@ -166,14 +166,14 @@ class _Copies:
 
 
 def _trace(node: fx.Node, span: CallSpan, stand_in: fx.Node) -> str:
-    """The lines of code that made the copy of ``node``: those of the call, then those inside."""
+    """The code lines of the copy of ``node``: those that lead to the call, then those inside."""
     own = node.meta["stack_trace"] or ""
     inside = own.removeprefix(span.trace)
     return (stand_in.meta.get("stack_trace") or "") + inside if inside != own else own
 
 
 def _earlier_calls(calls: Sequence[Call]) -> list[int]:
-    """For each call the number of earlier ones of the same block."""
+    """For each call the number of earlier calls of the same block."""
     seen: Counter[str] = Counter()
     earlier: list[int] = []
     for call in calls:

@@ -1,4 +1,4 @@
-"""The operators of one traced call of a block, and whether two calls did the same."""
+"""The operators of one traced call of a block, and the comparison of two calls."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Stack: TypeAlias = Mapping[str, tuple[str, Any]]
-"""The modules that an operator was called in, outermost first: key, path and class."""
+"""The modules that contain an operator, outermost first: key, path and class."""
 
 MARKS = (begins, ends)
 
@@ -36,10 +36,10 @@ class Unlike(Exception):
 
 @dataclass(frozen=True)
 class CallSpan:
-    """What one call did: its operators, the nodes of its arguments and results.
+    """What one call did: its operators, and the nodes of its arguments and results.
 
-    ``stack`` are the modules around its operators, the block among them; ``trace`` are the lines
-    of code that led to it.
+    ``stack`` are the modules around its operators, including the block. ``trace`` are the code
+    lines that led to it.
     """
 
     call: Call
@@ -51,7 +51,7 @@ class CallSpan:
 
 
 def span_of(call: Call, begin: fx.Node) -> CallSpan:
-    """The span of ``call`` from its first mark on (Unlike: it has no end)."""
+    """The span of ``call`` from its first mark on (Unlike if its end is missing)."""
     nodes: list[fx.Node] = []
     node = begin.next
     while not (node.target is ends and node.args[1] == call.number):
@@ -85,7 +85,7 @@ class Attributes:
         return self._tensors.get(str(node.target))
 
     def value(self, node: fx.Node) -> Any:
-        """Whatever a node reads."""
+        """The value that a node reads."""
         value: Any = self._traced
         for part in str(node.target).split("."):
             value = getattr(value, part)
@@ -104,7 +104,7 @@ class Attributes:
 
 
 def name_in(block: Block, tensor: torch.Tensor) -> str:
-    """The first name of ``tensor`` in ``block`` (Unlike: it is none of its tensors)."""
+    """The first name of ``tensor`` in ``block`` (Unlike if it is not one of its tensors)."""
     for name, own in block.tensors.items():
         if own is tensor:
             return name
@@ -112,7 +112,7 @@ def name_in(block: Block, tensor: torch.Tensor) -> str:
 
 
 def check_closed(span: CallSpan) -> None:
-    """Raises Unlike if tensors leave the span that are not the call's results."""
+    """Raise Unlike if tensors other than the call's results are used outside the span."""
     inside = set(span.nodes) | set(span.results)
     for node in span.nodes:
         if node in span.results or _is_size(node):
@@ -123,13 +123,13 @@ def check_closed(span: CallSpan) -> None:
 
 @dataclass(frozen=True)
 class _Word:
-    """What stands for a node in a signature."""
+    """Represents a node in a signature."""
 
     origin: Hashable
 
 
 def signature(span: CallSpan, attributes: Attributes) -> list[Any]:
-    """What a call did, in words that are equal for calls that did the same.
+    """A description of what a call did; equal for calls that did the same.
 
     Raises:
         Unlike: it read something besides its arguments, its own tensors, constants and sizes.
@@ -160,7 +160,7 @@ def signature(span: CallSpan, attributes: Attributes) -> list[Any]:
         given: Any = node.args
         if (call := recorded_call(node, attributes.opaque_calls)) is not None:
             if call.flags or call.facts.group:
-                raise Unlike  # other blocks have modules and groups of their own
+                raise Unlike  # Other blocks have their own modules and groups.
             given = (call.description, *given[1:])
         arguments = fx.map_arg((given, dict(node.kwargs)), word)
         lines.append((node.op, node.target, arguments, described(node), inside))
@@ -169,7 +169,7 @@ def signature(span: CallSpan, attributes: Attributes) -> list[Any]:
 
 
 def is_dropped(node: fx.Node) -> bool:
-    """Whether a node only checks what tracing assumed, and is dropped later."""
+    """Whether a node only checks an assumption of tracing; such nodes are dropped later."""
     return node.op in ("call_function", "call_module") and is_assertion(node)
 
 
@@ -187,7 +187,7 @@ def _held(value: Any) -> Hashable:
 
 
 def described(node: fx.Node) -> Any:
-    """Type and shape of what a node made; a size that depends on values is as good as another."""
+    """Type and shape of what a node made; sizes that depend on values all count as equal."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return [_shape(v) if isinstance(v, torch.Tensor) else type(v) for v in values]
@@ -203,7 +203,7 @@ def _is_plain(size: Any) -> bool:
 
 
 def _region(body: fx.GraphModule) -> list[Any]:
-    """What a region such as ``torch.no_grad`` does."""
+    """A description of what a region such as ``torch.no_grad`` does."""
     known: dict[fx.Node, int] = {}
     lines: list[Any] = []
     for node in body.graph.nodes:

@@ -1,8 +1,8 @@
-"""What makes two blocks of a model equal: their tensors, their classes, and what their code reads.
+"""Decides whether two blocks of a model are equal: by tensors, classes and the attributes read.
 
-A block is an entry of a ``ModuleList`` or ``Sequential`` that has parts of its own. Attributes such
-as ``layer_idx`` differ from block to block. They make blocks unequal only if the code reads them:
-two runs of the same code that read equal values, and no other, do the same.
+A block is an entry of a ``ModuleList`` or ``Sequential`` that has children. Attributes such as
+``layer_idx`` differ from block to block. They make blocks unequal only if the code reads them: two
+runs of the same code that read the same values do the same.
 """
 
 import functools
@@ -42,7 +42,7 @@ _DEEPEST = 6
 
 @dataclass(frozen=True)
 class Block:
-    """A block; ``tensors`` are its parameters and buffers by the names that they have in it."""
+    """A block; ``tensors`` are its parameters and buffers by their names in it."""
 
     path: str
     module: nn.Module
@@ -63,12 +63,12 @@ def find_blocks(root: nn.Module) -> dict[int, Block]:
 
 
 def identity(module: nn.Module) -> int:
-    """What stays the same where torch puts a proxy, which has the same attributes, in its place."""
+    """An identifier that stays the same if torch replaces the module by a proxy of it."""
     return id(_attributes(module))
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """The module's own attributes, looked up without anybody noticing."""
+    """The module's own attributes, read without triggering `_noted_attribute`."""
     return object.__getattribute__(module, "__dict__")
 
 
@@ -91,7 +91,7 @@ def _tensor(tensor: torch.Tensor) -> Hashable:
 
 
 def structure_of(block: Block) -> Hashable | None:
-    """What blocks with the same code must share; None where hooks may do what no trace shows."""
+    """What blocks with the same code must share; None if hooks could do what a trace misses."""
     flags: list[bool] = []
     for part in block.parts.values():
         hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks)
@@ -103,7 +103,7 @@ def structure_of(block: Block) -> Hashable | None:
 
 @contextmanager
 def read_attributes(block: Block) -> Iterator[set[Attribute]]:
-    """Collects the attributes of the block's modules that code reads inside of the context."""
+    """Collect the attributes of the block's modules that code reads inside the context."""
     paths: dict[int, list[str]] = {}
     for path, part in block.parts.items():
         paths.setdefault(identity(part), []).append(path)
@@ -121,7 +121,7 @@ _watchers: list[Callable[[nn.Module, str], None]] = []
 
 @contextmanager
 def _watched(note: Callable[[nn.Module, str], None]) -> Iterator[None]:
-    """Calls ``note`` for every attribute of a module that code outside of torch reads."""
+    """Call ``note`` for every attribute of a module that code outside torch reads."""
     _watchers.append(note)
     if len(_watchers) == 1:
         nn.Module.__getattribute__ = _noted_attribute  # pyright: ignore[reportAttributeAccessIssue]
@@ -135,24 +135,24 @@ def _watched(note: Callable[[nn.Module, str], None]) -> Iterator[None]:
 
 def _noted_attribute(module: nn.Module, name: str) -> Any:
     if name == "__dict__":
-        # torch looks for parameters and parts in there; code of the model may read anything.
+        # torch reads parameters and children from it; code of the model may read anything.
         if not sys._getframe(1).f_code.co_filename.startswith(_NOT_THE_MODEL):
             for note in _watchers:
                 note(module, EVERY_ATTRIBUTE)
     elif name not in _OWN and not name.startswith("__"):
-        # Also what a class has: another block may have it itself.
+        # Class attributes too: another block may have its own value.
         for note in _watchers:
             note(module, name)
     return object.__getattribute__(module, name)
 
 
 class State:
-    """What the modules of a block hold, to see whether a call changes it."""
+    """The attributes of a block's modules, to find out whether a call changes them."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
         self._attributes = [(path, EVERY_ATTRIBUTE) for path in block.parts]
-        # Held, so that no new object can get the identity of an old one.
+        # Keeping the objects prevents a new object from getting the id of an old one.
         self._held = [dict(_attributes(part)) for part in block.parts.values()]
         self._values = values_of(block, self._attributes)
 
@@ -162,7 +162,7 @@ class State:
 
 
 def values_of(block: Block, attributes: Collection[Attribute]) -> Hashable:
-    """The values of ``attributes`` in ``block``, equal where code cannot tell them apart."""
+    """The values of ``attributes`` in ``block``; equal if code cannot tell them apart."""
     described: list[Hashable] = []
     known: dict[int, Hashable] = {}
     for path, name in sorted(attributes):
@@ -175,7 +175,7 @@ def values_of(block: Block, attributes: Collection[Attribute]) -> Hashable:
 
 
 def _value(value: Any, block: Block, depth: int = 0) -> Hashable:
-    """A description of ``value``: by content where that is known, else by identity."""
+    """A description of ``value``: by content for known types, otherwise by identity."""
     kind = type(value)
     if isinstance(value, _PLAIN):
         return kind, value
@@ -198,7 +198,7 @@ def _value(value: Any, block: Block, depth: int = 0) -> Hashable:
 
 
 def _identity(value: Any, block: Block) -> Hashable:
-    """The object itself; a module of the block by its path."""
+    """The identity of an object; a module of the block is identified by its path."""
     if isinstance(value, nn.Module):
         for path, part in block.parts.items():
             if part is value:

@@ -2,10 +2,11 @@
 
     lengths of the data    7 .. 16      17 .. 32      33 .. 64
     captured for             16            32            64        the same layers each time
+
     a batch of 20 words runs as one of 32, filled up with the pad values that the user declared
 
-The buckets have parameters, layers and cuts in common. The same tensors pass between two layers in
-every bucket, in other sizes: a plan is made of layers, so one holds for all.
+All buckets have the same parameters, layers and cuts. Between two layers the same tensors pass in
+every bucket, with other sizes. So one plan holds for all buckets.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from penstock.errors import BadInput, CaptureFailed
 __all__ = ["MOST_CAPTURES", "BucketGraph", "capture_buckets", "has_buckets"]
 
 MOST_CAPTURES = 16
-"""Captures take time, and every stage holds the operators of all."""
+"""Captures take time, and every stage holds the operators of all buckets."""
 
 Value = TypeVar("Value")
 Graphs = Mapping[LengthsOf, TracedGraph | ChainGraph]
@@ -54,11 +55,11 @@ def capture_buckets(
     dynamic: Dynamic,
     capture: Callable[[Batch], TracedGraph | ChainGraph],
 ) -> "BucketGraph":
-    """The graph of a model whose code ``capture`` follows for one length at a time.
+    """Capture a model once for each bucket; ``capture`` handles one length at a time.
 
     Raises:
-        BadInput: the example fits no bucket, or there are too many.
-        CaptureFailed: ``capture`` fails, or the lengths do not have the same layers.
+        BadInput: the example fits no bucket, or there are too many buckets.
+        CaptureFailed: ``capture`` fails, or the layers differ between lengths.
     """
     layout = layout_of(batch, dynamic)
     every = list(product(*(length.buckets for length in layout.lengths)))
@@ -82,7 +83,7 @@ def capture_buckets(
 
 
 def resized(leaf: torch.Tensor, spec: LeafSpec, lengths: LengthsOf) -> torch.Tensor:
-    """The example for other lengths: its first words, repeated where there are too few."""
+    """The example at other lengths: its first words, repeated if there are too few."""
     for dim, number in spec.varying:
         places = torch.arange(lengths[number], device=leaf.device) % leaf.shape[dim]
         leaf = leaf.index_select(dim, places)
@@ -91,22 +92,22 @@ def resized(leaf: torch.Tensor, spec: LeafSpec, lengths: LengthsOf) -> torch.Ten
 
 @dataclass(frozen=True)
 class BucketOutputs:
-    """What the model returns, as an `OutputLayout`: sizes are those of the bucket."""
+    """The model's result, as an `OutputLayout` whose sizes depend on the bucket."""
 
     example: OutputLayout
     specs: tuple[TensorSpec, ...]
     problem: str
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The model's result around ``tensors``."""
+        """The model's result, filled with ``tensors``."""
         return self.example.rebuild(tensors)
 
 
 @dataclass(frozen=True)
 class BucketGraph:
-    """Graphs of one model for several lengths as a :class:`LayerGraph`.
+    """Graphs of one model for several lengths, as one :class:`LayerGraph`.
 
-    ``call`` knows how batches of all lengths reach the model.
+    ``call`` gives batches of all lengths to the model.
     """
 
     graphs: Graphs
@@ -119,11 +120,11 @@ class BucketGraph:
 
     @property
     def usual(self) -> TracedGraph | ChainGraph:
-        """The graph of the example batch, which stands for all in what they have in common."""
+        """The graph of the example batch; it stands for all others in what they share."""
         return self.graphs[self.example]
 
     def check(self) -> None:
-        """Raise `CaptureFailed` where a plan could not cut all buckets alike."""
+        """Raise `CaptureFailed` if a plan could not cut all buckets at the same layers."""
         self._same("layers", lambda graph: graph.layer_names)
         self._same("parameters", lambda graph: graph.parameter_uses)
         self._same("leaves", lambda graph: sorted(graph.leaves_read))
@@ -151,7 +152,7 @@ class BucketGraph:
         pairs = zip(self.lengths, lengths, strict=True)
         return ", ".join(f"{length.name} {size}" for length, size in pairs)
 
-    # What the buckets have in common.
+    # What all buckets share.
 
     @property
     def name(self) -> str:
@@ -160,7 +161,7 @@ class BucketGraph:
 
     @property
     def model(self) -> nn.Module:
-        """What was captured."""
+        """The captured model."""
         return self.usual.model
 
     @property
@@ -170,7 +171,7 @@ class BucketGraph:
 
     @property
     def mixing(self) -> str:
-        """Why micro-batches cannot give what the whole batch gives, in some bucket."""
+        """Why micro-batches cannot give the result of the whole batch, in some bucket."""
         return next((graph.mixing for graph in self.graphs.values() if graph.mixing), "")
 
     def own_module(self) -> nn.Module:
@@ -184,12 +185,12 @@ class BucketGraph:
 
     @property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:
-        """Every parameter and buffer with the layers that read it."""
+        """Every parameter and buffer, with the layers that read it."""
         return self.usual.parameter_uses
 
     @property
     def tied_names(self) -> Mapping[str, str]:
-        """Further names of tied parameters."""
+        """Additional names of tied parameters, with the first name."""
         return self.usual.tied_names
 
     @property
@@ -199,7 +200,7 @@ class BucketGraph:
 
     @property
     def leaves_read(self) -> frozenset[int]:
-        """The leaves of a batch that the layers may read."""
+        """The leaves of a batch that layers may read."""
         return self.usual.leaves_read
 
     def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
@@ -207,11 +208,11 @@ class BucketGraph:
         return self.call.target(leaves)
 
     def with_outputs(self) -> "BucketGraph":
-        """The same with the model's outputs after loss and weight (BadInput if it has none)."""
+        """A copy that returns loss, weight and the model's outputs (BadInput if it has none)."""
         return self._seen(lambda graph: graph.with_outputs())
 
     def without_loss(self) -> "BucketGraph":
-        """The model's outputs alone (BadInput if it has none)."""
+        """A copy that returns only the model's outputs (BadInput if it has none)."""
         return self._seen(lambda graph: graph.without_loss())
 
     def _seen(
@@ -224,7 +225,7 @@ class BucketGraph:
         seen.check()
         return seen
 
-    # What differs in size.
+    # What differs in size between buckets.
 
     @property
     def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
@@ -237,7 +238,7 @@ class BucketGraph:
 
     @property
     def outputs(self) -> BucketOutputs:
-        """What the model returns."""
+        """The model's outputs."""
         usual = self.usual.outputs
         problem = next((g.outputs.problem for g in self.graphs.values() if g.outputs.problem), "")
         kinds = {tuple(spec.dtype for spec in g.outputs.specs) for g in self.graphs.values()}
@@ -251,13 +252,13 @@ class BucketGraph:
     def _by_bucket(
         self, of: Callable[[LayerGraph], Sequence[Value]]
     ) -> Iterator[dict[LengthsOf, Value]]:
-        """Entry by entry, what it is in every bucket."""
+        """For each entry, its values in all buckets."""
         found = {at: of(graph) for at, graph in self.graphs.items()}
         for number in range(len(found[self.example])):
             yield {at: own[number] for at, own in found.items()}
 
     def _spec(self, specs: Mapping[LengthsOf, TensorSpec]) -> TensorSpec:
-        """One tensor by bucket as one tensor whose sizes follow from the lengths."""
+        """The specs of one tensor in all buckets, as one spec with sizes that depend on lengths."""
         usual = specs[self.example]
 
         def table(size: Callable[[TensorSpec], int]) -> SizeTable | None:
@@ -273,7 +274,7 @@ class BucketGraph:
         )
 
     def stage(self, layers: range) -> StageProgram:
-        """The layers ``layers`` as one module for all buckets (BadInput as the buckets' own)."""
+        """The layers ``layers`` as one module for all buckets (BadInput as for one bucket)."""
         programs = {at: graph.stage(layers) for at, graph in self.graphs.items()}
         usual = programs[self.example]
         sources = self._sources
@@ -304,7 +305,7 @@ class BucketGraph:
 
     @property
     def _sources(self) -> tuple[LengthSource, ...]:
-        """A leaf and a dimension for each length, the same ones in every stage."""
+        """A leaf and a dimension for each length, the same in every stage."""
         found: list[LengthSource] = []
         for places, usual in zip(self.call.layout.length_places, self.example, strict=True):
             read = [place for place in places if place[0] in self.leaves_read]
@@ -324,7 +325,7 @@ class BucketGraph:
         return tuple(length.buckets[-1] for length in self.lengths)
 
     def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
-        """The bucket of a batch that `batch_leaves` or `known_leaves` has filled up."""
+        """The bucket of a batch that `batch_leaves` or `known_leaves` has padded."""
         places = self.call.layout.length_places
         found = tuple(
             next((leaves[leaf].shape[dim] for leaf, dim in own if leaf in leaves), usual)
@@ -337,7 +338,7 @@ class BucketGraph:
         """The smallest bucket that holds a batch of these lengths.
 
         Raises:
-            BadInput: none does.
+            BadInput: no bucket is large enough.
         """
         found: list[int] = []
         for length, size in zip(self.lengths, lengths, strict=True):
@@ -351,16 +352,16 @@ class BucketGraph:
         return tuple(found)
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
-        """The tensors of ``batch`` in order, filled up (BadInput if unlike the example)."""
+        """The tensors of ``batch`` in order, padded (BadInput if unlike the example)."""
         leaves = self._filled(dict(enumerate(self.call.layout.flatten(batch))))
         return self.as_one_step([list(leaves.values())])[0]
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
-        """The leaves of a batch that may lack some that are not read (BadInput if unlike)."""
+        """The leaves of a batch that are read, by index, padded (BadInput if unlike)."""
         return self._filled(self.call.leaves(batch, self.leaves_read))
 
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of batches that make one step (BadInput where they must be of one bucket)."""
+        """The leaves of the batches of one step (BadInput if they must be of one bucket)."""
         own = len(self.call.layout.leaves)
         found = [self.lengths_of(dict(enumerate(leaves[:own]))) for leaves in batches]
         if len(set(found)) == 1:
@@ -384,7 +385,7 @@ class BucketGraph:
         return self.graphs[self.lengths_of(dict(enumerate(leaves)))].as_own_steps(leaves, cut)
 
     def _filled(self, leaves: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Leaves as long as their bucket, pad values at their ends.
+        """Leaves padded to the lengths of their bucket.
 
         Raises:
             BadInput: no bucket holds them, or no pad value was declared.

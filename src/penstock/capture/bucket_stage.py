@@ -1,9 +1,9 @@
-"""One stage of a model that was captured once for each of some lengths, around the same tensors.
+"""One stage of a model that was captured once for each bucket of lengths.
 
     leaves, received --> lengths of the batch --> the stage captured for these --> sent
 
-The stages share every dict of parameters, buffers and modules, so that whatever puts a tensor into
-one of them (a move to a device, first values, a version of the weights) puts it into all.
+The stages of all buckets share their dicts of parameters, buffers and modules. So a change to the
+tensors of one (a move to a device, first values, a weight version) changes all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from penstock.capture.lengths import LengthsOf
 __all__ = ["BucketPart", "BucketStage", "LengthSource", "graphs_in"]
 
 LengthSource = tuple[int, int] | int
-"""Where a stage finds a length: the place of a leaf and a dimension of it; or the length itself."""
+"""Where a stage finds a length: index of a leaf and dimension; or the length itself."""
 
 MADE = ("_constants", "_bodies")
-"""What the capture has made itself; it is of one length, whatever its name is."""
+"""Attributes that capture itself created; they belong to one length, whatever their name."""
 
 
 class BucketPart:
-    """The stage captured for one bucket; ``places`` are its leaves among those of all."""
+    """The stage captured for one bucket; ``places`` are the indices of its leaves among all."""
 
     def __init__(self, module: nn.Module, places: Sequence[int]) -> None:
         self.module = module
@@ -31,9 +31,9 @@ class BucketPart:
 
 
 class BucketStage(nn.Module):
-    """See above; `penstock.capture.layer_graph.StageProgram` says what is called how.
+    """A stage for all buckets; for its arguments see `layer_graph.StageProgram`.
 
-    ``leaves`` is the number of leaves that are given, ``sources`` are the places of the lengths.
+    ``leaves`` is the number of leaves that are passed; ``sources`` say where the lengths are found.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BucketStage(nn.Module):
             _adopt(self, part.module)
 
     def part_for(self, leaves: Sequence[torch.Tensor]) -> BucketPart:
-        """The stage as it was captured for a batch of these leaves."""
+        """The stage that was captured for a batch with these leaves."""
         lengths = tuple(
             source if isinstance(source, int) else leaves[source[0]].shape[source[1]]
             for source in self._sources
@@ -59,14 +59,14 @@ class BucketStage(nn.Module):
         return self.parts[lengths]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the stage that was captured for this length."""
+        """Run the stage that was captured for the batch's lengths."""
         leaves = tensors[: self._leaves]
         part = self.part_for(leaves)
         return part.module(*(leaves[place] for place in part.places), *tensors[self._leaves :])
 
 
 def graphs_in(module: nn.Module) -> list[fx.GraphModule]:
-    """The captured graphs of a stage, with their regions: those of every bucket."""
+    """The captured graphs of a stage with their regions, of every bucket."""
     roots = [module]
     if isinstance(module, BucketStage):
         roots = [part.module for part in module.parts.values()]
@@ -75,7 +75,7 @@ def graphs_in(module: nn.Module) -> list[fx.GraphModule]:
 
 
 def _name_apart(module: nn.Module, number: int) -> None:
-    """Give what capture has made a name of its own in every bucket."""
+    """Give what capture created a different name in every bucket."""
     if not isinstance(module, fx.GraphModule):
         return
     for name in MADE:
@@ -89,7 +89,7 @@ def _name_apart(module: nn.Module, number: int) -> None:
 
 
 def _adopt(own: nn.Module, other: nn.Module) -> None:
-    """Let ``own`` hold what ``other`` holds, and ``other`` hold all that ``own`` does."""
+    """Let both modules share all parameters, buffers and children."""
     if own is other:
         return
     for name, child in other._modules.items():

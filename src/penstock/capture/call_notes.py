@@ -1,7 +1,7 @@
-"""What calls do while a model is run as it is, so that they can be kept whole when it is traced.
+"""Notes what calls do while a model runs, so that they can be kept whole when it is traced.
 
-`CallNotes` is told of a call by its wrapper, and notes the tensors that it returns, the parameters
-that it reads, and whether its operators are heavy or draw numbers; or why it cannot be kept.
+A wrapper passes calls to `CallNotes`. It notes the tensors that a call returns, the parameters that
+it reads, and whether its operators are heavy or random; or the reason why it cannot be kept whole.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ __all__ = ["CallNote", "CallNotes", "ResultNote", "tensors_of"]
 class ResultNote:
     """A tensor that a call returned, with its values.
 
-    Where it is ``listed``, the call returned a list of that type, with an entry for each sample.
+    If ``listed`` is given, the call returned a list of that type with an entry for each sample.
     """
 
     shape: tuple[int, ...]
@@ -42,10 +42,10 @@ class ResultNote:
 
 @dataclass(frozen=True)
 class CallNote:
-    """A call: what it returned, a `ResultNote` for each tensor, and how that is put together.
+    """A call: its results (a `ResultNote` for each tensor) and the structure around them.
 
-    ``reads`` are the names of the parameters and buffers of its module that it read, which hold
-    ``parameters`` numbers. ``problem`` is why it cannot be kept.
+    ``reads`` are the names of the parameters and buffers of its module that it read, which have
+    ``parameters`` elements. ``problem`` is the reason why it cannot be kept whole.
     """
 
     callee: Callee
@@ -66,7 +66,7 @@ def tensors_of(module: nn.Module | None) -> dict[str, torch.Tensor]:
 
 
 class CallNotes(TorchDispatchMode):
-    """Watches a run of a model; ``found`` are the calls in order."""
+    """Watches a run of a model; ``found`` are the noted calls in order."""
 
     def __init__(self, leaves: Mapping[int, torch.Tensor] | list[torch.Tensor]) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class CallNotes(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """``function(*args, **kwargs)``, noted; calls within it are not."""
+        """Run ``function(*args, **kwargs)`` and note it; calls inside it are not noted."""
         if self.inside is not None:
             return function(*args, **kwargs)
         before = _state(module, args, kwargs)
@@ -114,7 +114,7 @@ class CallNotes(TorchDispatchMode):
             problem = "changes its arguments, or attributes of its module"
         if not all(isinstance(v, torch.Tensor | bool | int | float | str | None) for v in values):
             problem = "returns something that is neither a tensor nor a plain constant"
-        # All of a module's forward: it may read others for another batch.
+        # All tensors of a module's forward: for another batch it may read others of them.
         own = tensors_of(module)
         reads = frozenset(own) if callee.name == "forward" else watch.reads
         self.found.append(
@@ -133,7 +133,7 @@ class CallNotes(TorchDispatchMode):
 
 
 class _OpenCall:
-    """One call that is going on."""
+    """A call that is running."""
 
     def __init__(self, module: nn.Module | None, arguments: Any) -> None:
         self.heavy = self.random = False
@@ -146,7 +146,7 @@ class _OpenCall:
 
     @contextlib.contextmanager
     def for_backward(self) -> Iterator[None]:
-        """Note what runs code again in backward: by then its module has its own tensors again."""
+        """Note code that runs again in the backward: by then its module has other tensors."""
         again = "runs code of the model again in backward"
         begin: Any = checkpoint._checkpoint_hook.__init__
 
@@ -169,11 +169,11 @@ class _OpenCall:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The module's tensors that were read."""
+        """The names of the module's tensors that were read."""
         return frozenset(self._read)
 
     def before(self, func: Any, arguments: Any, made: set[StorageWeakRef]) -> None:
-        """Note an operator; ``made`` are the storages of what was made outside of the call."""
+        """Note an operator; ``made`` are the storages of tensors made outside the call."""
         self.heavy |= heavy_operator(func)
         self.random |= random_operator(func)
         for value in pytree.tree_leaves(arguments):
@@ -194,7 +194,7 @@ def _noted(value: Any) -> Any:
 
 
 def _state(module: nn.Module | None, args: Any, kwargs: Any) -> Any:
-    """What a call must leave as it was: its arguments, its module's attributes and buffers."""
+    """What a call must not change: its arguments, and its module's attributes and buffers."""
     leaves, structure = pytree.tree_flatten((args, kwargs))
     parts = [] if module is None else list(module.modules())
     held = [*leaves, *tensors_of(module).values()]
@@ -204,5 +204,5 @@ def _state(module: nn.Module | None, args: Any, kwargs: Any) -> Any:
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef:
-    """What tells storages apart, also when they are gone; their values are not held."""
+    """Identifies a storage, even after it is freed; does not keep it alive."""
     return StorageWeakRef(tensor.untyped_storage())

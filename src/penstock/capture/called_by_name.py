@@ -1,4 +1,4 @@
-"""Functions that a model's code calls by name, so that another can be called in their place.
+"""Functions that a model's code calls by name, so that they can be replaced.
 
 self.position_ids(grid)          a method of the modules of a class
 get_position_ids(grid)           a function that a Python module knows by that name
@@ -24,12 +24,12 @@ __all__ = ["Callee", "callees_at", "callees_on_stack", "replaced_callees"]
 
 _TORCH = str(Path(torch.__file__).parent)
 WRAPPERS = 4
-"""Frames of decorators between a function and its caller."""
+"""The most decorator frames between a function and its caller."""
 
 
 @dataclass(frozen=True)
 class Callee:
-    """Method ``name`` of modules of class ``kind``, or what Python module ``space`` calls so."""
+    """Method ``name`` of modules of class ``kind``, or function ``name`` in module ``space``."""
 
     name: str
     kind: type[nn.Module] | None = None
@@ -40,7 +40,7 @@ class Callee:
 
 
 def callees_on_stack(model: nn.Module) -> tuple[Callee, ...]:
-    """What is being called now, the innermost first; the forward of ``model`` itself left out."""
+    """The functions on the stack, innermost first, without the forward of ``model`` itself."""
     parts = {id(part): part for part in model.modules()}
     found: dict[Callee, None] = {}
     frame: FrameType | None = sys._getframe(1)
@@ -55,7 +55,7 @@ def callees_on_stack(model: nn.Module) -> tuple[Callee, ...]:
 
 
 def callees_at(error: BaseException, model: nn.Module) -> tuple[Callee, ...]:
-    """What was being called where ``error`` was raised, in the same way."""
+    """The functions that were running when ``error`` was raised, as in `callees_on_stack`."""
     if isinstance(error, GoesByValues) and error.within:
         return error.within
     parts = {id(part): part for part in model.modules()}
@@ -91,12 +91,12 @@ def _runs(function: Any, code: CodeType) -> bool:
 
 
 Wrap = Callable[[Callee, nn.Module | None, Callable[..., Any]], Callable[..., Any]]
-"""What to call instead of a function, which belongs to a module or to none."""
+"""Makes the replacement of a function, which belongs to a module or to none."""
 
 
 @contextlib.contextmanager
 def replaced_callees(model: nn.Module, callees: Collection[Callee], wrap: Wrap) -> Iterator[None]:
-    """Calls of ``callees`` in the code of ``model`` go to what ``wrap`` gives for them."""
+    """Within, calls of ``callees`` in the code of ``model`` go to what ``wrap`` makes for them."""
     with contextlib.ExitStack() as stack:
         for callee in callees:
             if callee.kind is None:

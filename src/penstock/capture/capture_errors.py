@@ -1,4 +1,4 @@
-"""What went wrong while tracing, told in terms of the user's code."""
+"""Explains errors of tracing in terms of the user's code."""
 
 import re
 import traceback
@@ -30,18 +30,18 @@ __all__ = [
 _OURS = Path(__file__).parents[1]
 _LIBRARIES = (Path(torch.__file__).parent, _OURS)
 WAY_OUT = "write the model as penstock.Chain([...]), whose modules are not traced"
-"""What helps where tracing cannot."""
+"""The alternative if tracing is not possible."""
 
 
 class LengthFixed(CaptureFailed):
-    """The model's code can be traced for one length at a time only."""
+    """The model's code can be traced only for one length at a time."""
 
 
 class GoesByValues(CaptureFailed):
-    """What Python code does depends on values, at the line that the message names.
+    """Python code depends on values, at the line that the message names.
 
-    ``within`` are the functions that ran there (`Callee`), the innermost first, where the traceback
-    cannot tell.
+    ``within`` are the functions that ran there (`Callee`), innermost first; it is given if the
+    traceback does not show them.
     """
 
     def __init__(self, message: str, within: Sequence[Any] = ()) -> None:
@@ -52,9 +52,9 @@ class GoesByValues(CaptureFailed):
 def capture_failed(
     error: BaseException, model_name: str, lengths: Mapping[str, str] | None = None
 ) -> CaptureFailed:
-    """The error to raise for ``error``, which tracing a model raised.
+    """The `CaptureFailed` to raise for ``error``, which tracing a model raised.
 
-    ``lengths`` are the names of the lengths by how torch calls them.
+    ``lengths`` are the names of the lengths, by the names that PyTorch gives them.
     """
     text = first_line(error)
     where = _user_line(error)
@@ -116,7 +116,7 @@ def line_of(node: fx.Node) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, not too long."""
+    """The first line of an error's message, cut to 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
 
@@ -141,7 +141,7 @@ def _user_line(error: BaseException) -> str:
 
 
 def current_line() -> str:
-    """The line of the user's code that is being run, in the same way."""
+    """``file:line `source` `` of the user's code that is running, or ""."""
     return _innermost_line(traceback.extract_stack())
 
 
@@ -159,12 +159,12 @@ def _innermost_line(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _called_capture(line: str) -> bool:
-    """Whether a frame is the caller of capture rather than code of the model."""
+    """Whether a frame is the caller of capture instead of code of the model."""
     return "capture_model(" in line or "Pipeline(" in line
 
 
 def running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
-    """The modules whose methods call ``frame``, the innermost first."""
+    """The modules whose methods called ``frame``, innermost first."""
     while frame is not None:
         found = frame.f_locals.get("self")
         if isinstance(found, nn.Module):
@@ -173,7 +173,7 @@ def running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
-    """The frames that raised ``error``, the innermost first, then those of what it came from."""
+    """The frames that raised ``error``, innermost first, then those of its causes."""
     for one in _chain(error):
         yield from reversed([frame for frame, _ in traceback.walk_tb(one.__traceback__)])
 
@@ -185,7 +185,7 @@ def fixes_samples(error: BaseException) -> bool:
 
 
 def data_dependent(error: BaseException) -> bool:
-    """Whether tracing failed because Python code needs values."""
+    """Whether tracing failed because Python code needs the values of tensors."""
     names = {type(one).__name__ for one in _chain(error)}
     if names & {"GuardOnDataDependentSymNode", "DataDependentOutputException"}:
         return True

@@ -1,9 +1,9 @@
-"""A hand-written chain of modules, captured without tracing: the way out for untraceable models.
+"""A chain of modules that is captured without tracing, for models that cannot be traced.
 
     Chain([embed, block, block, head], loss)      layers 0, 1, 2, 3, loss
 
-Anything goes inside the modules (data-dependent control flow, custom kernels); only what passes
-between two neighbours must be a tensor or a tuple of tensors.
+The modules may contain anything (data-dependent control flow, custom kernels). Between two
+neighbours only a tensor or a tuple of tensors may pass.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,12 +19,12 @@ __all__ = ["Chain"]
 
 
 class Chain(nn.Module):
-    """Modules that are run one after another, each on what the one before it returned.
+    """Modules that run one after another, each on what the previous one returned.
 
-    A tuple is spread over the next module's arguments. ``loss`` follows the conventions of a batch
-    (``loss(output, target)``, or ``loss(output, batch)`` for dict batches); without it the last
-    module returns the scalar loss. ``modules`` may be a dict, whose keys then name the layers.
-    Calling the chain gives the last module's output, without the loss.
+    A tuple is passed as separate arguments to the next module. ``loss`` follows the conventions for
+    batches: ``loss(output, target)``, or ``loss(output, batch)`` for dict batches. Without ``loss``
+    the last module returns the scalar loss. ``modules`` may be a dict, whose keys name the layers.
+    Calling the chain returns the last module's output, without the loss.
 
     >>> chain = Chain([nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)], nn.functional.cross_entropy)
     >>> print(*chain.state_dict())
@@ -75,5 +75,5 @@ class Chain(nn.Module):
 
 
 def call_next(module: nn.Module, value: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
-    """``module`` on its predecessor's output, a tuple spread over its arguments."""
+    """``module`` called on its predecessor's output; a tuple is passed as separate arguments."""
     return module(*value) if isinstance(value, tuple) else module(value)

@@ -1,4 +1,4 @@
-"""The layer graph of a :class:`Chain`: shapes are found by running it, stages are slices of it."""
+"""The layer graph of a :class:`Chain`: shapes come from running it, stages are slices of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,10 +39,10 @@ View = Literal["loss", "loss and outputs", "outputs"]
 
 @dataclass(frozen=True)
 class ChainGraph:
-    """A chain as a :class:`LayerGraph`: one layer a module, and the loss as the last one.
+    """A chain as a :class:`LayerGraph`: one layer for each module; the loss is the last layer.
 
-    ``between[i]`` are the tensors from layer ``i`` to layer ``i + 1``; ``spreads[i]`` says whether
-    they are spread from a tuple. ``view`` says what is returned besides what is sent.
+    ``between[i]`` are the tensors from layer ``i`` to layer ``i + 1``; ``spreads[i]``: they come
+    from a tuple. ``view`` says what is returned besides what is sent.
     """
 
     chain: Chain
@@ -66,12 +66,12 @@ class ChainGraph:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """The modules' names, then ``loss`` where there is a loss function."""
+        """The modules' names, then ``loss`` if there is a loss function."""
         return self.chain.layer_names + (() if self.loss is None else ("loss",))
 
     @property
     def mixing(self) -> str:
-        """Why micro-batches cannot give what the whole batch gives, as far as can be seen."""
+        """Why micro-batches cannot give the result of the whole batch, as far as can be seen."""
         norm = batch_norm_in(self.chain.named_modules())
         if norm:
             return f"it mixes samples ({norm})"
@@ -93,7 +93,7 @@ class ChainGraph:
 
     @property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:
-        """Every parameter and buffer with the modules that hold it."""
+        """Every parameter and buffer, with the modules that hold it."""
         uses: list[ParameterUse] = []
         for tensor, first, layers, is_buffer in self._tensors():
             size = tensor.numel() * tensor.element_size()
@@ -102,7 +102,7 @@ class ChainGraph:
 
     @property
     def tied_names(self) -> Mapping[str, str]:
-        """Further names of parameters that several modules share, with the first name."""
+        """Additional names of parameters that several modules share, with the first name."""
         first: dict[int, str] = {}
         tied: dict[str, str] = {}
         for name, tensor, _ in self._named():
@@ -113,7 +113,7 @@ class ChainGraph:
 
     @property
     def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
-        """Each tensor goes from its module to the next one only."""
+        """The tensors between layers; each goes from its module to the next one only."""
         return tuple(
             (spec, layer, (layer + 1,))
             for layer, specs in enumerate(self.between[: self.last_layer])
@@ -122,13 +122,13 @@ class ChainGraph:
 
     @property
     def last_layer(self) -> int:
-        """The layer that returns the loss, or the outputs where the loss is left out."""
+        """The layer that returns the loss, or the outputs if the loss is left out."""
         left_out = self.view == "outputs" and self.loss is not None
         return len(self.layer_names) - 1 - left_out
 
     @property
     def output_layers(self) -> tuple[int, ...]:
-        """The layer whose stage returns each output; empty where none are wanted."""
+        """The layer whose stage returns each output; empty if none are wanted."""
         return () if self.view == "loss" else (self.last_layer,) * len(self.outputs.specs)
 
     @property
@@ -138,19 +138,19 @@ class ChainGraph:
         return frozenset(layout.indices)
 
     def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """What the loss function gets besides the output; the whole batch where there is none."""
+        """What the loss function gets besides the output; without one, the whole batch."""
         return self.call.target(leaves)
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
-        """The leaves of a batch that may lack some that are not read (BadInput if unlike)."""
+        """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
         return self.call.leaves(batch, self.leaves_read)
 
     def with_outputs(self) -> "ChainGraph":
-        """The same with the chain's result after loss and weight (BadInput if it has none)."""
+        """A copy that also returns the chain's result, after loss and weight (BadInput if none)."""
         return self._seen("loss and outputs")
 
     def without_loss(self) -> "ChainGraph":
-        """The chain's result alone (BadInput if it has none)."""
+        """A copy that returns only the chain's result (BadInput if it has none)."""
         return self._seen("outputs")
 
     def _seen(self, view: View) -> "ChainGraph":
@@ -160,16 +160,16 @@ class ChainGraph:
 
     @property
     def lengths(self) -> tuple[Length, ...]:
-        """None: a chain runs for batches of one length."""
+        """Empty: a chain runs for batches of one length."""
         return ()
 
     @property
     def largest_lengths(self) -> LengthsOf:
-        """None."""
+        """Empty."""
         return ()
 
     def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
-        """None."""
+        """Empty."""
         return ()
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
@@ -177,13 +177,13 @@ class ChainGraph:
         return self.call.layout.flatten(batch)
 
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves as they are."""
+        """The leaves, unchanged."""
         return [list(leaves) for leaves in batches]
 
     def as_own_steps(
         self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
     ) -> list[torch.Tensor]:
-        """The leaves as they are."""
+        """The leaves, unchanged."""
         return list(leaves)
 
     def stage(self, layers: range) -> StageProgram:
@@ -191,7 +191,7 @@ class ChainGraph:
 
         Raises:
             BadInput: the range is empty or not within the chain.
-            CaptureFailed: a buffer that forward updates is shared with a module of another stage.
+            CaptureFailed: a module of another stage shares a buffer that forward updates.
         """
         count = len(self.layer_names)
         if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
@@ -229,7 +229,7 @@ class ChainGraph:
                 )
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Names of parameters then buffers, repeats included; modules before the loss."""
+        """Names of parameters then buffers, including repeats; modules before the loss."""
         for name, tensor in self.chain.named_parameters(remove_duplicate=False):
             yield name, tensor, False
         for name, tensor in self.chain.named_buffers(remove_duplicate=False):
@@ -280,13 +280,13 @@ class _ChainStage(nn.Module):
         self._sends_tuple = self._is_last or graph.spreads[layers.stop - 1]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors sent on, or the loss and its weight, then the outputs where wanted."""
+        """The tensors to send, or the loss and its weight, then the outputs if wanted."""
         leaves = dict(zip(self._inputs, tensors, strict=False))
         received = tensors[len(self._inputs) :]
         if not self._is_last:
             value = self._run(leaves, received, nullcontext())
             return value if isinstance(value, tuple) else (value,)
-        # Watching costs a few microseconds for every operator, so only what makes the loss is.
+        # Watching costs a few microseconds an operator, so only the loss is watched.
         watch = LossWatch()
         watched = self._view != "outputs" and not self._has_loss
         output = self._run(leaves, received, watch if watched else nullcontext())
@@ -302,7 +302,7 @@ class _ChainStage(nn.Module):
         return loss, watch.weight(loss, rows), *outputs
 
     def _flat(self, output: Any) -> tuple[torch.Tensor, ...]:
-        """The tensors of the last module's result, but for the loss that it gives itself."""
+        """The tensors of the last module's result, without a loss that it returns itself."""
         loss = loss_in_result(output, "the last module") if self._gives_loss else None
         return tuple(flatten_outputs(output, loss).tensors)
 
@@ -312,7 +312,7 @@ class _ChainStage(nn.Module):
         received: tuple[torch.Tensor, ...],
         watch: AbstractContextManager[object],
     ) -> Any:
-        """Run the modules, the last one within ``watch``."""
+        """Run the modules, the last one inside ``watch``."""
         names = [name for name in self._layers if not (self._has_loss and name == "loss")]
         value: Any = received if self._spread else received[0]
         for position, name in enumerate(names):
@@ -326,13 +326,13 @@ class _ChainStage(nn.Module):
 
 
 def chain_graph(chain: Chain, batch: Batch, *, loss: LossFunction | None = None) -> ChainGraph:
-    """The layer graph of ``chain``, with shapes from running it once at two batch sizes.
+    """The layer graph of ``chain``, with shapes from running it at two batch sizes.
 
-    Buffers and random state are as before afterwards. On the meta device nothing is computed.
+    Buffers and random state are restored. On the meta device nothing is computed.
 
     Raises:
-        BadInput: a module returns something other than tensors, a tensor's rows are no multiple of
-            the samples, or there are two loss functions.
+        BadInput: a module returns something other than tensors, the rows of a tensor are no
+            multiple of the samples, or there are two loss functions.
     """
     if loss is not None and chain.loss is not None and loss is not chain.loss:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""What passes between the modules of a chain, found by running it at two batch sizes."""
+"""Finds the tensors between the modules of a chain by running it at two batch sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ __all__ = ["Untouched", "chain_outputs", "chain_results", "on_device_of", "outpu
 
 @dataclass(frozen=True)
 class _Output:
-    """What one module returned: its tensors, and whether they came as a tuple.
+    """The tensors that one module returned, and whether they came as a tuple.
 
-    ``result`` is the whole of what a module that gives the loss returned.
+    ``result`` is everything that a module returned which also returns the loss.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -34,7 +34,7 @@ class _Output:
 
 
 def on_device_of(chain: Chain, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves where the chain's parameters are."""
+    """The leaves on the device of the chain's parameters."""
     home = next((tensor.device for tensor in chain.parameters()), torch.device("cpu"))
     return [leaf.to(home) for leaf in leaves]
 
@@ -42,9 +42,9 @@ def on_device_of(chain: Chain, leaves: Sequence[torch.Tensor]) -> list[torch.Ten
 def chain_outputs(
     chain: Chain, call: BatchCall, leaves: Sequence[torch.Tensor], layers: int
 ) -> list[_Output]:
-    """What each module returns, every one on detached inputs so that no graph is kept.
+    """The output of each module, run on detached inputs so that no autograd graph is kept.
 
-    The last of ``layers`` layers returns the loss, which does not cross.
+    The last of ``layers`` layers returns the loss, which is not sent to another stage.
     """
     by_index = dict(enumerate(leaves))
     outputs: list[_Output] = []
@@ -59,7 +59,7 @@ def chain_outputs(
 
 
 def chain_results(layout: BatchLayout, small: _Output, large: _Output) -> StructuredOutputs:
-    """The layout of what a chain returns, from the last module's runs with ``n`` and ``n + 1``."""
+    """The layout of a chain's result, from running the last module with ``n`` and ``n + 1``."""
     if small.result is None:
         flat = flatten_outputs(small.value)
         return StructuredOutputs(flat.structure, output_specs("output", layout, small, large))
@@ -92,7 +92,7 @@ def _detached(name: str, value: Any) -> _Output:
 def output_specs(
     name: str, layout: BatchLayout, small: _Output, large: _Output
 ) -> tuple[TensorSpec, ...]:
-    """Specs of a module's outputs from runs with ``n`` and with ``n + 1`` samples."""
+    """The specs of a module's outputs, from runs with ``n`` and with ``n + 1`` samples."""
     return tuple(
         _spec(name if len(small.tensors) == 1 else f"{name}[{i}]", layout.batch_size, one, other)
         for i, (one, other) in enumerate(zip(small.tensors, large.tensors, strict=True))
@@ -103,7 +103,7 @@ def _spec(name: str, samples: int, one: torch.Tensor, other: torch.Tensor) -> Te
     shape = tuple(one.shape)
     unlike = [d for d, (a, b) in enumerate(zip(shape, other.shape, strict=True)) if a != b]
     if not unlike:
-        # Whether values depend on the samples is unknown without a trace, so it is assumed.
+        # Without a trace it is unknown whether values depend on the samples; assume they do.
         return TensorSpec(name, shape, one.dtype, -1, 1, one.requires_grad, reduced=True)
     dim = unlike[0]
     rows = other.shape[dim] - shape[dim]
@@ -117,7 +117,7 @@ def _spec(name: str, samples: int, one: torch.Tensor, other: torch.Tensor) -> Te
 
 
 class Untouched:
-    """Buffers and random state of a chain and its loss, put back on leaving."""
+    """Restores buffers and random state of a chain and its loss on leaving."""
 
     def __init__(self, chain: Chain, loss: LossFunction | None) -> None:
         self._buffers = dict(chain.named_buffers())
@@ -129,11 +129,11 @@ class Untouched:
         self._random = torch.random.fork_rng(devices=list(devices))
 
     def changed(self) -> list[str]:
-        """The buffers written to since the start."""
+        """The buffers that were written since the start."""
         return [name for name in self._buffers if self._was_written(name)]
 
     def _was_written(self, name: str) -> bool:
-        # Batch normalisation writes its statistics without counting up their version.
+        # Batch normalisation writes its statistics without changing their version counter.
         buffer = self._buffers[name]
         if buffer._version != self._versions[name]:
             return True

@@ -1,11 +1,10 @@
-"""Numbers that chance or a clock gives to a model's Python code while it is traced.
+"""Refuses random numbers and clocks in a model's Python code while it is traced.
 
-A captured graph would hold them for ever as they were at capture: one layer always dropped, one
-mask. So `random`, `numpy.random` and `time` give a `RandomNumber` there, which may be printed,
-subtracted and compared where the outcome is certain (``random.random() < 0.0``: no layer is
-dropped). Any other use is refused with the line. Numbers drawn after the code itself has called
-``seed`` are the same in every call, and stay as they are; so does what torch and Python's own
-library do.
+A captured graph would keep the values that they had at capture: one layer always dropped, one fixed
+mask. So `random`, `numpy.random` and `time` return a `RandomNumber` during tracing. It may be
+printed, subtracted, and compared if the outcome is certain (``random.random() < 0.0``: no layer is
+dropped). Any other use is refused, with the line. Numbers drawn after the code has called ``seed``
+are the same in every call, and are allowed. So is all that torch and Python's library draw.
 """
 
 import contextlib
@@ -42,11 +41,11 @@ _LIBRARIES = tuple(
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 _UNIT = frozenset(["random", "random_sample", "ranf", "sample", "rand"])
-"""Functions that give a number in [0, 1) where they get no arguments."""
+"""Functions that return a number in [0, 1) if called without arguments."""
 
 
 class RandomNumber:
-    """A number of which capture knows at most that it lies in [``low``, ``high``)."""
+    """An unknown number; at most its range [``low``, ``high``) is known."""
 
     def __init__(self, source: str, low: float | None = None, high: float | None = None) -> None:
         self._source, self._low, self._high = source, low, high
@@ -55,7 +54,7 @@ class RandomNumber:
         raise _refused(self._source)
 
     def _below(self, other: Any) -> bool:
-        """Whether it is less than ``other``, if that is certain."""
+        """Whether it is less than ``other``; refused if that is uncertain."""
         if isinstance(other, int | float) and self._low is not None and self._high is not None:
             if other <= self._low:
                 return False
@@ -92,7 +91,7 @@ class RandomNumber:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse to be an argument of torch's functions."""
+        """Refuse to be an argument of a torch function."""
         given = (*args, *(kwargs or {}).values())
         raise _refused(next((a._source for a in given if isinstance(a, RandomNumber)), "a number"))
 
@@ -109,7 +108,7 @@ def _refused(source: str) -> CaptureFailed:
 
 @contextlib.contextmanager
 def refusing_chance(model: nn.Module) -> Iterator[None]:
-    """Give the code of ``model`` such numbers for a while, in this thread."""
+    """Within, in this thread, the code of ``model`` gets unknown numbers from random functions."""
     thread = threading.get_ident()
     seeded: set[str] = set()
 
@@ -154,11 +153,11 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
         return generator
 
     class RefusedClock(datetime.datetime):
-        """`datetime.datetime` whose present is refused."""
+        """`datetime.datetime` that refuses to tell the time."""
 
         @classmethod
         def now(cls, tz: Any = None) -> Any:
-            """Refuse what the model asks for."""
+            """Refuse calls from the model."""
             if called_by_model():
                 raise _refused("datetime.now()")
             return datetime_before.now(tz)
@@ -189,7 +188,7 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
 
 
 def _bound_to(owner: Any, like: Any) -> list[str]:
-    """The functions of a module that draw from the same generator as ``like``."""
+    """The functions of ``owner`` that draw from the same generator as ``like``."""
     hidden = like.__self__
     found = [
         name for name in dir(owner) if getattr(getattr(owner, name), "__self__", None) is hidden
@@ -198,7 +197,7 @@ def _bound_to(owner: Any, like: Any) -> list[str]:
 
 
 def python_modules(model: nn.Module) -> list[Any]:
-    """The Python modules in which the classes of ``model`` are written, but for libraries."""
+    """The Python modules that define the classes of ``model``, except libraries."""
     classes = {cls for part in model.modules() for cls in type(part).__mro__ if cls is not object}
     names = {cls.__module__ for cls in classes}
     found = [sys.modules.get(name) for name in sorted(names)]

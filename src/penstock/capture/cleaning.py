@@ -1,4 +1,4 @@
-"""An exported graph made ready for cutting: no checks, no needless writes, no fixed devices."""
+"""Prepares an exported graph for cutting: no checks, no needless writes, no fixed devices."""
 
 import operator
 import re
@@ -36,16 +36,15 @@ WRAPPED_LOSS = "loss."
 
 @dataclass(frozen=True)
 class CleanGraph:
-    """A flat graph of operators whose attributes carry the names of the user's model.
+    """A flat graph of operators whose attributes have the names of the user's model.
 
-    ``rows``, ``lengths`` and ``device`` are nodes that stand for the samples, the lengths and the
-    device of a stage: each stage finds them in its own inputs. ``length_places[n]`` are the leaves
-    and dimensions that have length ``n``. ``constants`` are tensors that the code of the model made
-    (``torch.tensor(2.0)``), ``bodies`` are the graphs of regions such as ``torch.no_grad``, and the
-    calls that are kept whole (`penstock.capture.opaque`).
-    ``outputs`` are what the model returned besides the loss. ``terms`` are those of a loss that was
-    given as a list. ``wholes`` are what the last leaf holds, where slices must know something of
-    the whole step (`penstock.capture.loss_terms`).
+    ``rows``, ``lengths`` and ``device`` are nodes for the number of samples, the lengths and the
+    device of a stage; each stage finds them in its own inputs. ``length_places[n]`` are the leaves
+    and dimensions that have length ``n``. ``constants`` are tensors made by the code of the model
+    (``torch.tensor(2.0)``). ``bodies`` are the graphs of regions such as ``torch.no_grad``, and the
+    calls that are kept whole (`penstock.capture.opaque`). ``outputs`` are what the model returned
+    besides the loss. ``terms`` are those of a loss that was given as a list. ``wholes`` are the
+    contents of the last leaf if slices need values of the whole step (`loss_terms`).
     """
 
     graph: fx.Graph
@@ -69,7 +68,7 @@ class CleanGraph:
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
-    """The device of ``tensor``: what a fixed device becomes in a captured graph."""
+    """The device of ``tensor``, which replaces a fixed device in a captured graph."""
     return tensor.device
 
 
@@ -81,7 +80,7 @@ def in_autocast(
     body: nn.Module,
     *inputs: Any,
 ) -> Any:
-    """``body`` in the autocast region that the model's code opened, on the device of the stage."""
+    """Run ``body`` in the autocast region that the model's code opened, on the stage's device."""
     with torch.autocast(device.type, dtype, enabled, cache_enabled):
         return body(*inputs)
 
@@ -93,10 +92,10 @@ def clean(
     length_places: LengthPlaces = (),
     example: LengthsOf = (),
 ) -> CleanGraph:
-    """``exported``, with ``names`` from its attributes to the first names of the user's model.
+    """``exported``, cleaned; ``names`` map its attributes to the first names in the user's model.
 
-    It returns the loss, then so many ``terms`` of it, then what the model returned. ``example`` are
-    the lengths that were traced.
+    The graph returns the loss, then the ``terms`` of it, then what the model returned. ``example``
+    are the traced lengths.
     """
     graph = exported.graph
     leaves = tuple(node for node in graph.nodes if node.op == "placeholder")
@@ -140,8 +139,8 @@ def clean(
 def _renumbered(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """A copy of ``graph`` by old nodes; operators of one name are numbered from 0 on, in order.
 
-    Their names, and so those of the tensors between layers, then tell nothing of the way in which
-    the graph was made.
+    So their names, and those of the tensors between layers, do not depend on how the graph was
+    made.
     """
     numbered, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
@@ -153,7 +152,7 @@ def _renumbered(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def size_of(graph: fx.Graph, leaf: fx.Node, dim: int) -> fx.Node:
-    """A node for the size of a leaf."""
+    """A node for the size of one dimension of a leaf."""
     node = graph.call_function(torch.ops.aten.sym_size.int, (leaf, dim))
     node.meta["val"] = leaf.meta["val"].shape[dim]
     return node
@@ -179,7 +178,7 @@ def _drop_unused(graph: fx.Graph, keep: set[fx.Node]) -> None:
 def _rename_attributes(
     exported: fx.GraphModule, names: Mapping[str, str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:
-    """Give attributes the names of the user's model; collect the others."""
+    """Give attributes the names of the user's model; return the other attributes."""
     constants: dict[str, Any] = {}
     bodies: dict[str, nn.Module] = {}
     for node in exported.graph.nodes:
@@ -203,7 +202,7 @@ def _rename_attributes(
 def _own_copies_of_written_leaves(
     graph: fx.Graph, leaves: tuple[fx.Node, ...], shape_only: set[fx.Node]
 ) -> None:
-    """Let code that writes into a view of the batch write into a copy, on each stage its own."""
+    """Let code that writes to a view of the batch write to a copy that each stage makes."""
     storage = {leaf: leaf for leaf in leaves}
     written: set[fx.Node] = set()
     for node in graph.nodes:
@@ -221,7 +220,7 @@ def _own_copies_of_written_leaves(
 
 
 def _write_early(graph: fx.Graph) -> None:
-    """Move what is assigned to buffers, which is written at the end, to behind their last use.
+    """Move updates of buffers from the end of the graph to just after the buffer's last use.
 
     No cut can be made between a buffer's uses and its update.
     """
@@ -244,9 +243,9 @@ def _write_early(graph: fx.Graph) -> None:
 
 
 def _write_to_new_tensors(graph: fx.Graph) -> None:
-    """Replace ``relu_`` and its like by ``relu`` where no other view sees the write.
+    """Replace in-place operators such as ``relu_`` by ``relu`` if no other view sees the write.
 
-    A stage may not write to a tensor that it received, and its sender may need the old values.
+    A stage must not write to a tensor that it received, and its sender may need the old values.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
@@ -264,7 +263,7 @@ def _write_to_new_tensors(graph: fx.Graph) -> None:
 
 
 def _keeps_type(node: fx.Node, base: fx.Node) -> bool:
-    """Whether the new tensor would have the type of the old: no promotion by other operands."""
+    """Whether the new tensor has the type of the old one, without promotion by other operands."""
     value = tensor_value(base)
     if value is None:
         return False
@@ -274,7 +273,7 @@ def _keeps_type(node: fx.Node, base: fx.Node) -> bool:
 
 
 def _seen_through_views(node: fx.Node, base: fx.Node, order: Mapping[fx.Node, int]) -> bool:
-    """Whether something reads the written storage after ``node`` under another name."""
+    """Whether something reads the written storage after ``node`` through another view."""
     same: set[fx.Node] = {base}
     root = base
     while root.op == "call_function" and shares_storage(root) and root.all_input_nodes:
@@ -291,7 +290,7 @@ def _seen_through_views(node: fx.Node, base: fx.Node, order: Mapping[fx.Node, in
 
 
 def _follow_device(graph: fx.Graph, device: fx.Node) -> None:
-    """Let every fixed device be that of the stage."""
+    """Replace every fixed device by that of the stage."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -314,7 +313,7 @@ def _replace_device(node: fx.Node, device: fx.Node) -> None:
 
 
 def _follow_device_inside(body: fx.GraphModule) -> None:
-    """The same inside a region, where the device is that of its first tensor."""
+    """Do the same inside a region; there the device is that of its first tensor."""
     graph = body.graph
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     tensors = [n for n in inputs if tensor_value(n) is not None]

@@ -1,4 +1,4 @@
-"""Which tensors of a traced graph go from which layer to which."""
+"""Which tensors of a traced graph pass from which layer to which."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Crossings:
-    """Tensors that later layers read, in order of execution: what, made by and read by which."""
+    """Tensors that later layers read, in order of execution: spec, producer and consumers."""
 
     specs: Mapping[fx.Node, TensorSpec]
     made_by: Mapping[fx.Node, int]
@@ -59,7 +59,7 @@ def needs_of(flow: Dataflow, layer_of: Mapping[fx.Node, int], layers: Layers) ->
 def find_crossings(
     flow: Dataflow, facts: TensorFacts, layers: Layers, batch_size: int
 ) -> Crossings:
-    """What crosses in training."""
+    """The crossings in training."""
     layer_of = layer_of_work(flow, layers)
     return crossings_of(layer_needs(flow, layers), layer_of, facts, layers, batch_size)
 
@@ -71,7 +71,7 @@ def crossings_of(
     layers: Layers,
     batch_size: int,
 ) -> Crossings:
-    """What crosses where the layers read ``needs``."""
+    """The crossings if the layers read ``needs``."""
     specs: dict[fx.Node, TensorSpec] = {}
     read_by: dict[fx.Node, tuple[int, ...]] = {}
     for node, layer in layer_of.items():

@@ -1,11 +1,11 @@
-"""Connectionist temporal classification, which cannot be traced: its sizes depend on the targets.
+"""Connectionist temporal classification (CTC), which cannot be traced: sizes depend on the targets.
 
     ctc_loss(log_probs, targets, lengths...)  ->  one loss a sample, kept whole
                                               ->  reduction, as plain operators
 
-The losses of the samples are one opaque operator. What `torch.nn.functional.ctc_loss` does with
-them (the sum, or the mean of losses over target lengths) is traced as any other reduction, so that
-slices of a batch are weighted as for any other loss.
+The losses of the samples are one opaque operator. The reduction of `torch.nn.functional.ctc_loss`
+(the sum, or the mean of losses over target lengths) is traced like any other. So slices of a batch
+are weighted as for any other loss.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ __all__ = ["KeepCtc"]
 
 
 class KeepCtc(TorchFunctionMode):
-    """While tracing: ``ctc_loss`` as an opaque operator of ``table`` and a reduction."""
+    """While tracing, makes ``ctc_loss`` an opaque operator of ``table`` and a reduction."""
 
     def __init__(self, table: OpaqueTable) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class KeepCtc(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``, or keep it."""
+        """Run ``func``, or keep it whole if it is ``ctc_loss``."""
         if func is functional.ctc_loss:
             with self:
                 return _ctc_loss(self._table, *args, **(kwargs or {}))
@@ -67,7 +67,7 @@ def _ctc_loss(
     if reduction == "sum":
         return losses.sum()
     if reduction == "mean":
-        # ATen/native/LossCTC.cpp: empty targets count as one word.
+        # ATen/native/LossCTC.cpp counts empty targets as one word.
         return (losses / target_lengths.to(losses).clamp_min(1)).mean()
     return losses
 
@@ -81,7 +81,7 @@ def _losses(
     zero_infinity: bool,
     with_cudnn: bool,
 ) -> torch.Tensor:
-    """One loss a sample; on tensors without values, a tensor of that shape."""
+    """One loss for each sample; for tensors without values, an empty tensor of that shape."""
     if isinstance(log_probs, FakeTensor) or log_probs.is_meta:
         return log_probs.sum((0, -1))
     with torch.backends.cudnn.flags(enabled=with_cudnn):

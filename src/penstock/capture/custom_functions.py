@@ -1,12 +1,12 @@
-"""Custom ``torch.autograd.Function``s keep their own backward in a captured graph.
+"""Keeps the backward of custom ``torch.autograd.Function``s in a captured graph.
 
-Tracing records operators, and those of a Function's forward say nothing of its backward. So while a
-model is traced, each ``apply`` becomes one call that is kept whole (`penstock.capture.opaque`), and
-a stage calls the original. Below the trace (the autograd of a registered operator, a Function that
-another one calls) nothing is recorded anyway, and ``apply`` is left alone.
+Tracing records the operators of a Function's forward, and these say nothing about its backward. So
+while a model is traced, each ``apply`` becomes one call that is kept whole (`capture.opaque`), and
+a stage calls the original. Inside a registered operator or another Function nothing is recorded
+anyway, so ``apply`` is left unchanged there.
 
-``torch.utils.checkpoint`` with ``use_reentrant=True`` is such a Function, too. What it computes is
-traced instead: recomputing is for the plan to decide.
+``torch.utils.checkpoint`` with ``use_reentrant=True`` is such a Function too. Its content is traced
+instead, because the plan decides about recomputation.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from penstock.capture.replaced import replaced
 __all__ = ["keeping_custom_functions"]
 
 FUNCTIONS: Any = torch.autograd.function
-# What `apply` of every Function ends in. Code may hold `apply` itself under a name of its own.
+# Every Function's `apply` ends here, even if code holds `apply` under another name.
 LOWEST: Any = FUNCTIONS._SingleLevelFunction
 
 
@@ -43,7 +43,7 @@ def keeping_custom_functions(table: OpaqueTable) -> Iterator[None]:
         return call_opaquely(table, cls.apply, args, kwargs, name=f"{cls.__name__}.apply")
 
     def transformed(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # Torch's look-up in a mapped function is recorded as a call of itself.
+        # torch looks up indices in a mapped function by a Function, which is recorded as such.
         if get_proxy_mode() is None or cls is ModIndex:
             return under_transforms(cls, *args, **kwargs)
         raise refused(f"{cls.__name__}.apply", "is called within a transform of torch.func")
@@ -56,7 +56,7 @@ def keeping_custom_functions(table: OpaqueTable) -> Iterator[None]:
 
 
 def _checkpointed(run: Any, preserve_random_state: bool, *args: Any) -> Any:
-    """What a checkpointed call computes; no gradient where no argument has one, as in torch."""
+    """The result of a checkpointed call; without gradient if no argument has one, as in torch."""
     tensors = [a for a in pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return run(*args)

@@ -1,8 +1,8 @@
-"""``tensor.data`` while a model is traced: an operator that gives the tensor without its history.
+"""Makes ``tensor.data`` an operator while a model is traced.
 
-    self.weight.data.clamp_(-1, 1)       in a stage, too, autograd does not hear of the write
+    self.weight.data.clamp_(-1, 1)       in a stage, too, autograd does not record the write
 
-Tracing would take what ``.data`` gives for a constant.
+Otherwise tracing would treat the result of ``.data`` as a constant.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _OF_A_TENSOR: Any = torch.Tensor.data
 
 
 class KeepData(TorchFunctionMode):
-    """Records each ``.data`` as that operator."""
+    """Records each ``.data`` as an operator."""
 
     def __torch_function__(
         self,
@@ -41,7 +41,7 @@ class KeepData(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``, or the operator in its place."""
+        """Run ``func``, or the operator that replaces it."""
         if func == _OF_A_TENSOR.__get__:
             return torch.ops.penstock.data(args[0])
         return func(*args, **(kwargs or {}))

@@ -1,12 +1,12 @@
-"""Which operators are work of one layer, and which are cheap enough to run on every stage.
+"""Which operators belong to one layer, and which are cheap enough to run on every stage.
 
     batch -> mask, positions ----+--------+        duplicated: run wherever they are read
     batch -> embed -> h -> view -+-> ...           the view too: ``h`` is what is sent
 
-An operator is *duplicated* when it depends on no parameter and is cheap, when it only rearranges
-one tensor, or when it spreads something small over something large (a position bias plus a mask).
-All others are *work*: each belongs to one layer and its result is sent where it is read.
-What only the model's outputs need is run where they are asked for, and in no training step.
+An operator is *duplicated* in three cases: it is cheap and depends on no parameter; it only
+rearranges one tensor; or it expands something small to something large (a position bias plus a
+mask). All others are *work*: each belongs to one layer, and its result is sent where it is read.
+Operators that only the model's outputs need run when outputs are wanted, and not in training steps.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,18 +33,18 @@ from penstock.capture.operators import (
 __all__ = ["Dataflow", "find_dataflow"]
 
 SPREAD_FACTOR = 2
-"""A pointwise operator is run again at its readers if that sends at most half the bytes."""
+"""A pointwise operator is duplicated if that reduces the bytes to send at least by this factor."""
 
 
 @dataclass(frozen=True)
 class Dataflow:
     """Work in order of execution, and what each node needs that is not duplicated.
 
-    ``needs[node]`` are the work nodes, attributes and batch leaves that ``node`` reads, through
-    duplicated ones. ``after[node]`` are earlier writers to storage that ``node`` reads. No cut may
-    fall between the work ``lo`` and ``hi`` of an entry ``(lo, hi)`` of ``together``: cut ``c`` with
-    ``lo < c <= hi`` would part a write from what it writes to. ``trained`` is everything that the
-    loss needs, or that writes to a buffer, or that checks values.
+    ``needs[node]`` are the work nodes, attributes and batch leaves that ``node`` reads, directly or
+    through duplicated nodes. ``after[node]`` are earlier writers to storage that ``node`` reads.
+    For an entry ``(lo, hi)`` of ``together`` no cut ``c`` with ``lo < c <= hi`` is allowed: it
+    would separate a write from what it writes to. ``trained`` are all nodes that the loss needs,
+    that write to a buffer, or that check values.
     """
 
     clean: CleanGraph
@@ -58,7 +58,7 @@ class Dataflow:
     trained: frozenset[fx.Node]
 
     def inputs(self, node: fx.Node) -> Iterable[fx.Node]:
-        """What ``node`` reads, and the duplicated writes that must come before."""
+        """What ``node`` reads, and the duplicated writes that must precede it."""
         writes = (w for w in self.after.get(node, ()) if w not in self.position)
         return (*node.all_input_nodes, *writes)
 
@@ -82,7 +82,7 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
     needs: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in nodes:
         found: set[fx.Node] = set()
-        # Writers that are work share a layer with what they write to, and are done by then.
+        # Writers that are work are in the layer of what they write to, so they have run by then.
         writes = (w for w in after.get(node, ()) if w not in position)
         for source in (*node.all_input_nodes, *writes):
             if source in position or source.op in ("get_attr", "placeholder"):
@@ -96,7 +96,7 @@ def find_dataflow(clean: CleanGraph) -> Dataflow:
 
 
 def _trained(nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:
-    """What the loss needs, and whatever writes, checks or has an effect, with all they read."""
+    """What the loss needs, and all nodes that write, check or have an effect, with their inputs."""
     pending = [n for n in nodes if n.op == "output" or is_check(n) or is_grouped(n)]
     pending += [n for n in nodes if n.op == "call_function" and is_mutation(n)]
     found: set[fx.Node] = set()
@@ -109,11 +109,11 @@ def _trained(nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:
 
 
 Storages = Mapping[fx.Node, tuple[list[fx.Node], list[fx.Node]]]
-"""For each root of storage that is written: the nodes that share it, and the writers."""
+"""For each storage that is written, by its first node: the nodes that share it, and the writers."""
 
 
 def _storages(nodes: Iterable[fx.Node]) -> tuple[Storages, dict[fx.Node, tuple[fx.Node, ...]]]:
-    """Who shares written storage; and for each reader the writers before it."""
+    """The nodes that share written storage, and for each reader the writers before it."""
     by_name: dict[str, fx.Node] = {}
     root: dict[fx.Node, fx.Node] = {}
     members: dict[fx.Node, list[fx.Node]] = {}
@@ -141,10 +141,11 @@ def _anchored(
     after: Mapping[fx.Node, tuple[fx.Node, ...]],
     updated: Collection[str],
 ) -> set[fx.Node]:
-    """Nodes that must run once, on one stage: around written storage, and those with an effect.
+    """Nodes that must run once, on one stage: those around written storage, and with effects.
 
-    All that touches a buffer that is updated; all that shares storage which is written with
-    something that depends on parameters or chance; calls of a group, and what they are beside.
+    These are all nodes that use an updated buffer; all that share storage which is written with
+    something that depends on parameters or random numbers; and calls of a group with the arguments
+    that must be in their stage.
     """
     anchored: set[fx.Node] = set()
     for node in nodes:
@@ -196,7 +197,7 @@ def _is_parameter(node: fx.Node) -> bool:
 def _reads_written(
     node: fx.Node, after: Mapping[fx.Node, tuple[fx.Node, ...]], anchored: Collection[fx.Node]
 ) -> bool:
-    """Whether the node reads storage that is written by work, so that its time matters."""
+    """Whether the node reads storage that work writes, so that it matters when it runs."""
     return any(writer in anchored for writer in after.get(node, ()))
 
 
@@ -206,7 +207,7 @@ def _shrinks(node: fx.Node) -> bool:
 
 
 def _spreads(node: fx.Node, free: Collection[fx.Node]) -> bool:
-    """Whether a pointwise operator makes something large of little that would have to be sent."""
+    """Whether a pointwise operator has a large result and small inputs that would be sent."""
     value = tensor_value(node)
     if value is None or not is_pointwise(node) or is_random(node):
         return False
@@ -224,7 +225,7 @@ def arguments_beside(node: fx.Node) -> list[fx.Node]:
 
 
 def _groups(position: Mapping[fx.Node, int]) -> list[tuple[int, int]]:
-    """From the first to the last of what must be in one stage because of its effects."""
+    """First and last position of operators that must be in one stage because of their effects."""
     spans: dict[str, list[int]] = {}
     for node in position:
         facts = facts_of(node)
@@ -266,5 +267,5 @@ def _sampled(nodes: Iterable[fx.Node], clean: CleanGraph) -> frozenset[fx.Node]:
             continue
         if any(source in found for source in node.all_input_nodes):
             found.add(node)
-    # A tensor made "like" another takes its shape only.
+    # A tensor made "like" another uses only its shape.
     return frozenset(found)

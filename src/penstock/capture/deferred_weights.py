@@ -1,10 +1,10 @@
-"""Backwards in two halves: weights of linear layers get their gradients later, when asked.
+"""Splits backwards in two halves: linear layers get the gradients of their weights in the second.
 
-In the first half autograd runs as ever, but a linear layer passes on the gradient of its input only
-and keeps what the gradient of its weight is made from; the second half makes it (Zero Bubble, ICLR
-2024, section 2.1: the two products of a linear layer's backward do not need one another). Other
-parameters (norms, embeddings, convolutions) get their gradients in the first half: they are few, or
-cannot be told apart from the rest.
+In the first half autograd runs as usual, but a linear layer computes only the gradient of its input
+and keeps what the gradient of its weight is computed from. The second half computes that (Zero
+Bubble, ICLR 2024, section 2.1: the two products of a linear layer's backward are independent).
+Other parameters (norms, embeddings, convolutions) get their gradients in the first half, because
+they are small or cannot be separated.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,10 +35,10 @@ Later: TypeAlias = tuple[nn.Parameter, Callable[[], torch.Tensor]]
 
 @dataclass(slots=True)
 class Product:
-    """A linear layer whose weight's gradient is the product of ``x`` and the output's gradient.
+    """A linear layer; its weight's gradient is the product of ``x`` and the output's gradient.
 
-    ``output`` is where autograd knows the latter. ``transposed`` says that the layer multiplies by
-    the transposed weight.
+    ``output`` is the autograd edge at which the latter is found. ``transposed``: the layer
+    multiplies by the transposed weight.
     """
 
     x: torch.Tensor
@@ -50,11 +50,11 @@ class Product:
 
 
 class DeferredGradients:
-    """What the first half of one backward has left for the second.
+    """What the first half of one backward leaves to the second half.
 
-    ``products`` are of layers that run on detached weights (`deferred_linear`): autograd then knows
-    nothing of the weights, and whoever runs the first half asks it for the gradients at their
-    ``output`` and puts them into ``gradient``.
+    ``products`` are layers that ran on detached weights (`deferred_linear`), so autograd does not
+    know these weights. Whoever runs the first half must ask autograd for the gradients at their
+    ``output`` and store them in ``gradient``.
     """
 
     def __init__(self) -> None:
@@ -62,14 +62,14 @@ class DeferredGradients:
         self._later: list[Later] = []
 
     def add(self, parameter: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
-        """Note how to make a gradient of ``parameter``."""
+        """Add a function that computes a gradient of ``parameter``."""
         assert isinstance(parameter, nn.Parameter)
         self._later.append((parameter, make))
 
     def accumulate_now(
         self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]
     ) -> None:
-        """Add gradients that the first half found to those of the parameters, whose hooks run."""
+        """Add gradients of the first half to those of the parameters, and run their hooks."""
         hooked: dict[nn.Parameter, torch.Tensor] = {}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is None:
@@ -82,11 +82,11 @@ class DeferredGradients:
             torch.autograd.backward(list(hooked), list(hooked.values()))
 
     def __len__(self) -> int:
-        """How many gradients are still to be made."""
+        """The number of gradients that are still to be computed."""
         return len(self._later) + len(self.products)
 
     def accumulate(self) -> None:
-        """Make all gradients and add them to those of the parameters, whose hooks run."""
+        """Compute all gradients, add them to those of the parameters, and run their hooks."""
         sums: dict[nn.Parameter, torch.Tensor] = {}
         for parameter, make in self._later:
             add_to(sums, parameter, make())
@@ -110,13 +110,13 @@ def add_to(
 def finish(
     product: Product, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
 ) -> None:
-    """Multiply, straight into the parameters' gradients; into ``sums`` where hooks must run."""
+    """Multiply and add directly to the gradients, or to ``sums`` if hooks must run."""
     x, weight, bias = product.x, product.weight, product.bias
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     columns = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
     left, right = (columns, rows) if product.transposed else (rows, columns)
     if adds_directly(weight):
-        # The transposed product is the faster one of the two on CPUs.
+        # On CPUs the transposed product is the faster one.
         weight.grad.t().addmm_(right.t(), left)  # type: ignore[union-attr]
     else:
         add_to(sums, weight, left.t() @ right)
@@ -139,7 +139,7 @@ def deferred_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``functional.linear`` of which autograd sees the input only; the rest goes to ``store``."""
+    """``functional.linear`` with only its input visible to autograd; ``store`` gets the rest."""
     if not can_wait(x, weight, bias):
         return functional.linear(x, weight, bias)
     detached = None if bias is None else bias.detach()
@@ -151,7 +151,7 @@ def deferred_linear(
 def deferred_addmm(
     store: DeferredGradients, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """``torch.addmm`` in the same way."""
+    """The same for ``torch.addmm``."""
     if not (can_wait(x, weight, bias) and bias.dim() == 1):
         return torch.addmm(bias, x, weight)
     output = torch.addmm(bias.detach(), x, weight.detach())
@@ -168,7 +168,7 @@ def note(
     *,
     transposed: bool,
 ) -> None:
-    """Remember a layer for the second half.
+    """Keep a layer for the second half.
 
     An output of inputs without gradient becomes a leaf, which autograd keeps until the first half.
     """
@@ -180,7 +180,7 @@ def note(
 
 
 def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
-    """Whether the second half can make the gradients: of parameters, in the types of the data."""
+    """Whether the second half can compute the gradients: of parameters, without autocast."""
     return (
         isinstance(weight, nn.Parameter)
         and weight.requires_grad
@@ -193,8 +193,8 @@ def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
 class DeferredWeights(TorchFunctionMode):
     """While active, linear layers leave the gradients of their weights to ``store``.
 
-    Only where weights are trained parameters, and not under autocast, where the types of the two
-    products differ: there the first half does everything.
+    This holds only for weights that are trained parameters, and not under autocast, where the two
+    products have different types. Otherwise the first half computes everything.
     """
 
     def __init__(self, store: DeferredGradients) -> None:
@@ -220,7 +220,7 @@ class DeferredWeights(TorchFunctionMode):
 
 
 class Linear(torch.autograd.Function):
-    """``x @ weight.T + bias``, or ``x @ weight + bias``; its backward leaves the weight's part."""
+    """``x @ weight.T + bias``, or ``x @ weight + bias``; its backward defers the weight's part."""
 
     @staticmethod
     def forward(
@@ -240,7 +240,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of the input; the rest is noted."""
+        """The gradient of the input; the rest is kept in the store."""
         (x,) = ctx.saved_tensors
         (gradient,) = gradients
         weight, bias = ctx.weight, ctx.bias
@@ -253,5 +253,5 @@ class Linear(torch.autograd.Function):
             ctx.store.add(bias, lambda: columns.sum(0))
         wanted = ctx.needs_input_grad[1]
         factor = weight if ctx.transposed else weight.t()
-        # The weight has changed by no step since: a stage's W comes before its optimizer's.
+        # The weight has not changed since: a stage's W precedes its optimizer step.
         return None, gradient @ factor if wanted else None, None, None, None

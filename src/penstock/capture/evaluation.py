@@ -1,7 +1,7 @@
-"""Switching a stage between training and evaluation after it was captured.
+"""Switches a captured stage between training and evaluation.
 
-A traced stage has training baked into its operators (``dropout(x, 0.1, True)``), so the arguments
-themselves are switched. In evaluation no buffer is written, whatever the model's code does.
+In a traced stage the mode is an argument of its operators (``dropout(x, 0.1, True)``), so these
+arguments are changed. In evaluation no buffer is written, whatever the model's code does.
 """
 
 from typing import Any
@@ -34,8 +34,8 @@ _FLAGS = "_training_flags_before_evaluation"
 def set_training(module: nn.Module, training: bool) -> None:
     """Put a stage's module into training or evaluation mode, in place.
 
-    Training means as captured: what was in evaluation mode then (a frozen batch norm) stays so.
-    Works on the modules of traced stages and of chains; switching twice changes nothing.
+    Training mode is the state at capture: what was in evaluation mode then (a frozen batch norm)
+    stays so. Works on the modules of traced stages and of chains, and is idempotent.
     """
     for part in module.modules():
         if isinstance(part, OpaqueCall):
@@ -52,7 +52,7 @@ def set_training(module: nn.Module, training: bool) -> None:
 
 
 def _switch(node: fx.Node, training: bool) -> bool:
-    """Switch one operator; whether it changed."""
+    """Switch one operator; returns whether it changed."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     captured = node.meta.setdefault(_CAPTURED, (node.target, node.args, dict(node.kwargs)))
@@ -78,7 +78,7 @@ def _switch(node: fx.Node, training: bool) -> bool:
 
 
 def _has_no_statistics(node: fx.Node, name: str) -> bool:
-    """Whether a norm keeps no running statistics, and so uses the batch's in evaluation too."""
+    """Whether a norm has no running statistics, and so uses the batch's in evaluation too."""
     assert isinstance(node.target, torch._ops.OpOverload)
     if name not in ("training", "use_input_stats"):
         return False
@@ -89,7 +89,7 @@ def _has_no_statistics(node: fx.Node, name: str) -> bool:
 
 
 def _stop_writing(node: fx.Node) -> bool:
-    """Replace an operator that writes to a buffer by the one that returns the result instead."""
+    """Replace an operator that writes to a buffer by one that only returns the result."""
     twin = functional_twin(node)
     if twin is None or not any(_is_buffer(source) for source in written_inputs(node)):
         return False
@@ -98,7 +98,7 @@ def _stop_writing(node: fx.Node) -> bool:
 
 
 def _is_buffer(node: fx.Node) -> bool:
-    """Whether a tensor of the model is written to, also through a view."""
+    """Whether a node is a tensor of the model or a view of one."""
     while node.op == "call_function" and shares_storage(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.op == "get_attr" or bool(node.meta.get(IS_BUFFER))

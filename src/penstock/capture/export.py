@@ -1,4 +1,4 @@
-"""Tracing with ``torch.export``: one symbolic number of samples, training mode, nothing changed."""
+"""Traces a model with ``torch.export``, in training mode, for a symbolic number of samples."""
 
 import contextlib
 import io
@@ -54,14 +54,14 @@ from penstock.errors import PenstockError
 __all__ = ["export_module", "home_device"]
 
 LEAST_TRACED_ROWS = 2
-"""Tracing takes sizes 0 and 1 for constants."""
+"""Tracing treats sizes 0 and 1 as constants."""
 
 MOST_ROWS = 1 << 31
-"""A bound, so that torch's own ranges of sizes, which are rounded, stay within whole numbers."""
+"""A bound that keeps PyTorch's own rounded ranges of sizes within integers."""
 
 
 def home_device(module: nn.Module) -> torch.device:
-    """The device of the module's tensors: meta if any is there, else that of the first."""
+    """The device of the module's tensors: meta if any is there, else that of the first tensor."""
     devices = [t.device for t in (*module.parameters(), *module.buffers())]
     if any(device.type == "meta" for device in devices):
         return torch.device("meta")
@@ -77,10 +77,10 @@ def export_module(
 ) -> fx.GraphModule:
     """The operators of ``module`` on ``leaves``, in training mode, for any number of rows.
 
-    The dimensions that ``layout`` declares to vary are symbolic, too; what the code takes for
-    granted of them is in the guards of the result. Module flags, buffers and random state are as
-    before afterwards. With ``reuse_blocks``, blocks that do the same are traced twice and then
-    copied (`block_calls`), which gives the same graph.
+    Dimensions that ``layout`` declares to vary are symbolic too. What the code assumes about them
+    is in the guards of the result. Module flags, buffers and random state are restored. With
+    ``reuse_blocks``, only two of several equal blocks are traced, then copied (`block_calls`); the
+    graph is the same.
 
     Raises:
         CaptureFailed: the code cannot be traced, or only for one number of rows, or one length.
@@ -89,7 +89,7 @@ def export_module(
     home = home_device(module)
     example = tuple(_enough_rows(leaf.detach().to(home)) for leaf in leaves)
     rows = Dim("rows", min=LEAST_TRACED_ROWS, max=MOST_ROWS)
-    # Not named as the rows are: named ones would have to be traced again for every limit found.
+    # Not given the name of the rows: named dimensions are traced again for every limit found.
     shapes = (
         tuple({0: rows} | {dim: Dim.DYNAMIC for dim, _ in leaf.varying} for leaf in layout.leaves),
     )
@@ -124,12 +124,12 @@ def export_module(
 
 @dataclass(frozen=True)
 class _Aids:
-    """What tracing a model turned out to need.
+    """What tracing a model needs, as found so far.
 
-    ``asked`` is what its code asks for (None: not looked for); at the lines ``not_joined`` it does
-    more with lists of sizes than divide tensors. The functions ``wanted`` go by values, and are
-    kept whole. So are modules of the classes ``kept``, which have long loops; those of
-    ``written_out`` never.
+    ``asked`` are the values that its code uses (None: not examined yet). At the lines
+    ``not_joined`` it does more with lists of sizes than split tensors. The functions ``wanted``
+    depend on values and are kept whole. Modules of the classes ``kept`` have long loops and are
+    kept whole; those of ``written_out`` never are.
     """
 
     asked: DataDependence | None = None
@@ -149,7 +149,7 @@ def _traced(
 ) -> fx.GraphModule:
     """The operators of ``module``, traced again with each aid that it turns out to need.
 
-    What was printed in a trace that failed is taken out of ``printed``.
+    Output of a failed trace is removed from ``printed``.
     """
     aids = _Aids()
     while True:
@@ -164,7 +164,7 @@ def _traced(
                 keeping_modules(module.model, aids.kept, table, refused),
                 replaced_callees(module.model, calls.callees, calls.wrap),
             ):
-                # Code that asks for values must ask in the order in which they were recorded.
+                # Code must use values in the order in which they were recorded.
                 if reuse_blocks and aids.asked is None:
                     traced = _with_copied_blocks(module, example, shapes, table, changes)
                 else:
@@ -190,7 +190,7 @@ def _traced(
 def _inside(
     table: OpaqueTable, operators: OwnOperators, aids: _Aids, calls: KeptCalls
 ) -> Iterator[None]:
-    """Where the code of the model runs while it is traced."""
+    """The context in which the code of the model runs while it is traced."""
     calls.restart()
     with contextlib.ExitStack() as modes:
         modes.enter_context(operators)
@@ -206,10 +206,10 @@ def _inside(
 def _with_values(
     aids: _Aids, error: Exception, module: LossModule, example: Sequence[torch.Tensor]
 ) -> _Aids:
-    """The aids with what code asks for of tensors, or with a function that goes by values.
+    """The aids, extended by the values that code uses or by a function that depends on values.
 
     Raises:
-        Exception: ``error``, or a better one, where neither helps.
+        Exception: ``error``, or a better one, if neither helps.
     """
     if isinstance(error, NotJoined):
         aids = replace(aids, asked=None, not_joined=aids.not_joined | {error.line})
@@ -223,7 +223,7 @@ def _with_values(
             if asked or fixes_samples(error):
                 return replace(aids, asked=asked)
     by_values = isinstance(error, GoesByValues) or data_dependent(error)
-    # Python code may also stumble over what stands for the samples.
+    # The object that stands for the samples may itself make Python code fail.
     stumbles = aids.asked is not None and not isinstance(error, PenstockError)
     if not (by_values or stumbles) or home_device(module).type == "meta":
         raise error
@@ -241,7 +241,7 @@ def _with_values(
 
 
 def _asked(module: LossModule, example: Sequence[torch.Tensor], aids: _Aids) -> DataDependence:
-    """What the code asks for; nothing where it cannot run, or on meta, where nothing has values."""
+    """The values that the code uses; none if it cannot run, or on meta, where none exist."""
     if home_device(module).type == "meta":
         return DataDependence()
     module.inside = contextlib.nullcontext
@@ -256,7 +256,7 @@ def _asked(module: LossModule, example: Sequence[torch.Tensor], aids: _Aids) -> 
 def _exported(
     module: LossModule, example: tuple[torch.Tensor, ...], shapes: Any, changes: list[StateChange]
 ) -> fx.GraphModule:
-    """The operators of ``module``; ``changes`` gets what its code has changed in Python."""
+    """The operators of ``module``; ``changes`` gets the Python state that its code has changed."""
     export = partial(torch.export.export, module, example, dynamic_shapes=shapes, strict=False)
     inside = module.inside
     with kept_python_state(module.model) as state:
@@ -293,9 +293,9 @@ def _with_copied_blocks(
     table: OpaqueTable,
     changes: list[StateChange],
 ) -> fx.GraphModule:
-    """What `_exported` gives, though only two blocks are run of those that do the same.
+    """The same result as `_exported`, but only two of several equal blocks are run.
 
-    Classes of blocks that only seemed to do the same are run, all of them, in another trace.
+    If blocks only seemed to be equal, all blocks of their classes are run in another trace.
     """
     apart: frozenset[type] = frozenset()
     while True:
@@ -315,15 +315,15 @@ def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[io.StringIO]:
-    """No pages of traces on standard error: what went wrong is told by one exception."""
+    """Suppress PyTorch's long logs on standard error; one exception explains what went wrong."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), warnings.catch_warnings():
-            # Told by `check_changes`, where it matters.
+            # `check_changes` reports this if it matters.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? ")
-            # Tensors of the trace, which torch looks through where it failed.
+            # PyTorch looks through tensors of a failed trace.
             warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
             yield printed
         sys.stderr.write(printed.getvalue())

@@ -1,4 +1,4 @@
-"""Finding the dimensions that vary from batch to batch, from some batches."""
+"""Finds the dimensions that vary from batch to batch, from some batches."""
 
 from collections.abc import Iterable
 
@@ -10,15 +10,15 @@ from penstock.errors import BadInput
 __all__ = ["find_dynamic"]
 
 ONLY = "length"
-"""What a length is called that is the only one."""
+"""The name of a length if there is only one."""
 
 
 def find_dynamic(batches: Iterable[Batch]) -> Dynamic:
-    """The dimensions that differ between batches, as ``dynamic`` takes them; empty if none does.
+    """The dimensions that differ between batches, in the form of ``dynamic``; empty if none does.
 
-    Dimensions whose sizes are the same in each of the batches get one name, so give enough batches
-    to tell lengths apart that only happen to be equal. The number of samples may always vary and is
-    not named.
+    Dimensions that have equal sizes in each batch get one name. So give enough batches to separate
+    lengths that are equal only by chance. The number of samples may always vary and is not
+    included.
 
     >>> import torch
     >>> short, long = torch.zeros(4, 16, dtype=torch.int), torch.zeros(4, 30, dtype=torch.int)
@@ -26,7 +26,7 @@ def find_dynamic(batches: Iterable[Batch]) -> Dynamic:
     {'words': {1: 'length'}, 'labels': {1: 'length'}}
 
     Raises:
-        BadInput: there are fewer than two batches, or they differ in more than sizes.
+        BadInput: fewer than two batches, or they differ in more than sizes.
     """
     layouts = [layout_of(batch) for batch in batches]
     if len(layouts) < 2:
@@ -53,7 +53,7 @@ def find_dynamic(batches: Iterable[Batch]) -> Dynamic:
 
 
 def check_alike(first: BatchLayout, other: BatchLayout, number: int) -> None:
-    """Raise `BadInput` where batches differ in more than sizes."""
+    """Raise `BadInput` if batches differ in more than sizes."""
     pairs = list(zip(first.leaves, other.leaves, strict=False))
     if first.structure != other.structure or len(first.leaves) != len(other.leaves):
         raise BadInput(
@@ -69,14 +69,14 @@ def check_alike(first: BatchLayout, other: BatchLayout, number: int) -> None:
 
 
 def told(leaves: Iterable[LeafSpec]) -> str:
-    """The names of tensors."""
+    """The names of tensors, in words."""
     return ", ".join(leaf.name for leaf in leaves)
 
 
 def names_of(
     layout: BatchLayout, sizes: dict[tuple[int, int], tuple[int, ...]]
 ) -> dict[tuple[int, ...], str]:
-    """A name for each row of sizes: that of the first tensor with it, where there are several."""
+    """A name for each tuple of sizes; if there are several, that of the first tensor with it."""
     different = dict.fromkeys(sizes.values())
     if len(different) == 1:
         return {found: ONLY for found in different}

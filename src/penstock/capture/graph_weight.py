@@ -1,11 +1,11 @@
-"""What slices of a batch count in a traced loss, read off the graph.
+"""Finds from the graph how slices of a batch must be weighted in a traced loss.
 
     cross_entropy(scores, target, mean)     valid targets (or the sum of their class weights)
-    sum(...) / mask.sum()                   the divisor, where it is a sum over the batch
+    sum(...) / mask.sum()                   the divisor, if it is a sum over the batch
     mean of a selection of terms            the selected terms
-    anything else                           rows, of a loss that is rewritten for it (loss_terms)
+    anything else                           rows, and the loss is rewritten for that (loss_terms)
 
-Scaling by a number and changing the type do not change the number of terms.
+Multiplication by a number and change of type do not change the number of terms.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def add_weight(clean: CleanGraph) -> CleanGraph:
     """Let the graph return ``(loss, weight)``.
 
     Raises:
-        BadInput: the loss is no sum of terms that slices of a batch can be weighted for.
+        BadInput: the loss is not a sum of terms for which slices of a batch can be weighted.
     """
     sources = sources_of(clean)
     output = next(node for node in clean.graph.nodes if node.op == "output")
@@ -67,12 +67,12 @@ def count_rows(loss: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def as_weight(count: torch.Tensor) -> torch.Tensor:
-    """A count that the model's code computed, as a weight."""
+    """A count computed by the model's code, as a weight."""
     return count.detach().to(torch.float32)
 
 
 def or_one(count: torch.Tensor) -> torch.Tensor:
-    """A divisor; 1 instead of 0, for a slice in which nothing counts."""
+    """A divisor; 1 instead of 0, for a slice without any term."""
     return torch.where(count == 0, torch.ones_like(count), count)
 
 
@@ -92,9 +92,9 @@ def _joined(clean: CleanGraph, terms: list[fx.Node]) -> fx.Node:
 
 
 def _own_weight(clean: CleanGraph, sources: Sources) -> fx.Node | None:
-    """A node with the number of terms of the loss, where that is one mean; None elsewhere.
+    """A node with the number of terms of the loss, if that is a single mean; otherwise None.
 
-    Made beside the loss, so that one mean needs to know nothing of other slices.
+    It is added beside the loss, so that a single mean needs no values of other slices.
     """
     graph, node = clean.graph, clean.loss
     while True:
@@ -129,7 +129,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_plain_sum(node: Any) -> bool:
-    """Whether a dividend is a sum, and nothing but a sum."""
+    """Whether a dividend is nothing but a sum."""
     if not isinstance(node, fx.Node):
         return False
     while packet_name(node) in _SAME_TERMS and isinstance(node.args[0], fx.Node):
@@ -138,7 +138,7 @@ def _is_plain_sum(node: Any) -> bool:
 
 
 def _is_count(node: Any, sources: Sources) -> bool:
-    """Whether a divisor is a sum over the batch, so that those of slices add up to the whole."""
+    """Whether a divisor is a sum over the batch, so that slices add up to the whole batch."""
     value = tensor_value(node) if isinstance(node, fx.Node) else None
     single = value is not None and value.dim() == 0
     return single and _is_plain_sum(node) and is_of_batch(node, sources)

@@ -1,7 +1,7 @@
-"""Conditions on the number of samples that tracing could not prove, and that hold all the same.
+"""Conditions on the number of samples that tracing could not prove but that always hold.
 
-The code of a model that reshapes may ask whether ``16 * rows * min(64, 1024 * rows)`` is
-``1024 * rows``. It is, for any number of rows; torch cannot simplify it, and gives up.
+The code of a model that reshapes may ask whether ``16 * rows * min(64, 1024 * rows)`` equals
+``1024 * rows``. It does for any number of rows, but PyTorch cannot simplify it and gives up.
 """
 
 import re
@@ -10,21 +10,22 @@ from itertools import product
 __all__ = ["guards_in", "hold_for_all_rows"]
 
 MOST_ROWS = 256
-"""Numbers of samples for which a condition is tried."""
+"""Conditions are tried for numbers of samples up to this one."""
 
 _SAMPLES = re.compile(r"L\['leaves'\]\[\d+\]\.size\(\)\[0\]")
 _GUARD = re.compile(r"satisfy the generated guard (.*[^.\s])")
 
 
 def guards_in(error: BaseException) -> list[str]:
-    """The conditions that ``error`` complains of, with ``rows`` for the samples of any tensor."""
+    """The conditions that ``error`` reports, with ``rows`` for the samples of any tensor."""
     return [_SAMPLES.sub("rows", guard) for guard in _GUARD.findall(str(error))]
 
 
 def hold_for_all_rows(error: BaseException) -> bool:
-    """Whether ``error`` complains of nothing but conditions that hold for any number of samples.
+    """Whether all conditions that ``error`` reports hold for any number of samples.
 
-    They are tried, not proven: formulas of sizes that hold for all numbers up to `MOST_ROWS` hold.
+    They are tried, not proven: size formulas that hold for all numbers up to `MOST_ROWS` are taken
+    as true.
     """
     guards = guards_in(error)
     complaints = re.findall(r"^\s+- ", str(error), re.MULTILINE)

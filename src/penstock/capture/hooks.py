@@ -1,13 +1,13 @@
-"""Hooks on gradients stay what they are in a captured graph, or are refused with the line.
+"""Keeps hooks on gradients in a captured graph, or refuses them with the line.
 
-    h.register_hook(hook)                        a call of its own beside what makes ``h``: its
-                                                 stage registers the hook on the real tensor
+    h.register_hook(hook)                        a separate call beside what makes ``h``; its stage
+                                                 registers the hook on the real tensor
     module.register_full_backward_hook(hook)     a call before the module and one after it, in one
-                                                 stage, which use torch's own `BackwardHook`
+                                                 stage; they use PyTorch's own `BackwardHook`
 
-Tracing sees neither: hooks are no operators. Hooks on what modules get and return in forward need
-nothing, as the code that they run is traced. Hooks on parameters, registered outside of forward,
-work on the parameters that the stages share with the model.
+Tracing sees neither, because hooks are not operators. Forward hooks of modules need nothing, since
+their code is traced. Hooks on parameters, registered outside forward, work on the parameters that
+stages share with the model.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ _GLOBAL = (
 
 
 def check_hooks(model: nn.Module) -> None:
-    """Refuse the hooks that cannot be kept, before anything is traced.
+    """Refuse hooks that cannot be kept, before anything is traced.
 
     Raises:
-        CaptureFailed: a hook for all modules, or one of the old kind on the backward of a module.
+        CaptureFailed: a hook for all modules, or one of ``register_backward_hook``.
     """
     for kind in _GLOBAL:
         for hook in getattr(modules, kind).values():
@@ -66,7 +66,7 @@ def _name(hook: Any) -> str:
 
 @contextlib.contextmanager
 def keeping_hooks(table: OpaqueTable) -> Iterator[None]:
-    """Record in ``table`` what the code of a model registers on gradients while it is traced."""
+    """Record in ``table`` the gradient hooks that a model's code registers while it is traced."""
     with contextlib.ExitStack() as stack:
 
         def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -111,10 +111,10 @@ def _noting_line(table: OpaqueTable, original: Callable[..., Any]) -> Callable[.
 
 
 class _Handle:
-    """What registering gives while a model is traced."""
+    """What registering a hook returns while a model is traced."""
 
     def remove(self) -> NoReturn:
-        """Refuse: a stage registers hooks for one forward, and drops them with its tensors.
+        """Refuse: a stage registers hooks for one forward, and they end with its tensors.
 
         Raises:
             CaptureFailed: always.
@@ -140,7 +140,7 @@ def _registering(table: OpaqueTable, original: Callable[..., Any]) -> Callable[.
             raise refused("register_hook", f"has a hook, {_name(hook)}, that uses another tensor")
 
         def register(made: torch.Tensor) -> None:
-            # Forwards whose records are dropped, before they are run again, have no gradients.
+            # Forwards that are recomputed run first without gradients.
             if made.requires_grad:
                 original(made, hook)
 
@@ -153,9 +153,9 @@ def _registering(table: OpaqueTable, original: Callable[..., Any]) -> Callable[.
 
 
 def _holds_traced(hook: Any) -> bool:
-    """Whether a hook reads a tensor of the trace: from its closure, its bound arguments or `self`.
+    """Whether a hook reads a tensor of the trace: from its closure, bound arguments or `self`.
 
-    The tensor would be that of the trace for ever.
+    In a stage that tensor would still be the one of the trace.
     """
     held: list[Any] = [getattr(hook, name, None) for name in ("__defaults__", "__kwdefaults__")]
     if isinstance(hook, functools.partial):
@@ -187,10 +187,10 @@ def _around_modules(table: OpaqueTable, original: type[BackwardHook]) -> Callabl
 
 
 class _TracedBackwardHook:
-    """Takes the place of torch's `BackwardHook` while tracing: two calls that use a real one.
+    """Replaces PyTorch's `BackwardHook` while tracing by two calls that use a real one.
 
-    In a stage, the call before the module makes one for each forward, which the call after the
-    module, in the same stage, takes.
+    In a stage, the call before the module makes one for each forward, and the call after the
+    module, in the same stage, uses it.
     """
 
     def __init__(

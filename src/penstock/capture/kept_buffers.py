@@ -1,4 +1,4 @@
-"""Buffers with the same values after a run of the model as before it."""
+"""Restores buffers after a run of the model."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["kept_buffers", "kept_buffers_of"]
 
 @contextmanager
 def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Within, ``buffers`` may be written to; then their values are as before."""
+    """Restore the values of ``buffers`` on leaving."""
     values = [(buffer, buffer.clone()) for buffer in buffers]
     try:
         yield
@@ -23,7 +23,7 @@ def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers_of(module: nn.Module) -> Iterator[None]:
-    """The same for all buffers of ``module``, to which other tensors may be assigned, too."""
+    """Restore all buffers of ``module`` on leaving, even if other tensors were assigned."""
     held = [(part._buffers, dict(part._buffers)) for part in module.modules()]
     with kept_buffers(module.buffers()):
         try:

@@ -1,11 +1,11 @@
-"""Calls that are kept whole because their Python code goes through the samples.
+"""Calls that are kept whole because their Python code loops over the samples.
 
     for t, h, w in grid.tolist(): ...        runs in the stage, on the samples of each micro-batch
 
-The model is run as it is on the example batch and on half of it. A call is learnt from both runs:
-each size that it returns becomes a formula ``a * samples + b`` through the two. While the model is
-traced, the call is one operator (`penstock.capture.opaque`); a stage calls the original, and what
-it returns must have the sizes that the formulas say.
+The unchanged model runs on the example batch and on half of it. From both runs each size that a
+call returns becomes a formula ``a * samples + b``. While the model is traced, the call is one
+operator (`penstock.capture.opaque`). A stage calls the original function, and its results must have
+the sizes that the formulas give.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,7 +32,7 @@ __all__ = ["KeptCall", "KeptCalls", "learnt_calls"]
 
 
 TOLERANCE = 1e-4
-"""Relative differences that are rounding: products of fewer rows may add up in another order."""
+"""Relative differences up to this are rounding: products of fewer rows may sum in another order."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class _AffineSize:
 
 @dataclass(frozen=True)
 class _Result:
-    """A tensor that a kept call returns for any number of samples.
+    """A tensor that a kept call returns, for any number of samples.
 
-    Where it is ``listed``, the call returns a list of that type, with a tensor for each sample.
+    If ``listed`` is given, the call returns a list of that type, with a tensor for each sample.
     """
 
     shape: tuple[_AffineSize, ...]
@@ -63,10 +63,10 @@ class _Result:
 
 @dataclass(frozen=True)
 class KeptCall:
-    """A call that is one operator of the graph; ``line`` is why, for messages.
+    """A call that is one operator of the graph; ``line`` is the reason, for error messages.
 
-    ``results`` are a `_Result` for each tensor and the constants between them. Where it ``mixes``,
-    what it returned for half of the batch is not the beginning of what it returned for all of it.
+    ``results`` are a `_Result` for each tensor and the constants between them. ``mixes``: the
+    result for half of the batch is not the beginning of the result for all of it.
     """
 
     callee: Callee
@@ -80,15 +80,15 @@ class KeptCall:
     mixes: bool
 
     def made(self, samples: Any) -> Any:
-        """What it returns for so many samples, without values."""
+        """The result for ``samples`` samples, as tensors without values."""
         values = [_made(one, samples) if isinstance(one, _Result) else one for one in self.results]
         return pytree.tree_unflatten(values, self.structure)
 
     def from_shapes(self, samples: int) -> Any:
-        """The same where costs are estimated: calls that do work have none that shapes tell.
+        """The result for estimating costs, which is possible only for calls without real work.
 
         Raises:
-            BadInput: it is such a call.
+            BadInput: the call does real work, whose cost shapes cannot tell.
         """
         if self.heavy or any(one.with_gradient for one in self.results if isinstance(one, _Result)):
             raise BadInput(
@@ -99,7 +99,7 @@ class KeptCall:
         return self.made(samples)
 
     def listing(self, made: Any) -> Any:
-        """``made`` as the code of the model gets it, with one entry for a list of the samples."""
+        """``made`` as the model's code gets it: a list of samples has one entry for all."""
         values = [
             one.listed([every_sample(value)])
             if isinstance(one, _Result) and one.listed is not None
@@ -109,13 +109,13 @@ class KeptCall:
         return pytree.tree_unflatten(values, self.structure)
 
     def taken(self, found: Any, samples: int) -> Any:
-        """What it returned for ``samples``, with lists of them put together.
+        """What the call returned for ``samples`` samples, with lists of samples stacked.
 
         Raises:
-            RunFailed: it is not what the graph holds.
+            RunFailed: it is not what the graph expects.
         """
         if any(isinstance(one, _Result) and one.listed is not None for one in self.results):
-            # Containers may order what they hold as they are made: as those that were learnt.
+            # Containers may order their entries by creation; use the recorded order.
             leaves, structure = pytree.tree_flatten(found)
             found = pytree.tree_unflatten(leaves, structure)
         try:
@@ -148,7 +148,7 @@ class KeptCall:
 
 
 def _as_learnt(value: Any, wanted: Any, samples: int) -> bool:
-    """Whether a value that a call returned for ``samples`` is what the graph holds."""
+    """Whether a value that a call returned for ``samples`` samples is what the graph expects."""
     if not isinstance(wanted, _Result):
         return not isinstance(value, torch.Tensor) and value == wanted
     shape = tuple(size.at(samples) for size in wanted.shape)
@@ -175,15 +175,15 @@ def learnt_calls(
     lines: dict[Callee, str],
     listing: Collection[Callee] = (),
 ) -> tuple[list[KeptCall], dict[Callee, str]]:
-    """The calls for any number of samples, and why those of some callees cannot be kept.
+    """The calls for any number of samples, and why the calls of some callees cannot be kept.
 
-    ``samples`` are the numbers in the two runs; ``lines`` say why each callee is kept. Those of
-    ``listing`` may return a list of the samples.
+    ``samples`` are the numbers of samples in the two runs; ``lines`` say why each callee is kept.
+    Callees in ``listing`` may return a list of the samples.
     """
     problems: dict[Callee, str] = {}
     for callee in lines:
         counts = [sum(note.callee == callee for note in notes) for notes in (whole, half)]
-        # None at all where another call that is kept goes around it.
+        # A callee has no calls of its own if another kept call contains them.
         if counts[0] != counts[1]:
             problems[callee] = "is called sample by sample"
     for note in (*whole, *half):
@@ -215,7 +215,7 @@ def learnt_calls(
 
 
 def _formulas(one: CallNote, other: CallNote, samples: tuple[int, int]) -> tuple[Any, ...] | None:
-    """The results of both for any number of samples; None where there is no formula."""
+    """The results of both runs for any number of samples; None if there is no formula."""
     if one.callee != other.callee or one.structure != other.structure:
         return None
     results: list[Any] = []
@@ -238,14 +238,14 @@ def _formulas(one: CallNote, other: CallNote, samples: tuple[int, int]) -> tuple
 
 
 def _aligned(one: CallNote, other: CallNote, samples: tuple[int, int]) -> tuple[CallNote, CallNote]:
-    """Two notes of a call, with lists of the samples told as one tensor if they differ in these."""
+    """Two notes of a call; if their structures differ, lists of samples become single tensors."""
     if one.structure == other.structure:
         return one, other
     return _listed(one, samples[0]), _listed(other, samples[1])
 
 
 def _listed(note: CallNote, samples: int) -> CallNote:
-    """With lists of as many equal tensors as samples told as one tensor."""
+    """``note`` with each list of as many equal tensors as samples as one stacked tensor."""
 
     def is_list(value: Any) -> bool:
         if type(value) not in (list, tuple) or len(value) != samples:
@@ -273,7 +273,7 @@ def _together(notes: Sequence[ResultNote]) -> ResultNote:
 
 
 def _begins_with(large: Any, small: Any) -> bool:
-    """Whether the second of two results of one call is the beginning of the first."""
+    """Whether ``small``, a result for half of the batch, is the beginning of ``large``."""
     if not isinstance(large, ResultNote):
         return True
     start = large.value[tuple(map(slice, small.shape))].double()
@@ -298,7 +298,7 @@ def _sizes(
 class KeptCalls:
     """Records ``calls`` in ``table`` while a model is traced.
 
-    ``samples()`` is their symbolic number then.
+    ``samples()`` is the symbolic number of samples then.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class KeptCalls:
         return frozenset(call.callee for call in self._calls)
 
     def restart(self) -> None:
-        """The first call is next again: another trace begins."""
+        """Begin again with the first call, for another trace."""
         self._left = {
             callee: iter([call for call in self._calls if call.callee == callee])
             for callee in self.callees
@@ -324,11 +324,11 @@ class KeptCalls:
     def wrap(
         self, callee: Callee, module: nn.Module | None, function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """What to call instead of ``function``."""
+        """The function to call instead of ``function``."""
 
         @wraps(function)
         def whole(*args: Any, **kwargs: Any) -> Any:
-            # Below the trace, or in a run of the model as it is.
+            # Inside a recorded call, or in a run of the unchanged model.
             if get_proxy_mode() is None:
                 return function(*args, **kwargs)
             call = next(self._left[callee], None)
@@ -359,7 +359,7 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """A call with ``tensors`` for parameters and buffers; while it is recorded, what it returns."""
+    """A call with ``tensors`` for parameters and buffers; during recording, only its result."""
     if active_table() is not None:
         return call.made(samples)
     if any(isinstance(one, FakeTensor) for one in pytree.tree_leaves((tensors, args, kwargs))):

@@ -1,12 +1,11 @@
-"""Modules that are kept whole, because tracing would write out a loop of theirs.
+"""Modules that are kept whole because tracing would unroll one of their loops.
 
     for word in range(2048): state = decay * state + ...      one operator instead of 16,384
 
 Recurrences without a kernel (Mamba, RWKV, chunks of linear attention) are such loops.
-`OwnOperators` counts while a model is traced; where one call of a module makes too many operators
-of its own, the model is traced again with the modules of that class kept whole
-(`penstock.capture.opaque`). Their parameters are arguments of the call, so a stage gives them, and
-finds their gradients.
+`OwnOperators` counts operators while a model is traced. If one call of a module has too many of its
+own, the model is traced again with the modules of that class kept whole (`capture.opaque`). Their
+parameters are arguments of the call, so a stage passes them and computes their gradients.
 """
 
 import contextlib
@@ -30,23 +29,23 @@ from penstock.errors import PenstockError
 __all__ = ["OwnOperators", "keeping_modules"]
 
 PLAIN_CALL: Any = nn.Module._wrapped_call_impl
-"""What tracing replaces; it would take modules whose calls fail for running still."""
+"""What tracing replaces. With the replacement, failed calls would count as still running."""
 
 LIMIT = 300
-"""Operators that one call of a module may make itself, those of its submodules not counted.
+"""Most operators that one call of a module may have itself, without those of its submodules.
 
-Counted are calls of torch, sizes and types too. BigBird's block-sparse attention makes 240 and
-Longformer's 176, without such a loop; a decoder's attention makes 26 to 60.
+Calls of torch functions are counted, including those for sizes and types. BigBird's block-sparse
+attention has 240 and Longformer's 176, without such a loop; a decoder's attention has 26 to 60.
 """
 
 EVERY = 20
-"""Stacks are looked at after so many operators."""
+"""The stack is examined after every this many operators."""
 
 
 class OwnOperators(TorchFunctionMode):
-    """Stops tracing when a module of a class not in ``unlimited`` makes too many operators.
+    """Stops tracing if a module of a class not in ``unlimited`` has too many operators.
 
-    ``found`` is the class then.
+    ``found`` is that class.
     """
 
     def __init__(self, model: nn.Module, unlimited: Collection[type[nn.Module]]) -> None:
@@ -65,14 +64,14 @@ class OwnOperators(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Count, and run ``func``."""
+        """Count the operator and run ``func``."""
         self._operators += 1
         if self._operators % EVERY == 0:
             self._look(sys._getframe(1))
         return func(*args, **(kwargs or {}))
 
     def _look(self, frame: FrameType | None) -> None:
-        """Count for the innermost module; forget calls that have returned."""
+        """Count operators for the innermost module; drop calls that have returned."""
         calls: dict[FrameType, int] = {}
         innermost: FrameType | None = None
         own = 0
@@ -94,7 +93,7 @@ class OwnOperators(TorchFunctionMode):
 
 
 class TooManyOperators(Exception):
-    """Ends a trace that will be made again."""
+    """Ends a trace that will be repeated."""
 
 
 @contextlib.contextmanager
@@ -106,7 +105,7 @@ def keeping_modules(
 ) -> Iterator[None]:
     """Record each call of a module of ``kinds`` in ``table`` while ``model`` is traced.
 
-    A class that cannot be kept is added to ``failed``.
+    A class that cannot be kept whole is added to ``failed``.
     """
     kept = [part for part in model.modules() if type(part) in kinds]
     before = {part: part.__dict__.get("forward") for part in kept}
@@ -130,7 +129,7 @@ def _whole(
 ) -> Callable[..., Any]:
     @functools.wraps(forward)
     def whole(*args: Any, **kwargs: Any) -> Any:
-        # Below the trace, the call is being run to learn what it returns.
+        # Inside a recorded call, which runs to find out what it returns.
         if get_proxy_mode() is None:
             return forward(*args, **kwargs)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -146,7 +145,7 @@ def _whole(
 
 
 def _run(module: nn.Module, tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-    """A call with ``tensors`` for parameters and buffers; while it is recorded, what it returns."""
+    """A call with ``tensors`` for parameters and buffers; during recording, only its result."""
 
     def call(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         given = dict(tensors)
@@ -158,7 +157,7 @@ def _run(module: nn.Module, tensors: dict[str, torch.Tensor], *args: Any, **kwar
         return result
 
     if active_table() is not None:
-        # Whatever went wrong goes wrong again below, where it is told, unless sizes were to blame.
+        # Unless sizes are to blame, the same error occurs again below and is reported there.
         with contextlib.suppress(Exception), replaced(nn.Module, "__call__", PLAIN_CALL):
             return learned(call, (tensors, *args), kwargs)
     return call(tensors, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""A captured model: layers in execution order, the tensors between them, and one stage of it."""
+"""A captured model: layers in execution order, the tensors between them, and single stages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,23 +27,25 @@ LossFunction = Callable[..., torch.Tensor]
 """``loss(output, target)`` for batches ``(*inputs, target)``; ``loss(output, batch)`` for dicts."""
 
 Loss = LossFunction | Sequence[tuple[float, LossFunction]]
-"""A loss function, or terms of a loss with their factors: ``[(1.0, words), (0.5, order)]``."""
+"""A loss function, or weighted terms of a loss: ``[(1.0, words), (0.5, order)]``."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor that crosses from one layer to another (or enters with the batch).
 
-    ``shape`` is that of the example batch. Where ``batch_dim`` is a dimension, it has
-    ``rows_per_sample`` rows for every sample (more than one where batch and sequence were
-    flattened together, sample after sample). ``batch_dim`` is -1 for a tensor without samples in
-    it, equal for all replicas (position bias, masks); ``reduced`` is true where such a tensor was
-    nevertheless computed *from* samples (a mean over the batch), so that replicas disagree on it;
-    also for a tensor with a ``batch_dim`` whose rows are not sample after sample (words before
-    samples, flattened together). Rows of a ``reduced`` tensor cannot be cut between replicas.
+    ``shape`` is that of the example batch. If ``batch_dim`` is a dimension, it has
+    ``rows_per_sample`` rows for every sample (more than one if batch and sequence were flattened
+    together, sample after sample). ``batch_dim`` is -1 for a tensor that contains no samples, which
+    is equal on all replicas (position bias, masks).
 
-    Where sizes depend on the lengths of a batch, ``varying`` says how by dimension, and
-    ``varying_rows`` does for the rows per sample; `at` gives the spec for certain lengths.
+    ``reduced`` is true in two cases: the tensor contains no samples but was computed *from* samples
+    (a mean over the batch), so that replicas have different values; or its rows are not sample
+    after sample (words before samples, flattened together). Rows of a ``reduced`` tensor cannot be
+    divided among replicas.
+
+    If sizes depend on the lengths of a batch, ``varying`` has the formulas by dimension, and
+    ``varying_rows`` the formula for the rows per sample. `at` gives the spec for given lengths.
     """
 
     name: str
@@ -58,11 +60,11 @@ class TensorSpec:
 
     @property
     def has_plain_rows(self) -> bool:
-        """Whether the number of samples can be told from the shape alone."""
+        """Whether the shape alone shows the number of samples."""
         return self.batch_dim >= 0 and self.varying_rows is None
 
     def at(self, lengths: LengthsOf) -> "TensorSpec":
-        """The spec for batches of these lengths; the same where none matters."""
+        """The spec for batches of these lengths."""
         if not self.varying and self.varying_rows is None:
             return self
         shape = list(self.shape)
@@ -90,7 +92,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ParameterUse:
-    """A parameter or buffer by its first name in the model, and the layers that read it."""
+    """A parameter or buffer, by its first name in the model, and the layers that read it."""
 
     name: str
     layers: tuple[int, ...]
@@ -103,13 +105,13 @@ class ParameterUse:
 class StageProgram:
     """The layers ``[lo, hi)`` as one module.
 
-    ``module(*batch_leaves, *received)`` takes the leaves of the (sliced) batch at the indices
-    ``batch_inputs``, then the tensors named by ``received``, and returns a tuple of the tensors
-    named by ``sent``. The last stage returns ``(loss, weight)`` after those: the mean loss of its
-    slice, and the number of terms the mean is over as a 0-dim float tensor (rows, or valid targets
-    where the loss ignores some), so that slices can be weighted exactly. At the very end come the
-    outputs of the model with the numbers ``outputs``. Parameters and buffers keep the names of the
-    user's model.
+    ``module(*batch_leaves, *received)`` takes the leaves of the (sliced) batch with the indices
+    ``batch_inputs``, then the tensors that ``received`` describes. It returns a tuple of the
+    tensors that ``sent`` describes. The last stage also returns ``(loss, weight)``: the mean loss
+    of its slice, and the number of terms of that mean as a 0-dim float tensor (rows, or valid
+    targets if the loss ignores some), so that slices can be weighted exactly. Last come the model's
+    outputs with the indices ``outputs``. Parameters and buffers keep their names in the user's
+    model.
     """
 
     layers: range
@@ -122,10 +124,10 @@ class StageProgram:
 
 
 class OutputLayout(Protocol):
-    """What the model returns before the loss is taken of it.
+    """The model's result before the loss is computed from it.
 
-    ``specs`` describe its tensors, in a fixed order; the loss itself is none of them. Where they
-    cannot be had, ``problem`` says why.
+    ``specs`` describe its tensors in a fixed order, without the loss. If they are not available,
+    ``problem`` says why.
     """
 
     @property
@@ -135,25 +137,25 @@ class OutputLayout(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why they cannot be had; empty where they can."""
+        """Why the outputs are not available; empty if they are."""
         ...
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The model's result around ``tensors``, with ``None`` in the place of the loss."""
+        """The model's result filled with ``tensors``, with ``None`` in place of the loss."""
         ...
 
 
 class LayerGraph(Protocol):
-    """A layer graph: what planning, measuring and running need of a captured model."""
+    """A captured model, as planning, measuring and running need it."""
 
     @property
     def name(self) -> str:
-        """A name for people: the class of the model."""
+        """The name of the model's class."""
         ...
 
     @property
     def model(self) -> nn.Module:
-        """What was captured."""
+        """The captured model."""
         ...
 
     @property
@@ -163,13 +165,13 @@ class LayerGraph(Protocol):
 
     @property
     def mixing(self) -> str:
-        """Why micro-batches cannot give what the whole batch gives; empty where they do."""
+        """Why micro-batches cannot give the result of the whole batch; empty if they can."""
         ...
 
     def own_module(self) -> nn.Module:
         """The user's model with its loss: ``forward(*leaves)`` returns the loss first.
 
-        Tensors of the model have ``model.`` before their names, those of the loss ``loss.``.
+        Names of the model's tensors start with ``model.``, those of the loss with ``loss.``.
         """
         ...
 
@@ -180,12 +182,12 @@ class LayerGraph(Protocol):
 
     @property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:
-        """Every parameter and buffer with the layers that read it."""
+        """Every parameter and buffer, with the layers that read it."""
         ...
 
     @property
     def tied_names(self) -> Mapping[str, str]:
-        """Further names of tied parameters, each with the first name of the same parameter."""
+        """Additional names of tied parameters, each with the parameter's first name."""
         ...
 
     @property
@@ -202,17 +204,17 @@ class LayerGraph(Protocol):
         ...
 
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of batches that make one step together.
+        """The leaves of several batches that form one step.
 
-        What slices must know of the whole step is then that of all of them; `batch_leaves` has it
-        for a step of one batch.
+        Values of the whole step that slices need then cover all batches; `batch_leaves` computes
+        them for a step of one batch.
         """
         ...
 
     def as_own_steps(
         self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
     ) -> list[torch.Tensor]:
-        """The leaves of a batch whose micro-batches, these rows of it, are each a step alone."""
+        """The leaves of a batch of which each micro-batch (rows ``cut``) is a step of its own."""
         ...
 
     @property
@@ -222,19 +224,19 @@ class LayerGraph(Protocol):
 
     @property
     def largest_lengths(self) -> LengthsOf:
-        """The largest of each length that is declared, or else that of the example batch."""
+        """The largest declared value of each length, or else that of the example batch."""
         ...
 
     def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
-        """The lengths of a batch, given by its leaves; that of a leaf left out is the example's.
+        """The lengths of a batch with these leaves; the example's if no leaf shows a length.
 
         Raises:
-            BadInput: the model as captured has no such length.
+            BadInput: the captured model cannot run at such a length.
         """
         ...
 
     def stage(self, layers: range) -> StageProgram:
-        """One module of the layers ``layers``, sharing the captured model's parameters."""
+        """The layers ``layers`` as one module, which shares the model's parameters."""
         ...
 
     @property
@@ -244,7 +246,7 @@ class LayerGraph(Protocol):
 
     @property
     def output_layers(self) -> tuple[int, ...]:
-        """The layer whose stage returns each output; empty where none are wanted."""
+        """The layer whose stage returns each output; empty if none are wanted."""
         ...
 
     @property
@@ -253,29 +255,29 @@ class LayerGraph(Protocol):
         ...
 
     def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """What a loss function gets besides the output; the batch where the model has its own."""
+        """What the loss function gets besides the output; without one, the whole batch."""
         ...
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
-        """The leaves of a batch that may lack those that `leaves_read` does not name.
+        """The leaves of a batch that `leaves_read` names, by index; others may be missing.
 
         Raises:
-            BadInput: as `batch_leaves`, or a leaf that is read is missing.
+            BadInput: as for `batch_leaves`, or a leaf that is read is missing.
         """
         ...
 
     def with_outputs(self) -> "LayerGraph":
-        """The same layers, whose last stage returns the model's outputs after loss and weight.
+        """A copy whose last stage also returns the model's outputs, after loss and weight.
 
         Raises:
-            BadInput: the outputs cannot be had.
+            BadInput: the outputs are not available.
         """
         ...
 
     def without_loss(self) -> "LayerGraph":
-        """The same layers without the loss; each stage returns the outputs that it makes.
+        """A copy without the loss; each stage returns the outputs that it makes.
 
         Raises:
-            BadInput: the outputs cannot be had.
+            BadInput: the outputs are not available.
         """
         ...

@@ -1,9 +1,9 @@
-"""Grouping of work into layers, by the modules that it was called from.
+"""Groups work into layers, by the modules that it was called from.
 
-At granularity "module" a unit is a child of a block (``h.3.attn``, ``h.3.mlp``) or a module outside
-of any block (``lm_head``), where a block is an entry of a ModuleList or Sequential. Only units with
-heavy operators (products, convolutions, look-ups) become layers. Between the last heavy operator of
-one and the first of the next, the cut is where the fewest bytes cross:
+A block is an entry of a ModuleList or Sequential. At granularity "module" a unit is a child of a
+block (``h.3.attn``, ``h.3.mlp``) or a module outside any block (``lm_head``). Only units with heavy
+operators (products, convolutions, look-ups) become layers. Between the last heavy operator of one
+unit and the first of the next, the cut is where the fewest bytes cross:
 
     addmm(c_proj)   dropout   add    layer_norm   addmm(c_fc)
                   2         2 tensors          2          cut after add: 1 tensor
@@ -25,7 +25,7 @@ from penstock.capture.tensor_specs import TensorFacts
 __all__ = ["Layers", "UnitOf", "find_layers", "unit_function"]
 
 UnitOf = Callable[[fx.Node], str]
-"""The unit that a work node belongs to."""
+"""The unit of a work node."""
 
 LOSS = "loss"
 _COST_OF_UNORDERED_ROWS = 1 << 60
@@ -33,16 +33,16 @@ _COST_OF_UNORDERED_ROWS = 1 << 60
 
 @dataclass(frozen=True)
 class Layers:
-    """Distinct names, and where in the order of work each layer starts."""
+    """Distinct names, and the position in the order of work at which each layer starts."""
 
     names: tuple[str, ...]
     starts: tuple[int, ...]
 
 
 def module_path(node: fx.Node) -> str:
-    """The dotted path of the innermost module that the node was called from, in the user's names.
+    """The dotted path, in the user's model, of the innermost module that called the node.
 
-    ``loss`` or below for the loss function, "" for the model's own forward.
+    It is ``loss`` or below for the loss function, and "" for the model's own forward.
     """
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values() if not path.startswith("_empty")]
@@ -88,7 +88,7 @@ def find_layers(flow: Dataflow, facts: TensorFacts, unit_of: UnitOf, granularity
         candidates = [c for c in range(before.last + 1, unit.first + 1) if c in costs]
         candidates = [c for c in candidates if c > starts[-1]]
         if not candidates:
-            # No cut is possible between the two: they are one layer.
+            # No cut is possible between the two, so they are one layer.
             names[-1] = unit.name if unit.name == LOSS else names[-1]
             continue
         starts.append(min(candidates, key=lambda c: (costs[c], _level(flow, c), -c)))
@@ -98,7 +98,7 @@ def find_layers(flow: Dataflow, facts: TensorFacts, unit_of: UnitOf, granularity
 
 @dataclass(frozen=True)
 class _Unit:
-    """Heavy operators in a row from one unit: positions of the first and the last."""
+    """Consecutive heavy operators of one unit: positions of the first and the last."""
 
     name: str
     first: int
@@ -129,7 +129,7 @@ def _joins(before: _Unit, unit: _Unit) -> bool:
 
 
 def _loss_position(flow: Dataflow) -> int:
-    """Where the loss begins: the first work after the last heavy operator that is loss-like."""
+    """Where the loss begins: the first loss-like work after the last heavy operator."""
     heavy = [p for p, node in enumerate(flow.work) if is_heavy(node)]
     start = heavy[-1] + 1 if heavy else 0
     for position in range(start, len(flow.work)):
@@ -143,7 +143,7 @@ def _loss_position(flow: Dataflow) -> int:
 
 
 def _cut_costs(flow: Dataflow, facts: TensorFacts) -> dict[int, int]:
-    """Bytes that cross each possible cut ``c``, between the work ``c - 1`` and ``c``."""
+    """Bytes that cross each possible cut ``c``, between work ``c - 1`` and ``c``."""
     count = len(flow.work)
     last_use = _last_uses(flow)
     change, blocked = [0] * (count + 1), [0] * (count + 1)
@@ -183,7 +183,7 @@ def _last_uses(flow: Dataflow) -> dict[fx.Node, int]:
 
 
 def _level(flow: Dataflow, cut: int) -> int:
-    """How deep inside the module tree a cut is: the length of the path that both sides share."""
+    """How deep in the module tree a cut is: the length of the path that both sides share."""
     before, after = (module_path(flow.work[p]).split(".") for p in (cut - 1, cut))
     shared = 0
     for one, other in zip(before, after, strict=False):
@@ -194,7 +194,7 @@ def _level(flow: Dataflow, cut: int) -> int:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, those that come again with ``#2``, ``#3`` behind."""
+    """The names; repeated ones get the suffix ``#2``, ``#3``."""
     seen: Counter[str] = Counter()
     distinct: list[str] = []
     for name in names:

@@ -1,9 +1,8 @@
-"""What a module returns for a symbolic number of samples, learnt from two numbers of samples.
+"""Finds what a module returns for a symbolic number of samples, from runs with two numbers.
 
-A loop over thousands of words is quick on tensors without storage, and slow on tensors with
-symbolic sizes, for which every operator does algebra. So the loop is run for ``n`` and for
-``n + 3`` samples, and each size and stride of the results becomes the formula ``a * samples + b``
-through both.
+A loop over thousands of words is fast on tensors without storage, but slow on tensors with symbolic
+sizes, for which every operator does algebra. So the loop runs for ``n`` and for ``n + 3`` samples.
+From both, each size and stride of the results becomes a formula ``a * samples + b``.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +19,14 @@ STEP = 3
 
 
 class Unknown(Exception):
-    """The results cannot be learnt this way."""
+    """The results cannot be found this way."""
 
 
 def learned(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What ``function(*args, **kwargs)`` returns for symbolic tensors, without running it on them.
+    """The result of ``function(*args, **kwargs)`` for symbolic tensors, without running on them.
 
     Raises:
-        Unknown: several independent sizes are symbolic, or the results fit no such formula.
+        Unknown: several independent sizes are symbolic, or no such formula fits the results.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -58,7 +57,7 @@ def _samples(tensors: Sequence[torch.Tensor]) -> torch.SymInt:
 
 
 def _at(size: Any, rows: int) -> Any:
-    """A size for so many samples; the symbols of all leaves of the batch stand for the samples."""
+    """A size for ``rows`` samples; the symbols of all leaves of the batch mean the samples."""
     if not isinstance(size, torch.SymInt):
         return size
     expression, sources = size.node.expr, size.node.shape_env.var_to_sources
@@ -70,7 +69,7 @@ def _at(size: Any, rows: int) -> Any:
 
 
 def _concrete(leaf: Any, rows: int) -> Any:
-    """An argument without symbols; a tensor of it has no storage."""
+    """An argument without symbols; tensors have no storage."""
     if isinstance(leaf, torch.Tensor):
         shape = [_at(size, rows) for size in leaf.shape]
         stride = [_at(size, rows) for size in leaf.stride()]
@@ -80,7 +79,7 @@ def _concrete(leaf: Any, rows: int) -> Any:
 
 
 def _between(first: Any, second: Any, samples: torch.SymInt, like: torch.Tensor) -> Any:
-    """What both are at their numbers of samples, as a symbolic tensor on the device of ``like``."""
+    """A symbolic tensor that fits both results, on the device of ``like``."""
     if not isinstance(first, torch.Tensor):
         if first != second:
             raise Unknown

@@ -1,7 +1,7 @@
-"""What the code of a model takes for granted of the lengths of a batch, found while it is traced.
+"""What the code of a model assumes about the lengths of a batch, found while it is traced.
 
-A look-up of positions needs ``length <= 512``, a branch that the example took may need
-``length > 16``. A batch that does not keep to these is refused before it is run.
+A look-up of positions needs ``length <= 512``; a branch that the example took may need
+``length > 16``. A batch that violates such a condition is refused before it runs.
 """
 
 import re
@@ -18,19 +18,19 @@ from penstock.errors import BadInput
 __all__ = ["LEAVES", "LengthConditions", "guards_of"]
 
 LEAVES = "leaves"
-"""What `penstock.capture.loss_module.LossModule` calls the tensors of a batch."""
+"""The name that `penstock.capture.loss_module.LossModule` gives the tensors of a batch."""
 
 LEAST_TRACED = 2
-"""Tracing takes sizes 0 and 1 for constants, so what it finds holds from here on."""
+"""Tracing treats sizes 0 and 1 as constants, so its results hold from this size on."""
 
 KEPT = 4096
 
 GUARDS = "_guards_fn"
-"""The submodule that torch puts into an exported module to check its inputs' sizes."""
+"""The submodule of an exported module that checks the sizes of its inputs."""
 
 
 class _Sized:
-    """What a guard asks of a tensor."""
+    """The interface of a tensor that a guard uses."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
@@ -44,8 +44,8 @@ class _Sized:
 class LengthConditions:
     """Conditions on the lengths of a batch.
 
-    ``guards`` raises `AssertionError` for shapes that the code does not take; ``shapes`` are those
-    of the traced batch. ``relations`` say what a length must be, given others.
+    ``guards`` raises `AssertionError` for shapes that the code cannot handle. ``shapes`` are those
+    of the traced batch. ``relations`` are formulas for lengths that depend on others.
     """
 
     lengths: tuple[Length, ...] = ()
@@ -57,7 +57,7 @@ class LengthConditions:
     _known: dict[LengthsOf, str] = field(default_factory=dict[LengthsOf, str])
 
     def with_relations(self, relations: tuple[tuple[int, SizeFormula], ...]) -> "LengthConditions":
-        """The same with relations among the lengths."""
+        """A copy with relations among the lengths."""
         return replace(self, relations=relations, _known={})
 
     def problem(self, found: LengthsOf) -> str:
@@ -69,7 +69,7 @@ class LengthConditions:
         return self._known[found]
 
     def check(self, model_name: str) -> None:
-        """Raise `BadInput` where lengths were declared in a range that the code does not take."""
+        """Raise `BadInput` if a length was declared with a range that the code cannot handle."""
         for number, length in enumerate(self.lengths):
             for limit in (max(length.min, LEAST_TRACED), length.max):
                 if limit is None or (limit == LEAST_TRACED and length.min < LEAST_TRACED):
@@ -121,7 +121,7 @@ class LengthConditions:
             yield "longer ones"
 
     def _told(self, guard: str) -> str:
-        """A guard in the user's words."""
+        """A guard with the user's names of lengths."""
         called = {
             (leaf, dim): self.lengths[number].name
             for number, places in enumerate(self.places)
@@ -141,7 +141,7 @@ class LengthConditions:
 
 
 def guards_of(exported: fx.GraphModule, layout: BatchLayout) -> LengthConditions:
-    """What an exported module takes for granted of the lengths that ``layout`` declares."""
+    """The conditions of an exported module on the lengths that ``layout`` declares."""
     if not layout.lengths:
         return LengthConditions()
     guards = getattr(exported, GUARDS, None)

@@ -30,13 +30,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Length:
-    """A size that varies from batch to batch, by a name of the user's choice.
+    """A size that varies from batch to batch, with a name of the user's choice.
 
-    Batches outside ``min`` to ``max`` are refused; ``max`` also says how large messages may get.
+    Batches outside ``min`` to ``max`` are refused. ``max`` also limits the size of messages.
 
     A model whose code fixes its length is captured once for each of ``buckets``. A batch then runs
-    in the smallest that holds it, and what is missing at the end of a tensor is filled with
-    ``pad``, which belongs to the tensor where it is declared. Other models need neither.
+    in the smallest bucket that holds it, and the end of each tensor is filled with the ``pad`` that
+    is declared for that tensor. Other models need neither buckets nor pad values.
     """
 
     name: str
@@ -61,26 +61,26 @@ class Length:
 
 
 Dimensions: TypeAlias = Mapping[int, str | Length]
-"""The dimensions of a tensor that vary, by number, each with its length."""
+"""The dimensions of a tensor that vary, by index, each with its length."""
 
 Dynamic: TypeAlias = Mapping[str | int | tuple[str | int, ...], Dimensions]
-"""By the key of a tensor in the batch (a tuple of keys where it is nested): its dimensions that
-vary, by number, each with the name of its length. Equal names are equal sizes."""
+"""The dimensions that vary, by the tensor's key in the batch (a tuple of keys if nested). Equal
+names mean equal sizes."""
 
 LengthsOf: TypeAlias = tuple[int, ...]
 """The lengths of one batch, in the order in which ``dynamic`` names them; empty without any."""
 
 LengthPlaces: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
-"""For each length, where it is found: pairs of the number of a leaf and a dimension of it."""
+"""For each length, where it is found: pairs of leaf index and dimension."""
 
 
 def length_symbol(number: int) -> sympy.Symbol:
-    """What stands for a length in formulas."""
+    """The symbol of a length in formulas."""
     return sympy.Symbol(f"length{number}", positive=True, integer=True)
 
 
 class SizeOfLengths(Protocol):
-    """A size that follows from the lengths of a batch."""
+    """A size that depends on the lengths of a batch."""
 
     def at(self, lengths: Sequence[int]) -> int:
         """The size for these lengths."""
@@ -89,7 +89,7 @@ class SizeOfLengths(Protocol):
 
 @dataclass(frozen=True)
 class SizeTable:
-    """A size for each of some lengths."""
+    """Sizes listed by lengths."""
 
     sizes: tuple[tuple[LengthsOf, int], ...]
 
@@ -115,7 +115,7 @@ class SizeFormula:
 
 
 def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
-    """Every length once, in order of mention; one that is declared with limits keeps them.
+    """Every length once, in order of first mention, with its limits if declared.
 
     Raises:
         BadInput: two declarations of one name contradict each other.
@@ -136,14 +136,14 @@ def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
 
 
 def every_length(dynamic: Dynamic) -> Iterable[Length]:
-    """The lengths as they are declared, dimension by dimension."""
+    """The lengths as declared, dimension by dimension."""
     for dimensions in dynamic.values():
         for named in dimensions.values():
             yield named if isinstance(named, Length) else Length(named)
 
 
 def in_words(length: Length) -> str:
-    """The range of a length."""
+    """The range of a length in words."""
     buckets = f" with buckets {list(length.buckets)}" if length.buckets else ""
     return f"{length.min} to {length.max}{buckets}"
 

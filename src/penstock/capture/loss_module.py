@@ -1,4 +1,4 @@
-"""How a batch reaches a model and its loss: the conventions of ``Batch``, in one place."""
+"""How a batch is passed to a model and its loss: the conventions for batches, in one place."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ class BatchCall:
         """The call for batches of ``layout``.
 
         Raises:
-            BadInput: there is a loss function but nothing that could be its target or input.
+            BadInput: there is a loss function, but nothing can be its target or the model's input.
         """
         structure = layout.structure
         if not has_loss:
@@ -67,7 +67,7 @@ class BatchCall:
         )
 
     def call(self, model: Callable[..., Any], leaves: Mapping[int, torch.Tensor]) -> Any:
-        """``model`` on its entries of the batch."""
+        """Call ``model`` on its entries of the batch."""
         inputs = self.inputs.rebuild(leaves)
         if isinstance(inputs, Mapping):
             return model(**inputs)
@@ -78,21 +78,21 @@ class BatchCall:
     def loss(
         self, loss: LossFunction, output: Any, leaves: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
-        """``loss`` of the model's output and its part of the batch."""
+        """Call ``loss`` on the model's output and its part of the batch."""
         return loss(output, self.target(leaves))
 
     def target(self, leaves: Mapping[int, torch.Tensor]) -> Any:
-        """What a loss function gets besides the output; without one, the whole batch."""
+        """What the loss function gets besides the output; without one, the whole batch."""
         if self.targets.structure == ():
             return self.layout.rebuild(leaves)
         targets = self.targets.rebuild(leaves)
         return targets if isinstance(targets, Mapping) else targets[0]
 
     def leaves(self, batch: Any, read: Collection[int]) -> dict[int, torch.Tensor]:
-        """The leaves of ``batch``, which may lack the target, or keys of a dict, not in ``read``.
+        """The leaves of ``batch`` by index; entries that are not in ``read`` may be missing.
 
         Raises:
-            BadInput: the batch is not like the example, or lacks a leaf of ``read``.
+            BadInput: the batch is unlike the example, or a leaf of ``read`` is missing.
         """
         structure = self.layout.structure
         if isinstance(structure, Mapping) and isinstance(batch, Mapping):
@@ -123,7 +123,7 @@ def _accepted(entries: Mapping[str, Any], forward: Callable[..., Any]) -> list[s
 def loss_in_result(result: Any, name: str) -> torch.Tensor:
     """The scalar loss in what a model returned.
 
-    The result itself, its attribute or entry ``loss``, or its first entry.
+    It is the result itself, its attribute or entry ``loss``, or its first entry.
 
     Raises:
         BadInput: there is none, or it is not a scalar.
@@ -153,21 +153,20 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
 
 
 class ReturnedOutputs:
-    """Where a `LossModule` leaves the structure of what its model returned."""
+    """Where a `LossModule` stores the structure of what its model returned."""
 
     def __init__(self) -> None:
         self.found = Flattened(problem="the model has not been run")
         self.reached = False
-        """Whether the model's code was traced to its end, so that only its results were left."""
+        """Whether tracing got to the end of the model's code, with only its results left."""
 
 
 class LossModule(nn.Module):
     """``model`` and its loss as one module of the batch's leaves: ``forward(*leaves)``.
 
-    It returns the loss, then its terms where they are given as a list (`terms` of them) and, if
-    ``outputs`` is given, the tensors that the model returned, whose structure is left in there. A
-    loss function that is itself a module keeps its parameters,
-    under ``loss.``.
+    It returns the loss, then its `terms` if the loss is a list, and then, if ``outputs`` is given,
+    the tensors that the model returned; their structure is stored in ``outputs``. A loss function
+    that is a module keeps its parameters, under ``loss.``.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class LossModule(nn.Module):
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The scalar loss of a batch with these leaves, its terms, and the model's outputs.
 
-        Runs inside a new context of ``inside``.
+        Runs inside a new context from ``inside``.
         """
         self.samples = leaves[0].shape[0]
         with self.inside():
@@ -216,5 +215,5 @@ class LossModule(nn.Module):
 
     @property
     def terms(self) -> int:
-        """The number of terms that are returned behind the loss."""
+        """The number of terms that are returned after the loss."""
         return len(self.loss) if isinstance(self.loss, WeightedLosses) else 0

@@ -1,22 +1,22 @@
-"""A loss that is a sum of several means, rewritten so that slices of a batch give it exactly.
+"""Rewrites a loss that is a sum of several means, so that slices of a batch give it exactly.
 
     loss = sum_t c_t * num_t / den_t          over a batch: sum_t c_t * (sum_m num_tm) / den_t
 
-Slices count by their rows. So a mean over rows stays as it is; a sum over the rows of a slice is
-multiplied by all rows over those of the slice; and what is computed from the batch alone (valid
-targets, ``mask.sum()``, the number of samples) is that of the whole step, not of the slice. A last
-leaf brings these numbers: ``wholes`` of `CleanGraph`, equal in every row.
+Slices are weighted by their rows. So a mean over rows stays as it is, and a sum over the rows of a
+slice is multiplied by all rows over those of the slice. Values that depend only on the batch (valid
+targets, ``mask.sum()``, the number of samples) must be those of the whole step, not of the slice.
+An additional leaf carries them: ``wholes`` of `CleanGraph`, equal in every row.
 
     cross_entropy(mean)    ->    cross_entropy(sum) * all rows / rows / whole(valid targets)
     x.sum() / mask.sum()   ->    x.sum() * all rows / rows / whole(mask.sum())
     x.mean()               ->    x.mean()
     weight.square().sum()  ->    itself: it depends on no sample, and counts once
 
-Between these and the loss there may be sums, differences, products with what does not depend on
-samples and model at once, stacks, changes of shape and type. A function of statistics of the
-samples that is none of these (the product of two means for each expert, in the loss of a router)
-mixes samples, as a batch norm does: it is computed of each micro-batch. Where the statistic is a
-single number (``sqrt(mse)``, a product of two losses), it is refused.
+Between these and the loss the following may occur: sums, differences, stacks, changes of shape and
+type, and products with a value that does not depend on both samples and model. Any other function
+of statistics of the samples (the product of two means for each expert, in the loss of a router)
+mixes samples, as a batch norm does, and is computed for each micro-batch. If that statistic is a
+single number (``sqrt(mse)``, a product of two losses), the loss is refused.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -88,14 +88,14 @@ _SUM_OVER_ROWS = frozenset(
 
 @dataclass(frozen=True)
 class Sources:
-    """The nodes whose values depend on the batch, and those that depend on the model or chance."""
+    """The nodes that depend on the batch, and those that depend on the model or random numbers."""
 
     batch: Collection[fx.Node]
     model: Collection[fx.Node]
 
 
 def sources_of(clean: CleanGraph) -> Sources:
-    """What the nodes of ``clean`` depend on; the number of samples is of the batch."""
+    """What the nodes of ``clean`` depend on; the number of samples counts as the batch."""
     updated = {
         source.target
         for node in clean.graph.nodes
@@ -125,20 +125,20 @@ def sources_of(clean: CleanGraph) -> Sources:
 
 
 def is_of_batch(node: fx.Node, sources: Sources) -> bool:
-    """Whether the value is computed from the batch, and from nothing that training changes."""
+    """Whether the value is computed from the batch, and not from anything that training changes."""
     return node in sources.batch and node not in sources.model
 
 
 def by_slices(
     clean: CleanGraph, sources: Sources, losses: Sequence[fx.Node], *, declared: bool
 ) -> tuple[CleanGraph, list[fx.Node]]:
-    """The graph with ``losses`` such that slices, weighted by rows, give those of the batch.
+    """The graph with ``losses`` rewritten such that slices, weighted by rows, give the batch's.
 
-    ``declared``: the user has named them as terms, so one that cannot be taken apart is left as it
-    is, and then counts by rows.
+    ``declared``: the user has passed them as terms. Then a term that cannot be rewritten stays as
+    it is, and counts by rows.
 
     Raises:
-        BadInput: a loss is no weighted sum of means or sums over the samples.
+        BadInput: a loss is not a weighted sum of means or sums over the samples.
     """
     values = [tensor_value(leaf) for leaf in clean.leaves[:1]]
     assert values[0] is not None
@@ -166,14 +166,14 @@ def by_slices(
 
 
 def has_unknown_size(node: fx.Node, clean: CleanGraph) -> bool:
-    """Whether the number of elements that ``node`` reads depends on values, not on sizes alone."""
+    """Whether the number of elements that ``node`` reads depends on values, not only on sizes."""
     known = {ROWS, *clean.symbols.lengths}
     sizes = [size for source in node.all_input_nodes for size in _shape(source)]
     return any(not clean.symbols.formula(size).free_symbols <= known for size in sizes)
 
 
 class _Untold(Exception):
-    """A node of which it cannot be told how slices of the batch make up the whole."""
+    """A node for which slices of the batch cannot be combined."""
 
     def __init__(self, node: fx.Node, why: str) -> None:
         super().__init__(why)
@@ -203,11 +203,11 @@ class _Rewriting:
 
     @property
     def columns(self) -> int:
-        """The numbers that ``wholes`` have together."""
+        """The number of elements of all ``wholes`` together."""
         return sum(self._count(node) for node in self.wholes)
 
     def linear(self, node: fx.Node) -> fx.Node:
-        """``node``, which has no rows, as its slices must compute it."""
+        """``node``, a value without rows, as slices must compute it."""
         if node not in self.sources.batch:
             return node
         if node not in self.done:
@@ -281,7 +281,7 @@ class _Rewriting:
         return self._after(node, of_all_rows, (node, self.leaf, self.clean.rows))
 
     def _whole(self, node: fx.Node) -> fx.Node:
-        """``node``, which depends on the batch alone, as it is for the whole step."""
+        """The value of ``node``, which depends only on the batch, for the whole step."""
         if self._has_rows(node):
             raise _Untold(node, "has the samples in it, where a sum or mean over them is needed")
         if self._count(node) < 0:
@@ -291,7 +291,7 @@ class _Rewriting:
         value = node.meta["val"]
         is_tensor = isinstance(value, torch.Tensor)
         shape = tuple(value.shape) if is_tensor else ()
-        # A whole number changes the type of nothing that it divides.
+        # An integer does not change the type of what it divides.
         dtype = value.dtype if is_tensor else torch.int64
         with self.clean.graph.inserting_after(self.leaf):
             made = self.clean.graph.call_function(of_whole, (self.leaf, start, shape, dtype))
@@ -303,7 +303,7 @@ class _Rewriting:
         return not all(map(self.clean.symbols.is_fixed, _shape(node)))
 
     def _count(self, node: fx.Node) -> int:
-        """The number of elements of a value; -1 where it depends on the lengths of the batch."""
+        """The number of elements of a value; -1 if it depends on the lengths of the batch."""
         count = prod(map(self.clean.symbols.formula, _shape(node)), start=Integer(1))
         return int(count) if count.is_Integer else -1
 
@@ -311,7 +311,7 @@ class _Rewriting:
         return node in self.sources.batch and node in self.sources.model
 
     def _copy(self, node: fx.Node, change: Callable[[fx.Node], fx.Node]) -> fx.Node:
-        """``node`` on changed inputs; itself where none changes."""
+        """``node`` with changed inputs; itself if none changes."""
         changed = {source: change(source) for source in node.all_input_nodes}
         if all(new is old for old, new in changed.items()):
             return node
@@ -333,7 +333,7 @@ def of_all_rows(summed: torch.Tensor, wholes: torch.Tensor, rows: int) -> torch.
 def of_whole(
     wholes: torch.Tensor, start: int, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A value of the whole step; ``wholes`` has all of them side by side."""
+    """A value of the whole step; ``wholes`` has all values side by side."""
     count = 1
     for size in shape:
         count *= size
@@ -350,7 +350,7 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 def reduction_of(node: fx.Node) -> int | None:
-    """How an operator reduces: `MEAN`, `SUM`, 0 for not at all; None for one that does not say."""
+    """How an operator reduces: `MEAN`, `SUM`, or 0 for none; None if it has no such argument."""
     if packet_name(node) == "mean":
         return MEAN
     if isinstance(node.target, torch._ops.OpOverload):

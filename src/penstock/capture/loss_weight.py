@@ -1,6 +1,6 @@
-"""How many terms a mean loss is the mean of, seen while the loss function runs.
+"""Finds how many terms a mean loss averages, while the loss function runs.
 
-Micro-batches with unequal numbers of valid targets must not be averaged as equals. For losses that
+Micro-batches with unequal numbers of valid targets must not be averaged equally. For losses that
 end in cross entropy (or negative log likelihood) the divisor is known exactly: the valid targets,
 or the sum of their class weights (the formulas of ``torch.nn.CrossEntropyLoss``).
 """
@@ -40,9 +40,9 @@ def target_weight(
 
 
 class LossWatch(TorchFunctionMode):
-    """Remembers the cross entropies computed while it is active.
+    """Records the cross entropies that are computed while it is active.
 
-    ``weight(loss, rows)`` is the divisor of the one whose very result ``loss`` is, else ``rows``.
+    ``weight(loss, rows)`` is the divisor of the one whose result is ``loss`` itself, else ``rows``.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class LossWatch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``; note its targets where it is a cross entropy."""
+        """Run ``func``, and record its targets if it is a cross entropy."""
         result = func(*args, **(kwargs or {}))
         if func is functional.cross_entropy or func is functional.nll_loss:
             weight = call_weight(*args, **(kwargs or {}))
@@ -66,10 +66,10 @@ class LossWatch(TorchFunctionMode):
         return result
 
     def weight(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
-        """The number of terms that ``loss`` is the mean of, as a 0-dim float tensor.
+        """The number of terms that ``loss`` averages, as a 0-dim float tensor.
 
         Raises:
-            BadInput: it is computed from a cross entropy that leaves out some of the rows' targets.
+            BadInput: it is computed from a cross entropy that ignores targets of some rows.
         """
         for result, weight, _ in self._found:
             if loss is result:
@@ -106,7 +106,7 @@ def call_weight(
 
 
 def every_target_counts(divisor: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether a cross entropy ignores no target, and all weigh the same; so without values."""
+    """Whether a cross entropy weights all targets equally; true for tensors without values."""
     if target.is_floating_point() or target.is_meta or isinstance(target, FakeTensor):
         return True
     return bool(divisor == target.numel())

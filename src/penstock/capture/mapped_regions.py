@@ -1,11 +1,11 @@
-"""Functions mapped by ``torch.vmap``: what tracing records between two levels is kept as one call.
+"""Keeps what ``torch.vmap`` records between two levels as one call.
 
-Tracing records the operators of the mapped function between a call that opens a level and one that
-closes it. Nothing reads what these two return, and their order to the others matters:
+Tracing records the operators of a mapped function between a call that opens a level and one that
+closes it. Nothing reads the results of these two, but their order relative to the others matters:
 
     increment | add_batch_dim -> index -> and -> remove_batch_dim | decrement      one region
 
-A region becomes one call of its body, which holds the operators in their order.
+A region becomes one call of a body that holds the operators in their order.
 """
 
 import operator
@@ -32,7 +32,7 @@ def in_map(body: nn.Module, *inputs: Any) -> Any:
 
 
 def keep_mapped_regions(graph: fx.Graph) -> dict[str, fx.GraphModule]:
-    """Make one call of every outermost region of ``graph``; the bodies by the names they get."""
+    """Replace every outermost region of ``graph`` by a call; returns the bodies by name."""
     bodies: dict[str, fx.GraphModule] = {}
     for number, region in enumerate(_regions(graph)):
         name = f"_bodies.mapped_{number}"
@@ -48,7 +48,7 @@ def _regions(graph: fx.Graph) -> list[list[fx.Node]]:
             if depth == 0:
                 found.append([])
             depth += 1
-        # Attributes stay outside: they carry the names of the model.
+        # Attributes stay outside, because they have the names of the model.
         if depth and node.op != "get_attr":
             found[-1].append(node)
         if node.target is _vmap_decrement_nesting:

@@ -1,8 +1,8 @@
-"""Real values for the tensors of one stage of a model that was built on the meta device.
+"""Gives real values to the tensors of a stage of a model that was built on the meta device.
 
-Every tensor is initialised alone, from a seed made of the run's seed and its name, by the methods
-that would have initialised it anyway. So its values depend neither on the cuts of the plan nor on
-the rank, and no rank ever holds more than its own stage.
+Every tensor is initialised alone, by the model's own methods, with a seed made from the run's seed
+and the tensor's name. So its values depend neither on the cuts of the plan nor on the rank, and no
+rank ever holds more than its own stage.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ __all__ = ["materialise", "named_tensors", "put_tensor"]
 def materialise(
     program: StageProgram, *, device: torch.device | str, seed: int, model: nn.Module
 ) -> None:
-    """Put the stage's parameters and buffers on ``device``; give values to those on meta.
+    """Put the stage's parameters and buffers on ``device``, with values for those on meta.
 
     Values come from ``reset_parameters`` of the module that owns the tensor and of the modules
-    around it, then from ``_init_weights`` of the model (the convention of Hugging Face and others).
-    Tensors that have values keep them and are moved. ``model`` is as before afterwards, except for
-    chains, whose stages hold the very modules of the model.
+    around it, then from ``_init_weights`` of the model (a convention of Hugging Face and others).
+    Tensors with values keep them and are moved. ``model`` stays unchanged, except for chains, whose
+    stages hold the modules of the model itself.
 
     Raises:
         BadInput: nothing initialises a tensor that is on meta.
@@ -46,14 +46,14 @@ def materialise(
 
 
 def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, by all their names."""
+    """Parameters, then buffers, with all their names."""
     named = list(module.named_parameters(remove_duplicate=False))
     return [*named, *module.named_buffers(remove_duplicate=False)]
 
 
 @contextmanager
 def _all_on_meta(model: nn.Module) -> Iterator[None]:
-    """``model`` without its real tensors for a while, so that initialisers cannot touch them."""
+    """Within, ``model`` has no real tensors, so that initialisers cannot change them."""
     holders = [holder for part in model.modules() for holder in (part._parameters, part._buffers)]
     before = [dict(holder) for holder in holders]
     try:
@@ -70,12 +70,12 @@ def _all_on_meta(model: nn.Module) -> Iterator[None]:
 
 
 def put_tensor(stage: nn.Module, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
-    """Let ``value`` take the place of ``before``, which a stage holds as ``name`` and otherwise."""
+    """Replace ``before`` by ``value`` in a stage that holds it as ``name`` and other names."""
     path, _, last = name.rpartition(".")
     owner = stage.get_submodule(path)
     if isinstance(before, nn.Parameter):
         owner._parameters[last] = nn.Parameter(value, requires_grad=before.requires_grad)
-        # Tied names must go on sharing one parameter.
+        # Tied names must still share one parameter.
         shared = [n for n, t in named_tensors(stage) if t is before]
         for other in shared:
             other_path, _, other_last = other.rpartition(".")
@@ -88,7 +88,7 @@ def _initialised(model: nn.Module, name: str, like: torch.Tensor, seed: int) -> 
     """A real tensor on the CPU with the initial values of the model's tensor ``name``.
 
     Raises:
-        BadInput: the model's methods leave it as it was.
+        BadInput: the model's methods do not set it.
     """
     path, _, last = name.rpartition(".")
     try:
@@ -114,7 +114,7 @@ def _initialised(model: nn.Module, name: str, like: torch.Tensor, seed: int) -> 
 
 
 def _blanks(like: torch.Tensor) -> list[float]:
-    """Fillings before initialisation, by which to see what was left alone."""
+    """Values before initialisation, which show what was not set."""
     return [float("nan")] if like.is_floating_point() or like.is_complex() else [0, 1]
 
 
@@ -127,7 +127,7 @@ def _is_set(results: list[torch.Tensor]) -> bool:
 def _run_initialisers(
     model: nn.Module, name: str, like: torch.Tensor, seed: int, blank: float
 ) -> torch.Tensor:
-    """The tensor after all initialisers ran with it alone real, everything else on meta."""
+    """The tensor after all initialisers ran with only it real and everything else on meta."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     value = torch.full(like.shape, blank, dtype=like.dtype, device="cpu")
@@ -141,7 +141,7 @@ def _run_initialisers(
 def _in_place_of(
     model: nn.Module, name: str, value: torch.Tensor
 ) -> Iterator[Callable[[], torch.Tensor]]:
-    """``model`` with ``value`` as its tensor ``name`` for a while; gives what is there."""
+    """Within, ``model`` has ``value`` as its tensor ``name``; yields a function that reads it."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
     is_parameter = last in owner._parameters
@@ -160,9 +160,9 @@ def _in_place_of(
 
 
 def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]:
-    """What initialises a tensor, in order: the owner's methods, then those of modules around it.
+    """The functions that initialise a tensor: the owner's, then those of modules around it.
 
-    Then the model's ``_init_weights``, and in the end what peft's LoRA layers do.
+    Then follow the model's ``_init_weights``, and last what peft's LoRA layers do.
     """
     parts = name.split(".")[:-1]
     around = [model.get_submodule(".".join(parts[:k])) for k in range(len(parts), -1, -1)]
@@ -175,7 +175,7 @@ def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]
         model_around = next((m for m in around[index:] if _has_init_weights(m)), None)
         if model_around is not None:
             yield _bound(model_around, module)
-    # The layers of adapters know best: one of theirs begins at zero, whatever a matrix begins at.
+    # Adapter layers come last: one of their matrices starts at zero, whatever others start at.
     for module in around:
         if callable(reset := getattr(module, "reset_lora_parameters", None)):
             for adapter, settings in getattr(model, "peft_config", {}).items():
@@ -194,7 +194,7 @@ def _bound(model: nn.Module, module: nn.Module) -> Callable[[], object]:
 
 
 def _from_constructor(owner: nn.Module, last: str, like: torch.Tensor) -> torch.Tensor | None:
-    """The buffer of a fresh module where ``owner``'s class is built from its ``config`` alone."""
+    """The buffer of a new module, if the class of ``owner`` needs only a ``config``."""
     config = getattr(owner, "config", None)
     if config is None or last in owner._parameters:
         return None

@@ -1,4 +1,4 @@
-"""What a model returns besides its loss: a structure around tensors."""
+"""What a model returns besides its loss, as tensors and the structure around them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from penstock.errors import BadInput
 __all__ = ["LOSS_SLOT", "Flattened", "StructuredOutputs", "flatten_outputs"]
 
 LOSS_SLOT = -1
-"""The place of the loss itself, which predictions leave out."""
+"""The index of the loss itself, which predictions leave out."""
 
 
 @dataclass
 class Flattened:
-    """A model's result taken apart; ``problem`` says why it cannot be, if it cannot."""
+    """A model's result as structure and tensors; ``problem`` says why that is not possible."""
 
     structure: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Flattened:
 def flatten_outputs(value: Any, loss: torch.Tensor | None = None) -> Flattened:
     """The tensors in what a model returned, in a fixed order, and the structure around them.
 
-    ``loss`` is left out where it is one of them: its place holds ``None`` afterwards.
+    If ``loss`` is one of them, it is left out, and its place holds ``None`` later.
     """
     tensors: list[torch.Tensor] = []
     try:
@@ -61,14 +61,14 @@ def _structure(
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """A flattened result and its tensors, as an `OutputLayout`."""
+    """A flattened result with specs of its tensors, as an `OutputLayout`."""
 
     structure: Any
     specs: tuple[TensorSpec, ...]
     problem: str = ""
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result as the model gives it, around ``tensors``."""
+        """The result in the model's own structure, filled with ``tensors``."""
 
         def value_of(index: int) -> torch.Tensor | None:
             return None if index == LOSS_SLOT else tensors[index]

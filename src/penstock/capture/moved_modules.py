@@ -1,8 +1,9 @@
-"""``module.to(dtype)`` in forward, while a model is traced: nothing, or refused.
+"""Handles ``module.to(dtype)`` in forward while a model is traced: no operation, or refused.
 
-    self.classifier = self.classifier.to(self.dtype)      as it is already: traced as no operation
+    self.classifier = self.classifier.to(self.dtype)      already so: traced as no operation
 
-Tracing has given the module's parameters tensors without values, which cannot be replaced.
+Tracing has replaced the module's parameters by tensors without values, which cannot be replaced
+again.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ __all__ = ["modules_stay"]
 
 @contextlib.contextmanager
 def modules_stay() -> Iterator[None]:
-    """Let modules be moved or cast only to where they are, and to what they are of.
+    """Within, modules may be moved or cast only to the device and type that they already have.
 
     Raises:
         CaptureFailed: a parameter or buffer would change; names the line.
@@ -40,7 +41,7 @@ def modules_stay() -> Iterator[None]:
 
 
 def _stays(tensor: torch.Tensor, function: Callable[..., Any]) -> bool:
-    """Whether ``function`` gives a tensor of this kind back as it is."""
+    """Whether ``function`` returns a tensor like this one unchanged."""
     with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
         like = torch.empty((0,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
         return function(like) is like

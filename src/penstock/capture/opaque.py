@@ -1,26 +1,27 @@
-"""Calls that a captured graph keeps whole, as one operator instead of those inside.
+"""Calls that a captured graph keeps whole, as one operator instead of the operators inside.
 
     with recording_opaque_calls(table):              # around torch.export (capture/export.py)
         ...
         result = call_opaquely(table, function, args, kwargs, name="CTC")
     keep_opaque_calls(exported_module, table)        # nodes that call the original
 
-While tracing, `call_opaquely` runs ``function`` once on the fake tensors, outside of the trace, to
-learn what it returns, and records one operator ``penstock::opaque`` with the tensors and the
-symbolic sizes among the arguments (looked for in tuples, lists and dicts). `keep_opaque_calls`
-turns each of these operators into a node ``run_opaque(call, tensors, sizes)``, where ``call`` is an
-attribute that holds an `OpaqueCall`. A stage calls ``function`` itself with its real tensors, so
-its autograd, with whatever is peculiar to it, takes part. `active_table` gives the table to code
-that is called while tracing and has no other way to it.
+While tracing, `call_opaquely` runs ``function`` once on the fake tensors, outside the trace, to
+find out what it returns. It records one operator ``penstock::opaque``, whose inputs are the tensors
+and the symbolic sizes among the arguments (also inside tuples, lists and dicts).
+`keep_opaque_calls` turns each of these operators into a node ``run_opaque(call, tensors, sizes)``,
+where ``call`` is an attribute that holds an `OpaqueCall`. A stage calls ``function`` itself with
+real tensors, so its autograd works as usual. `active_table` gives the table to code that runs while
+tracing and cannot get it otherwise.
 
-What ``function`` reads must be among its arguments: parameters and buffers too (as tensors, say a
-dict for `torch.func.functional_call`), or the graph would not know who owns them. A call that reads
-another traced tensor, writes to its arguments, returns a size, or cannot run on fake tensors is
-refused with the line of the user's code. ``modules`` are those that ``function`` calls: while a
-stage calls it, they are in training mode as they were when captured, or in evaluation mode.
+Everything that ``function`` reads must be among its arguments, including parameters and buffers (as
+tensors, for example in a dict for `torch.func.functional_call`); otherwise the graph would not know
+which layer owns them. A call is refused, with the line of the user's code, if it reads another
+traced tensor, writes to its arguments, returns a size, or cannot run on fake tensors. ``modules``
+are those that ``function`` calls. While a stage calls it, they are in the training or evaluation
+mode that they had at capture, or in evaluation mode.
 
-``facts_of(node)`` is what capture has to know about such a node: `heavy` where one of its operators
-is work worth a layer, `random` where one draws numbers, and which results have a gradient.
+``facts_of(node)`` is what capture must know about such a node: `heavy` if one of its operators is
+work worth a layer, `random` if one draws random numbers, and which results have a gradient.
 """
 
 import contextlib
@@ -73,14 +74,14 @@ class _SampleCount:
 
 @dataclass(frozen=True)
 class _Device:
-    """Stands for a device: that of the stage."""
+    """Stands for a device, which becomes the stage's device."""
 
 
 class OpaqueCall(nn.Module):
-    """A recorded call: ``function``, its arguments with slots for tensors, what it returned.
+    """A recorded call: ``function``, its arguments with slots for tensors, and its results.
 
-    ``results`` are the fake tensors that it returned while tracing, in order; ``structure`` is how
-    they and constants make its result. A module without tensors, so that stages can hold it.
+    ``results`` are the fake tensors that it returned while tracing, in order. ``structure`` says
+    how these and constants form its result. It is a module without tensors, so stages can hold it.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class OpaqueCall(nn.Module):
         self.slots = tuple(slots)
         self.spec = spec
         self.name = name
-        # As captured: a stage may run when the user's model is in evaluation mode.
+        # The mode at capture: a stage may run while the user's model is in evaluation mode.
         self.flags = {part: part.training for module in modules for part in module.modules()}
         self.results: tuple[torch.Tensor, ...] = ()
         self.structure: tuple[tuple[Any, ...], pytree.TreeSpec] = ((), spec)
@@ -104,10 +105,10 @@ class OpaqueCall(nn.Module):
         self.line = current_line()
 
     def forward(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Call the original; the tensors that it returns.
+        """Call the original; returns its tensors.
 
         Raises:
-            CaptureFailed: it returns something else than while it was traced.
+            CaptureFailed: its result has another structure than while it was traced.
         """
         args, kwargs = self.arguments(tensors, sizes)
         with _flags(self.flags if self.training else dict.fromkeys(self.flags, False)):
@@ -145,7 +146,7 @@ class OpaqueCall(nn.Module):
 
     @property
     def description(self) -> tuple[Any, ...]:
-        """Equal for calls of one function whose arguments differ in tensors and sizes only."""
+        """Equal for calls of one function whose arguments differ only in tensors and sizes."""
         owner = getattr(self.function, "__self__", None)
         function = id(self.function) if owner is None else (id(owner), self.name)
         known = (_Tensor, _SampleCount, _Device, bool, int, float, str, type(None), torch.dtype)
@@ -153,13 +154,13 @@ class OpaqueCall(nn.Module):
         return function, slots, self.spec, self.structure[1], self.facts
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OpaqueCall":
-        """Itself: it has no tensors, and what the user's code holds need not be copyable."""
+        """Itself: it has no tensors, and what the user's code holds may not be copyable."""
         return self
 
 
 @contextlib.contextmanager
 def _flags(flags: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """Modules in training or evaluation mode, each as ``flags`` say."""
+    """Within, modules are in the training or evaluation mode that ``flags`` give."""
     with kept_training_flags(flags):
         for part, flag in flags.items():
             part.training = flag
@@ -168,9 +169,9 @@ def _flags(flags: Mapping[nn.Module, bool]) -> Iterator[None]:
 
 @dataclass
 class OpaqueTable:
-    """The calls of one trace; the operator's first argument is an index of ``calls``.
+    """The calls of one trace; the operator's first argument is an index into ``calls``.
 
-    ``differentiated_at`` is the last line that took gradients within forward.
+    ``differentiated_at`` is the last line that computed gradients inside forward.
     """
 
     calls: list[OpaqueCall] = field(default_factory=list[OpaqueCall])
@@ -203,7 +204,7 @@ torch.library.register_autograd("penstock::opaque", _differentiated, lib=_LIBRAR
 
 @contextlib.contextmanager
 def recording_opaque_calls(table: OpaqueTable) -> Iterator[None]:
-    """Let ``table`` be that of the trace for a while."""
+    """Within, ``table`` is the table of the trace."""
     token = _TABLE.set(table)
     try:
         yield
@@ -212,7 +213,7 @@ def recording_opaque_calls(table: OpaqueTable) -> Iterator[None]:
 
 
 def active_table() -> OpaqueTable | None:
-    """The table of the trace that is going on, if any."""
+    """The table of the running trace, if any."""
     return _TABLE.get()
 
 
@@ -226,13 +227,13 @@ def call_opaquely(
     modules: Sequence[nn.Module] = (),
     known: OpaqueFacts | None = None,
 ) -> Any:
-    """What ``function(*args, **kwargs)`` returns, recorded as one operator.
+    """The result of ``function(*args, **kwargs)``, recorded as one operator.
 
-    ``name`` is what messages call it. ``known`` are facts about it that hold whatever fake tensors
-    show; which results have a gradient is learnt from those.
+    ``name`` is used in error messages. ``known`` are facts about the call that hold even if running
+    on fake tensors does not show them; that run shows which results have a gradient.
 
     Raises:
-        CaptureFailed: it cannot be kept; names the user's line.
+        CaptureFailed: the call cannot be kept whole; names the user's line.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     tensors: list[torch.Tensor] = []
@@ -269,19 +270,19 @@ def call_opaquely(
 
 
 def refused(name: str, why: str) -> CaptureFailed:
-    """The error to raise where the user's code calls ``name``, which cannot be captured."""
+    """The error to raise if the user's code calls ``name``, which cannot be captured."""
     return refused_at(current_line(), name, why)
 
 
 def refused_at(at: str, name: str, why: str) -> CaptureFailed:
-    """The same for a line that is known."""
+    """The same error for a given line."""
     return CaptureFailed(
         f"{name}{f' at {at}' if at else ''} cannot be kept in a captured model: it {why}; {WAY_OUT}"
     )
 
 
 def _learn_results(call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> None:
-    """Run the original on fake tensors, outside of the trace, and note what it did."""
+    """Run the original on fake tensors, outside the trace, and record what it did."""
     mode = detect_fake_mode(list(tensors))
     assert mode is not None, "tracing runs under a fake tensor mode"
     versions = [tensor._version for tensor in tensors]
@@ -319,7 +320,7 @@ def _learn_results(call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Seq
 
 @contextlib.contextmanager
 def _outside_of_trace(mode: FakeTensorMode) -> Iterator[None]:
-    """Fake tensors as they are, nothing recorded; real tensors that code holds are constants."""
+    """Within, nothing is recorded; real tensors that code holds count as constants."""
     before = mode.allow_non_fake_inputs
     mode.allow_non_fake_inputs = True
     try:
@@ -335,9 +336,9 @@ def _outside_of_trace(mode: FakeTensorMode) -> Iterator[None]:
 
 
 class _OperatorNotes(TorchDispatchMode):
-    """Notes what the operators of a call do, and whether they read traced tensors from elsewhere.
+    """Notes what the operators of a call do, and whether they read other traced tensors.
 
-    Tensors are told apart by their storage: views are made of them on the way to operators.
+    Tensors are identified by their storage, because views of them are made on the way.
     """
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
@@ -368,15 +369,15 @@ def _storage(tensor: torch.Tensor) -> int:
 def run_opaque(
     call: OpaqueCall, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> list[torch.Tensor]:
-    """What a stage does for a recorded call: the tensors that the original returns."""
+    """What a stage does for a recorded call; returns the tensors that the original returns."""
     return call(tensors, sizes)
 
 
 def keep_opaque_calls(module: fx.GraphModule, table: OpaqueTable) -> None:
-    """Replace recorded operators in ``module``, and in the regions inside it, by `run_opaque`.
+    """Replace recorded operators in ``module`` and in the regions inside it by `run_opaque`.
 
     Raises:
-        CaptureFailed: a call in a region must be beside what makes its argument outside of it.
+        CaptureFailed: a call in a region must be in the stage of an argument made outside it.
     """
     for part in [*module.modules()]:
         if isinstance(part, fx.GraphModule):

@@ -1,4 +1,4 @@
-"""What capture knows about single operators: views, random ones, heavy ones, in-place ones."""
+"""Properties of single operators: views, random ones, heavy ones, in-place ones."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,19 +50,19 @@ _SHAPE_OPERATORS = frozenset(
 _UPDATES_STATISTICS = frozenset(["batch_norm", "instance_norm"])
 
 OPAQUE = "opaque"
-"""The entry of a node's ``meta`` that holds the facts about a call kept whole."""
+"""The entry of a node's ``meta`` with the facts about a call that is kept whole."""
 
 WRITES = "writes"
-"""The entry of the ``meta`` of a region (`torch.no_grad`): the arguments that it writes to."""
+"""The entry of the ``meta`` of a region (`torch.no_grad`) with the arguments that it writes to."""
 
 
 @dataclass(frozen=True)
 class OpaqueFacts:
-    """About a call that is kept whole: what its operators do, and which results have a gradient.
+    """Facts about a call that is kept whole: its operators, and which results have a gradient.
 
-    Calls of one ``group`` run once, in one stage, whether their results are read or not; where
-    ``beside_arguments``, it is the stage that makes what they are given. ``mixes`` is the name of a
-    call in which samples act on one another.
+    Calls of one ``group`` run once, in one stage, even if nothing reads their results; with
+    ``beside_arguments`` in the stage that makes their arguments. ``mixes`` is the name of a call in
+    which samples act on one another.
     """
 
     heavy: bool = False
@@ -74,12 +74,12 @@ class OpaqueFacts:
 
 
 def facts_of(node: fx.Node) -> OpaqueFacts | None:
-    """The facts about the call that the node makes, or whose result it takes, if it is opaque."""
+    """The facts about the opaque call that the node makes or whose result it reads, if any."""
     return node.meta.get(OPAQUE)
 
 
 def packet_name(node: fx.Node) -> str:
-    """The operator's name without name space and overload, such as ``linear``."""
+    """The operator's name without namespace and overload, such as ``linear``."""
     if isinstance(node.target, torch._ops.OpOverload):
         return _name_of(node.target)
     return getattr(node.target, "__name__", str(node.target))
@@ -99,15 +99,15 @@ def traced_bytes(tensor: torch.Tensor) -> int:
     """The bytes of a symbolic tensor for the traced number of samples."""
     count = tensor.element_size()
     for size in tensor.shape:
-        # A size that depends on values has no traced number; 1 stands in.
+        # A size that depends on values has no traced number; it counts as 1.
         count *= size if isinstance(size, int) else (size.node.hint or 1)
     return count
 
 
 def same_shape(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two traced tensors have one shape, whatever the batch.
+    """Whether two traced tensors have one shape for every batch.
 
-    Symbolic sizes are never compared themselves: that would fix them to be equal from then on.
+    Symbolic sizes are not compared directly: that would fix them to be equal from then on.
     """
     return [size_text(s) for s in one.shape] == [size_text(s) for s in other.shape]
 
@@ -118,25 +118,25 @@ def size_text(size: int | torch.SymInt) -> str:
 
 
 def is_assertion(node: fx.Node) -> bool:
-    """Whether the node only checks what tracing assumed."""
+    """Whether the node only checks an assumption of tracing."""
     name = packet_name(node)
     return name.startswith(("_assert", "sym_constrain_range")) or name == "_guards_fn"
 
 
 def is_grouped(node: fx.Node) -> bool:
-    """Whether the node is a call that has an effect, and so must run once."""
+    """Whether the node is a call with an effect, which must run once."""
     facts = facts_of(node)
     return facts is not None and facts.group != ""
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether running the node twice may give two results."""
+    """Whether running the node twice may give different results."""
     facts = facts_of(node)
     return random_operator(node.target) if facts is None else facts.random
 
 
 def random_operator(target: object) -> bool:
-    """Whether an operator draws numbers."""
+    """Whether an operator draws random numbers."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     name = _name_of(target)
@@ -144,7 +144,7 @@ def random_operator(target: object) -> bool:
 
 
 def is_heavy(node: fx.Node) -> bool:
-    """Whether the node is work worth a layer: products, convolutions, look-ups, foreign kernels."""
+    """Whether the node is work worth a layer: products, convolutions, look-ups, custom kernels."""
     facts = facts_of(node)
     if facts is not None:
         return facts.heavy
@@ -161,7 +161,7 @@ def heavy_operator(target: object) -> bool:
 
 
 def is_loss(node: fx.Node) -> bool:
-    """Whether the node is a loss, or the logarithm of a softmax that one begins with."""
+    """Whether the node is a loss, or the log-softmax with which one begins."""
     name = packet_name(node)
     return "loss" in name or name in (
         "log_softmax",
@@ -177,7 +177,7 @@ def is_pointwise(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the node only rearranges one tensor, leaving no element out and changing none."""
+    """Whether the node only rearranges one tensor, without dropping or changing elements."""
     name = packet_name(node)
     value = tensor_value(node)
     if value is None or not node.all_input_nodes:
@@ -189,7 +189,7 @@ def is_view(node: fx.Node) -> bool:
         return False
     if name in ("to", "type_as"):
         return source.dtype == value.dtype
-    # A slice of a whole dimension, which export leaves behind, keeps the shape.
+    # Exported graphs contain slices of a whole dimension, which keep the shape.
     return name == "slice" and same_shape(source, value)
 
 
@@ -225,7 +225,7 @@ def written_inputs(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def argument_value(node: fx.Node, position: int, name: str) -> Any:
-    """The argument at ``position`` of the schema, however it was passed; None if left out."""
+    """The argument at ``position`` of the schema, by position or keyword; None if left out."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name)
 
 
@@ -239,7 +239,7 @@ def _updates_statistics(node: fx.Node) -> bool:
 
 
 def normalises_batch(node: fx.Node) -> bool:
-    """Whether the node is a batch norm that takes its statistics from the samples."""
+    """Whether the node is a batch norm that computes its statistics from the samples."""
     return "batch_norm" in packet_name(node) and _updates_statistics(node)
 
 
@@ -249,7 +249,7 @@ def is_mutation(node: fx.Node) -> bool:
 
 
 def functional_twin(node: fx.Node) -> Callable[..., Any] | None:
-    """The operator that does the same as an in-place one, into a new tensor."""
+    """The operator that does the same as an in-place one but returns a new tensor."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return None

@@ -1,4 +1,4 @@
-"""A traced graph seen with the model's outputs: beside the loss, or instead of it.
+"""A traced graph with the model's outputs: beside the loss, or instead of it.
 
 training          layers 0 .. n-1                  the last stage returns  loss, weight
 with outputs      the same, and what they read     ...                     and the outputs
@@ -24,10 +24,10 @@ __all__ = ["OutputView", "describe_outputs", "outputs_beside_loss", "outputs_wit
 
 @dataclass(frozen=True)
 class OutputView:
-    """What crosses when outputs are wanted.
+    """What crosses between layers if outputs are wanted.
 
-    ``returned_by[i]`` is the layer whose stage returns output ``i``; ``work`` is what is done of
-    the graph's work (``None``: all).
+    ``returned_by[i]`` is the layer whose stage returns output ``i``. ``work`` is the part of the
+    graph's work that is done (``None``: all).
     """
 
     crossings: Crossings
@@ -39,7 +39,7 @@ class OutputView:
 def describe_outputs(
     found: Flattened, flow: Dataflow, facts: TensorFacts, batch_size: int
 ) -> StructuredOutputs:
-    """The layout of a model's outputs, which the cleaned graph has as nodes."""
+    """The layout of a model's outputs, which are nodes of the cleaned graph."""
     if found.problem:
         return StructuredOutputs(None, (), found.problem)
     unknown = [node.name for node in flow.clean.outputs if not facts.can_cross(node)]
@@ -67,7 +67,7 @@ def outputs_beside_loss(
         needs[-1] |= flow.needs[node] | own(node, layer_of)
     check_crossings(needs, layer_of, facts)
     found = crossings_of(needs, layer_of, facts, layers, batch_size)
-    # What crosses for the outputs alone needs no gradient back.
+    # Tensors that cross only for the outputs need no gradient.
     specs = {
         node: spec if node in trained.specs else replace(spec, requires_grad=False)
         for node, spec in found.specs.items()
@@ -79,9 +79,9 @@ def outputs_beside_loss(
 def outputs_without_loss(
     flow: Dataflow, facts: TensorFacts, layers: Layers, batch_size: int
 ) -> OutputView:
-    """The view in which outputs are returned where they are made, and nothing else is done.
+    """The view in which each output is returned by the stage that makes it, and nothing else runs.
 
-    What no training step computes is computed by the last layer, which holds its parameters.
+    Work that no training step does is done by the last layer, which holds its parameters.
     """
     reached = reached_from(flow)
     layer_of = {node: k for node, k in layer_of_work(flow, layers).items() if node in reached}
@@ -101,14 +101,14 @@ def outputs_without_loss(
 
 
 def own(node: fx.Node, layer_of: Mapping[fx.Node, int]) -> frozenset[fx.Node]:
-    """An output that is work must itself get to where it is returned."""
+    """An output that is work must itself be sent to the layer that returns it."""
     return frozenset([node]) if node in layer_of else frozenset()
 
 
 def reached_from(flow: Dataflow) -> set[fx.Node]:
-    """All that the outputs are computed from, earlier writes to the same storage included.
+    """Everything that the outputs are computed from, including earlier writes to the same storage.
 
-    Checks of values too, but those of targets: predictions have none.
+    Checks of values are included, except those of targets, which predictions do not have.
     """
     found = _reached(flow, flow.clean.outputs)
     output = next(n for n in flow.clean.graph.nodes if n.op == "output")
@@ -132,7 +132,7 @@ def _reached(flow: Dataflow, ends: Sequence[fx.Node]) -> set[fx.Node]:
 def check_crossings(
     needs: list[set[fx.Node]], layer_of: Mapping[fx.Node, int], facts: TensorFacts
 ) -> None:
-    """Raise `BadInput` where something would have to be sent that cannot be described."""
+    """Raise `BadInput` if a tensor would have to be sent that no spec can describe."""
     for layer, read in enumerate(needs):
         for node in read:
             if layer_of.get(node, layer) < layer and not facts.can_cross(node):

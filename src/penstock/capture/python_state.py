@@ -1,13 +1,13 @@
-"""What a model's Python code changes besides tensors of the graph: counters, lists, flags.
+"""Finds what a model's Python code changes besides tensors of the graph: counters, lists, flags.
 
-    self.step += 1              a captured graph would hold the first value for ever: refused
+    self.step += 1              a captured graph would always hold the first value: refused
     self.last = h               harmless, unless the next call reads it
 
-Attributes of the modules, and numbers and containers that the user's Python modules hold, are
-compared before and after tracing, and are put back. Where a number or a flag has changed, the model
-is refused with the line. Where something else has, the model is run twice on the example batch, one
-time after the other: if what the first run left behind changes the loss of the second, it is
-refused, too. Tensors that code assigns to buffers are written into them.
+Attributes of the modules, and numbers and containers in the user's Python modules, are compared
+before and after tracing, and are restored. If a number or a flag has changed, the model is refused
+with the line. If something else has changed, the model runs twice in a row on the example batch; if
+the first run changes the loss of the second, the model is refused too. Tensors that code assigns to
+buffers are written into the buffers.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ __all__ = ["StateChange", "check_changes", "kept_python_state"]
 
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _HARMLESS = frozenset(["_output_capturing_hooks_installed"])
-"""What transformers notes of its own hooks, which stay."""
-# Exactly these: containers of other classes may do more than hold things.
+"""Notes of transformers about its own hooks, which stay."""
+# Exactly these types: containers of other classes may do more than hold values.
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DEEPEST = 3
@@ -46,7 +46,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class StateChange:
-    """Something that forward has changed; ``line`` is where, if that is known."""
+    """Something that forward has changed; ``line`` is where, if known."""
 
     name: str
     line: str
@@ -54,7 +54,7 @@ class StateChange:
 
 
 class _State:
-    """What the modules and the user's Python modules hold now; ``changes`` as they were taken."""
+    """The state of the modules and of the user's Python modules, and its changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.changes: list[StateChange] = []
@@ -70,7 +70,7 @@ class _State:
         self._before = self._prints()
 
     def _prints(self) -> dict[tuple[int, str], Any]:
-        """Of everything that is watched: what to compare."""
+        """A value to compare for everything that is watched."""
         known: dict[int, Any] = {}
         found: dict[tuple[int, str], Any] = {}
         for owner, _, held in self._holders:
@@ -123,14 +123,14 @@ class _State:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Take the changes at the end: of forward itself, as torch puts some things back later."""
+        """Collect the changes when forward itself ends; torch restores some things later."""
         yield
         self._write_buffers()
         with torch._C.DisableTorchFunction():
             self.changes = self._changes(self._prints())
 
     def _write_buffers(self) -> None:
-        """Write what was assigned to buffers into them; torch does so for the outermost module."""
+        """Write tensors assigned to buffers into them; torch does so for the outermost module."""
         for (module, name), before in self._buffers.items():
             value = module._buffers[name]
             if value is before:
@@ -165,7 +165,7 @@ class _State:
         return f"{file}:{number} `{linecache.getline(file, number).strip()}`"
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for held, before in self._copies.values():
             if _differs(held, before):
                 _refill(held, before)
@@ -188,7 +188,7 @@ def _is_state(name: str, value: Any) -> bool:
 
 
 def _contents(value: Any) -> Any:
-    """What ``value`` contains: itself if it is a container, the attributes of other objects."""
+    """The contents of ``value``: itself for a container, else the attributes of an object."""
     if type(value) in _CONTAINERS:
         return value
     others = (type, ModuleType, nn.Module, dict, list, set, tuple)
@@ -218,7 +218,7 @@ def _refill(held: Any, before: Any) -> None:
 
 @contextlib.contextmanager
 def kept_python_state(model: nn.Module) -> Iterator[_State]:
-    """The Python state of ``model``, put back afterwards."""
+    """Within, the Python state of ``model`` may change; it is restored afterwards."""
     state = _State(model)
     assign = nn.Module.__setattr__
 
@@ -236,10 +236,10 @@ def kept_python_state(model: nn.Module) -> Iterator[_State]:
 def check_changes(
     changes: Sequence[StateChange], module: nn.Module, leaves: Sequence[torch.Tensor]
 ) -> None:
-    """Refuse changes that a captured graph would not make; ``module`` gives the loss of ``leaves``.
+    """Refuse changes that a captured graph would not make; ``module`` computes the loss.
 
     Raises:
-        CaptureFailed: a number has changed, or the loss depends on what an earlier call has left.
+        CaptureFailed: a number has changed, or the loss depends on what an earlier call left.
     """
     for change in changes:
         if change.is_number:
@@ -260,7 +260,7 @@ def _refused(change: StateChange, what: str) -> CaptureFailed:
 
 
 def _same_twice(module: nn.Module, leaves: Sequence[torch.Tensor]) -> bool:
-    """Whether two calls in a row, on the same buffers and random numbers, give one loss."""
+    """Whether two calls in a row, with equal buffers and random numbers, give the same loss."""
     losses: list[float] = []
     with kept_python_state(module):
         for _ in range(2):

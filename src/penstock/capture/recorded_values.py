@@ -1,11 +1,11 @@
-"""Values that the model's Python code asks for: recorded as it runs, given again as it is traced.
+"""Values of tensors that Python code uses: recorded in a normal run, and used again while tracing.
 
     if labels.max() >= 32: raise ValueError      a symbolic tensor is neither true nor false
 
-The model is run as it is, on the example batch and on half of it, and each truth value or number
-that its code takes out of a tensor is recorded with the line that asked. While the model is traced
-the same lines get the same values, and an assertion goes into the graph beside each. A number that
-differs between the two runs may only be compared: what must stay is the outcome.
+The unchanged model runs on the example batch and on half of it. Each truth value or number that its
+code takes from a tensor is recorded with its line. While the model is traced, the same lines get
+the same values, and a check is added to the graph for each. A number that differs between the two
+runs may only be compared; then the check is that the outcome stays the same.
 """
 
 import operator
@@ -47,10 +47,10 @@ _TESTS: dict[Any, Callable[..., torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """A truth value or a number, and the line that asked for it; lists are numbers one by one.
+    """A truth value or a number, and the line that used it; lists are recorded number by number.
 
-    ``varies`` where half of the example batch gave another number. ``within`` are the modules that
-    were running, the innermost first.
+    ``varies``: half of the example batch gave another number. ``within`` are the modules that were
+    running, innermost first.
     """
 
     line: str
@@ -60,10 +60,10 @@ class RecordedValue:
 
 
 class Recording(TorchFunctionMode):
-    """Lets everything run, and notes what is asked, unless ``is_paused()``.
+    """Runs everything and records the values that are used, unless ``is_paused()``.
 
-    ``callees`` are the functions that were being called at each line when it asked first.
-    ``lists`` are the lines that asked for nothing but lists of whole numbers.
+    ``callees`` are the functions that were running when each line first used a value. ``lists``
+    are the lines that used only lists of integers.
     """
 
     def __init__(self, model: nn.Module, is_paused: Callable[[], bool]) -> None:
@@ -81,7 +81,7 @@ class Recording(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``; note its result if it is a plain value."""
+        """Run ``func``, and record its result if that is a plain value."""
         result = func(*args, **(kwargs or {}))
         if (func in _TRUTHS or func in _NUMBERS or func in _TESTS) and not self._is_paused():
             line = current_line()
@@ -105,7 +105,7 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def replaying(recorded: Sequence[RecordedValue]) -> TorchFunctionMode:
-    """A mode in which tensors that are traced give these values, under assertions in the graph."""
+    """A mode in which traced tensors give these values, with checks in the graph."""
     return _Replaying(recorded)
 
 
@@ -121,7 +121,7 @@ class _Replaying(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """The recorded value where ``func`` asks for one; else run ``func``."""
+        """The recorded value if ``func`` asks for one; otherwise run ``func``."""
         if func in _TRUTHS or func in _NUMBERS or func in _TESTS:
             with self:
                 return self._answer(func, args, kwargs or {})
@@ -141,7 +141,7 @@ class _Replaying(TorchFunctionMode):
         return found
 
     def _next(self, tensor: torch.Tensor) -> Any:
-        """The next recorded value for this line; code may ask for less while it is traced."""
+        """The next recorded value for this line; while traced, code may use fewer values."""
         line = current_line()
         for recorded in self._left:
             if recorded.line == line:
@@ -160,14 +160,14 @@ def _one(tensor: torch.Tensor, recorded: RecordedValue) -> Any:
 
 
 class VaryingNumber:
-    """A number that other batches change: code that is traced may compare it, but not use it."""
+    """A number that differs for other batches: traced code may compare it but not use it."""
 
     def __init__(self, tensor: torch.Tensor, recorded: RecordedValue) -> None:
         self._tensor = tensor
         self._recorded = recorded
 
     def used(self, *operands: Any) -> NoReturn:
-        """Refuse what is not a comparison (CaptureFailed)."""
+        """Refuse anything but a comparison (CaptureFailed)."""
         raise GoesByValues(
             f"the model computes with a number at {self._recorded.line} that other batches change, "
             "but a graph holds it as a constant; leave it in a tensor (no .item(), .tolist() or "
@@ -175,7 +175,7 @@ class VaryingNumber:
         )
 
     def compared(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:
-        """How the number compares, which every batch must agree with (CaptureFailed)."""
+        """The outcome of a comparison, which must be the same for every batch (CaptureFailed)."""
         if isinstance(other, torch.Tensor | VaryingNumber):
             self.used()
         known = other.node.hint if isinstance(other, torch.SymInt | torch.SymFloat) else other

@@ -15,11 +15,11 @@ from penstock.capture.operators import WRITES, shares_storage, written_inputs
 __all__ = ["IS_BUFFER", "note_writes"]
 
 IS_BUFFER = "is_buffer"
-"""The entry of the ``meta`` of a body's input that is a tensor of the model."""
+"""The entry of a body input's ``meta`` that marks a tensor of the model."""
 
 
 def note_writes(graph: fx.Graph, bodies: Mapping[str, nn.Module]) -> None:
-    """Note in each region's node to which of its arguments its body writes."""
+    """Record in each region's node which of its arguments its body writes to."""
     for node in graph.nodes:
         place = next((i for i, arg in enumerate(node.args) if _body(arg, bodies) is not None), None)
         if node.op != "call_function" or place is None:
@@ -51,7 +51,7 @@ def _written(body: fx.Graph) -> set[fx.Node]:
     for node in body.nodes:
         sources = node.all_input_nodes
         shares = node.op == "call_function" and shares_storage(node)
-        # What a region returns may be what it was given.
+        # A region may return one of its inputs.
         shares = shares or node.target is operator.getitem
         root[node] = root[sources[0]] if shares and sources else node
         written |= {root[source] for source in written_inputs(node)}

@@ -1,4 +1,4 @@
-"""Attributes of classes and modules replaced for a while."""
+"""Replaces attributes of classes and modules for a while."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ __all__ = ["replaced"]
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """``owner`` with another attribute ``name``; afterwards as before, inherited or its own."""
+    """Set attribute ``name`` of ``owner`` to ``value`` within, and restore it afterwards."""
     own = name in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)

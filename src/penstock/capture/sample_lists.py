@@ -1,10 +1,10 @@
-"""The number of samples and lists of samples in Python code, while a model is traced.
+"""Supports ``len`` and lists of samples in Python code while a model is traced.
 
     torch.arange(len(scores))            len() gives the symbolic number of samples
-    torch.cat(list(features))            a list of the samples, of which only a tensor is made again
+    torch.cat(list(features))            a list of the samples that is only joined to a tensor again
     for i in range(scores.shape[0])      refused with the line
 
-Python wants whole numbers of ``len``, ``iter`` and ``range``, so tracing would fix the number of
+Python requires integers for ``len``, ``iter`` and ``range``, so tracing would fix the number of
 samples.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["every_sample", "symbolic_samples"]
 
 @contextlib.contextmanager
 def symbolic_samples() -> Iterator[None]:
-    """Let ``len`` and ``iter`` of traced tensors leave the number of samples open."""
+    """Within, ``len`` and ``iter`` of traced tensors do not fix the number of samples."""
     plain = builtins.len
 
     def length(value: Any, /) -> Any:
@@ -52,7 +52,7 @@ _AS_NUMBER: Any = SymNode.guard_int
 
 
 def _number(node: SymNode, file: str, line: int) -> int:
-    """A size as a number; refused where that is the number of samples."""
+    """A size as an integer; refused if it is the number of samples."""
     sources: Any = getattr(node.shape_env, "var_to_sources", {})
     found = [source for symbol in node.expr.free_symbols for source in sources.get(symbol, [None])]
     if node.has_hint() and any(getattr(source, "idx", None) == 0 for source in found):
@@ -93,7 +93,7 @@ class _EverySample:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Join the samples again; all else is refused."""
+        """Join the samples again; everything else is refused."""
         listed: Any = args[0] if args else (kwargs or {}).get("tensors")
         dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
         every = _found(args, kwargs or {})
@@ -106,7 +106,7 @@ class _EverySample:
 
 
 def every_sample(tensor: torch.Tensor) -> Any:
-    """The only entry of a list that stands for one of all samples of ``tensor``."""
+    """The only entry of a list that stands for all samples of ``tensor``."""
     return _EverySample(tensor)
 
 
@@ -134,12 +134,12 @@ class _OpenIteration(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``, or give a list with one entry that stands for every sample."""
-        # Iteration unbinds a tensor, too.
+        """Run ``func``, or return a list whose one entry stands for every sample."""
+        # Iteration over a tensor calls unbind, too.
         if func in (torch.Tensor.unbind, torch.unbind) and _goes_through(*args, **(kwargs or {})):
             return (_EverySample(args[0]),)
         if func is torch.Tensor.__len__ and args[0].dim() and _is_open(args[0]):
-            # list() asks for a length as a hint, and goes on without.
+            # list() asks for a length only as a hint, and continues without.
             raise TypeError("the number of samples is not known")
         pieces = divided(func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if pieces is None else pieces

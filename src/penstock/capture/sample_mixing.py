@@ -1,12 +1,12 @@
-"""Whether samples of a batch act on one another, which a pipeline's micro-batches keep apart.
+"""Finds whether samples of a batch act on one another, which micro-batches cannot reproduce.
 
     linear, attention, layer norm      every row is made of one sample: nothing mixes
     mean loss, sum over valid targets  added up over samples, and only at the end: nothing mixes
     batch norm, x - x.mean(0)          rows are made of other samples too
     mean(0) * mean(0), sqrt(mean)      sums over samples that are not simply added to the loss
 
-Where nothing mixes, a batch in micro-batches gives the gradients of the whole batch. Where samples
-mix, no cut can: it gives those of gradient accumulation.
+If nothing mixes, a batch in micro-batches gives the gradients of the whole batch. If samples mix,
+no pipeline can: it gives the gradients of gradient accumulation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,17 +59,18 @@ class _Kind(IntEnum):
     """How a value depends on the samples."""
 
     APART = 0
-    """Not at all, or each row on one sample."""
+    """It does not, or each row depends on one sample."""
     COUNT = 1
-    """On several at once, but never trained: the number of valid targets."""
+    """It depends on several samples but not on parameters: the number of valid targets."""
     SUM = 2
-    """A sum or mean over samples."""
+    """It is a sum or mean over samples."""
 
 
 def mixing_operator(flow: Dataflow, facts: TensorFacts) -> str:
-    """The first operator that mixes samples, in words; empty where none does.
+    """The first operator that mixes samples, in words; empty if none does.
 
-    A sum over samples mixes nothing if it goes to the loss by additions and constant factors only.
+    A sum over samples mixes nothing if only additions and constant factors lead from it to the
+    loss.
     """
     kinds: dict[fx.Node, _Kind] = {}
     bodies, wanted = flow.clean.bodies, _ancestors(flow.clean.loss)
@@ -87,7 +88,7 @@ def mixing_operator(flow: Dataflow, facts: TensorFacts) -> str:
 
 
 def batch_norm_in(named_modules: Iterable[tuple[str, nn.Module]]) -> str:
-    """The first batch norm in training among the modules, in words; empty where there is none."""
+    """The first batch norm in training mode among the modules, in words; empty if none."""
     for name, module in named_modules:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             return f"{type(module).__name__} '{name}'"
@@ -95,7 +96,7 @@ def batch_norm_in(named_modules: Iterable[tuple[str, nn.Module]]) -> str:
 
 
 def _ancestors(loss: fx.Node) -> set[fx.Node]:
-    """The node and all that it is computed from."""
+    """The node and everything that it is computed from."""
     pending, found = [loss], set[fx.Node]()
     while pending:
         node = pending.pop()
@@ -106,14 +107,14 @@ def _ancestors(loss: fx.Node) -> set[fx.Node]:
 
 
 def _kind(node: fx.Node, kinds: dict[fx.Node, _Kind], facts: TensorFacts) -> _Kind | None:
-    """How the node's value depends on the samples; ``None`` where it mixes them."""
+    """How the node's value depends on the samples; ``None`` if it mixes them."""
     if node.target is of_whole:
-        # The same for every slice of a step.
+        # It is equal for all slices of a step.
         return _Kind.APART
     inputs = [kinds.get(source, _Kind.APART) for source in node.all_input_nodes]
     worst = max(inputs, default=_Kind.APART)
     if not _tensors(node):
-        # A size, or a number that was read from a tensor.
+        # A size, or a number read from a tensor.
         return _Kind.COUNT if packet_name(node) in ("item", "_local_scalar_dense") else worst
     rows = _has_rows(node, facts)
     trained = node in facts.with_gradient
@@ -137,7 +138,7 @@ def _keeps_sums(node: fx.Node, kinds: dict[fx.Node, _Kind]) -> bool:
     """Whether a sum over samples among the inputs stays one, scaled or added to others."""
     name = packet_name(node)
     if name in _ADDS:
-        # A count, or rows, are not added to a sum of the loss.
+        # Counts and rows must not be added to a sum of the loss.
         others = [n for n in node.all_input_nodes if kinds.get(n) == _Kind.COUNT]
         return not others
     if name in _SCALES:
@@ -154,7 +155,7 @@ def _keeps_sums(node: fx.Node, kinds: dict[fx.Node, _Kind]) -> bool:
 
 
 def _adds_up(node: fx.Node) -> bool:
-    """Whether the operator adds up over the samples, or takes their mean."""
+    """Whether the operator sums or averages over the samples."""
     name = packet_name(node)
     return "loss" in name or name in _ADDS_UP
 
@@ -167,19 +168,19 @@ def _tensors(node: fx.Node) -> list[torch.Tensor]:
 
 
 def _has_rows(node: fx.Node, facts: TensorFacts) -> bool:
-    """Whether samples are along a dimension of the value, or along several."""
+    """Whether one or several dimensions of the value contain the samples."""
     if node in facts.samples:
         return facts.samples[node].dim >= 0
     return any(_growing(tensor, facts) for tensor in _tensors(node))
 
 
 def _growing(tensor: torch.Tensor, facts: TensorFacts) -> int:
-    """How many dimensions are not fixed: those that grow with the samples, or with values."""
+    """How many dimensions depend on the number of samples, or on values."""
     return sum(not facts.symbols.is_fixed(size) for size in tensor.shape)
 
 
 def _acts_along_samples(node: fx.Node, facts: TensorFacts) -> bool:
-    """Whether the operator reads other rows along the samples' dimension."""
+    """Whether the operator reads other rows along the dimension of the samples."""
     if any(_growing(tensor, facts) > 1 for tensor in _tensors(node)):
         return True
     if packet_name(node) not in _ALONG_A_DIMENSION or not node.all_input_nodes:
@@ -192,7 +193,7 @@ def _acts_along_samples(node: fx.Node, facts: TensorFacts) -> bool:
 
 
 def _dimensions(node: fx.Node) -> Iterator[int]:
-    """The dimensions that the operator was given, or takes by itself."""
+    """The dimensions along which the operator works."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.name in ("dim", "dims"):
@@ -202,7 +203,7 @@ def _dimensions(node: fx.Node) -> Iterator[int]:
 
 
 def _normalises(node: fx.Node, bodies: Mapping[str, nn.Module]) -> bool:
-    """Whether the node, or a region that it runs, is a batch norm in training."""
+    """Whether the node, or a region that it runs, is a batch norm in training mode."""
     if normalises_batch(node):
         return True
     regions = [bodies.get(str(source.target)) for source in node.all_input_nodes]
@@ -211,7 +212,7 @@ def _normalises(node: fx.Node, bodies: Mapping[str, nn.Module]) -> bool:
 
 
 def _in_words(node: fx.Node) -> str:
-    """``BatchNorm2d 'bn1'`` for a module of torch, else the operator and where it was called."""
+    """``BatchNorm2d 'bn1'`` for a torch module, else the operator and where it was called."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = module_path(node), str(stack[-1][1]) if stack else ""
     if kind.startswith("torch.nn.modules.") and path:

@@ -1,9 +1,9 @@
-"""A tensor that Python code divides by sample and joins again, while a model is traced.
+"""Supports Python code that splits a tensor by sample and joins it again, while it is traced.
 
     pieces = torch.split(features, counts.tolist())      as many pieces as samples
     torch.cat(pieces)                                    the tensor itself
 
-`PieceSizes` stands for such a list of numbers, and a single `_EveryPiece` for the pieces.
+`PieceSizes` stands for such a list of numbers, and a single `_EveryPiece` for all pieces.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _JOINS = frozenset([torch.cat, torch.concat, torch.concatenate])
 
 
 class NotJoined(GoesByValues):
-    """Numbers of a list, or pieces, are used otherwise; ``line`` asked for the list."""
+    """Numbers of a list, or pieces, are used for something else; ``line`` made the list."""
 
     def __init__(self, line: str) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class NotJoined(GoesByValues):
 
 
 class _Refusing:
-    """Raises `NotJoined` whatever is done with it."""
+    """Raises `NotJoined` for every use."""
 
     def __init__(self, line: str) -> None:
         self.line = line
@@ -75,13 +75,13 @@ class _EveryPiece(_Refusing):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The sizes of a piece, of which that along ``dim`` is not one number."""
+        """The sizes of a piece; the one along ``dim`` is not a single number."""
         sizes: list[Any] = list(self.tensor.shape)
         sizes[self.dim] = _Refusing(self.line)
         return tuple(sizes)
 
     def reshape(self, *shape: Any) -> "_EveryPiece":
-        """With what is divided in the first dimension, and the later ones as they say."""
+        """Reshape; the first dimension must be the split one, and stays -1."""
         wanted = shape[0] if isinstance(shape[0], tuple | list) else shape
         if self.dim or wanted[0] != -1:
             self._refuse()
@@ -97,7 +97,7 @@ class _EveryPiece(_Refusing):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Join the pieces again; all else is refused."""
+        """Join the pieces again; everything else is refused."""
         kwargs = kwargs or {}
         leaves = pytree.tree_leaves((args, kwargs))
         every = next(leaf for leaf in leaves if isinstance(leaf, _EveryPiece))
@@ -109,16 +109,16 @@ class _EveryPiece(_Refusing):
         every._refuse()
 
     def to(self, *args: Any, **kwargs: Any) -> "_EveryPiece":
-        """On another device, or in another type."""
+        """The pieces on another device, or in another type."""
         return _EveryPiece(self.tensor.to(*args, **kwargs), self.dim, self.sizes)
 
 
 @contextlib.contextmanager
 def listing_sizes(lines: Collection[str]) -> Iterator[None]:
-    """At ``lines``, ``tolist()`` of a traced tensor gives `PieceSizes`."""
+    """At ``lines``, ``tolist()`` of a traced tensor returns `PieceSizes`."""
     plain = FakeTensor.tolist
 
-    # Not a function that modes see: it is written in Python for fake tensors.
+    # Modes do not see this function, because for fake tensors it is written in Python.
     def listed(self: FakeTensor) -> Any:
         line = current_line() if lines else ""
         return PieceSizes(self, line) if line in lines else plain(self)
@@ -128,7 +128,7 @@ def listing_sizes(lines: Collection[str]) -> Iterator[None]:
 
 
 def divided(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The pieces, if ``func`` divides a tensor by `PieceSizes`; else None."""
+    """The pieces, if ``func`` splits a tensor by `PieceSizes`; else None."""
     if func not in _SPLITS:
         return None
     found = [value for value in (*args, *kwargs.values()) if isinstance(value, PieceSizes)]
@@ -139,7 +139,7 @@ def divided(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def count_of_pieces(value: Any) -> Any:
-    """How many pieces, or numbers of them, ``value`` lists; None where it lists something else."""
+    """How many pieces or piece sizes ``value`` lists; None if it lists something else."""
     if isinstance(value, PieceSizes):
         return value.tensor.shape[0]
     if isinstance(value, list | tuple):

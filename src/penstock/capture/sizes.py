@@ -1,4 +1,4 @@
-"""Sizes that depend on the batch: formulas of the number of samples and of its lengths."""
+"""Sizes that depend on the batch, as formulas of the number of samples and of the lengths."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ ROWS = sympy.Symbol("rows", positive=True, integer=True)
 
 @dataclass(frozen=True)
 class BatchSymbols:
-    """What the symbols of a traced graph stand for: samples, or one of the batch's lengths.
+    """The meanings of the symbols of a traced graph: samples, or one of the batch's lengths.
 
-    ``relations`` are those among the lengths that the code assumes: the length with that number is
-    what the formula says. ``example`` are the lengths that were traced.
+    ``relations`` among the lengths are assumed by the code: the length with that index has the
+    value of the formula. ``example`` are the traced lengths.
     """
 
     meanings: Mapping[sympy.Symbol, sympy.Expr]
@@ -37,7 +37,7 @@ class BatchSymbols:
         return tuple(map(length_symbol, range(len(self.example))))
 
     def formula(self, size: Any) -> sympy.Expr:
-        """The formula of a size, with one symbol for the samples of every tensor of the batch.
+        """The formula of a size, with one symbol for the samples of all tensors of the batch.
 
         Sizes that depend on values (the number of nonzero entries) keep their own symbols.
         """
@@ -48,7 +48,7 @@ class BatchSymbols:
         return expression.xreplace(known | dict(self.meanings)).replace(FloorDiv, _divided)
 
     def rows_factor(self, size: Any) -> sympy.Expr | None:
-        """``k`` where a size is ``k`` times the number of samples, else None.
+        """``k`` if a size is ``k`` times the number of samples, else None.
 
         ``k`` is a number, or a formula of the lengths.
         """
@@ -66,18 +66,18 @@ class BatchSymbols:
         return self.formula(size).free_symbols <= set(self.lengths)
 
     def varying(self, formula: sympy.Expr) -> SizeFormula | None:
-        """The formula where it has a length in it; else None."""
+        """The formula if it contains a length, else None."""
         return SizeFormula(formula) if formula.free_symbols else None
 
 
 def _divided(size: sympy.Expr, divisor: sympy.Expr) -> Any:
-    """A whole division, by what has no remainder as plain division: 32 rows // (8 rows) is 4."""
+    """An integer division, simplified if it has no remainder: 32 rows // (8 rows) is 4."""
     quotient = sympy.cancel(size / divisor)
     return quotient if quotient.is_Integer else FloorDiv(size, divisor)
 
 
 def size_of_batch(value: Any) -> bool:
-    """Whether a value is a number, or a condition, that follows from the samples of the batch."""
+    """Whether a value is a symbolic number or condition that depends only on the batch's sizes."""
     if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
     return all(symbol.name.startswith("s") for symbol in value.node.expr.free_symbols)
@@ -86,7 +86,7 @@ def size_of_batch(value: Any) -> bool:
 def batch_symbols(
     leaves: Sequence[fx.Node], places: Sequence[Sequence[tuple[int, int]]], example: LengthsOf
 ) -> BatchSymbols:
-    """The symbols of a batch whose lengths are at ``places[number]``: pairs of leaf, dimension."""
+    """The symbols of a batch with lengths at ``places[number]``: pairs of leaf and dimension."""
     meanings: dict[Any, Any] = {}
     found: list[tuple[int, Any]] = []
     for number, dimensions in enumerate(places):
@@ -113,7 +113,7 @@ def size_nodes(
     """Rewrite every node whose value is a symbolic integer as a formula of the ``known`` nodes.
 
     Raises:
-        CaptureFailed: a size is not built from sums, products, whole divisions, min and max.
+        CaptureFailed: a size has operations other than sum, product, integer division, min, max.
     """
     for node in list(graph.nodes):
         value = node.meta.get("val")
@@ -133,7 +133,7 @@ def size_nodes(
 
 
 def _put_number(node: fx.Node, number: int) -> None:
-    """Give the readers of ``node`` a number instead: fx has no nodes for plain numbers."""
+    """Replace ``node`` by a number in its readers, since fx has no nodes for plain numbers."""
     for reader in list(node.users):
 
         def exchanged(argument: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""Slots: what stands for the tensors in the nested structure of a batch, or of a model's result."""
+"""Slots stand for the tensors in the nested structure of a batch or of a model's result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class KeyedSlots:
-    """A mapping that is made from its entries, such as the outputs of Hugging Face models."""
+    """A mapping class that is constructed from its entries, as Hugging Face models return."""
 
     kind: type
     entries: Mapping[str, Any]
 
 
 def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
-    """``structure`` with ``value_of(index)`` in each slot; constants stay."""
+    """``structure`` with ``value_of(index)`` in each slot; constants stay as they are."""
     if isinstance(structure, Slot):
         return value_of(structure.index)
     if isinstance(structure, KeyedSlots):

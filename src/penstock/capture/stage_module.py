@@ -1,4 +1,4 @@
-"""One stage of a captured graph as a module."""
+"""Builds the module of one stage of a captured graph."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["StagePart", "build_module", "leaves_of_lengths", "needed"]
 
 @dataclass(frozen=True)
 class StagePart:
-    """What a stage computes: work, in order; the leaves and tensors it gets; what it returns."""
+    """The content of a stage: work in order, leaves and tensors it gets, nodes it returns."""
 
     work: Sequence[fx.Node]
     leaves: Sequence[fx.Node]
@@ -25,7 +25,7 @@ class StagePart:
 
 
 def needed(flow: Dataflow, targets: Iterable[fx.Node], given: Iterable[fx.Node]) -> set[fx.Node]:
-    """Every node that computing ``targets`` takes, down to ``given``."""
+    """All nodes that are needed to compute ``targets`` from ``given``."""
     found: set[fx.Node] = set()
     pending, stop = list(targets), set(given)
     while pending:
@@ -44,9 +44,9 @@ def leaves_of_lengths(
     leaves: Sequence[fx.Node],
     read: Collection[int] | None = None,
 ) -> list[fx.Node]:
-    """Leaves to take the wanted lengths from, where none of ``leaves`` has them.
+    """Leaves that show the wanted lengths, if none of ``leaves`` does.
 
-    They are among those with the numbers ``read``, if given.
+    They are among those with the indices ``read``, if given.
     """
     clean, more = flow.clean, list[fx.Node]()
     for node, places in zip(clean.lengths, clean.length_places, strict=True):
@@ -59,7 +59,7 @@ def leaves_of_lengths(
 def build_module(
     flow: Dataflow, part: StagePart, attributes: Mapping[str, Any], extra: Iterable[str]
 ) -> fx.GraphModule:
-    """The module of ``part``; ``attributes`` are shared, not copied, and ``extra`` ones added."""
+    """The module of ``part``; it shares ``attributes`` without copies, and holds ``extra`` ones."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for leaf in part.leaves:
@@ -129,13 +129,13 @@ def _holder(attributes: Mapping[str, Any]) -> nn.Module:
             case nn.Module():
                 owner.add_module(last, value)
             case _:
-                # What a higher-order operator takes besides tensors, such as a tree's structure.
+                # An argument of a higher-order operator other than a tensor, like a tree spec.
                 object.__setattr__(owner, last, value)
     return root
 
 
 def _share(module: fx.GraphModule, holder: nn.Module) -> None:
-    """Put the tree of ``holder`` into ``module``, whose own has all buffers persistent."""
+    """Move the attributes of ``holder`` to ``module``, where fx makes all buffers persistent."""
     for name, child in holder.named_children():
         module.add_module(name, child)
     for name, tensor in holder._parameters.items():

@@ -1,7 +1,7 @@
-"""What is known of each tensor of a captured graph: its samples, and whether it has a gradient.
+"""What is known about each tensor of a captured graph: its samples, and whether it has a gradient.
 
-The samples' dimension comes from the symbolic shape. Where samples and another dimension were
-flattened together, their order decides whether rows can be cut between replicas:
+The samples' dimension is known from the symbolic shape. If samples and another dimension were
+flattened together, their order decides whether rows can be divided among replicas:
 
     (samples, words) -> flatten   0 0 0 1 1 1 2 2 2   sample after sample: rows can be cut
     (words, samples) -> flatten   0 1 2 0 1 2 0 1 2   they cannot
@@ -41,7 +41,7 @@ _REORDERS_ROWS = frozenset(
 
 @dataclass(frozen=True)
 class _Samples:
-    """Where the samples are: dimension (-1 for none), rows per sample, in order of samples.
+    """Where the samples are: dimension (-1 for none), rows per sample, and whether in order.
 
     ``rows`` is a number, or a formula of the lengths.
     """
@@ -160,7 +160,7 @@ def _ordered(
 
 
 def _acts_on(node: fx.Node, dim: int, dims: int) -> bool:
-    """Whether an operator that moves rows does so along ``dim`` (assumed if unreadable)."""
+    """Whether an operator that moves rows does so along ``dim``; assumed if unknown."""
     name = packet_name(node)
     if name in ("repeat", "tile"):
         counts = node.args[1] if len(node.args) > 1 else ()
@@ -175,7 +175,7 @@ def _acts_on(node: fx.Node, dim: int, dims: int) -> bool:
 
 
 def _written_storage(node: fx.Node) -> set[fx.Node]:
-    """The nodes whose storage the node writes to: they have a gradient from then on."""
+    """The nodes whose storage the node writes to, and which have a gradient from then on."""
     found: set[fx.Node] = set()
     for source in written_inputs(node):
         while source.op == "call_function":
@@ -199,7 +199,7 @@ def _has_gradient(node: fx.Node, known: Collection[fx.Node]) -> bool:
         return False
     origin = node.all_input_nodes[0] if node.all_input_nodes else node
     if name == "getitem" and packet_name(origin) == "broadcast_tensors":
-        # Its results are its inputs, one by one.
+        # Its results correspond to its inputs, one by one.
         inputs, index = origin.args[0], node.args[1]
         assert isinstance(inputs, list | tuple) and isinstance(index, int)
         return inputs[index] in known

@@ -1,4 +1,4 @@
-"""From a model and one example batch to its layer graph."""
+"""Makes the layer graph of a model from one example batch."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -46,19 +46,19 @@ def capture_model(
     """The layers of ``model`` with its loss, and the tensors between them.
 
     ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
-    ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names are equal sizes. A model
-    that cannot be captured for every length is captured once for each of the `Length`'s buckets.
+    ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names mean equal sizes. A model
+    that cannot be captured for every length is captured once for each bucket of its `Length`.
 
-    Nothing of the model changes. A model in evaluation mode is captured in training mode; modules
-    in evaluation mode inside a model in training mode stay so (frozen batch norms).
+    The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
+    evaluation mode inside a model in training mode stay so (frozen batch norms).
 
-    Of blocks that do the same two are traced, and the others are copies of the second, unless
-    ``reuse_blocks`` is false; the layers are the same either way.
+    Of several equal blocks two are traced, and the others are copies of the second, unless
+    ``reuse_blocks`` is false. The layers are the same either way.
 
     Raises:
-        BadInput: the batch does not fit the model, no scalar loss comes out or none that slices of
-            a batch can make up together, or the granularity is unknown.
-        CaptureFailed: the model cannot be traced; names the line, and the way out.
+        BadInput: the batch does not fit the model, the loss is not a scalar or cannot be computed
+            from slices of a batch, or the granularity is unknown.
+        CaptureFailed: the model cannot be traced; names the line and a remedy.
     """
     if granularity not in get_args(Granularity):
         raise BadInput(
@@ -123,10 +123,10 @@ def _traced(
     names: Mapping[str, str],
     reuse_blocks: bool,
 ) -> tuple[CleanGraph, Flattened, LengthConditions]:
-    """The graph of model and loss, the structure of the model's outputs, and what lengths must be.
+    """The graph of model and loss, the structure of the model's outputs, and length conditions.
 
-    Outputs that cannot be described must not keep a model from being trained, so it is traced
-    without them where they may be the reason that tracing failed.
+    Outputs that cannot be described must not prevent training. So if they may be the reason that
+    tracing failed, the model is traced again without them.
     """
     layout, outputs = call.layout, ReturnedOutputs()
 
@@ -188,7 +188,7 @@ def _is_persistent(root: nn.Module, name: str) -> bool:
 
 
 def _attribute_names(tensors: ModelTensors) -> dict[str, str]:
-    """From the names in the wrapper to the first names in the model."""
+    """A map from names in the wrapper to the first names in the model."""
     first = {name: name for name in (*tensors.parameters, *tensors.buffers)} | dict(tensors.tied)
     inside = {WRAPPED_MODEL + name: known for name, known in first.items()}
     return inside | {name: known for name, known in first.items() if name.startswith(WRAPPED_LOSS)}
@@ -204,9 +204,9 @@ def _mark_parameters(cleaned: CleanGraph, tensors: ModelTensors) -> None:
 def _parameter_uses(
     flow: Dataflow, layers: Layers, tensors: ModelTensors
 ) -> tuple[ParameterUse, ...]:
-    """Every parameter and buffer; those that nothing reads belong to layer 0.
+    """Every parameter and buffer, with its layers; those that nothing reads belong to layer 0.
 
-    Those that only outputs are computed from belong to the last layer.
+    Those that are needed only for outputs belong to the last layer.
     """
     readers: dict[str, list[int]] = {}
     for layer, needs in enumerate(layer_needs(flow, layers)):

@@ -34,7 +34,7 @@ __all__ = ["ModelTensors", "TracedGraph"]
 class ModelTensors:
     """Parameters and buffers of the user's model (and loss) by first name.
 
-    ``tied`` are the further names; ``persistent`` tells which buffers a state dict holds.
+    ``tied`` are additional names; ``persistent`` says which buffers are in a state dict.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -45,7 +45,7 @@ class ModelTensors:
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """A traced model as a :class:`LayerGraph`; ``view`` says which outputs are wanted, if any."""
+    """A traced model as a :class:`LayerGraph`; ``view`` is given if outputs are wanted."""
 
     model: nn.Module
     call: BatchCall
@@ -72,7 +72,7 @@ class TracedGraph:
 
     @property
     def mixing(self) -> str:
-        """Why micro-batches cannot give what the whole batch gives; empty where they do."""
+        """Why micro-batches cannot give the result of the whole batch; empty if they can."""
         operator = mixing_operator(self.flow, self.facts)
         if operator:
             return f"it mixes samples ({operator})"
@@ -91,7 +91,7 @@ class TracedGraph:
 
     @property
     def tied_names(self) -> Mapping[str, str]:
-        """Further names of tied parameters, each with the first name of the same parameter."""
+        """Additional names of tied parameters, each with the parameter's first name."""
         return self.tensors.tied
 
     @property
@@ -112,27 +112,27 @@ class TracedGraph:
 
     @property
     def output_layers(self) -> tuple[int, ...]:
-        """The layer whose stage returns each output; empty where none are wanted."""
+        """The layer whose stage returns each output; empty if none are wanted."""
         return () if self.view is None else self.view.returned_by
 
     @property
     def leaves_read(self) -> frozenset[int]:
-        """The leaves of a batch that the layers may read."""
+        """The leaves of a batch that layers may read."""
         leaves = self.flow.clean.leaves
         if self.view is None or self._has_loss:
             return frozenset(range(len(leaves)))
         return frozenset(leaves.index(leaf) for leaf in self.view.leaves)
 
     def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """What the loss function gets besides the output; the whole batch where there is none."""
+        """What the loss function gets besides the output; without one, the whole batch."""
         return self.call.target(leaves)
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
-        """The leaves of a batch that may lack some that are not read (BadInput if unlike)."""
+        """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
         return self.call.leaves(batch, self.leaves_read)
 
     def with_outputs(self) -> "TracedGraph":
-        """The same with the model's outputs after loss and weight (BadInput if it has none)."""
+        """A copy that returns loss, weight and the model's outputs (BadInput if it has none)."""
         self._check_outputs()
         view = outputs_beside_loss(
             self.flow, self.facts, self.layers, self.batch_size, self.trained
@@ -140,7 +140,7 @@ class TracedGraph:
         return replace(self, view=view)
 
     def without_loss(self) -> "TracedGraph":
-        """The model's outputs alone (BadInput if it has none)."""
+        """A copy that returns only the model's outputs (BadInput if it has none)."""
         self._check_outputs()
         view = outputs_without_loss(self.flow, self.facts, self.layers, self.batch_size)
         return replace(self, view=view)
@@ -155,7 +155,7 @@ class TracedGraph:
         return leaves if self._wholes is None else self._wholes.beside([leaves])[0]
 
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of batches that make one step, with what slices know of the whole of it."""
+        """The leaves of the batches of one step, with the values of the whole step if needed."""
         own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
         return own if self._wholes is None else self._wholes.beside(own)
 
@@ -178,7 +178,7 @@ class TracedGraph:
 
     @property
     def largest_lengths(self) -> LengthsOf:
-        """The largest of each length that is declared, or else that of the example batch."""
+        """The largest declared value of each length, or else that of the example batch."""
         example = self.call.layout.example_lengths
         return tuple(
             size if length.max is None else length.max
@@ -186,7 +186,7 @@ class TracedGraph:
         )
 
     def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
-        """The lengths of a batch, checked (BadInput where the code as captured has no such)."""
+        """The lengths of a batch (BadInput if the captured code cannot run at these)."""
         if not self.lengths:
             return ()
         found = self.call.layout.lengths_of(leaves)
@@ -259,12 +259,12 @@ class TracedGraph:
         return StagePart(work, leaves, received, returned)
 
     def _any_leaf(self) -> fx.Node:
-        """A leaf to take the number of rows from: one that is read, if any is."""
+        """A leaf that shows the number of rows; one that is read, if any is."""
         leaves = self.flow.clean.leaves
         return leaves[min(self.leaves_read, default=0)]
 
     def _attributes(self) -> dict[str, Any]:
-        """Everything a stage may hold, by name; buffers with whether they are persistent."""
+        """Everything that a stage may hold, by name; buffers with whether they are persistent."""
         found: dict[str, Any] = {}
         found |= self.tensors.parameters
         for name, buffer in self.tensors.buffers.items():
@@ -275,7 +275,7 @@ class TracedGraph:
         return found
 
     def _unused(self, layers: range) -> list[str]:
-        """Tensors that no training reads, so that checkpoints are whole; predictions need none."""
+        """Tensors that training does not read; a stage holds them to make checkpoints complete."""
         if not self._has_loss:
             return []
         read = {str(n.target) for n in self.flow.trained if n.op == "get_attr"}

@@ -1,4 +1,4 @@
-"""Modules in the training or evaluation mode that they had before."""
+"""Restores the training or evaluation mode of modules."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ __all__ = ["kept_training_flags"]
 
 @contextmanager
 def kept_training_flags(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within, ``modules`` may be put into other modes; then each is in its own again."""
+    """Within, the modes of ``modules`` may change; they are restored afterwards."""
     before = {part: part.training for part in modules}
     try:
         yield

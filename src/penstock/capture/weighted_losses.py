@@ -1,4 +1,4 @@
-"""A loss that is given as a list of weighted terms: ``loss=[(1.0, words), (0.5, order)]``."""
+"""A loss given as a list of weighted terms: ``loss=[(1.0, words), (0.5, order)]``."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -17,8 +17,8 @@ __all__ = ["WeightedLosses", "as_function"]
 class WeightedLosses(nn.Module):
     """The weighted sum of loss functions of the same output and target.
 
-    Each term is weighted over the slices of a batch by itself. Those that are modules keep their
-    parameters, under their place in the list.
+    Slices of a batch are weighted for each term separately. Terms that are modules keep their
+    parameters, under their index in the list.
 
     >>> one, two = nn.functional.mse_loss, nn.functional.l1_loss
     >>> loss = WeightedLosses([(1.0, one), (0.5, two)])
@@ -26,7 +26,7 @@ class WeightedLosses(nn.Module):
     5.0
 
     Raises:
-        BadInput: an entry is not a number and a function.
+        BadInput: an entry is not a pair of a number and a function.
     """
 
     def __init__(self, terms: Sequence[tuple[float, LossFunction]]) -> None:
@@ -50,7 +50,7 @@ class WeightedLosses(nn.Module):
         return len(self._functions)
 
     def terms(self, output: Any, target: Any) -> list[Any]:
-        """What each function gives, in order, times its factor."""
+        """The result of each function times its factor, in order."""
         found: list[Any] = []
         for factor, function in zip(self._factors, self._functions, strict=True):
             value = function(output, target)
@@ -63,7 +63,7 @@ class WeightedLosses(nn.Module):
 
 
 def is_term(entry: Any) -> TypeGuard[tuple[float, LossFunction]]:
-    """Whether an entry of the list is a number and something that can be called."""
+    """Whether an entry of the list is a pair of a number and a callable."""
     pair = isinstance(entry, tuple | list) and len(entry) == 2
     return pair and isinstance(entry[0], int | float) and callable(entry[1])
 
@@ -72,7 +72,7 @@ def as_function(loss: Loss | None) -> LossFunction | None:
     """A loss as one function; a list of weighted terms becomes their sum.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: it is neither a function nor such a list.
     """
     if isinstance(loss, list | tuple):
         return WeightedLosses(loss)

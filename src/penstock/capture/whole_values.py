@@ -1,9 +1,9 @@
-"""What slices of a batch must know of the whole step: computed once, and carried by a last leaf.
+"""Values of the whole step that slices of a batch need: computed once, and sent as a last leaf.
 
 A loss with several terms divides each by its own number of terms over the whole step (see
-`penstock.capture.loss_terms`). These numbers depend on the batch alone, which every rank has, so
-each rank computes them before the iteration. They lie side by side in a row, the same for every
-sample, so that whatever cuts a batch into slices cuts this leaf as any other.
+`penstock.capture.loss_terms`). These numbers depend only on the batch, which every rank has, so
+each rank computes them before the iteration. They form one row, equal for every sample, so this
+leaf can be cut into slices like any other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ __all__ = ["WholeValues", "whole_values"]
 
 
 class WholeValues:
-    """Computes the values of a step from the leaves of its batches, given by ``indices``.
+    """Computes the values of a step from the leaves ``indices`` of its batches.
 
-    ``counts[i]`` says that value ``i`` is a number of valid targets, ``adds[i]`` that those of two
-    batches add up to that of both.
+    ``counts[i]``: value ``i`` is a number of valid targets. ``adds[i]``: the value of two batches
+    together is the sum of their values.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class WholeValues:
         self._indices, self._counts, self._adds = tuple(indices), tuple(counts), tuple(adds)
 
     def beside(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of every batch with the last one behind them; all batches are one step.
+        """The leaves of every batch, with the additional last leaf; all batches are one step.
 
         Raises:
-            BadInput: batches of different lengths, and a value that needs them in one piece.
+            BadInput: batches have different lengths, and a value needs them joined.
         """
         read = [self._read(batch) for batch in batches]
         alike = all([x.shape[1:] for x in own] == [x.shape[1:] for x in read[0]] for own in read)
@@ -61,10 +61,10 @@ class WholeValues:
     def of_each_part(
         self, batch: Sequence[torch.Tensor], cut: Sequence[range]
     ) -> list[torch.Tensor]:
-        """The leaves of a batch with a last one that differs from part to part.
+        """The leaves of a batch with a last leaf that differs between the parts ``cut``.
 
-        A part without any valid target for a term has a sum of 0 for it, over 1 instead of 0: such
-        a micro-batch changes no weights.
+        If a part has no valid target for a term, its sum is 0 and its divisor 1 instead of 0: such
+        a micro-batch does not change the weights.
         """
         read, found = self._read(batch), list[torch.Tensor]()
         for rows in cut:
@@ -73,7 +73,7 @@ class WholeValues:
         return [*batch, torch.cat(found)]
 
     def _row(self, leaves: Sequence[torch.Tensor], empty: float = 0.0) -> torch.Tensor:
-        """All values side by side; ``empty`` stands for no valid target."""
+        """All values side by side; ``empty`` replaces a count of 0."""
         with torch.no_grad():
             found = [torch.as_tensor(value).to(torch.float64) for value in self._module(*leaves)]
         for place, is_count in enumerate(self._counts):
@@ -82,13 +82,13 @@ class WholeValues:
         return torch.cat([value.reshape(-1) for value in found])
 
     def _read(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What is read of a batch, on the CPU, where what the code of the model made is."""
+        """The leaves to read, on the CPU, where tensors made by the model's code are."""
         leaves = [batch[index] for index in self._indices]
         return [leaf if leaf.is_meta else leaf.cpu() for leaf in leaves]
 
 
 def whole_values(flow: Dataflow, attributes: Mapping[str, Any]) -> WholeValues | None:
-    """What the last leaf of ``flow`` holds; None where no slice needs to know of the whole.
+    """The computation of the last leaf of ``flow``; None if no slice needs it.
 
     Raises:
         BadInput: a value is computed from a tensor on the meta device.
