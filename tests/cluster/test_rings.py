@@ -2,7 +2,6 @@
 
 from itertools import pairwise, permutations
 from random import Random
-from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -106,11 +105,11 @@ def test_ways_depend_on_the_counts_of_hosts_only():
     assert all_reduce_ways(cluster, [0, 1, 4]) != all_reduce_ways(cluster, [0, 1, 2])
 
 
-def test_the_ways_of_512_devices_are_known_at_once():
+def test_the_ways_of_512_devices_are_found_once(monkeypatch: pytest.MonkeyPatch):
     host = Host("h", (DEVICE,) * 8, 100.0, 10.0, 0.25, 1.0)
     cluster, devices = Cluster("pods", (host,) * 128), tuple(range(512))
     first = all_reduce_ways(cluster, devices)
-    start_s = process_time()
-    again = [all_reduce_ways(cluster, devices) for _ in range(200)]
-    assert (process_time() - start_s) / 200 < 0.4e-3  # 0.04 ms where nothing else runs
-    assert again == [first] * 200
+    monkeypatch.delattr("penstock.cluster.collectives.host_order")
+    assert all_reduce_ways(cluster, devices) == first
+    # As many on each of as many hosts of the same kind: the same question.
+    assert all_reduce_ways(cluster, tuple(range(512, 1024))) == first

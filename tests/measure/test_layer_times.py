@@ -1,7 +1,8 @@
 """A measured profile says what the layers really cost."""
 
-import time
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,28 +18,49 @@ from penstock.measure.layer_times import measure_profile
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.profile.model_profile import Affine, SharedParameter
 
-SLEEP_PER_SAMPLE_S = 0.004
+PER_SAMPLE_S = 0.004
 
 
-class Sleep(torch.autograd.Function):
+class Clock:
+    """A clock that stands still, but for the layers whose time is known; a look at it takes long
+    where ``look_s`` is set."""
+
+    now_s = 0.0
+    look_s = 0.0
+
+    @classmethod
+    def look(cls) -> float:
+        cls.now_s += cls.look_s
+        return cls.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
+    """What the stopwatch looks at instead of the machine's clock."""
+    monkeypatch.setattr("penstock.measure.clock.time", SimpleNamespace(perf_counter=Clock.look))
+    monkeypatch.setattr(Clock, "look_s", 0.0)
+    return Clock
+
+
+class Slow(torch.autograd.Function):
     """Forward of 4 ms a sample, backward of three times that."""
 
     @staticmethod
     def forward(context: object, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(SLEEP_PER_SAMPLE_S * len(x))
+        Clock.now_s += PER_SAMPLE_S * len(x)
         return x.clone()
 
     @staticmethod
     def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(3 * SLEEP_PER_SAMPLE_S * len(gradient))
+        Clock.now_s += 3 * PER_SAMPLE_S * len(gradient)
         return gradient
 
 
-class Sleeper(nn.Module):
+class SlowLayer(nn.Module):
     """A layer whose time is known."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Sleep.apply(x)  # type: ignore[return-value]
+        return Slow.apply(x)  # type: ignore[return-value]
 
 
 def example(rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,20 +76,18 @@ def net() -> Chain:
     )
 
 
-def test_times_are_those_of_the_layers_and_grow_with_the_samples() -> None:
-    chain = Chain({"first": nn.Linear(16, 16), "slow": Sleeper(), "out": nn.Linear(16, 4)})
+def test_times_are_those_of_the_layers_and_grow_with_the_samples(clock: type[Clock]) -> None:
+    chain = Chain({"first": nn.Linear(16, 16), "slow": SlowLayer(), "out": nn.Linear(16, 4)})
     graph = chain_graph(chain, example(), loss=functional.cross_entropy)
     profile = measure_profile(graph, example(), batch_sizes=(2, 8), repeats=3)
     slow = profile.layers[1]
     for samples in (2, 8):
-        assert slow.forward_s.at(samples) == pytest.approx(SLEEP_PER_SAMPLE_S * samples, rel=0.5)
-        assert slow.backward_s.at(samples) == pytest.approx(
-            3 * SLEEP_PER_SAMPLE_S * samples, rel=0.5
-        )
+        assert slow.forward_s.at(samples) == pytest.approx(PER_SAMPLE_S * samples)
+        assert slow.backward_s.at(samples) == pytest.approx(3 * PER_SAMPLE_S * samples)
     assert slow.backward_weight_s.at(8) == 0
     assert profile.batch_size == 8
     others = [layer for layer in profile.layers if layer.name != "slow"]
-    assert all(layer.forward_s.at(8) < slow.forward_s.at(8) / 2 for layer in others)
+    assert all(layer.forward_s.at(8) == layer.backward_s.at(8) == 0 for layer in others)
 
 
 def test_saved_bytes_are_exact_and_a_tensor_saved_twice_counts_once() -> None:
@@ -162,32 +182,25 @@ def test_a_model_on_meta_is_measured_one_layer_at_a_time(monkeypatch: pytest.Mon
         assert one.forward_s.at(8) > 0
 
 
-def test_layers_add_up_to_the_whole_model() -> None:
-    chain = Chain([nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))) for _ in range(6)])
-    batch = (torch.randn(64, 256), torch.zeros(64, dtype=torch.long))
+def test_layers_add_up_to_the_whole_model(clock: type[Clock], monkeypatch: Any) -> None:
+    """A layer alone costs 5 ms more than within a stage; without a correction the sum shows it."""
+    monkeypatch.setattr(clock, "look_s", 0.005)
+    chain = Chain([nn.Linear(8, 8), *(SlowLayer() for _ in range(6))])
+    batch = (torch.randn(64, 8), torch.zeros(64, dtype=torch.long))
     graph = chain_graph(chain, batch, loss=functional.cross_entropy)
-    profile = measure_profile(graph, batch, batch_sizes=(16, 64), repeats=9)
-
-    def whole() -> None:
-        functional.cross_entropy(chain(batch[0]), batch[1]).backward()
-
-    whole()
-    seconds: list[float] = []
-    for _ in range(15):
-        start = time.perf_counter()
-        whole()
-        seconds.append(time.perf_counter() - start)
+    profile = measure_profile(graph, batch, batch_sizes=(16, 64), repeats=3)
     everything = range(len(profile.layers))
-    predicted_s = profile.forward_s(everything, 64) + profile.backward_s(everything, 64)
-    # Wide, because the machine may be busy; without the correction the sum is near double.
-    assert predicted_s == pytest.approx(sorted(seconds)[7], rel=0.35)
+    for samples in (16, 64):
+        forward_s = 6 * PER_SAMPLE_S * samples
+        assert profile.forward_s(everything, samples) == pytest.approx(forward_s + 0.005)
+        assert profile.backward_s(everything, samples) == pytest.approx(3 * forward_s + 0.005)
 
 
 def test_a_step_is_timed_without_moving_the_parameters() -> None:
     model = nn.Linear(64, 64)
     before = model.weight.detach().clone()
     seconds = measure_step_s_per_byte(model, lambda ps: torch.optim.AdamW(ps, lr=1.0))
-    assert 0 < seconds < 1e-3
+    assert seconds > 0
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
 

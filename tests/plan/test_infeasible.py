@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from math import inf
-from time import process_time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from penstock.errors import Infeasible
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.infeasible import infeasible
-from penstock.plan.leanest import lean_costs, leanest
+from penstock.plan.leanest import lean_costs, leanest, reach
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
 from penstock.planning.questions import planning_problem
@@ -100,14 +100,22 @@ def hungry(layers: int) -> ModelProfile:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "micro_batch_size", "seconds"),
-    [("dapple-a", 0, 2.0), ("dapple-a", 16, 2.0), ("h100-pod-1024", 0, 4.0)],
+    ("cluster", "micro_batch_size", "most"),
+    [("dapple-a", 0, 200), ("dapple-a", 16, 3000), ("h100-pod-1024", 0, 400)],
 )
-def test_the_answer_comes_soon(cluster: str, micro_batch_size: int, seconds: float):
-    """0.01, 0.2 and 0.1 s of computing where nothing else runs."""
+def test_the_answer_comes_soon(
+    cluster: str, micro_batch_size: int, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    """It asks how far stages of one width reach 164, 2847 and 356 times: 0.01 to 0.2 s."""
+    asked: list[None] = []
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(None)
+        return reach(*arguments)
+
+    monkeypatch.setattr("penstock.plan.leanest.reach", counted)
     problem = planning_problem(
         hungry(100), find_cluster(cluster), 1024, micro_batch_size=micro_batch_size
     )
-    start_s = process_time()
     assert "use devices with" in str(infeasible(problem, "search"))
-    assert process_time() - start_s < seconds
+    assert 0 < len(asked) <= most

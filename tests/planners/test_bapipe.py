@@ -1,7 +1,6 @@
 """BaPipe: closed forms against the simulator, the parts of its partition, and what it picks."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,11 +21,10 @@ from penstock.planners.bapipe.partition import (
 )
 from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
 from penstock.planning.questions import planning_problem
-from penstock.profile.find import find_profile, read_any_profile
+from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "profiles" / "pipedream"
 ENOUGH = 1e15
 
 
@@ -223,17 +221,15 @@ def test_it_explores_its_own_schedules_for_the_accelerators_there_are(
     assert methods_for(alone) == ("1f1b-so",)
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published profiles are not there")
 @pytest.mark.parametrize(
-    "name, profile_batch, pipeline",
-    [("vgg16", 128, True), ("gnmt", 64, True), ("resnet50", 128, False)],
+    "name, pipeline", [("vgg-16", True), ("gnmt-8", True), ("resnet-50", False)]
 )
 def test_it_picks_data_parallelism_for_resnet_and_pipelines_for_vgg_and_gnmt(
-    name: str, profile_batch: int, pipeline: bool
+    name: str, pipeline: bool
 ):
     # Four V100s that reach each other through PCIe at 3 GB/s, a mini-batch of 32 on each.
     host = Host("pcie", (Device("V100-16GB", 16e9),) * 4, 3e9, link_latency_s=10e-6)
-    profile = read_any_profile(PUBLISHED / f"{name}.txt", profile_batch)
+    profile = find_profile(name)
     sizes = (1, 2, 4, 8, 16, 32, 64, 128)
     problem = PlanningProblem(profile, Cluster("bapipe", (host,)), 128, sizes)
     plan = bapipe(problem, make_score(problem))

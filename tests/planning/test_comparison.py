@@ -82,9 +82,7 @@ def test_a_planner_that_never_looks_at_the_clock_is_stopped(
         raise AssertionError
 
     add(monkeypatch, "sleeps", sleeps)
-    start_s = time.monotonic()
     (found,) = compare_plans(problem, ["sleeps"], ["auto"], time.monotonic, limit_s=0.2)
-    assert time.monotonic() - start_s < 10
     assert found.outcome == NoAnswer("no plan within 0.2 s; allow more with --time-limit")
 
 

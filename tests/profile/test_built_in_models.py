@@ -1,9 +1,9 @@
 """The built-in models: equal to the published profiles, and what is said of a wrong table."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from scripts import script_at
 
 from penstock.cluster.presets import find_cluster
 from penstock.errors import BadInput
@@ -11,24 +11,138 @@ from penstock.plan.cost import device_memory_bytes
 from penstock.planning.questions import planning_problem
 from penstock.profile import built_in
 from penstock.profile.built_in import MODELS
-from penstock.profile.find import find_profile, read_any_profile
+from penstock.profile.find import find_profile
 from penstock.profile.json_file import read_profile, write_profile
-from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.profile.model_table import model_from_table
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "profiles"
-FILES = {
-    "bert-48": ("dapple/bert-48-pbs-2.txt", 2),
-    "xlnet-36": ("dapple/xlnet-36-pbs-1.txt", 1),
-    "gnmt-16": ("dapple/gnmt-16-pbs-64.txt", 64),
-    "amoebanet-36": ("dapple/amoeba-36-pbs-1.txt", 1),
-    "vgg-19": ("dapple/vgg-19-pbs-32.txt", 32),
-    "resnet-50": ("pipedream/resnet50.txt", 128),
-    "vgg-16": ("pipedream/vgg16.txt", 128),
-    "inception-v3": ("pipedream/inception_v3.txt", 128),
-    "gnmt-8": ("pipedream/gnmt.txt", 64),
-    "bert-32": ("piper/bert32a100.json", None),
+PUBLISHED = {
+    "bert-48": (
+        53,
+        50,
+        0.0645935,
+        1.840055,
+        0.10728,
+        3.05748,
+        2.54980506e09,
+        6.95304479e10,
+        108134400,
+        1.07269325e11,
+    ),
+    "xlnet-36": (
+        43,
+        75,
+        0.12293,
+        3.01884,
+        0.17778,
+        4.38114,
+        2.003e09,
+        4.6126e10,
+        222000000,
+        6.342e10,
+    ),
+    "gnmt-16": (
+        96,
+        102,
+        0.00141139062,
+        0.0736447812,
+        0.00247792188,
+        0.124986203,
+        1.16298835e09,
+        5.18160499e10,
+        15023808,
+        4.35451179e10,
+    ),
+    "amoebanet-36": (
+        44,
+        81,
+        0.04867,
+        1.22624,
+        0.11938,
+        2.93487,
+        3.73113578e09,
+        1.22362035e11,
+        585831332,
+        2.33615799e11,
+    ),
+    "vgg-19": (
+        26,
+        24,
+        0.0015003125,
+        0.01408,
+        0.00300625,
+        0.02830625,
+        548047022,
+        1.21909803e10,
+        61254000,
+        4.2612875e09,
+    ),
+    "resnet-50": (
+        177,
+        192,
+        0.0014256875,
+        0.105019531,
+        0.00203852344,
+        0.151887992,
+        102228128,
+        1.41645966e10,
+        172730368,
+        9.03427376e11,
+    ),
+    "vgg-16": (
+        41,
+        40,
+        0.00182735937,
+        0.0219038047,
+        0.00342682031,
+        0.0390854531,
+        553430176,
+        1.90005813e10,
+        114800640,
+        1.54460939e10,
+    ),
+    "inception-v3": (
+        326,
+        361,
+        0.00225991406,
+        0.272727992,
+        0.00312319531,
+        0.362498328,
+        108645056,
+        2.56338318e10,
+        159203712,
+        2.71073926e12,
+    ),
+    "gnmt-8": (
+        48,
+        46,
+        0.000523953125,
+        0.0128821875,
+        0.000873171875,
+        0.0222590938,
+        775063808,
+        1.70566387e10,
+        4849280,
+        3.5421127e09,
+    ),
+    "bert-32": (
+        37,
+        33,
+        0.324288,
+        6.63786133,
+        0.648576,
+        13.2757227,
+        5.8794816e09,
+        1.17258313e11,
+        583008256,
+        3.02419804e11,
+    ),
 }
+"""What `benchmarks/published_profiles.py` sums up from the published files, after it has compared
+every layer and edge of them with our tables: numbers of layers and edges; seconds of forwards and
+of backwards, bytes of parameters and of edges, each plain and weighted with the place."""
+
+comparison = script_at("benchmarks/published_profiles.py", "published_profiles")
+
 SAVED_BYTES_PER_SAMPLE = {
     "bert-48": 3.473e9,
     "xlnet-36": 5.914e9,
@@ -53,44 +167,21 @@ head     1           2            0.01           4.5           1,2=3
 """
 
 
-def file_of(name: str) -> ModelProfile:
-    """The published profile of a model."""
-    path, batch = FILES[name]
-    if not PUBLISHED.exists():
-        pytest.skip(f"{PUBLISHED} is absent: the published profiles cannot be compared with")
-    return read_any_profile(PUBLISHED / path, batch)
-
-
-def edge_bytes(edges: Iterable[Edge]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Bytes of a sample, forwards and backwards, by producer and consumer."""
-    return {(e.producer, e.consumer): (e.bytes.at(1), e.gradient_bytes.at(1)) for e in edges}
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_a_table_is_the_published_profile_to_five_digits(name: str):
-    table, published = find_profile(name), file_of(name)
-    assert table.batch_size == published.batch_size
-    assert len(table.layers) == len(published.layers)
-    for ours, theirs in zip(table.layers, published.layers, strict=True):
-        for figure in ("forward_s", "backward_input_s", "backward_weight_s"):
-            expected = getattr(theirs, figure).at(1)
-            assert getattr(ours, figure).at(1) == pytest.approx(expected, rel=ROUNDING, abs=1e-15)
-        assert ours.parameter_bytes == pytest.approx(theirs.parameter_bytes, rel=ROUNDING, abs=1)
-        if name not in SAVED_BYTES_PER_SAMPLE:
-            expected = theirs.saved_bytes.at(1)
-            assert ours.saved_bytes.at(1) == pytest.approx(expected, rel=ROUNDING)
-    ours, theirs = edge_bytes(table.edges), edge_bytes(published.edges)
-    assert ours.keys() == theirs.keys()
-    for ends, sizes in ours.items():
-        assert sizes == pytest.approx(theirs[ends], rel=ROUNDING)
+def test_a_table_sums_up_to_the_published_profile(name: str):
+    found = comparison.sums(find_profile(name))
+    assert found[:2] == PUBLISHED[name][:2]
+    assert found[2:] == pytest.approx(PUBLISHED[name][2:], rel=ROUNDING)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_tensor_crosses_each_cut_as_often_as_in_the_published_profile(name: str):
-    table, published = find_profile(name), file_of(name)
-    for cut in range(1, len(table.layers)):
-        ours = {edge.tensor for edge in table.crossing(cut)}
-        assert len(ours) == len({edge.tensor for edge in published.crossing(cut)})
+# Piper's file says itself what is kept.
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"bert-32"}))
+def test_a_layer_keeps_its_output_where_the_paper_says_nothing_else(name: str):
+    profile = find_profile(name)
+    outputs = {edge.producer: edge.bytes.at(1) for edge in profile.edges}
+    kept = [(i, layer.saved_bytes.at(1)) for i, layer in enumerate(profile.layers)]
+    differ = [i for i, saved in kept if i in outputs and saved != pytest.approx(outputs[i])]
+    assert bool(differ) == (name in SAVED_BYTES_PER_SAMPLE)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,7 +1,6 @@
 """Profiles on disk in every format, and what is said of wrong ones."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
@@ -50,9 +49,6 @@ PIPER: dict[str, Any] = {
     ],
     "edges": [],
 }
-
-PUBLISHED = Path(__file__).parents[3] / "shared" / "profiles"
-BATCHES = {"gnmt": 64, "inception_v3": 128, "resnet50": 128, "vgg16": 128}
 
 
 @settings(max_examples=50, deadline=None)
@@ -216,36 +212,3 @@ def test_piper_json_becomes_a_chain(tmp_path: Path):
     (tmp_path / "piper.json").write_text(json.dumps(PIPER).replace("timePerSample", "time"))
     with pytest.raises(BadInput, match="timePerSample' is missing"):
         read_any_profile(tmp_path / "piper.json")
-
-
-@pytest.mark.parametrize(
-    "path",
-    sorted(PUBLISHED.glob("*/*.txt")) + sorted(PUBLISHED.glob("*/*.json")),
-    ids=lambda path: f"{path.parent.name}-{path.stem}",
-)
-def test_published_profiles_can_be_read(path: Path, tmp_path: Path):
-    named = path.stem.rpartition("-pbs-")
-    batch = int(named[2]) if named[1] else BATCHES.get(path.stem)
-    profile = read_any_profile(path, batch)
-    everything = range(len(profile.layers))
-    assert profile.forward_s(everything, 1) > 0
-    assert all(edge.producer < edge.consumer for edge in profile.edges)
-    crossed = {edge.producer for edge in profile.edges} | {e.consumer for e in profile.edges}
-    # Inputs, and what is made of them alone: every stage makes these from the batch.
-    apart = [profile.layers[i] for i in everything if i not in crossed]
-    assert all(not layer.parameter_bytes and not layer.backward_s.at(1) for layer in apart)
-    write_profile(profile, tmp_path / "p.json")
-    assert read_any_profile(tmp_path / "p.json") == profile
-
-
-@pytest.mark.parametrize(("name", "branches"), [("resnet50", 16), ("inception_v3", 30)])
-def test_branches_of_published_profiles_are_kept_as_edges(name: str, branches: int):
-    path = PUBLISHED / "pipedream" / f"{name}.txt"
-    if not path.exists():
-        pytest.skip(f"{path} is absent")
-    profile = read_any_profile(path, 128)
-    assert sum(edge.consumer - edge.producer > 1 for edge in profile.edges) >= branches
-    readers = Counter(edge.tensor for edge in profile.edges)
-    assert max(readers.values()) > 1
-    producers = Counter(edge.consumer for edge in profile.edges)
-    assert max(producers.values()) > 1

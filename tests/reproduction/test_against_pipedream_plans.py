@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from reproduction.published import MODELS, needs_profiles
+from reproduction.published import MODELS
 
 from penstock.plan.cost import crossing_bytes
 from penstock.profile.model_profile import ModelProfile
@@ -70,7 +70,7 @@ def chain_of(profile: ModelProfile) -> list[Layer]:
     """The states of the linearised graph: no input, and one state for XLNet's two free branches."""
     found: list[Layer] = []
     for index, layer in enumerate(profile.layers):
-        if "Input" in layer.name or "one_hot" in layer.name:
+        if "input" in layer.name or "one-hot" in layer.name:
             continue
         samples = profile.batch_size
         crossing = crossing_bytes(profile, index + 1, lambda edge: edge.bytes)
@@ -168,7 +168,6 @@ def recursive_s(seconds: list[float], reduces: list[float], micro_batches: int) 
     return max(end_backward(micro_batches - 1, x) + reduces[x] for x in range(count))
 
 
-@needs_profiles
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("model", PLANS)
 def test_dapples_plan_beats_pipedreams_by_the_published_ratio(model: str, shared: bool) -> None:

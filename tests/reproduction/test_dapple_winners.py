@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 import pytest
-from reproduction.published import MODELS, needs_profiles
+from reproduction.published import MODELS
 
 from penstock.plan.cost import crossing_bytes, rows_by_speed
 from penstock.plan.fitted_plan import Assignment, fitted_plan
@@ -117,7 +117,6 @@ def form_of(plan: Plan) -> str:
     return "data-parallel" if replicas == [DEVICES] else ":".join(map(str, replicas))
 
 
-@needs_profiles
 @pytest.mark.parametrize(("model", "cluster", "form"), CASES)
 def test_the_winner_is_that_of_the_published_table_or_no_slower(
     model: str, cluster: str, form: str

@@ -8,7 +8,7 @@ other sizes.
 """
 
 import pytest
-from reproduction.published import MODELS, needs_profiles
+from reproduction.published import MODELS
 
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.pipedream.pipedream import pipedream
@@ -27,14 +27,12 @@ def ratio(model: str, micro_batch_size: int) -> float:
     return score(pipedream(problem, score)) / score(dapple(problem, score))
 
 
-@needs_profiles
 def test_the_best_ratio_over_the_five_models_reaches_the_published_one() -> None:
     ratios = {model: ratio(model, REPLICAS * MODELS[model].profile_batch) for model in FIVE}
     assert max(ratios.values()) >= PUBLISHED
     assert min(ratios.values()) >= 1
 
 
-@needs_profiles
 @pytest.mark.parametrize("model", FIVE)
 def test_a_plan_for_throughput_is_no_faster_even_with_its_best_micro_batch(model: str) -> None:
     problem = MODELS[model].problem(CLUSTER)

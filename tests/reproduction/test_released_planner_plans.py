@@ -9,7 +9,7 @@ are antichains that no layer corresponds to.
 from functools import cache
 
 import pytest
-from reproduction.published import MODELS, needs_profiles
+from reproduction.published import MODELS
 
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.fitted_plan import Assignment, fitted_plan
@@ -58,7 +58,6 @@ def assignments(problem: PlanningProblem, written: str, size: int) -> list[Assig
 
 
 @pytest.mark.slow
-@needs_profiles
 @pytest.mark.parametrize(("model", "config", "written"), RELEASED)
 def test_no_plan_of_the_released_planner_is_better_than_ours(
     model: str, config: str, written: str

@@ -1,7 +1,6 @@
 """Of plans that are about as fast, the one that people would choose."""
 
 from math import inf
-from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -29,15 +28,17 @@ def test_stages_of_a_llama_are_on_neighbours_of_one_host() -> None:
 
 
 def test_a_chain_of_equal_blocks_on_equal_devices_is_planned_soon() -> None:
-    """2 s of CPU where nothing else runs; once before, so that no kernel is to be compiled."""
+    """It simulates 378 plans: 2 s of CPU where nothing else runs."""
+    asked = planning_problem(llama_like(), two_hosts(memory_bytes=80e9), 128, planner="search")
+    score, scored = make_score(asked), set[Plan]()
 
-    def planned() -> tuple[Plan, float]:
-        asked = planning_problem(llama_like(), two_hosts(memory_bytes=80e9), 128, planner="search")
-        start_s = process_time()
-        return find_plan(asked, "search", make_score(asked)), process_time() - start_s
+    def counted(plan: Plan) -> float:
+        scored.add(plan)
+        return score(plan)
 
-    assert planned()[0].device_groups == (tuple(range(8)), tuple(range(8, 16)))
-    assert planned()[1] < 5.0
+    plan = find_plan(asked, "search", counted)
+    assert plan.device_groups == (tuple(range(8)), tuple(range(8, 16)))
+    assert len(scored) <= 400
 
 
 def small_problem(as_fast: float = 0.01, devices: int = 4) -> PlanningProblem:
