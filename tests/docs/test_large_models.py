@@ -39,7 +39,7 @@ def test_program_and_commands_print_and_plan_what_the_page_says(tmp_path: Path) 
     assert [text for text in said if text not in printed] == []
 
     commands = re.findall(
-        r"^\$ (.+)$", "".join(text for language, text in BLOCKS if language == "console"), re.M
+        r"^(.+)$", "".join(text for language, text in BLOCKS if language == "console"), re.M
     )
     assert len(commands) == 6
     for command in commands:

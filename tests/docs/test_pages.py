@@ -118,6 +118,13 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_can_be_copied_as_they_stand(page: Path) -> None:
+    """No prompt before a command: the site's button copies the whole block."""
+    prompts = [block.text for block in blocks_of(page) if block.text.startswith("$ ")]
+    assert prompts == []
+
+
 def test_every_page_is_in_the_navigation_and_the_other_way_round() -> None:
     listed = set(re.findall(r"([\w/-]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert listed == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}

@@ -106,6 +106,15 @@ def test_figures_of_the_first_page_are_those_of_the_benchmarks() -> None:
     assert f"{straight['measured_s'] / first['measured_s']:.2f} times as fast as `1f1b`" in text
 
 
+def test_the_first_plan_of_start_here_is_that_of_the_benchmark() -> None:
+    page = (ROOT / "docs" / "start-here.md").read_text(encoding="utf-8")
+    rows = {(row["model"], row["cluster"]): row for row in results("planning")["rows"]}
+    plan = answer_of(rows["bert-48", "dapple-a"])
+    assert f"\nsearch, {plan['schedule']}: {plan['micro_batches']} micro-batches of 1 " in page
+    milliseconds, gap = 1e3 * plan["iteration_s"], 100 * plan["gap"]
+    assert f"\niteration {milliseconds:.0f} ms, {gap:.1f} % above the bound" in page
+
+
 def results(name: str) -> Any:
     """Those of a benchmark, or those in one of its files."""
     path = ROOT / "benchmarks" / (f"{name}.json" if "/" in name else f"{name}/results.json")
