@@ -1,1 +1,1 @@
-"""Training over processes: the pipeline and everything it stands on."""
+"""Training over several processes: the pipeline and all that it is built on."""

@@ -1,11 +1,11 @@
-"""What happens in a pipeline, for functions of the user's own.
+"""Callbacks: functions of the user that are called on events of a pipeline.
 
     def show(pipe, event):
         match event:
             case StepMetrics(): ...
             case Evaluation(): ...
 
-Every rank calls its callbacks, with equal events, in the order in which they were given.
+Every rank calls its callbacks, with equal events, in the order of the list.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ __all__ = ["Callback", "Closing", "Event", "Saved", "check_callbacks"]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint was written after ``step`` steps and is whole."""
+    """A checkpoint was written completely after ``step`` steps."""
 
     step: int
     path: Path
@@ -30,20 +30,20 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The pipeline is about to be closed after ``step`` steps; it still works."""
+    """The pipeline is about to be closed after ``step`` steps. It can still be used."""
 
     step: int
 
 
 Event: TypeAlias = StepMetrics | Evaluation | Saved | Closing
-"""After a step, after an evaluation, after a checkpoint, before the end."""
+"""After a step, after an evaluation, after a checkpoint, before closing."""
 
 Callback: TypeAlias = Callable[[Any, Event], object]
-"""``callback(pipe, event)``; what it returns does not matter, what it raises ends the training."""
+"""``callback(pipe, event)``: its result is ignored, an exception ends the training."""
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raise `BadInput` for what cannot be called."""
+    """Raise `BadInput` if a callback cannot be called."""
     for place, callback in enumerate(callbacks):
         if not callable(callback):
             raise BadInput(

@@ -1,4 +1,4 @@
-"""What happened when on this rank, and the same on all ranks as one timeline."""
+"""Records what happens when on this rank, and gathers the records of all ranks as one timeline."""
 
 import time
 from collections.abc import Callable
@@ -14,11 +14,11 @@ __all__ = ["Clock", "CudaClock", "Record", "StepClock", "clock_for", "gather_tim
 ALIGNMENT_ROUNDS = 5
 
 ON_THE_HOST = ("SEND", "RECV")
-"""What the host does: its own times are the right ones."""
+"""Events whose times are those of the host, not of the device."""
 
 
 class Record(NamedTuple):
-    """One event of this rank, in seconds of its own clock."""
+    """One event of this rank, in seconds of its clock."""
 
     kind: EventKind
     stage: int
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 class Clock(Protocol):
-    """Where the action loop and the channels note what they did."""
+    """Takes the records of the action loop and the channels."""
 
     def now(self) -> float:
         """Seconds since some fixed moment."""
@@ -46,12 +46,12 @@ class Clock(Protocol):
         peer: int = -1,
         bytes: int = 0,
     ) -> None:
-        """Note one event."""
+        """Record one event."""
         ...
 
 
 class StepClock:
-    """The records of the latest iteration; ``busy_s`` is its time in compute actions."""
+    """The records of the latest iteration. ``busy_s`` is its time in compute actions."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
@@ -66,7 +66,7 @@ class StepClock:
         self.start_s = self.now()
 
     def next_flush(self, micro_batches: int) -> None:
-        """Go on with another batch; its micro-batches follow the ``micro_batches`` before it."""
+        """Continue with another batch; its micro-batches are numbered from ``micro_batches`` on."""
         self._flushes.append((len(self._records), micro_batches))
 
     def add(
@@ -79,12 +79,12 @@ class StepClock:
         peer: int = -1,
         bytes: int = 0,
     ) -> None:
-        """Note one event."""
+        """Record one event."""
         self._records.append((kind, stage, micro_batch, start_s, end_s, peer, bytes))
 
     @property
     def records(self) -> list[Record]:
-        """All that was noted, in order of being noted; micro-batches are numbered on."""
+        """All records in the order in which they were added, micro-batches numbered throughout."""
         found = [Record(*record) for record in self._records]
         for start, micro_batches in self._flushes:
             found[start:] = [
@@ -102,17 +102,17 @@ class StepClock:
 
 
 class Moment(float):
-    """A moment of the host at which ``event`` was recorded."""
+    """A time of the host, with the CUDA ``event`` that was recorded at it."""
 
     event: torch.cuda.Event
 
 
 class CudaClock(StepClock):
-    """A `StepClock` whose moments are also events on the current stream of ``device``.
+    """A `StepClock` whose times are also CUDA events on the current stream of ``device``.
 
-    The host only launches work, so its own times say nothing about compute. Recording an event
-    waits for nothing; the first who asks for the records waits until all of them have happened.
-    Events are made once and recorded again in the next iteration.
+    The host only launches kernels, so its own times do not show when the device computes. Recording
+    an event does not wait. Reading the records waits until all events have happened. Events are
+    created once and recorded again in the next iteration.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -139,7 +139,7 @@ class CudaClock(StepClock):
 
     @property
     def records(self) -> list[Record]:
-        """All that was noted, in seconds of the host's clock; waits for the device."""
+        """All records, in seconds of the host's clock; waits for the device."""
         torch.cuda.synchronize(self._device)
         # The device is idle, so this event happens as soon as it is recorded.
         reference = torch.cuda.Event(enable_timing=True)
@@ -160,7 +160,7 @@ class CudaClock(StepClock):
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the device computed; waits for what was noted."""
+        """Seconds in which the device computed; waits for the recorded events."""
         total_s = 0.0
         for kind, _, _, start, end, *_ in self._records:
             if kind not in "FBIWR":
@@ -174,15 +174,15 @@ class CudaClock(StepClock):
 
 
 def clock_for(device: torch.device) -> StepClock:
-    """The clock that sees what ``device`` does."""
+    """A clock that measures the compute of ``device``."""
     return CudaClock(device) if device.type == "cuda" else StepClock()
 
 
 def gather_timeline(world: World, clock: StepClock, title: str) -> Timeline:
-    """The latest iteration of all ranks, from time 0 at its first event; every rank calls.
+    """The latest iteration of all ranks, with time 0 at its first event; all ranks must call this.
 
-    Ranks of one host share the system's monotonic clock. Others' offsets to rank 0 are estimated
-    from a few rounds of gathering: the round with the closest returns bounds the error by half of
+    Ranks of one host share the system's monotonic clock. For ranks of several hosts the offset to
+    rank 0 is estimated in a few rounds of gathering. The shortest round bounds the error by half of
     its duration.
     """
     gathered = world.gather((clock.start_s, clock.records))
@@ -207,7 +207,7 @@ def gather_timeline(world: World, clock: StepClock, title: str) -> Timeline:
 
 
 def clock_offsets(world: World, now: Callable[[], float]) -> list[float]:
-    """What to add to each rank's clock to have rank 0's."""
+    """The seconds to add to each rank's clock to get rank 0's."""
     if world.one_host:
         return [0.0] * world.size
     best: tuple[float, list[float]] | None = None

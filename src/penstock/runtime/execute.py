@@ -1,4 +1,4 @@
-"""The loop that carries out actions: this rank's part of one iteration."""
+"""The loop that runs the actions of one rank in one iteration."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,9 +14,9 @@ __all__ = ["PreparedAction", "execute", "steps_of"]
 
 
 class PreparedAction(NamedTuple):
-    """An action with all that it calls, looked up once for many iterations.
+    """An action with the functions that it calls, looked up once for many iterations.
 
-    Or what is done between actions, such as an update of the weights (``STEP``).
+    It can also be work between actions, such as an update of the weights (``STEP``).
     """
 
     kind: EventKind
@@ -30,7 +30,7 @@ class PreparedAction(NamedTuple):
 def steps_of(
     order: Sequence[Action], stages: Mapping[int, StageRunner], channels: Channels
 ) -> tuple[PreparedAction, ...]:
-    """``order``, one device's actions of a schedule, ready to be run again and again."""
+    """Prepare ``order``, one device's actions of a schedule, to be run repeatedly."""
     return tuple(
         PreparedAction(
             action.kind,
@@ -47,14 +47,15 @@ def steps_of(
 def execute(
     steps: Iterable[PreparedAction], channels: Channels, clock: Clock, *, drains: bool = True
 ) -> None:
-    """Run ``steps``, each before the next is asked for; gradients accumulate in place.
+    """Run ``steps`` one after another; gradients accumulate in place.
 
-    The loop knows no schedule by name: it does what the actions say. ``receive`` returns what the
-    producers of an action sent, ``send`` returns at once; compute is timed apart from waiting.
-    Where it ``drains``, it ends when all that it sent is on its way.
+    The loop knows no schedule by name: it only follows the actions. ``receive`` returns what the
+    producers of an action sent. ``send`` returns at once. Compute is timed separately from waiting.
+    Each step is requested only when the previous one is done. With ``drains``, the loop waits at
+    its end until everything is sent.
 
     Raises:
-        RunFailed: a stage raised, or a peer vanished; names rank, action and cause.
+        RunFailed: a stage raised an exception, or a peer failed; names rank, action and cause.
         Stalled: a peer did not send in time.
     """
     now, add = clock.now, clock.add

@@ -1,4 +1,4 @@
-"""The tensors that one rank holds, and which of them it stands for."""
+"""The tensors that one rank holds, and which of them it owns."""
 
 from collections.abc import Mapping
 
@@ -17,8 +17,8 @@ __all__ = ["Holdings"]
 class Holdings:
     """The tensors in ``programs``, this rank's stages, by their first names in the model.
 
-    ``holders[name]`` are the ranks that hold a tensor. ``owners[name]`` is the one that steps a
-    parameter, where the optimizer's state is ``sharded`` (else there are none).
+    ``holders[name]`` are the ranks that hold a tensor. With ``sharded`` optimizer state
+    ``owners[name]`` is the rank that steps a parameter; otherwise ``owners`` is empty.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Holdings:
         return list({self._tied.get(name, name): buffer for name, buffer in named}.items())
 
     def held_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers, constants of the capture included."""
+        """Parameters and buffers, including constants of the capture."""
         return dict([*self.named_parameters(), *self.named_buffers()])
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
@@ -62,13 +62,13 @@ class Holdings:
         return {name: t for name, t in self.held_tensors().items() if name in self.holders}
 
     def owned_tensors(self) -> dict[str, torch.Tensor]:
-        """Those of `named_tensors` that this rank stands for."""
+        """The tensors of `named_tensors` that this rank owns."""
         return {name: t for name, t in self.named_tensors().items() if self.owns(name)}
 
     def owns(self, name: str) -> bool:
-        """Whether this rank stands for the tensor ``name``, or for a state ``<name>.<key>``.
+        """Whether this rank owns the tensor ``name``, or the optimizer state ``<name>.<key>``.
 
-        It is the first of their holders, or the one that steps a parameter where that is sharded.
+        The owner is the rank that steps a parameter if that is sharded, else the first holder.
         """
         if name not in self.holders:
             name = name.rpartition(".")[0]
@@ -76,9 +76,9 @@ class Holdings:
         return holders is not None and self.owners.get(name, holders[0]) == self._rank
 
     def share_first_values(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
-        """Make all copies of a tensor equal to that of its first holder.
+        """Copy the values of each tensor from its first holder to the other holders.
 
-        Scripts that do not seed would otherwise train replicas that drift apart in silence.
+        Otherwise scripts that do not seed would train replicas with different weights unnoticed.
         """
         for name, tensor in sorted(self.named_tensors().items()):
             group = groups.get(self.holders[name])

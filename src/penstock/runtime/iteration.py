@@ -1,6 +1,6 @@
-"""All that is fixed for a batch of a certain size: order, cut and messages, made once.
+"""All that is fixed for batches of one size: order, batch cut and messages, computed once.
 
-Where batches have lengths that vary, their size is the number of samples and the lengths.
+If batches have variable lengths, their size is the number of samples and the lengths.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ __all__ = [
 Made = TypeVar("Made")
 
 BatchSize: TypeAlias = tuple[int, LengthsOf, bool]
-"""The number of samples, the lengths, and whether it is trained on."""
+"""The number of samples, the lengths, and whether the batch is for training."""
 
 SIZES_KEPT = 256
 
@@ -54,9 +54,10 @@ class Place:
 class StageIteration:
     """What one stage of a rank does in an iteration.
 
-    ``rows[m]`` are the rows of the batch that it computes of micro-batch ``m``. ``recomputed`` are
-    the micro-batches whose forward runs again; ``last_backward`` is the last one that completes
-    the stage's gradients; ``halved`` are those whose backward comes in two halves.
+    ``rows[m]`` are the rows of the batch that it computes in micro-batch ``m``. ``recomputed`` are
+    the micro-batches whose forward runs again before the backward. ``last_backward`` is the
+    micro-batch whose backward completes the stage's gradients. ``halved`` are the micro-batches
+    with a backward in two halves.
     """
 
     rows: tuple[range, ...]
@@ -67,9 +68,9 @@ class StageIteration:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One rank's work on a batch of a certain size: its actions, and each stage's part.
+    """One rank's work on a batch of a certain size: its actions, and the part of each stage.
 
-    ``warm_up`` are the forwards of all ranks that `warm_up_of` names.
+    ``warm_up`` are the forwards of all ranks that `warm_up_of` returns.
     """
 
     cut: BatchCut
@@ -87,9 +88,9 @@ class Iteration:
         batch_inputs: Sequence[int],
         device: torch.device,
     ) -> StageInputs:
-        """The rows of the batch's leaves that a stage reads.
+        """The rows that a stage reads of the batch's leaves.
 
-        A replica without rows gets the micro-batch's first, in case it must take part anyway.
+        A replica without rows gets the first rows of the micro-batch, in case it must take part.
         """
         part = self.parts[stage]
         wanted = [leaves[index].to(device) for index in batch_inputs]
@@ -109,7 +110,7 @@ class Iteration:
 
 
 def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
-    """Where ``rank`` stands in the plan, upstream first; nowhere if the plan does not use it."""
+    """The places of ``rank`` in the plan, in stage order; empty if the plan does not use it."""
     groups = plan.device_groups
     group = next((g for g, devices in enumerate(groups) if rank in devices), -1)
     if group < 0:
@@ -126,17 +127,17 @@ def prepare_iteration(
     training: bool,
     lengths: LengthsOf = (),
 ) -> Iteration:
-    """The work of ``rank`` on a batch of ``rows`` samples and certain lengths.
+    """The work of ``rank`` on a batch of ``rows`` samples with the given lengths.
 
     Raises:
-        BadInput: the plan's schedule is unknown or cannot be played.
+        BadInput: the plan's schedule is unknown or cannot be run.
     """
     cut = cut_batch(plan, rows)
     micro_batches = len(cut.micro_batches)
     if training:
         schedule, shape = schedule_of(plan, micro_batches)
     else:
-        # The plan's own order is not made: it may take a search, or not fit another batch.
+        # The plan's training order is not needed: it may take a search, or not fit this batch.
         shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
         schedule = forward_schedule(shape)
     sized = [boundary.at(lengths) for boundary in boundaries]
@@ -151,7 +152,7 @@ def prepare_iteration(
 def part_of(
     place: Place, order: Sequence[Action], cut: BatchCut, shape: PipelineShape
 ) -> StageIteration:
-    """What the stage at ``place`` does in its rank's order."""
+    """What the stage at ``place`` does in the order of its rank."""
 
     def rows(micro_batch: int) -> range:
         if shape.group_of(place.stage, micro_batch) != place.group:
@@ -169,11 +170,11 @@ def part_of(
 
 
 def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
-    """The forwards that every group starts with and that need nothing else, but for the loss.
+    """The forwards at the start of every group's order that depend on no other actions.
 
-    Of each group the first actions of its order, as far as they are forwards of stages before the
-    last whose own inputs come from such forwards: all of them can run, and be run again, before
-    any other action has.
+    They are the first actions of each group, as long as these are forwards of stages before the
+    last whose inputs come from such forwards. So all of them can run, and be repeated, before any
+    other action has run.
 
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=3, micro_batches=4)
@@ -196,28 +197,28 @@ def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
 
 
 class SizeCache(Generic[Made]):
-    """The things made for the sizes used last, so that lengths without end fill no memory."""
+    """Keeps what was made for the most recently used sizes, so that memory use is bounded."""
 
     def __init__(self, kept: int = SIZES_KEPT) -> None:
         self._kept = kept
         self._made: dict[BatchSize, Made] = {}
 
     def find(self, size: BatchSize, make: Callable[[], Made]) -> Made:
-        """What was made for ``size``, or what ``make`` makes now."""
+        """What was made for ``size``; calls ``make`` if there is nothing yet."""
         found = self._made.pop(size, None)
         if found is None:
             found = make()
             if len(self._made) >= self._kept:
                 del self._made[next(iter(self._made))]
-        # A dict keeps the order in which keys were put in: the first is the one not used longest.
+        # A dict keeps the order of insertion: the first key is the least recently used.
         self._made[size] = found
         return found
 
 
 def check_sizes(sizes_by_rank: Sequence[Sequence[float]], names: Sequence[str]) -> None:
-    """Raise `BadInput` where two ranks have batches of different sizes.
+    """Raise `BadInput` if two ranks have batches of different sizes.
 
-    Each rank gives the sizes with these ``names``, for one batch after another.
+    Each rank gives the sizes called ``names``, for one batch after another.
     """
     first = sizes_by_rank[0]
     for rank, sizes in enumerate(sizes_by_rank):

@@ -1,4 +1,4 @@
-"""What a step tells its caller, and the few numbers of all ranks that it is made from."""
+"""The result of a training step, and the numbers of all ranks that it is computed from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ FINGERPRINT_VALUES = 256
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """One training step, equal on every rank.
+    """The result of one training step, equal on every rank.
 
-    ``loss`` is the mean over all terms of the batch, before the step. ``gradient_norm`` is the
-    global norm before clipping. ``bubble`` is the share of the devices' time without compute,
-    up to the end of the pipeline's drain. ``seconds`` is the slowest rank's time up to there plus
-    the slowest optimizer step of the step before.
+    ``loss`` is the mean over all terms of the batch, before the weights are updated.
+    ``gradient_norm`` is the global norm before clipping. ``bubble`` is the share of the devices'
+    time without compute, up to the end of the pipeline's drain. ``seconds`` is the time of the
+    slowest rank up to there, plus the slowest optimizer step of the step before.
 
-    ``skipped`` says that gradients overflowed float16: their norm is not finite, and weights and
-    learning rate stayed. ``loss_scale`` is what the loss was scaled by (1: no loss scaling).
-    ``gradient_noise`` is estimated where `Pipeline` was asked to. ``metrics`` are the user's own,
-    in training mode, before the step.
+    ``skipped`` means that gradients overflowed float16: their norm is not finite, and weights and
+    learning rate did not change. ``loss_scale`` is the factor on the loss (1: no loss scaling).
+    ``gradient_noise`` is estimated if `Pipeline` was asked for it. ``metrics`` are the user's
+    metrics, computed in training mode before the weights are updated.
     """
 
     step: int
@@ -51,9 +51,10 @@ class StepMetrics:
 class RankTotals:
     """One rank's numbers at the end of an iteration.
 
-    ``loss_sum`` is the sum of weight times loss over its slices, ``square_sum`` that of its
-    gradients before division by the weight. ``fingerprint`` tells batches apart. ``variance`` and
-    ``noisy_square`` are this rank's shares of the gradient noise (`NoiseMeter.totals`).
+    ``loss_sum`` is the sum of weight times loss over its slices. ``square_sum`` is the sum of
+    squares of its gradients before division by the weight. ``fingerprint`` differs between
+    different batches. ``variance`` and ``noisy_square`` are this rank's shares of the gradient
+    noise (`NoiseMeter.totals`).
     """
 
     loss_sum: float
@@ -68,15 +69,15 @@ class RankTotals:
     noisy_square: float = 0.0
 
     def values(self) -> list[float]:
-        """In the order of the fields."""
+        """The values in the order of the fields."""
         return [getattr(self, name) for name in self.__slots__]
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The numbers of all ranks put together; gradients are those of the mean loss, not scaled.
+    """The combined numbers of all ranks; gradients are those of the unscaled mean loss.
 
-    ``variance`` and ``noisy_square`` are those of `NoiseMeter.totals`; 0 where not measured.
+    ``variance`` and ``noisy_square`` are those of `NoiseMeter.totals`; 0 if not measured.
     """
 
     loss: float

@@ -1,1 +1,1 @@
-"""What a pipeline writes to disk: its state, its weights, its adapters."""
+"""Files that a pipeline writes: checkpoints, weights, adapters."""

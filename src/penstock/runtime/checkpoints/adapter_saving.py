@@ -1,4 +1,4 @@
-"""What peft has put into a model, written alone, in the layout that peft reads."""
+"""Saves the adapters that peft has added to a model, in the file layout of peft."""
 
 import copy
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ FILE = "adapter_model.safetensors"
 def save_adapters(worker: Worker, directory: Path) -> None:
     """Write the trained tensors of the active adapter; see `Pipeline.save_adapters`.
 
-    They are small, so rank 0 gathers them.
+    Adapters are small, so rank 0 gathers and writes them.
     """
     model: Any = worker.graph.model
     if not is_adapted(model):
@@ -40,7 +40,7 @@ def save_adapters(worker: Worker, directory: Path) -> None:
 
 
 def write(model: Any, directory: Path, part: Path, trained: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors and configuration of the adapter that is trained."""
+    """Write tensors and configuration of the trained adapter."""
     from peft import get_peft_model_state_dict
 
     name, *others = model.active_adapters
@@ -50,7 +50,7 @@ def write(model: Any, directory: Path, part: Path, trained: Mapping[str, torch.T
             f"to save before capture"
         )
     given: dict[str, Any] = {key: tensor.detach() for key, tensor in trained.items()}
-    # Base weights are neither trained nor here.
+    # `trained` holds no base weights.
     kept = get_peft_model_state_dict(
         model, state_dict=dict(given), adapter_name=name, save_embedding_layers=False
     )

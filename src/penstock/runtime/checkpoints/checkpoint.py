@@ -1,11 +1,11 @@
-"""Checkpoints that any plan can read: tensors by the model's own names, and the rest as JSON.
+"""Checkpoints that any plan can load: tensors under their names in the model, the rest as JSON.
 
-A checkpoint is a directory ``step-00000100``. Every rank writes the tensors that it owns into a
-safetensors file of its own. ``state.json`` holds what is not a tensor, the size and the SHA-256
-checksum of every file, and a checksum of itself. Reading one executes nothing.
+A checkpoint is a directory ``step-00000100``. Every rank writes the tensors that it owns into its
+own safetensors file. ``state.json`` holds all that is not a tensor, the size and the SHA-256
+checksum of every file, and a checksum of itself. Reading a checkpoint executes no code.
 
-The directory has another name while it is written, and is renamed when complete. A directory named
-``step-...`` is therefore whole unless it was damaged later, which its checksums tell.
+The directory has another name while it is written and is renamed when complete. So a directory
+named ``step-...`` is complete. Damage that it takes later shows in its checksums.
 """
 
 import hashlib
@@ -44,10 +44,10 @@ WITH_PICKLE = (
 
 
 def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
-    """``state.json``: ``files`` gives ``bytes`` and ``sha256`` of every other file.
+    """The text of ``state.json``. ``files`` gives ``bytes`` and ``sha256`` of every other file.
 
     Raises:
-        BadInput: the state holds what JSON cannot.
+        BadInput: the state holds a value that JSON cannot express.
     """
     content = {"schema": SCHEMA, "step": step, "files": dict(files), **state}
     try:
@@ -60,12 +60,12 @@ def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:
-    """The SHA-256 checksum of a state without its own."""
+    """The SHA-256 checksum of a state that does not contain its checksum yet."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The part of a checkpoint that is not tensors, with its ``step``.
+    """All of a checkpoint that is not tensors, with its ``step``.
 
     Raises:
         BadInput: the path is not a complete checkpoint, or ``state.json`` is damaged.
@@ -90,9 +90,10 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def damage_of(path: Path, part: int = 0, parts: int = 1) -> str:
-    """What is wrong with a checkpoint, in words; empty where it is whole.
+    """Describe what is wrong with a checkpoint; empty if it is undamaged.
 
-    Of its files only every ``parts``-th is read, from ``part`` on, so that ranks can share them.
+    Only every ``parts``-th file is read, starting with number ``part``, so that ranks can share the
+    work.
     """
     try:
         state = read_state(path)
@@ -114,17 +115,17 @@ def damage_of(path: Path, part: int = 0, parts: int = 1) -> str:
 
 
 def checksum_of_file(path: Path) -> tuple[int, str]:
-    """Bytes and SHA-256 checksum of a file."""
+    """Size in bytes and SHA-256 checksum of a file."""
     with path.open("rb") as file:
         checksum = hashlib.file_digest(file, "sha256")
         return file.tell(), checksum.hexdigest()
 
 
 def stored_tensors(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint, by name; none is read.
+    """Find every tensor of a checkpoint, by name, without reading its values.
 
     Raises:
-        BadInput: a file is missing or not whole.
+        BadInput: a file is missing or incomplete.
     """
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(state["files"]):
@@ -135,7 +136,7 @@ def stored_tensors(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTens
 def first_mismatch(
     path: Path, stored: Mapping[str, StoredTensor], tensors: Mapping[str, torch.Tensor]
 ) -> str:
-    """What prevents reading ``tensors``, in words; empty where nothing does."""
+    """Describe what prevents loading into ``tensors``; empty if nothing does."""
     for name, tensor in tensors.items():
         if name not in stored:
             return (
@@ -161,7 +162,7 @@ def read_tensors(stored: Mapping[str, StoredTensor], tensors: Mapping[str, torch
 
 
 def latest_checkpoint(directory: Path) -> Path:
-    """The newest complete checkpoint in ``directory``; whether it is damaged is not looked at.
+    """The newest complete checkpoint in ``directory``. Its checksums are not verified.
 
     Raises:
         BadInput: there is none.
@@ -182,5 +183,5 @@ def checkpoints_in(directory: Path) -> Sequence[Path]:
 
 
 def complete_in(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Complete checkpoints, oldest first; possibly none."""
     return sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())

@@ -1,7 +1,7 @@
-"""Checkpoints of format 1, which torch.distributed.checkpoint wrote: their index is a pickle.
+"""Reads checkpoints of format 1, written by torch.distributed.checkpoint with a pickled index.
 
-Reading a pickle can run any code that its writer put there. So nothing is imported or called from
-here unless the user says that a checkpoint is to be trusted.
+Reading a pickle can run any code that its writer put there. So this module is imported only if the
+user says that a checkpoint can be trusted.
 """
 
 import base64
@@ -23,7 +23,7 @@ __all__ = ["loader_place_with_pickle", "read_pickled", "stored_with_pickle"]
 
 
 def stored_with_pickle(path: Path) -> dict[str, StoredTensor]:
-    """Type and shape of every tensor of a checkpoint, by name. Runs what its writer put there."""
+    """Type and shape of every tensor of a checkpoint, by name. Can run code of its writer."""
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     return {
         name: StoredTensor(path, name, entry.properties.dtype, tuple(entry.size), 0)
@@ -35,7 +35,7 @@ def stored_with_pickle(path: Path) -> dict[str, StoredTensor]:
 def read_pickled(
     path: Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
 ) -> None:
-    """Fill ``tensors`` in place; every rank calls with its own."""
+    """Fill ``tensors`` in place; all ranks must call this, each with its own tensors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(
@@ -47,5 +47,5 @@ def read_pickled(
 
 
 def loader_place_with_pickle(text: str) -> Any:
-    """The state of a loader, which stands in ``state.json`` as text."""
+    """The state of a loader, which ``state.json`` holds as text."""
     return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)

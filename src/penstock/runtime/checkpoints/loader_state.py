@@ -1,4 +1,4 @@
-"""The place in a loader's data, so that a resumed run goes on with the very next batch."""
+"""The position of a data loader, so that a resumed run continues with the very next batch."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,19 +14,19 @@ __all__ = ["ResumableLoader", "StatefulLoader", "loader_from_json", "loader_to_j
 
 
 class StatefulLoader(Protocol):
-    """What can be saved with a pipeline: `ResumableLoader`, or torchdata's stateful loader."""
+    """A loader whose position can be saved: `ResumableLoader`, or torchdata's stateful loader."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data."""
+        """The position in the data."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there when next iterated."""
+        """Continue at that position at the next iteration."""
         ...
 
 
 class ResumableLoader:
-    """A `DataLoader` that knows its place, down to the batch.
+    """A `DataLoader` that knows its position, down to the batch.
 
         loader = ResumableLoader(DataLoader(data, 32, shuffle=True, generator=generator))
         for epoch in range(loader.epoch, 10):
@@ -34,9 +34,9 @@ class ResumableLoader:
                 pipe.step(batch)
                 pipe.save("checkpoints", loader=loader)
 
-    Each pass begins from the state that the loader's ``generator`` has then. A resumed pass begins
-    from the same state and reads the batches again that were taken, without handing them out;
-    random numbers that the data set draws meanwhile do not count.
+    Each pass begins from the current state of the loader's ``generator``. A resumed pass begins
+    from the saved state, and reads and drops the batches that were already used. Random numbers
+    that the data set draws for them have no effect.
 
     Raises:
         BadInput: the loader shuffles with the global generator, which differs from rank to rank.
@@ -76,7 +76,7 @@ class ResumableLoader:
         self.epoch, self._taken = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of whole passes, the batches taken of this one, and where it began."""
+        """The number of complete passes, the batches used of this pass, and its random state."""
         generator = self.loader.generator
         start = self._start
         if not self._taken:
@@ -84,26 +84,26 @@ class ResumableLoader:
         return {"epoch": self.epoch, "taken": self._taken, "generator": start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the batches that were taken."""
+        """Continue after the batches that were already used."""
         self.epoch, self._taken = state_dict["epoch"], state_dict["taken"]
         self._start = state_dict["generator"]
         self._resumed = True
 
 
 def loader_to_json(loader: StatefulLoader) -> Any:
-    """The state of a loader as JSON can hold it.
+    """The state of a loader as JSON values.
 
     Raises:
-        BadInput: it holds more than plain values and tensors.
+        BadInput: the state holds other things than plain values and tensors.
     """
     return to_json(loader.state_dict(), f"the state of the {type(loader).__name__}")
 
 
 def loader_from_json(loader: StatefulLoader, state: Any, name: str) -> None:
-    """Give a loader what `loader_to_json` made, from the checkpoint ``name``.
+    """Restore a loader from what `loader_to_json` made; ``name`` is the checkpoint's name.
 
     Raises:
-        BadInput: there is nothing, or it is damaged.
+        BadInput: the checkpoint has no loader state, or it is damaged.
     """
     if state is None:
         raise BadInput(

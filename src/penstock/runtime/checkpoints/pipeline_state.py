@@ -1,4 +1,4 @@
-"""What a pipeline keeps in a checkpoint: its tensors by name, and the rest as JSON."""
+"""What a pipeline keeps in a checkpoint: tensors by name, and everything else as JSON."""
 
 import warnings
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ __all__ = ["load_state", "restore", "saved_state", "saved_tensors", "state_tenso
 
 
 def state_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
-    """All tensors that this rank must remember, by name."""
+    """All tensors of this rank's state, by name."""
     tensors = {f"model.{n}": t.detach() for n, t in worker.held.named_tensors().items()}
     tensors |= training.tensors()
     random = f"random.{worker.world.rank}"
@@ -49,7 +49,7 @@ def state_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]
 def restore(
     worker: Worker, training: Training, tensors: dict[str, torch.Tensor], state: dict[str, Any]
 ) -> None:
-    """Take back what is not in the model itself; random numbers where they were kept."""
+    """Restore all but the model's tensors; also random generators, if the checkpoint has them."""
     training.restore(tensors, state)
     random = f"random.{worker.world.rank}"
     if random in tensors:
@@ -59,7 +59,7 @@ def restore(
 
 
 def saved_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
-    """The tensors that this rank writes into a checkpoint: each of a pipeline by one rank."""
+    """The tensors that this rank writes into a checkpoint. One rank of a pipeline writes each."""
     return {
         name: tensor
         for name, tensor in state_tensors(worker, training).items()
@@ -70,10 +70,10 @@ def saved_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]
 def saved_state(
     worker: Worker, training: Training, extra: Any, loader: StatefulLoader | None
 ) -> dict[str, Any]:
-    """What a checkpoint keeps besides tensors; every rank calls.
+    """All that a checkpoint keeps besides tensors; all ranks must call this.
 
     Raises:
-        BadInput: ``extra`` or the loader's state holds what a checkpoint does not keep.
+        BadInput: ``extra`` or the loader's state holds a value that a checkpoint cannot keep.
     """
     state = merged_states(worker.world.gather(training.state()))
 
@@ -122,10 +122,10 @@ def load_state(
 
 
 def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
-    """The directory where it is a checkpoint, else the newest whole one in it; all ranks agree.
+    """Return ``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree.
 
     Raises:
-        BadInput: there is none, or the one that was named is damaged.
+        BadInput: there is none, or the given one is damaged.
     """
     world = worker.world
 
@@ -147,7 +147,7 @@ def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
 
 
 def readable_state(path: Path, *, allow_pickle: bool) -> dict[str, Any]:
-    """The state of a checkpoint that may be read."""
+    """The state of a checkpoint, if its format may be read."""
     state = read_state(path)
     if state["schema"] == PICKLED_SCHEMA and not allow_pickle:
         raise BadInput(f"checkpoint '{path}' is not read: {WITH_PICKLE}")
@@ -155,7 +155,7 @@ def readable_state(path: Path, *, allow_pickle: bool) -> dict[str, Any]:
 
 
 def all_stored(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint that may be read, by name."""
+    """Every tensor of a checkpoint whose format may be read, by name."""
     if state["schema"] == PICKLED_SCHEMA:
         from penstock.runtime.checkpoints.format_1 import stored_with_pickle
 
@@ -166,7 +166,7 @@ def all_stored(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
 def wanted_tensors(
     worker: Worker, training: Training, stored: Mapping[str, StoredTensor]
 ) -> dict[str, torch.Tensor]:
-    """The tensors that this rank reads: its model's own, and room for the others."""
+    """The tensors that this rank loads: those of its model, and new ones for everything else."""
     tensors = {f"model.{n}": t.detach() for n, t in worker.held.named_tensors().items()}
     wanted = tuple(f"optimizer.{name}." for name in training.names.values())
     random = f"random.{worker.world.rank}"

@@ -1,6 +1,6 @@
-"""Plain values and tensors as JSON: what a reader makes of it is data, never code.
+"""Converts plain values and tensors to JSON and back. Reading creates data and never runs code.
 
-Numbers, text, lists and dictionaries with text for keys stand as they are. Everything else is a
+Numbers, text, lists and dictionaries with text keys are written as they are. Everything else is a
 dictionary with one key that begins with ``$``: ``{"$tuple": [...]}``, ``{"$tensor": {...}}``.
 """
 
@@ -22,10 +22,10 @@ SIGN = "$"
 
 
 def to_json(value: Any, name: str) -> Any:
-    """``value`` as JSON can hold it; ``name`` says in messages what it is.
+    """Convert ``value`` to JSON values; ``name`` is used in error messages.
 
     Raises:
-        BadInput: it holds something else than plain values and tensors.
+        BadInput: it holds other things than plain values and tensors.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -66,10 +66,10 @@ def tensor_to_json(tensor: torch.Tensor, name: str) -> dict[str, Any]:
 
 
 def from_json(value: Any, name: str) -> Any:
-    """What `to_json` was given; ``name`` says in messages where it stands.
+    """Convert back what `to_json` wrote; ``name`` is used in error messages.
 
     Raises:
-        BadInput: it is not what `to_json` writes.
+        BadInput: `to_json` would not write this.
     """
     try:
         return read(value)
@@ -78,7 +78,7 @@ def from_json(value: Any, name: str) -> Any:
 
 
 def read(value: Any) -> Any:
-    """`from_json` without words for what fails."""
+    """Like `from_json`, but without its error message."""
     if isinstance(value, list):
         return [read(item) for item in value]
     if not isinstance(value, dict):
@@ -90,7 +90,7 @@ def read(value: Any) -> Any:
 
 
 def tensor_from_json(value: Any) -> torch.Tensor:
-    """A tensor of its own memory."""
+    """A tensor with its own memory."""
     dtype, shape = DTYPES[value["dtype"]], [int(size) for size in value["shape"]]
     data = bytearray(base64.b64decode(value["data"], validate=True))
     if len(data) != prod(shape) * dtype.itemsize:

@@ -1,4 +1,4 @@
-"""Weights written in Hugging Face's layout by all ranks together, each those that it stands for."""
+"""Writes weights in the layout of Hugging Face; each rank writes the tensors that it owns."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ __all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights"]
 
 
 def check_free(directory: Path) -> None:
-    """Raise `BadInput` where weights would be overwritten, or nothing can be written."""
+    """Raise `BadInput` if weights would be overwritten or the path is a file."""
     if directory.exists() and not directory.is_dir():
         raise BadInput(f"weights cannot be saved in '{directory}', which is a file; name another")
     if directory.is_dir() and any(directory.glob("*.safetensors*")):
@@ -37,8 +37,8 @@ def check_free(directory: Path) -> None:
 def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
     """Write the model's tensors; see `Pipeline.save_pretrained`.
 
-    They are written under another name first. A directory that is there is added to, its index
-    last, so that it is never taken for whole before it is.
+    They are written to a temporary folder first. Files are then moved into an existing directory
+    with the index last, so that it never looks complete before it is.
     """
     world = worker.world
     part = directory.with_name(f".{directory.name}.partial")
@@ -59,7 +59,7 @@ def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
 
 
 def begin(directory: Path, part: Path) -> None:
-    """Make the folder to write in."""
+    """Create the temporary folder."""
     check_free(directory)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def begin(directory: Path, part: Path) -> None:
 
 
 def saved_tensors(worker: Worker) -> dict[str, torch.Tensor]:
-    """What this rank writes: the persistent tensors that it stands for, tied ones once."""
+    """What this rank writes: the persistent tensors that it owns, tied ones once."""
     graph, own = worker.graph, worker.held.owned_tensors()
     names: dict[str, list[str]] = {}
     for name in graph.model.state_dict():
@@ -80,13 +80,13 @@ def saved_tensors(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def main_name(model: nn.Module, names: Sequence[str]) -> str:
-    """Of the names of a tied tensor the one that the model's class does not call tied."""
+    """Choose among the names of a tied tensor the one that the model's class does not call tied."""
     tied = list(getattr(model, "_tied_weights_keys", None) or ())
     return next((n for n in names if not any(re.search(t, n) for t in tied)), names[0])
 
 
 def split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
-    """``tensors`` in files of at most ``limit`` bytes, but for larger tensors, each alone."""
+    """Divide ``tensors`` into files of at most ``limit`` bytes; larger ones get their own file."""
     files: list[dict[str, torch.Tensor]] = []
     left = 0
     for name, tensor in tensors.items():
@@ -113,7 +113,7 @@ def finish(
     part: Path,
     parts: Sequence[tuple[Mapping[str, str], int]],
 ) -> None:
-    """Write index and configuration, and give the folder its name."""
+    """Write index and configuration, and give the folder its final name."""
     places = {name: file for index, _ in parts for name, file in index.items()}
     try:
         if SINGLE_FILE not in places.values():
@@ -126,7 +126,7 @@ def finish(
 
 
 def rename(part: Path, directory: Path, last: str) -> None:
-    """Give the folder its name, or move its files into the one that has it, ``last`` at the end."""
+    """Rename ``part`` to ``directory``, or move its files there if that exists, ``last`` last."""
     try:
         make_durable(part)
         if not directory.exists():
@@ -140,14 +140,14 @@ def rename(part: Path, directory: Path, last: str) -> None:
 
 
 def make_durable(directory: Path) -> None:
-    """Put every file of ``directory`` on disk before its new name says that it is whole."""
+    """Flush every file of ``directory`` to disk before a new name marks it as complete."""
     for path in directory.iterdir():
         synchronise(path)
     synchronise(directory)
 
 
 def save_configuration(model: nn.Module, directory: Path) -> None:
-    """``config.json`` and that of generation, where the model has them."""
+    """Write ``config.json`` and the generation's configuration, if the model has them."""
     config: Any = copy.deepcopy(getattr(model, "config", None))
     if not hasattr(config, "save_pretrained"):
         return
@@ -161,5 +161,5 @@ def save_configuration(model: nn.Module, directory: Path) -> None:
 
 
 def cannot_write(directory: Path, cause: OSError) -> BadInput:
-    """What to raise where the disk refuses."""
+    """The error for weights that cannot be written to disk."""
     return BadInput(f"weights cannot be written to '{directory}' ({cause}); name another directory")

@@ -1,7 +1,7 @@
-"""Checkpoints are written by all ranks at once, while training goes on where that is asked.
+"""Writes checkpoints, on all ranks at once and optionally while training continues.
 
 Every rank writes its own file, then a receipt with the file's size and checksum. When rank 0 has
-found the receipts of all ranks, it writes ``state.json`` and gives the directory its name.
+found the receipts of all ranks, it writes ``state.json`` and gives the directory its final name.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where a checkpoint is written to, what goes into its ``state.json``, how many are kept."""
+    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept."""
 
     directory: Path
     step: int
@@ -39,17 +39,17 @@ class CheckpointTarget:
 
     @property
     def final(self) -> Path:
-        """The complete checkpoint."""
+        """The path of the complete checkpoint."""
         return self.directory / f"step-{self.step:08d}"
 
     @property
     def partial(self) -> Path:
-        """The checkpoint while it is written."""
+        """The path of the checkpoint while it is written."""
         return self.directory / f".step-{self.step:08d}.partial"
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; all ranks of ``world`` must ask alike."""
+    """Writes one checkpoint at a time; all ranks of ``world`` must make the same calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -61,13 +61,13 @@ class CheckpointWriter:
     def save(
         self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor], *, wait: bool
     ) -> None:
-        """Write a checkpoint of this rank's ``tensors`` and of rank 0's ``target.state``.
+        """Write a checkpoint with this rank's ``tensors`` and rank 0's ``target.state``.
 
-        With ``wait`` it is complete on return. Without, the tensors are copied to the CPU's
-        memory and written from there while training goes on.
+        With ``wait`` it is complete on return. Otherwise the tensors are copied to CPU memory and
+        written from there while training continues.
 
         Raises:
-            BadInput: the directory cannot be written, or the checkpoint before could not be.
+            BadInput: the directory cannot be written, or writing the previous checkpoint failed.
         """
         self.wait()
         self._world.done_by_first(partial(begin, target))
@@ -80,7 +80,7 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Return when the checkpoint that is being written is complete; every rank must call.
+        """Wait until the checkpoint being written is complete; all ranks must call this.
 
         Raises:
             BadInput: it could not be written, on this rank or another.
@@ -94,9 +94,9 @@ class CheckpointWriter:
         self._world.done_by_first(partial(complete, target, self._world.size))
 
     def close(self, *, failed: bool) -> None:
-        """Let the checkpoint that is being written come to its end, without asking other ranks.
+        """Finish the checkpoint being written, without communication with other ranks.
 
-        After a failure nobody waits for the others' parts.
+        After a failure it does not wait for their parts.
         """
         if self._thread is None:
             return
@@ -117,7 +117,7 @@ class CheckpointWriter:
             raise BadInput(self._problem)
 
     def _write(self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write this rank's part; rank 0 completes the checkpoint when all ranks have."""
+        """Write this rank's part. Rank 0 completes the checkpoint when all parts are there."""
         try:
             write_part(target, self._world.rank, tensors)
             if self._world.rank == 0:
@@ -131,13 +131,13 @@ class CheckpointWriter:
 
 
 def held_apart(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor in memory of the CPU that training does not change."""
+    """A copy of a tensor in CPU memory, which training does not change."""
     plain = tensor.detach()
     return plain.clone() if plain.device.type == "cpu" else plain.cpu()
 
 
 def begin(target: CheckpointTarget) -> None:
-    """Make the directory to write in; what an interrupted run left is deleted."""
+    """Create the directory to write in; delete what interrupted runs left."""
     try:
         target.directory.mkdir(parents=True, exist_ok=True)
         for left_over in target.directory.glob(".step-*.partial"):
@@ -158,12 +158,12 @@ def cannot_write(target: CheckpointTarget, cause: Exception) -> str:
 
 
 def file_name(rank: int) -> str:
-    """The file of a rank's tensors."""
+    """The file that holds a rank's tensors."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def write_part(target: CheckpointTarget, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write one rank's tensors, and the receipt once they are on disk."""
+    """Write one rank's tensors, and its receipt when they are on disk."""
     path = target.partial / file_name(rank)
     checksum = hashlib.sha256()
     write_tensors(path, tensors, checksum)
@@ -175,12 +175,12 @@ def write_part(target: CheckpointTarget, rank: int, tensors: Mapping[str, torch.
 
 
 def receipt_path(target: CheckpointTarget, rank: int) -> Path:
-    """Where a rank says that its part is written."""
+    """The file that marks a rank's part as written."""
     return target.partial / f".rank-{rank:05d}.receipt"
 
 
 def receipt(target: CheckpointTarget, rank: int) -> Mapping[str, Any] | None:
-    """Size and checksum of a rank's file; nothing before it is written."""
+    """Size and checksum of a rank's file; ``None`` until it is written."""
     try:
         return json.loads(receipt_path(target, rank).read_text())
     except (OSError, ValueError):
@@ -188,9 +188,9 @@ def receipt(target: CheckpointTarget, rank: int) -> Mapping[str, Any] | None:
 
 
 def complete(target: CheckpointTarget, ranks: int) -> None:
-    """Write ``state.json``, give the directory its name, and delete the oldest checkpoints.
+    """Write ``state.json``, give the directory its final name, and delete the oldest checkpoints.
 
-    Does nothing where that was done before.
+    Does nothing if the checkpoint is complete already.
 
     Raises:
         BadInput: it cannot be written, or a rank's part is missing.
@@ -209,7 +209,7 @@ def complete(target: CheckpointTarget, ranks: int) -> None:
     try:
         for rank in range(ranks):
             receipt_path(target, rank).unlink()
-        # The parts are on disk: each rank has flushed its own before it left its receipt.
+        # The parts are on disk: each rank flushes its part before it writes its receipt.
         (target.partial / STATE_FILE).write_text(text, encoding="utf-8")
         synchronise(target.partial / STATE_FILE)
         synchronise(target.partial)

@@ -1,1 +1,1 @@
-"""Forwards only: evaluation, prediction and metrics."""
+"""Passes with forwards only: evaluation, prediction and metrics."""

@@ -1,4 +1,4 @@
-"""Evaluation and prediction: the stages of this rank run forwards only, in evaluation mode."""
+"""Runs the forwards of this rank's stages in evaluation mode, for evaluation and prediction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,15 +19,15 @@ from penstock.schedule.action import ActionKind
 __all__ = ["ForwardPass"]
 
 TakeOutputs = Callable[[int, Mapping[int, torch.Tensor]], None]
-"""Given the number of a micro-batch and this rank's rows of the model's outputs, by number."""
+"""Takes the number of a micro-batch and this rank's rows of the model's outputs, by number."""
 
 
 class ForwardPass:
-    """The stages of ``graph`` on this rank, with the very parameters that are trained.
+    """The stages of ``graph`` on this rank, with the same parameters that are trained.
 
-    ``graph`` is the one that is trained, or a view of it; ``boundaries`` are its own.
-    ``take_outputs`` gets what the stages return of the model's outputs; ``metrics`` are those that
-    it feeds.
+    ``graph`` is the trained graph or a view of it, ``boundaries`` are its boundary tensors.
+    ``take_outputs`` receives the model's outputs from the stages that compute them. ``metrics`` are
+    updated with them.
     """
 
     def __init__(
@@ -61,11 +61,13 @@ class ForwardPass:
         )
 
     def run(self, leaves: Mapping[int, torch.Tensor]) -> tuple[Totals, Means]:
-        """All forwards on one batch; nothing changes. Totals, and the metrics' means.
+        """Run all forwards on one batch. Returns the totals and the means of the metrics.
+
+        No weights or buffers change.
 
         Raises:
             BadInput: the ranks were given different batches.
-            RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
+            RunFailed: this rank or another failed; the worker cannot be used again.
         """
         worker, numbers = self._worker, self._worker.numbers
         worker.clock.restart()
@@ -85,22 +87,22 @@ class ForwardPass:
             return numbers.put_together(rows, self._metrics)
         finally:
             for module in modules:
-                # A traced stage has a graph of its own here; a chain's modules are the user's.
+                # A traced stage has its own graph here; a chain's modules belong to the user.
                 if not isinstance(module, fx.GraphModule):
                     set_training(module, True)
 
     def prepared(self, leaves: Mapping[int, torch.Tensor]) -> Ready:
-        """The work on batches of the size of this one.
+        """The prepared work for batches of this size.
 
         Raises:
-            BadInput: the model as captured does not take its lengths.
+            BadInput: the captured model does not accept the lengths of this batch.
         """
         rows = next(iter(leaves.values())).shape[0]
         return self._stages.prepared(rows, False, self.graph.lengths_of(leaves))
 
 
 class ForwardRunner:
-    """A stage that is never trained, as the action loop sees it."""
+    """Runs the forwards of one stage for the action loop."""
 
     def __init__(self, program: StageProgram, worker: Worker, take_outputs: TakeOutputs) -> None:
         self.loss_terms: list[LossTerm] = []
@@ -112,21 +114,21 @@ class ForwardRunner:
         self._work = StageInputs((), ())
 
     def begin(self, work: StageInputs) -> None:
-        """Take the rows of the next iteration."""
+        """Take the inputs of the next iteration."""
         self._work = work
         self.loss_terms = []
 
     def has_work(self, kind: ActionKind) -> bool:
-        """Forwards always have."""
+        """Whether this is a forward."""
         return kind == "F"
 
     def work(self, kind: ActionKind) -> Work:
-        """What computes forwards; there are no other actions."""
+        """The function that runs forwards; there are no other actions."""
         assert kind == "F"
         return self.forward
 
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:
-        """Run the stage on this rank's rows; a replica without any has nothing to do."""
+        """Run the stage on this rank's rows; a replica without rows does nothing."""
         if not self._work.rows[micro_batch]:
             return ()
         program = self._program
@@ -142,10 +144,10 @@ class ForwardRunner:
 
 
 def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:
-    """Let the stages hold the very parameters and buffers that this rank trains.
+    """Make the stages use the same parameters and buffers that this rank trains.
 
-    A stage of a model that was captured elsewhere (on the meta device, on the CPU) would otherwise
-    hold those of the capture.
+    Otherwise a stage of a model that was captured on another device (meta, CPU) would use those of
+    the capture.
     """
     held = worker.held.held_tensors()
     tied = worker.graph.tied_names

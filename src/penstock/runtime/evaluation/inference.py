@@ -1,4 +1,4 @@
-"""Evaluation and prediction of a pipeline that is in training."""
+"""Evaluation and prediction with a pipeline that is being trained."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["Inference", "PredictionView"]
 
 
 class PredictionView:
-    """A graph without its loss and what crosses in it under a plan, or why there is none."""
+    """A graph without its loss and its boundary tensors under a plan, or why there is none."""
 
     def __init__(self, graph: LayerGraph, plan: Plan) -> None:
         self.problem = ""
@@ -30,10 +30,10 @@ class PredictionView:
 
     @property
     def graph(self) -> LayerGraph:
-        """The graph.
+        """The graph without its loss.
 
         Raises:
-            BadInput: it cannot be had.
+            BadInput: the model cannot predict without its loss.
         """
         if self.problem:
             raise BadInput(f"the model cannot predict: {self.problem}")
@@ -41,7 +41,7 @@ class PredictionView:
 
 
 class Inference:
-    """Forward passes of a `Worker`'s stages, made when they are first asked for."""
+    """Forward passes of a `Worker`'s stages, created when first used."""
 
     def __init__(self, worker: Worker, view: PredictionView, metrics: Mapping[str, Metric]) -> None:
         self._worker = worker

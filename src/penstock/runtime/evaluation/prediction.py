@@ -1,4 +1,4 @@
-"""Predictions: the model's outputs on a batch, put together from the ranks that make them."""
+"""Predictions: assembles the model's outputs on a batch from the ranks that compute them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["RankOutputs", "predict"]
 
 
 class RankOutputs:
-    """What this rank's stages gave of the model's outputs, by output and micro-batch."""
+    """The model's outputs that this rank's stages computed, by output and micro-batch."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], torch.Tensor] = {}
@@ -29,18 +29,18 @@ class RankOutputs:
         self._found.clear()
 
     def take(self, micro_batch: int, outputs: Mapping[int, torch.Tensor]) -> None:
-        """Keep some outputs, given by number."""
+        """Keep outputs of one micro-batch, given by number."""
         for number, tensor in outputs.items():
             self._found[number, micro_batch] = tensor.detach()
 
     def of(self, number: int, micro_batch: int, spec: TensorSpec) -> torch.Tensor:
-        """One of them on the CPU, in the type that it had at capture, laid out row by row."""
+        """One of them on the CPU, contiguous, in the type that it had at capture."""
         return self._found[number, micro_batch].to("cpu", spec.dtype).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """The rows of output ``number`` that ``rank`` makes of one micro-batch."""
+    """The rows of output ``number`` that ``rank`` computes of one micro-batch."""
 
     number: int
     micro_batch: int
@@ -59,11 +59,12 @@ def predict(
 ) -> Any:
     """The model's result on a batch, on rank 0 or ``everywhere``; ``None`` on other ranks.
 
-    Tensors are on the CPU, samples in the order of the batch. What has no samples in it but was
-    computed from them (an auxiliary loss) is the mean over the slices, weighted by samples.
+    Tensors are on the CPU, with samples in the order of the batch. An output without a batch
+    dimension that is computed from samples (such as an auxiliary loss) is the mean over the slices,
+    weighted by their numbers of samples.
 
     Raises:
-        BadInput: an output cannot be put together from slices of the batch.
+        BadInput: an output cannot be assembled from slices of the batch.
     """
     graph = forward.graph
     rows = next(iter(leaves.values())).shape[0]
@@ -91,7 +92,7 @@ def predict(
 
 
 def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[OutputRows]:
-    """Where the rows of an output of ``stage`` are, in the order of the batch."""
+    """Which ranks compute which rows of an output of ``stage``, in the order of the batch."""
     for micro_batch in range(len(cut.micro_batches)):
         for replica, rank in enumerate(plan.holder(stage, micro_batch).devices):
             rows = cut.rows(micro_batch, stage, replica)
@@ -100,7 +101,7 @@ def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[Ou
 
 
 def check_joinable(spec: TensorSpec, pieces: Sequence[OutputRows]) -> None:
-    """Raise `BadInput` where the slices' results do not make that of the whole batch."""
+    """Raise `BadInput` if the results of slices cannot be joined to that of the whole batch."""
     if len(pieces) == 1 or not spec.reduced:
         return
     if spec.batch_dim >= 0:
@@ -124,8 +125,8 @@ def put_together(
     found: RankOutputs,
     world: World,
 ) -> None:
-    """Fill ``whole`` with an output of the whole batch on rank 0, from all ranks."""
-    # Without samples in it and not made from any, it is the same everywhere.
+    """Fill ``whole`` on rank 0 with an output of the whole batch, from all ranks."""
+    # Without a batch dimension and independent of the samples, it is the same everywhere.
     needed = pieces if spec.batch_dim >= 0 or spec.reduced else pieces[:1]
     total = sum(len(piece.rows) for piece in needed)
     for piece in needed:
@@ -145,7 +146,7 @@ def put_together(
 def carried(
     spec: TensorSpec, piece: OutputRows, found: RankOutputs, world: World
 ) -> torch.Tensor | None:
-    """A piece on rank 0, wherever it was made; nothing elsewhere."""
+    """A piece, sent to rank 0 if another rank computed it; ``None`` on other ranks."""
     own = None
     if piece.rank == world.rank:
         own = found.of(piece.number, piece.micro_batch, spec)

@@ -1,1 +1,1 @@
-"""Gradients in buckets, summed over ranks; their scale, their noise, who steps what."""
+"""Gradients: buckets, sums over ranks, loss scaling, noise scale, and sharded optimizer state."""

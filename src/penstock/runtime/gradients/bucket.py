@@ -1,4 +1,4 @@
-"""Gradients of some parameters in one flat piece of memory, summed over ranks as a whole."""
+"""A gradient bucket: the gradients of some parameters in one flat tensor, summed together."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ __all__ = [
 
 
 class GradientSum(Protocol):
-    """How the gradients of a bucket are added up over its holders, again and again."""
+    """Sums the gradients of a bucket over its holders, once in each iteration."""
 
     def start(self) -> None:
-        """This rank's gradients are complete; never waits."""
+        """Start the sum: this rank's gradients are complete. Never waits."""
         ...
 
     def wait(self) -> None:
-        """Return once the bucket holds the sum.
+        """Wait until the bucket holds the sum.
 
         Raises:
             Stalled: a holder did not take part in time.
@@ -36,7 +36,7 @@ class GradientSum(Protocol):
         ...
 
     def settle(self) -> None:
-        """Wait until no other holder looks at this rank's gradients any more.
+        """Wait until no other holder reads this rank's gradients any more.
 
         Raises:
             Stalled: a holder did not take part in time.
@@ -45,7 +45,7 @@ class GradientSum(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the bucket's memory to this rank alone."""
+        """Stop sharing the bucket's memory with other ranks."""
         ...
 
 
@@ -53,11 +53,12 @@ class GradientSum(Protocol):
 class GradientBucket:
     """Parameters of one element type that the same ranks hold for the same stages.
 
-    Their gradients lie in ``flat``. In an iteration ``expected`` gradients complete it, one from
-    each stage of this rank that uses a parameter; ``missing`` of them are still to come. ``owner``
-    is the holder whose gradients count. Where the optimizer's state is sharded it alone gets the
-    sums, and the values of the parameters lie in ``values``. ``sum`` adds ``flat`` up over the
-    holders, where there are several; ``stage`` is the first that uses the parameters on this rank.
+    ``flat`` holds their gradients. ``expected`` is the number of gradients that arrive in an
+    iteration, one for each stage of this rank that uses a parameter; ``missing`` of them have not
+    arrived yet. ``owner`` is the holder that counts the gradients in norms. With sharded optimizer
+    state only the owner gets the sums, and ``values`` holds the parameters' values. ``sum`` adds
+    ``flat`` over the holders if there are several. ``stage`` is the first stage of this rank that
+    uses the parameters.
     """
 
     holders: tuple[int, ...]
@@ -79,7 +80,7 @@ class GradientBucket:
 
 
 def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Runs of parameters of one element type, each about ``BUCKET_BYTES``."""
+    """Groups of parameters of one element type, each of about ``BUCKET_BYTES``."""
     for dtype in sorted({p.dtype for p in parameters}, key=str):
         part: list[nn.Parameter] = []
         size = 0
@@ -100,7 +101,7 @@ def make_bucket(
     parameters: list[nn.Parameter],
     stage: int,
 ) -> GradientBucket:
-    """A bucket with memory of its own."""
+    """A bucket with new memory for its gradients."""
     total = sum(parameter.numel() for parameter in parameters)
     flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
     bucket = GradientBucket(holders, stages, owner, parameters, flat, stage)
@@ -119,5 +120,5 @@ def place_gradients(bucket: GradientBucket, flat: torch.Tensor) -> None:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to add up many numbers of ``dtype`` in."""
+    """The floating-point type for sums of many numbers of ``dtype``: at least 32 bits."""
     return dtype if dtype.itemsize >= 4 else torch.float32

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """For each parameter, by its first name, the ranks that hold it: replicas and tied stages."""
+    """For each parameter, by its first name, the ranks that hold it (replicas and tied stages)."""
     holders: dict[str, tuple[int, ...]] = {}
     for use in graph.parameter_uses:
         stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
@@ -49,9 +49,9 @@ def stages_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, 
 def make_groups(
     world: World, holder_sets: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """One process group for each distinct set of several ranks that this rank is in.
+    """One process group for each distinct set of several ranks that contains this rank.
 
-    All ranks create all groups, in the order of the sets, so that none waits for another.
+    All ranks create all groups, in the same order, so that none waits for another.
     """
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for ranks in sorted({ranks for ranks in holder_sets if len(ranks) > 1}):
@@ -62,16 +62,17 @@ def make_groups(
 
 
 class GradientBuckets:
-    """The gradients of this rank's parameters, of all its stages.
+    """The gradients of all stages of this rank.
 
-    ``parameters[stage]`` are those that a stage of this rank uses. They are taken in reverse, as
-    the backward produces their gradients, and cut into buckets of ``BUCKET_BYTES``. During the last
-    backward of a stage each bucket's all-reduce starts as soon as its gradients are complete, in
-    the fixed order of the buckets (the same on all ranks: later stages first, as they end first),
-    while the pipeline drains. Sums, not means: the loss seeds carry the weights.
+    ``parameters[stage]`` are the parameters that a stage of this rank uses. They are divided into
+    buckets of ``BUCKET_BYTES`` in reverse order, as the backward produces their gradients. During
+    the last backward of a stage each bucket's all-reduce starts when its gradients are complete. So
+    it overlaps the drain of the pipeline. Buckets start in a fixed order, the same on all ranks
+    (later stages first, since they finish first). Gradients are summed, not averaged: the seeds of
+    the loss contain the weights.
 
-    ``owners`` names the rank that steps each parameter where the optimizer's state is sharded: then
-    gradients are summed there only, and `share_values` hands the stepped values to the others.
+    With sharded optimizer state ``owners`` gives the rank that steps each parameter. Gradients are
+    then summed on that rank only, and `share_values` sends the updated values to the others.
     ``before_sum``, if set, is called with each shared bucket just before its sum starts.
     """
 
@@ -111,7 +112,7 @@ class GradientBuckets:
         self._launched = 0
 
     def zero(self) -> None:
-        """Start an iteration: all gradients zero."""
+        """Start an iteration with all gradients zero."""
         self._launched = 0
         for bucket in self.buckets:
             bucket.flat.zero_()
@@ -119,7 +120,7 @@ class GradientBuckets:
 
     @contextmanager
     def launching(self, stage: int) -> Iterator[None]:
-        """Around a stage's last backward: start each all-reduce when its gradients are in."""
+        """Within a stage's last backward, start each all-reduce when its gradients are complete."""
         handles = []
         waiting = set(self._used[stage])
         for bucket in self.shared:
@@ -138,13 +139,13 @@ class GradientBuckets:
         finally:
             for handle in handles:
                 handle.remove()
-        # Those that got their gradients in a first half before, or get none.
+        # Parameters that got their gradients in an earlier half backward, or get none.
         for bucket in self.shared:
             bucket.missing -= sum(parameter in waiting for parameter in bucket.parameters)
         self._launch_complete()
 
     def finish(self) -> None:
-        """Start what has not been started, and wait for all sums; the gradients may change then.
+        """Start the remaining sums and wait for all. Gradients may be changed afterwards.
 
         Raises:
             Stalled: a holder did not take part in time.
@@ -162,19 +163,19 @@ class GradientBuckets:
                 bucket.sum.settle()
 
     def scale(self, factor: float) -> None:
-        """Multiply all gradients that this rank has the sums of."""
+        """Multiply all gradients whose sums this rank has."""
         if factor != 1.0:
             for bucket in self.buckets:
                 if bucket.values is None or bucket.owner == self._world.rank:
                     bucket.flat.mul_(factor)
 
     def square_sum(self) -> float:
-        """The sum of squares of the gradients that this rank counts: it is their owner."""
+        """The sum of squares of the gradients that this rank owns."""
         own = [bucket for bucket in self.buckets if bucket.owner == self._world.rank]
         return float(torch.stack([bucket.square() for bucket in own]).sum()) if own else 0.0
 
     def share_values(self) -> None:
-        """Hand on the parameters that this rank has stepped, where the others have not.
+        """Broadcast the parameters that this rank has stepped, if optimizer state is sharded.
 
         Raises:
             Stalled: a holder did not take part in time.
@@ -186,14 +187,14 @@ class GradientBuckets:
                 bucket.started_s = self._clock.now()
                 group = self._groups[bucket.holders]
                 work = dist.broadcast(bucket.values, bucket.owner, group=group, async_op=True)
-                assert work is not None  # it is asked for
+                assert work is not None  # because of async_op
                 handed.append((bucket, work))
         for bucket, work in handed:
             await_bucket(work, bucket, self._world, "the new parameters")
             self._record(bucket)
 
     def close(self) -> None:
-        """Sum no more."""
+        """Stop summing and release shared memory."""
         for bucket in self.shared:
             if bucket.sum is not None:
                 bucket.sum.close()

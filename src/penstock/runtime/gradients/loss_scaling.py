@@ -1,10 +1,9 @@
-"""Dynamic loss scaling, for gradients that pass through float16.
+"""Dynamic loss scaling, for backward passes in float16.
 
-Gradients that are too small for float16 would become zero, so the loss is multiplied by a scale
-before the backward and the gradients are divided by it before they are used (Micikevicius et al.,
-Mixed Precision Training, ICLR 2018, section 3.2). The scale follows the rule that
-``torch.amp.GradScaler`` documents: it grows after many steps without an overflow and is cut at
-every overflow, whose step is not taken.
+Gradients too small for float16 would become zero. So the loss is multiplied by a scale before the
+backward, and the gradients are divided by it before they are used (Micikevicius et al., Mixed
+Precision Training, ICLR 2018, section 3.2). The scale changes as in ``torch.amp.GradScaler``: it
+grows after many steps without an overflow. At an overflow it is reduced, and the step is skipped.
 """
 
 import math
@@ -23,14 +22,14 @@ __all__ = ["LossScaler", "LossScaling", "check_parameter_types", "loss_scaling_f
 
 @dataclass(frozen=True, slots=True)
 class LossScaling:
-    """How the scale of the loss goes.
+    """How the scale of the loss changes.
 
     It starts at ``initial``, is multiplied by ``growth`` after ``growth_interval`` steps without an
     overflow and by ``backoff`` at every overflow. A run whose gradients overflow at ``smallest``
     fails.
 
     Raises:
-        BadInput: a number outside its range.
+        BadInput: a number is outside its range.
     """
 
     initial: float = 2.0**16
@@ -53,12 +52,13 @@ class LossScaling:
 
 
 class LossScaler:
-    """The scale now, and the steps without an overflow since it last changed.
+    """The current scale, and the number of steps without an overflow since it last changed.
 
-    The scale is that of the mean loss of a step. Backwards start from sums, one weight for each
-    slice, and how many terms a step has is only known after it; so `seed` divides by the power of
-    two next to the number of terms of the step before (of the first step: its samples). The
-    gradients are divided by what was really used, so that this choice changes no result.
+    The scale applies to the mean loss of a step. But backwards start from sums with one weight for
+    each slice, and the number of loss terms of a step is known only after it. So `seed` divides by
+    a power of two near the number of terms of the previous step (in the first step, near its number
+    of samples). The gradients are divided by the seed that was used, so this choice does not change
+    results.
     """
 
     def __init__(self, settings: LossScaling) -> None:
@@ -68,14 +68,14 @@ class LossScaler:
         self._terms = 0.0
 
     def seed(self, samples: int) -> float:
-        """What the weight of every slice is multiplied by in a step of ``samples`` samples."""
+        """The factor on the weight of every slice in a step of ``samples`` samples."""
         return self.scale * 2.0 ** -round(math.log2(self._terms or samples))
 
     def update(self, overflow: bool, terms: float, step: int) -> None:
-        """Learn whether the gradients of step ``step``, of ``terms`` loss terms, overflowed.
+        """Update the scale after step ``step`` with ``terms`` loss terms.
 
         Raises:
-            LossNotFinite: they overflowed at the smallest scale.
+            LossNotFinite: gradients overflowed at the smallest scale.
         """
         settings = self._settings
         if not overflow:
@@ -100,7 +100,7 @@ class LossScaler:
         return {"scale": self.scale, "good_steps": self._good_steps, "terms": self._terms}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.scale = float(state["scale"])
         self._good_steps = int(state["good_steps"])
         self._terms = float(state["terms"])
@@ -109,10 +109,10 @@ class LossScaler:
 def loss_scaling_for(
     autocast: torch.dtype | None, loss_scaling: LossScaling | None
 ) -> LossScaling | None:
-    """The loss scaling of a run in the precision ``autocast``: with float16 there is always one.
+    """The loss scaling of a run with ``autocast``: float16 always has one, other types never.
 
     Raises:
-        BadInput: no such precision, or a loss scaling that nothing needs.
+        BadInput: the type is not supported, or a loss scaling is given but not needed.
     """
     if autocast == torch.float16:
         return loss_scaling or LossScaling()
@@ -127,9 +127,9 @@ def loss_scaling_for(
 
 
 def check_parameter_types(world: World, programs: Mapping[int, StageProgram]) -> None:
-    """Raise `BadInput`, on every rank, where a parameter that is to be trained is itself float16.
+    """Raise `BadInput` on every rank if a trained parameter is float16; all ranks must call this.
 
-    Most of its updates would be too small for it. Every rank calls.
+    Most updates would be too small for float16.
     """
     found = [
         name

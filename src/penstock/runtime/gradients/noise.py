@@ -1,16 +1,16 @@
-"""The gradient noise scale: how many samples a step can use before more of them stop helping.
+"""The gradient noise scale: up to about this many samples, a larger batch makes a better step.
 
 McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1: with the squared
-norms of gradients over a small batch of b samples and a big one of B,
+norms of gradients over a small batch of b samples and a big batch of B samples,
 
     |G|^2    = (B |G_big|^2 - b |G_small|^2) / (B - b)       the true gradient's square
     tr(S)    = (|G_small|^2 - |G_big|^2) / (1/b - 1/B)       variance of one sample's gradient
     noise scale = tr(S) / |G|^2                              in samples
 
-without bias; both are averaged over the steps before they are divided. The small batches are what
-each rank has before gradients are summed: the rows of a replica or, in a step of several batches,
-the rows of a rank in the first of them. Both squares are sums over parameters, so every bucket of
-gradients is estimated with its own b, and the estimates are added up.
+The first two have no bias. Both are averaged over the steps before they are divided. A small batch
+is what a rank has before gradients are summed: the rows of a replica or, in a step of several
+batches, the rows of a rank in the first batch. Both squares are sums over parameters. So every
+bucket of gradients is estimated with its own b, and the estimates are added.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,17 +28,17 @@ from penstock.runtime.micro_batches import BatchCut
 __all__ = ["GradientNoise", "NoiseAverage", "NoiseMeter", "check_replicated"]
 
 KEPT_SHARE = 0.95
-"""What an average keeps of itself at each step: it looks back some 20 steps."""
+"""The weight of the old average in each step: it covers about 20 steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientNoise:
-    """What a step says of the noise in its gradient.
+    """The estimates of gradient noise of one step.
 
     ``variance`` (the trace of the covariance of one sample's gradient) and ``square_norm`` (of the
-    true gradient) are estimates from this step alone, and scatter: ``square_norm`` may be negative.
-    ``scale`` is the ratio of their averages over the last steps, in samples; ``None`` while the
-    average of ``square_norm`` is not positive.
+    true gradient) come from this step alone and scatter: ``square_norm`` may be negative. ``scale``
+    is the ratio of their averages over the last steps, in samples. It is ``None`` while the average
+    of ``square_norm`` is not positive.
     """
 
     variance: float
@@ -47,7 +47,7 @@ class GradientNoise:
 
 
 class NoiseMeter:
-    """This rank's part of the estimate, gathered before and after gradients are summed."""
+    """This rank's share of the estimate, measured before and after gradients are summed."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self._plan = plan
@@ -57,7 +57,7 @@ class NoiseMeter:
         self._squares: dict[GradientBucket, torch.Tensor] = {}
 
     def begin(self, small: BatchCut, samples: int) -> None:
-        """Start a step of ``samples`` samples, whose small batches are those of ``small``."""
+        """Start a step of ``samples`` samples; ``small`` gives its small batches."""
         plan, stages = self._plan, range(len(self._plan.stages))
         self._rows = {
             rank: {stage: rows_of_rank(plan, small, stage, rank) for stage in stages}
@@ -67,14 +67,13 @@ class NoiseMeter:
         self._squares = {}
 
     def measure(self, bucket: GradientBucket) -> None:
-        """Take the norm of a bucket that holds this rank's own gradients only."""
+        """Measure the norm of a bucket while it holds only this rank's own gradients."""
         self._squares[bucket] = bucket.square()
 
     def totals(self, buckets: Iterable[GradientBucket]) -> tuple[float, float]:
-        """This rank's shares, to be added up over ranks, of two numbers.
+        """This rank's shares of the variance and of the gradient's square, to be added over ranks.
 
-        The first is that of the variance, the second the square of the summed gradient, both of
-        sums: to be divided by the square of the total weight.
+        Both are of the summed loss. Divide them by the square of the total weight for the mean.
         """
         variance = square = 0.0
         for bucket in buckets:
@@ -92,9 +91,10 @@ class NoiseMeter:
         return variance, square
 
     def _small_batches(self, bucket: GradientBucket) -> dict[int, int]:
-        """Rows of each holder that has any; nobody where stages of a tied one differ in them.
+        """The rows of each holder that has any.
 
-        A rank then has some samples' share of one stage only, which is not their gradient.
+        Empty if the stages that share a tied parameter have different rows on a rank: its gradient
+        then lacks some stages' share for some samples.
         """
         found: dict[int, int] = {}
         for rank in bucket.holders:
@@ -108,15 +108,15 @@ class NoiseMeter:
 
 
 class NoiseAverage:
-    """Running averages of both squares."""
+    """Running averages of the variance and the squared norm."""
 
     def __init__(self) -> None:
         self._variance = self._square_norm = 0.0
 
     def add(self, variance: float, square: float, samples: int) -> GradientNoise:
-        """Learn a step's variance and the square of its whole gradient, of ``samples`` samples."""
+        """Add a step's variance and the square of its whole gradient, over ``samples`` samples."""
         square_norm = square - variance / samples
-        # Both start at 0, so the same share of each is missing and their ratio has no bias.
+        # Both averages start at 0 and lack the same share, so their ratio has no bias.
         self._variance += (1 - KEPT_SHARE) * (variance - self._variance)
         self._square_norm += (1 - KEPT_SHARE) * (square_norm - self._square_norm)
         positive = self._square_norm > 0
@@ -128,13 +128,13 @@ class NoiseAverage:
         return {"variance": self._variance, "square_norm": self._square_norm}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._variance = float(state["variance"])
         self._square_norm = float(state["square_norm"])
 
 
 def check_replicated(uses: Iterable[ParameterUse], holders: Mapping[str, Sequence[int]]) -> None:
-    """Raise `BadInput` where a step of one batch has no smaller batches to tell the noise from."""
+    """Raise `BadInput` if a parameter without replicas leaves no small batches to measure."""
     for use in uses:
         if use.requires_grad and not use.is_buffer and len(holders[use.name]) == 1:
             raise BadInput(
@@ -145,7 +145,7 @@ def check_replicated(uses: Iterable[ParameterUse], holders: Mapping[str, Sequenc
 
 
 def rows_of_rank(plan: Plan, cut: BatchCut, stage: int, rank: int) -> int:
-    """How many samples of a batch ``rank`` computes of ``stage``."""
+    """The number of samples of a batch that ``rank`` computes for ``stage``."""
     devices: Sequence[Sequence[int]] = [
         plan.holder(stage, m).devices for m in range(len(cut.micro_batches))
     ]

@@ -1,12 +1,12 @@
-"""Optimizer state divided among the ranks that hold the same parameters (ZeRO, stage 1).
+"""Divides optimizer state among the ranks that hold the same parameters (ZeRO, stage 1).
 
 Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020,
-section 5.1: each rank keeps the optimizer's state of a part of the parameters, gets the summed
-gradients of that part only, steps it, and hands the new values to the others. Here a part is made
-of whole parameters, so that optimizers that look at a whole matrix work as well, and the parts are
-balanced by size over all holders of a parameter: replicas, stages that are tied, and mirrored
-copies. The bytes sent are those of the all-reduce that it replaces: a reduction to the owner, and
-a broadcast from it.
+section 5.1: each rank keeps the optimizer state of a part of the parameters. It gets the summed
+gradients of that part only, steps it, and sends the new values to the others. Here a part consists
+of whole parameters, so that optimizers that need whole matrices work as well. The parts are
+balanced by bytes over all holders of a parameter: replicas, tied stages, and mirrored copies. A
+reduce to the owner and a broadcast from it send the same number of bytes as the all-reduce that
+they replace.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ def owners_of_parameters(
 ) -> dict[str, int]:
     """For each trained parameter, by its first name, the rank that keeps its optimizer state.
 
-    The largest first, each goes to that of its holders with the fewest bytes so far; those with
-    one holder only are counted before. Every rank finds the same.
+    Parameters with a single holder are assigned first. The others follow, largest first; each goes
+    to the holder with the fewest bytes so far. Every rank gets the same result.
 
     >>> uses = [ParameterUse(name, (0,), size, True) for name, size in [("a", 6), ("b", 5)]]
     >>> uses += [ParameterUse("c", (1,), 4, True), ParameterUse("d", (1,), 2, True)]
@@ -44,9 +44,9 @@ def owners_of_parameters(
 
 
 def flat_parameters(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Flat memory for the values of ``parameters``, which become views into it.
+    """Flat memory for the values of ``parameters``, which become contiguous views into it.
 
-    A broadcast then needs no copy. Strides become those of a contiguous tensor.
+    A broadcast then needs no copy.
     """
     first = parameters[0]
     total = sum(parameter.numel() for parameter in parameters)

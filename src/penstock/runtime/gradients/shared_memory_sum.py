@@ -1,11 +1,12 @@
-"""Gradients of one host's ranks, summed in the memory where they lie.
+"""Sums gradients of one host's ranks in shared memory.
 
-Every rank keeps the gradients that it shares in memory that its peers map too, so a sum sends
-nothing: each holder adds up one part of a bucket from all holders' memory, and then copies the
-parts that the others have added up. That is a reduce-scatter and an all-gather (as in ring
-all-reduce: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009) with every neighbour
-at hand. Gloo's all-reduce sends the same bytes through the kernel, from threads that take the
-ranks' cores. As one rank alone adds up a part, in one order, all ranks get the same bits.
+Every rank keeps the gradients that it shares in memory that its peers also map, so a sum sends
+nothing. Each holder sums one part of a bucket from all holders' memory, and then copies the parts
+that the others have summed. That is a reduce-scatter and an all-gather (as in ring all-reduce:
+Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009) without the ring, since every
+rank can read every other's memory. Gloo's all-reduce sends the same bytes through the kernel, from
+threads that compete for the ranks' cores. One rank sums a part in a fixed order, so all ranks get
+the same bits.
 """
 
 import mmap
@@ -24,17 +25,21 @@ from penstock.runtime.transport.segments import CACHE_LINE_BYTES, Segments, Word
 __all__ = ["SharedSum", "share_sums"]
 
 HANDED, SUMMED, COPIED = 0, 1, 2
-"""An owner's words for a bucket: in which sum it last handed, summed up and copied its parts."""
+"""Indexes of a holder's counters for a bucket.
+
+Each holds the number of the last sum for which the holder has completed its gradients, summed its
+part, or copied the other parts.
+"""
 PAGE_BYTES = 4096
 ASLEEP = int(Word.ASLEEP)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What peers need to open a rank's gradients.
+    """What peers need to map a rank's gradients.
 
-    ``starts[holders]`` says where the buckets of these holders begin, in the same order on all of
-    them: first a cache line of words, then the gradients.
+    ``starts[holders]`` gives the offsets in bytes of the buckets with these holders, in the same
+    order on all of them. A bucket begins with a cache line of counters, followed by the gradients.
     """
 
     process: int
@@ -46,7 +51,7 @@ class Offer:
 class SharedSum:
     """The sum of one bucket over its holders; see `GradientSum`.
 
-    ``flats`` and ``words`` are those of the holders, in their order.
+    ``flats`` and ``words`` are the gradients and counters of the holders, in their order.
     """
 
     def __init__(
@@ -72,12 +77,12 @@ class SharedSum:
         self._number = 0
 
     def start(self) -> None:
-        """This rank's gradients are complete; never waits."""
+        """Start the sum: this rank's gradients are complete. Never waits."""
         self._number += 1
         self._say(HANDED)
 
     def wait(self) -> None:
-        """Return once the bucket holds the sum.
+        """Wait until the bucket holds the sum.
 
         Raises:
             Stalled: a holder did not take part in time.
@@ -103,7 +108,7 @@ class SharedSum:
             self._await(other, COPIED)
 
     def close(self) -> None:
-        """Move the gradients out of the shared memory, which can go then."""
+        """Move the gradients out of the shared memory, which can then be released."""
         place_gradients(self._bucket, self._bucket.flat.clone())
         self._bucket.sum = None
 
@@ -129,8 +134,8 @@ class SharedSum:
 def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucket]) -> None:
     """Put the gradients of ``buckets`` into shared memory and sum them there from now on.
 
-    Every rank calls, one without buckets too; the buckets of any holders come in the same order on
-    all of them. Nothing changes on any rank where one cannot open another's memory.
+    All ranks must call this, also those without buckets. The holders of a bucket must list it in
+    the same order. If any rank cannot open another's memory, nothing changes on any rank.
     """
     size = 0
     starts: dict[tuple[int, ...], list[int]] = {}

@@ -1,1 +1,1 @@
-"""Memory: what a process may take, and what it took."""
+"""Memory: how much a process may use, and how much it used."""

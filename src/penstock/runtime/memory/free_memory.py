@@ -1,4 +1,4 @@
-"""How many bytes more this process may take: of its device, or of the host within its limits."""
+"""How many more bytes this process may allocate on its device, or on the host within its limits."""
 
 import re
 import resource
@@ -19,25 +19,25 @@ CGROUP_FILES = (
     ("memory.max", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Limit, use and the prefix of sums over descendants: of version 2 and of version 1."""
+"""Files of limit and use, and the prefix of sums over descendants: cgroup version 2, version 1."""
 
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """So many bytes more can be had; ``limit`` says what allows no more."""
+    """The number of ``bytes`` that can be allocated, and the ``limit`` that allows no more."""
 
     bytes: float
     limit: str
 
 
 def free_memory(device: torch.device, root: Path = Path("/")) -> FreeMemory:
-    """The smallest of what the limits leave; ``root`` is where ``proc`` and ``sys`` are.
+    """The free memory under the tightest limit; ``root`` is the folder of ``proc`` and ``sys``.
 
-    Infinite where the system does not say.
+    Infinite if the system reports no limit.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch has asked for and does not use is free for this process.
+        # Memory that torch has reserved but does not use is free for this process.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return FreeMemory(float(free + kept), f"free memory of {device}")
     found = [FreeMemory(inf, ""), *within_host(root), *within_limits(root), *within_cgroups(root)]
@@ -45,14 +45,14 @@ def free_memory(device: torch.device, root: Path = Path("/")) -> FreeMemory:
 
 
 def within_host(root: Path) -> Iterator[FreeMemory]:
-    """What the host has free, caches that it can drop included."""
+    """The free memory of the host, including caches that it can drop."""
     available = kilobytes(root / "proc" / "meminfo", "MemAvailable")
     if available is not None:
         yield FreeMemory(available, "free memory of the host")
 
 
 def within_limits(root: Path) -> Iterator[FreeMemory]:
-    """What the limits on this process (``ulimit``) leave."""
+    """What is left of the limits on this process (``ulimit``)."""
     for name, kind, counted in PROCESS_LIMITS:
         limit, _ = resource.getrlimit(kind)
         used = kilobytes(root / "proc" / "self" / "status", counted)
@@ -61,7 +61,7 @@ def within_limits(root: Path) -> Iterator[FreeMemory]:
 
 
 def within_cgroups(root: Path) -> Iterator[FreeMemory]:
-    """What the limits on this process's control groups leave; those around each hold too."""
+    """What is left of the limits on this process's control groups, including enclosing ones."""
     for line in text_of(root / "proc" / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         version_2 = not controllers
@@ -77,7 +77,7 @@ def within_cgroups(root: Path) -> Iterator[FreeMemory]:
 def within_cgroup(
     folder: Path, limit_file: str, use_file: str, prefix: str
 ) -> Iterator[FreeMemory]:
-    """What one control group leaves; files that it caches can be dropped."""
+    """What is left in one control group; its cached files count as free, as they can be dropped."""
     limit, used = text_of(folder / limit_file).strip(), text_of(folder / use_file).strip()
     if not limit.isdigit() or not used.isdigit():
         return
@@ -95,7 +95,7 @@ def kilobytes(file: Path, name: str) -> float | None:
 
 
 def text_of(file: Path) -> str:
-    """What a file says; nothing where it is not there or may not be read."""
+    """The content of a file; empty if it does not exist or may not be read."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

@@ -1,9 +1,9 @@
-"""The most bytes that a rank's tensors took, measured while a step runs.
+"""Measures the most bytes that a rank's tensors took while a step runs.
 
-Counted is what torch's allocators hand out, to the byte: on CUDA by their own statistics, on the
-CPU by the profiler, which sees each allocation and each release of a step. The resident memory of
-the process would say less: it holds the libraries, the C library keeps what is freed, and pages
-stay that are not in use. So the figure is that of the simulator, which knows tensors only.
+It counts exactly what torch's allocators hand out: on CUDA by their statistics, on the CPU by the
+profiler, which sees each allocation and each release. The resident memory of the process is less
+exact: it includes libraries, freed memory that the C library keeps, and unused pages. The result
+can be compared with the simulator's, which counts only tensors.
 """
 
 import os
@@ -24,10 +24,10 @@ __all__ = ["MeasuredMemory", "lasting_tensors", "measured_memory", "storage_byte
 
 @dataclass
 class MeasuredMemory:
-    """What was found, once the measurement has ended.
+    """The result of a measurement, filled in when it ends.
 
-    ``peak_bytes``: the most bytes at once; ``held_bytes``: those that stay from step to step
-    (parameters, gradients, buffers, the optimizer's state). 0 where nothing could be measured.
+    ``peak_bytes`` is the most bytes at once. ``held_bytes`` is what stays from step to step:
+    parameters, gradients, buffers, the optimizer's state. Both are 0 if nothing could be measured.
     """
 
     peak_bytes: float = 0.0
@@ -38,11 +38,11 @@ class MeasuredMemory:
 def measured_memory(
     device: torch.device, held: Callable[[], Iterable[torch.Tensor]]
 ) -> Iterator[MeasuredMemory]:
-    """Measure what runs within, on this thread; ``held`` are the tensors that stay.
+    """Within, measure what runs on this thread; ``held`` are the tensors that stay.
 
-    On the CPU the peak is that of the held tensors and of all that is allocated within. What was
-    allocated before and is none of the held (the batch, a whole model that was captured) does not
-    count. Take a step before, so that the optimizer has its state.
+    On the CPU the peak counts the held tensors and all that is allocated within. Other tensors that
+    were allocated before (the batch, a whole captured model) do not count. Take a step before, so
+    that the optimizer has its state.
     """
     found = MeasuredMemory()
     if device.type == "cuda":
@@ -52,7 +52,7 @@ def measured_memory(
         found.peak_bytes = float(torch.cuda.max_memory_allocated(device))
         return
     before = storage_bytes(held())
-    # The profiler writes a line at each start and stop unless told not to.
+    # The profiler logs a line at each start and stop unless this is set.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield found
@@ -65,9 +65,9 @@ def measured_memory(
 def lasting_tensors(
     worker: Worker, training: Training, overlapped: OverlappedTraining | None = None
 ) -> Iterator[torch.Tensor]:
-    """What a rank holds between steps: parameters, gradients, buffers, the optimizer's state.
+    """The tensors of a rank between steps: parameters, gradients, buffers, optimizer state.
 
-    Also the copies that are kept to undo a step.
+    They include the copies kept to undo a step.
     """
     for tensor in worker.held.held_tensors().values():
         yield tensor
@@ -79,7 +79,7 @@ def lasting_tensors(
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """The bytes behind ``tensors``, each storage once.
+    """The bytes of the storages of ``tensors``, each storage counted once.
 
     >>> x = torch.zeros(4, 4)
     >>> storage_bytes([x, x[0], torch.zeros(2)])
@@ -90,10 +90,10 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def most_allocated(profiler: Any) -> int | None:
-    """The most bytes at once that were allocated since the profiler began; ``None``: unknown."""
+    """The most bytes allocated at once since the profiler began; ``None`` if unknown."""
     try:
         roots = profiler.profiler.kineto_results.experimental_event_tree()
-        # Private: of what torch has, only its profiler sees the allocations of the CPU.
+        # A private interface: only torch's profiler sees the allocations of the CPU.
         internals: Any = torch._C
         allocation = internals._profiler._EventType.Allocation
     except (AttributeError, RuntimeError):
