@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 import penstock
 from penstock import kernels
@@ -170,6 +171,13 @@ def test_a_borrowed_named_tuple_is_read_and_written_where_it_is() -> None:
     assert compiled(written_through)(pair) == 3.0
     assert pair.first.tolist() == [4.0, 5.0]
     assert pair.second.tolist() == [1.0]
+
+
+def test_an_array_with_gaps_is_not_borrowed() -> None:
+    """Its address alone does not say where its values are."""
+    every_second = np.array([1.0, 9.0, 5.0])[::2]
+    with pytest.raises(TypingError, match="only an array without gaps"):
+        compiled(written_through)(Pair(every_second, np.array([4.0])))
 
 
 def test_a_kernel_is_the_plain_function_and_leaves_it_as_it_is() -> None:

@@ -5,6 +5,7 @@
 
 from typing import Any
 
+from numba.core.errors import TypingError
 from numba.core.types import Array, BaseTuple, CPointer
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
@@ -13,7 +14,7 @@ __all__ = ["borrowed"]
 
 
 def address(typing_context, lent: Any):
-    """The type and the code of `borrowed`."""
+    """The type and the code of `borrowed`; numba shows what is raised as a typing error."""
 
     def of_array(context, builder, signature, arguments):
         return make_array(lent)(context, builder, arguments[0]).data
@@ -25,6 +26,9 @@ def address(typing_context, lent: Any):
                 values[place] = make_array(kind)(context, builder, values[place]).data
         return context.make_tuple(builder, signature.return_type, values)
 
+    for kind in [lent] if isinstance(lent, Array) else lent.types:
+        if isinstance(kind, Array) and kind.layout != "C":
+            raise TypingError(f"only an array without gaps can be borrowed, not {kind}")
     if isinstance(lent, Array):
         return CPointer(lent.dtype)(lent), of_array
     fields: Any = lent.types

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.errors import BadInput
 from penstock.kernels import compiled
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
-from penstock.schedule.clock_loop import FORWARD, GRADIENT, RECOMPUTE, ROWS, play
+from penstock.schedule.clock_loop import FORWARD, GRADIENT, RECOMPUTE, ROWS, Streams, play
 from penstock.schedule.concurrent_clock import spans_side_by_side
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
@@ -116,11 +116,13 @@ def play_as_far_as_possible(
     home[GRADIENT * cells + cell[gradients]] = stream_of[gradients]
     seconds = seconds_by_kind(shape).ravel()
     start = np.full(len(kind), inf)
-    flat = (first, kind, stage, micro, seconds, transfers_s(shape), ends, home)
+    flat = (first, kind, stage, micro, home, seconds, transfers_s(shape))
     if len(kind) > FEW_ACTIONS:
-        return streams, start, compiled(play)(stages, micro_batches, *flat, start)
+        orders = Streams(stages, micro_batches, *flat)
+        return streams, start, compiled(play)(orders, ends, start)
     listed = start.tolist()
-    reached = play(stages, micro_batches, *(values.tolist() for values in flat), listed)
+    orders = Streams(stages, micro_batches, *(values.tolist() for values in flat))
+    reached = play(orders, ends.tolist(), listed)
     return streams, np.array(listed), reached
 
 

@@ -4,26 +4,45 @@
 # pyright: basic
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-__all__ = ["FORWARD", "GRADIENT", "RECOMPUTE", "ROWS", "play"]
+__all__ = ["FORWARD", "GRADIENT", "RECOMPUTE", "ROWS", "Streams", "play"]
 
 FORWARD, GRADIENT, RECOMPUTE = range(3)
 ROWS = 3
 """Rows of ``ends``: the end of F, of B or I, and of R, for every stage and micro-batch."""
 
 
-def play_streams(
-    stages, micro_batches, first, kind, stage, micro, seconds, transfer, ends, home, start
-):
+class Streams(NamedTuple):
+    """Orders to play, as lists or arrays.
+
+    Stream ``k`` is the actions ``first[k]`` to ``first[k + 1] - 1`` of ``kind``, ``stage`` and
+    ``micro_batch``. ``home`` holds the stream of every F, then of every B or I; -1 stands for none.
+    An action takes ``seconds[kind * stages + s]``, and a transfer from stage ``s`` to the next or
+    back ``transfer[s]``.
+    """
+
+    stages: int
+    micro_batches: int
+    first: Any
+    kind: Any
+    stage: Any
+    micro_batch: Any
+    home: Any
+    seconds: Any
+    transfer: Any
+
+
+def play_streams(orders, ends, start):
     """Write the start of every action that can be played; return how far each stream got.
 
-    Stream ``k`` is the actions ``first[k]`` to ``first[k + 1] - 1``. They run one after the other,
-    each as soon as what it needs has ended. An action takes ``seconds[kind * stages + s]``, and a
-    transfer from stage ``s`` to the next or back ``transfer[s]``. On entry
-    ``ends[row * cells + s * micro_batches + m]`` is infinite where an action of the schedule will
-    set it, and minus infinity elsewhere. ``home`` holds the stream of every F, then of every B or
-    I; -1 stands for none.
+    The actions of a stream run one after the other, each as soon as what it needs has ended. On
+    entry ``ends[row * cells + s * micro_batches + m]`` is infinite where an action of the schedule
+    will set it, and minus infinity elsewhere.
     """
+    stages, micro_batches, first = orders.stages, orders.micro_batches, orders.first
+    kind, stage, home = orders.kind, orders.stage, orders.home
+    seconds, transfer = orders.seconds, orders.transfer
     cells = stages * micro_batches
     streams = len(first) - 1
     reached = [first[k] for k in range(streams)]
@@ -36,7 +55,7 @@ def play_streams(
         while reached[k] < first[k + 1]:
             i = reached[k]
             code, s = kind[i], stage[i]
-            cell = s * micro_batches + micro[i]
+            cell = s * micro_batches + orders.micro_batch[i]
             ready = free[k]
             if code == 0:
                 if s > 0:

@@ -11,36 +11,51 @@ Python for few actions and compiled for many.
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import kernels
 
-__all__ = ["loop"]
+__all__ = ["LoopCosts", "filled", "loop", "rearranged"]
 
 
-def filled(
-    micro_batches, first, actions, home, seconds, way, slack, most, limit, room, saved, kept, out
-):
+class LoopCosts(NamedTuple):
+    """Seconds and limits of a pipeline, as lists or arrays.
+
+    An action takes ``seconds[row * stages + s]``, a transfer from stage ``s`` to the next or back
+    ``transfer[s]``. The limits are ``most[g]`` micro-batches of group ``g`` until their W, over all
+    its stages; ``limit[s]`` micro-batches of stage ``s``; and ``memory[g]`` bytes. ``saved[s]`` and
+    ``kept[s]`` are the bytes of a micro-batch from F on, and between I and W.
+    """
+
+    micro_batches: int
+    stages: int
+    groups: int
+    seconds: Any
+    transfer: Any
+    slack: float
+    most: Any
+    limit: Any
+    memory: Any
+    saved: Any
+    kept: Any
+
+
+def filled(costs, first, actions, home, out):
     """Play fixed orders of F and I, insert W where they delay nothing, and return the makespan.
 
     ``actions[first[g]:first[g + 1]]`` is the order of group ``g``. Its order with W is written to
-    ``out`` from ``3 * first[g] / 2`` on. A group runs its oldest pending W in two cases: while it
-    waits, if the W ends before the wait does (within ``slack`` seconds); and when a forward would
-    exceed a limit. The limits are ``most[g]`` micro-batches until their W, over all stages of the
-    group; ``limit[s]`` micro-batches of stage ``s``; and ``room[g]`` bytes. The result is infinite
-    if an order exceeds a limit even with every W run at once, or if it deadlocks.
-
-    ``home[s]`` is the group of stage ``s``. An action takes ``seconds[row * stages + s]``, a
-    transfer from stage ``s`` to the next or back ``way[s]``. ``saved[s]`` and ``kept[s]`` are the
-    bytes of a micro-batch from F on, and between I and W.
+    ``out`` from ``3 * first[g] / 2`` on. ``home[s]`` is the group of stage ``s``. A group runs its
+    oldest pending W in two cases: while it waits, if the W ends before the wait does (within
+    ``slack`` seconds); and when a forward would exceed a limit. The result is infinite if an order
+    exceeds a limit even with every W run at once, or if it deadlocks.
     """
-    groups, stages = len(first) - 1, len(home)
+    micro_batches, seconds, slack = costs.micro_batches, costs.seconds, costs.slack
+    groups, stages = costs.groups, costs.stages
     cells = stages * micro_batches
     ends = [inf for _ in range(2 * cells)]
     reached = [first[g] for g in range(groups)]
     free = [0.0 for _ in range(groups)]
     load = empty_load(groups, stages)
-    rules = (most, limit, room, saved)
     waiting = [0 for _ in range(cells)]
     head = [first[g] // 2 for g in range(groups)]
     tail = [first[g] // 2 for g in range(groups)]
@@ -53,27 +68,27 @@ def filled(
             cell = action % cells
             s = cell // micro_batches
             forward = action < cells
-            ready = ready_at(forward, s, cell, micro_batches, ends, way)
+            ready = ready_at(forward, s, cell, ends, costs)
             if ready == inf:
                 break
             while head[g] < tail[g]:
                 of = waiting[head[g]] // micro_batches
-                waits = forward and full(g, s, load, rules)
+                waits = forward and full(g, s, load, costs)
                 if not waits and free[g] + seconds[2 * stages + of] > ready + slack:
                     break
                 out[put[g]] = 2 * cells + waiting[head[g]]
                 put[g] += 1
                 free[g] += seconds[2 * stages + of]
                 head[g] += 1
-                let_go(g, of, load, kept)
-            if forward and full(g, s, load, rules):
+                let_go(g, of, load, costs)
+            if forward and full(g, s, load, costs):
                 return inf
             out[put[g]] = action
             put[g] += 1
             reached[g] += 1
             free[g] = max(free[g], ready) + seconds[action // cells * stages + s]
             ends[action] = free[g]
-            take_in(g, s, forward, load, saved, kept)
+            take_in(g, s, forward, load, costs)
             if forward:
                 if s + 1 < stages:
                     todo.append(home[s + 1])
@@ -94,14 +109,15 @@ def filled(
     return last
 
 
-def ready_at(forward, s, cell, micro_batches, ends, way):
+def ready_at(forward, s, cell, ends, costs):
     """When F or I of a cell of stage ``s`` can start; infinite while that is not known."""
+    micro_batches, transfer = costs.micro_batches, costs.transfer
     if forward:
-        return ends[cell - micro_batches] + way[s - 1] if s > 0 else 0.0
+        return ends[cell - micro_batches] + transfer[s - 1] if s > 0 else 0.0
     after = cell + micro_batches
     if len(ends) // 2 <= after:
         return ends[cell]
-    return max(ends[cell], ends[len(ends) // 2 + after] + way[s])
+    return max(ends[cell], ends[len(ends) // 2 + after] + transfer[s])
 
 
 def empty_load(groups, stages):
@@ -114,38 +130,39 @@ def empty_load(groups, stages):
     )
 
 
-def full(g, s, load, rules):
+def full(g, s, load, costs):
     """Whether a forward on stage ``s`` of group ``g`` would exceed a limit."""
     held, in_flight, level, _ = load
-    most, limit, room, saved = rules
-    return held[g] + 1 > most[g] or in_flight[s] + 1 > limit[s] or level[g] + saved[s] > room[g]
+    return (
+        held[g] + 1 > costs.most[g]
+        or in_flight[s] + 1 > costs.limit[s]
+        or level[g] + costs.saved[s] > costs.memory[g]
+    )
 
 
-def take_in(g, s, forward, load, saved, kept):
+def take_in(g, s, forward, load, costs):
     """Count F, or I, on stage ``s`` of group ``g`` as done."""
     held, in_flight, level, level_down = load
-    more = saved[s] if forward else kept[s] - saved[s]
+    more = costs.saved[s] if forward else costs.kept[s] - costs.saved[s]
     level[g] += more
-    if 2 * s < len(kept):
+    if 2 * s < costs.stages:
         level_down[g] += more
     if forward:
         held[g] += 1
         in_flight[s] += 1
 
 
-def let_go(g, s, load, kept):
+def let_go(g, s, load, costs):
     """Count a W on stage ``s`` of group ``g`` as done."""
     held, in_flight, level, level_down = load
     held[g] -= 1
     in_flight[s] -= 1
-    level[g] -= kept[s]
-    if 2 * s < len(kept):
-        level_down[g] -= kept[s]
+    level[g] -= costs.kept[s]
+    if 2 * s < costs.stages:
+        level_down[g] -= costs.kept[s]
 
 
-def rearranged(
-    micro_batches, rank, deepest, patient, seconds, way, slack, most, limit, room, saved, kept, out
-):
+def rearranged(costs, rank, deepest, patient, out):
     """Orders of F and I in which a group never waits for one action while another can run.
 
     Group ``g`` of a V holds stages ``g`` and ``2 p - 1 - g``. A free group looks at the next F and
@@ -157,13 +174,12 @@ def rearranged(
     than ``most[g]``, and bytes are reserved likewise. So the stage on the way up can always run,
     and the oldest micro-batch can always proceed. The order of each group is written to ``out``.
     """
-    stages = len(saved)
-    groups = stages // 2
+    micro_batches, seconds, slack = costs.micro_batches, costs.seconds, costs.slack
+    stages, groups = costs.stages, costs.groups
     cells = stages * micro_batches
     ends = [inf for _ in range(2 * cells)]
     done = [0 for _ in range(2 * stages)]
     load = empty_load(groups, stages)
-    rules = (most, limit, room, saved)
     waiting = [0 for _ in range(cells)]
     head = [2 * micro_batches * g for g in range(groups)]
     tail = [2 * micro_batches * g for g in range(groups)]
@@ -181,9 +197,7 @@ def rearranged(
         if now == inf:
             break
         weights = head[g] < tail[g]
-        best, wake = choice(
-            now + slack, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules
-        )
+        best, wake = choice(now + slack, g, weights, (rank, deepest), (ends, done, load), costs)
         if best < 0 and weights:
             w = seconds[2 * stages + waiting[head[g]] // micro_batches]
             if not patient or now + w <= wake + slack:
@@ -195,7 +209,7 @@ def rearranged(
         if best == 2 * cells:
             s = waiting[head[g]] // micro_batches
             head[g] += 1
-            let_go(g, s, load, kept)
+            let_go(g, s, load, costs)
             look[g] = now + seconds[2 * stages + s]
             continue
         row, cell = best // cells, best % cells
@@ -204,27 +218,27 @@ def rearranged(
         out[put[g]] = best
         put[g] += 1
         look[g] = ends[best] = now + seconds[row * stages + s]
-        take_in(g, s, row == 0, load, saved, kept)
+        take_in(g, s, row == 0, load, costs)
         neighbour = s + 1 if row == 0 else s - 1
         if row == 1:
             waiting[tail[g]] = cell
             tail[g] += 1
         if 0 <= neighbour < stages:
             at = min(neighbour, stages - 1 - neighbour)
-            arrives = look[g] + way[min(s, neighbour)]
+            arrives = look[g] + costs.transfer[min(s, neighbour)]
             if at != g and idle[at] and arrives < look[at]:
                 look[at] = arrives
 
 
-def choice(now, g, micro_batches, weights, rank, deepest, way, ends, done, load, rules):
+def choice(now, g, weights, rules, state, costs):
     """The F or I that group ``g`` starts now, and when the first of the others can start.
 
     Returns -1 if there is none, and ``2 * cells`` if a W must run first; ``weights`` says that one
-    is pending.
+    is pending. ``rules`` are the rank of every action and the greatest depth of every group.
     """
-    _, _, room, saved = rules
-    level_down = load[3]
-    stages = len(saved)
+    (rank, deepest), (ends, done, load) = rules, state
+    micro_batches, saved, level_down = costs.micro_batches, costs.saved, load[3]
+    stages = costs.stages
     cells = stages * micro_batches
     best, best_rank, wake = -1, inf, inf
     for lane in range(4):
@@ -236,13 +250,13 @@ def choice(now, g, micro_batches, weights, rank, deepest, way, ends, done, load,
         if row == 0 and down and done[s] - done[stages + s] >= deepest[g]:
             continue
         cell = s * micro_batches + done[row * stages + s]
-        ready = ready_at(row == 0, s, cell, micro_batches, ends, way)
+        ready = ready_at(row == 0, s, cell, ends, costs)
         if ready > now:
             wake = min(wake, ready)
         elif rank[row * cells + cell] < best_rank:
             waits = row == 0 and (
-                full(g, s, load, rules)
-                or (down and level_down[g] + saved[s] + saved[stages - 1 - s] > room[g])
+                full(g, s, load, costs)
+                or (down and level_down[g] + saved[s] + saved[stages - 1 - s] > costs.memory[g])
             )
             if not waits:
                 best, best_rank = row * cells + cell, rank[row * cells + cell]
@@ -256,4 +270,9 @@ LOOPS: dict[str, Callable[..., Any]] = {"filled": filled, "rearranged": rearrang
 
 def loop(name: str, *, compiled: bool) -> Callable[..., Any]:
     """The loop of this name, as plain Python or compiled."""
-    return kernels.compiled(LOOPS[name]) if compiled else LOOPS[name]
+    if not compiled:
+        return LOOPS[name]
+    # It loads numba, which takes longer than a few actions in plain Python.
+    from penstock.schedule.families.zero_bubble_compiled import LOOPS_ON_ARRAYS
+
+    return kernels.compiled(LOOPS_ON_ARRAYS[name])

@@ -1,6 +1,7 @@
 """Schedules with split backwards from a pattern of F and I; W are put into the gaps."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import inf
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.clock import seconds_by_kind, transfers_s
-from penstock.schedule.families.zero_bubble_loop import loop
+from penstock.schedule.families.zero_bubble_loop import LoopCosts, loop
 from penstock.schedule.order import order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
@@ -118,7 +119,7 @@ class PlacedPattern:
 
     ``order`` has the actions group after group, those of ``group`` from ``first[group]`` on, in the
     order of the pattern. No order takes less than ``bound_s``. Times that differ by less than
-    ``slack_s`` count as equal. ``limits`` are the last arguments of both loops.
+    ``slack_s`` count as equal. ``limits`` are the last fields of `LoopCosts`.
     """
 
     shape: PipelineShape
@@ -127,7 +128,7 @@ class PlacedPattern:
     first: Slots
     order: Slots
     seconds: npt.NDArray[np.float64]
-    way_s: npt.NDArray[np.float64]
+    transfer_s: npt.NDArray[np.float64]
     slack_s: float
     bound_s: float
     limits: tuple[npt.NDArray[Any], ...]
@@ -138,10 +139,10 @@ def drawing_of(shape: PipelineShape, pattern: Pattern) -> PlacedPattern:
     home = np.array([shape.group_of(s) for s in range(shape.stages)])
     table = seconds_by_kind(shape)[ROWS]
     again = np.array([shape.recomputes(s) for s in range(shape.stages)])
-    way_s = np.append(transfers_s(shape), 0.0)
+    transfer_s = np.append(transfers_s(shape), 0.0)
     # A lower bound: a group does all its work, and only after its first input has arrived.
     work_s = np.bincount(home, weights=table.sum(axis=0) + again * table[0]) * shape.micro_batches
-    arrives_s = np.concatenate([[0.0], np.cumsum(table[0] + way_s)])
+    arrives_s = np.concatenate([[0.0], np.cumsum(table[0] + transfer_s)])
     table[1] += again * table[0]
     slots = pattern.slots.ravel() - pattern.slots.min()
     # One number sorts by group, then slot.
@@ -157,7 +158,7 @@ def drawing_of(shape: PipelineShape, pattern: Pattern) -> PlacedPattern:
         first=np.arange(shape.groups + 1) * (len(order) // shape.groups),
         order=order,
         seconds=table.ravel(),
-        way_s=way_s,
+        transfer_s=transfer_s,
         slack_s=slack_s,
         bound_s=float(np.max(arrives_s[: shape.groups] + work_s)) + slack_s,
         limits=(
@@ -175,8 +176,7 @@ def with_weights(drawn: PlacedPattern, actions: Slots, lateness: float) -> tuple
     out = np.zeros(3 * len(actions) // 2, dtype=np.int64)
     shortest_s = float(drawn.seconds[2 * drawn.shape.stages :].min())
     slack_s = drawn.slack_s + lateness * shortest_s
-    flat = (drawn.first, actions, drawn.home, drawn.seconds, drawn.way_s, slack_s)
-    return looped(drawn, "filled", *flat, *drawn.limits, out=out)
+    return looped(drawn, "filled", slack_s, drawn.first, actions, drawn.home, out=out)
 
 
 def rearrangement(drawn: PlacedPattern, way: Rearrangement) -> Slots:
@@ -185,9 +185,9 @@ def rearrangement(drawn: PlacedPattern, way: Rearrangement) -> Slots:
     slots[0, drawn.shape.groups :] += way.up
     slots[1, : drawn.shape.groups] += way.down
     deepest = np.minimum(depths(drawn) + way.deeper, drawn.pattern.most - 1)
-    flat = (slots.ravel(), deepest, way.patient, drawn.seconds, drawn.way_s, drawn.slack_s)
     out = np.zeros(len(drawn.order), dtype=np.int64)
-    return looped(drawn, "rearranged", *flat, *drawn.limits, out=out)[0]
+    flat = (slots.ravel(), deepest, way.patient)
+    return looped(drawn, "rearranged", drawn.slack_s, *flat, out=out)[0]
 
 
 def depths(drawn: PlacedPattern) -> Slots:
@@ -198,16 +198,23 @@ def depths(drawn: PlacedPattern) -> Slots:
     return np.cumsum(changes.reshape(drawn.shape.groups, -1), axis=1).max(axis=1)
 
 
-def looped(drawn: PlacedPattern, name: str, *flat: Any, out: Slots) -> tuple[Slots, Any]:
+def looped(
+    drawn: PlacedPattern, name: str, slack_s: float, *flat: Any, out: Slots
+) -> tuple[Slots, Any]:
     """What the loop ``name`` writes to ``out``, and what it returns."""
-    micro_batches = drawn.shape.micro_batches
+    counts = (drawn.shape.micro_batches, drawn.shape.stages, drawn.shape.groups)
+    costs = (*counts, drawn.seconds, drawn.transfer_s, slack_s, *drawn.limits)
     steps = 3 * len(out) * (1 + len(drawn.pattern.ways))
     if steps > FEW_STEPS or "numba" in sys.modules:
-        return out, loop(name, compiled=True)(micro_batches, *flat, out)
-    listed = [values.tolist() if isinstance(values, np.ndarray) else values for values in flat]
+        return out, loop(name, compiled=True)(LoopCosts(*costs), *flat, out)
     written: list[int] = out.tolist()
-    result = loop(name, compiled=False)(micro_batches, *listed, written)
+    result = loop(name, compiled=False)(LoopCosts(*listed(costs)), *listed(flat), written)
     return np.array(written, dtype=np.int64), result
+
+
+def listed(values: Iterable[Any]) -> list[Any]:
+    """The values, with lists for arrays."""
+    return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
 
 
 def decoded(drawn: PlacedPattern, actions: Slots) -> Schedule:

@@ -47,10 +47,14 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
     work_s = np.zeros(shape.groups)
     np.add.at(work_s, group, micro_batches * seconds.sum(axis=0))
     recompute = np.array((shape.recompute or (False,) * shape.stages) * ways)
+    rows = 3 if split else 2
+    actions = rows * np.bincount(group, micro_batches, shape.groups).astype(np.int64)
     return ScheduleArrays(
         shape.stages,
         ways,
         split,
+        len(group),
+        -(-shape.micro_batches // ways),
         np.searchsorted(np.sort(group), np.arange(shape.groups + 1)),
         np.argsort(group, kind="stable"),
         group,
@@ -62,9 +66,10 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
         np.tile(np.append(transfers_s(shape), 0.0), ways),
         # Where W needs more than F saved, the difference is reserved from the forward on.
         np.maximum(saved_bytes, kept_bytes),
-        kept_bytes,
+        np.ascontiguousarray(kept_bytes),
         rooms_of(shape, group, micro_batches, np.maximum(saved_bytes, kept_bytes)),
         work_s,
+        np.cumsum(actions) - actions,
     )
 
 

@@ -30,32 +30,28 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.borrowed import borrowed
 from penstock.kernels import compiled
 
-__all__ = ["ScheduleArrays", "Tables", "Wishes", "keys_of", "list_order", "tables_of"]
+__all__ = ["ScheduleArrays", "Wishes", "keys_of", "list_order"]
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
-"""Rows of keys and arrivals, and columns of counts. BACKWARD is I, or B if backwards are whole."""
-
-# Integer columns of a place. The first three count the actions done of each row.
-GROUP, WAY, COUNT, LIMIT, DEPTH = range(3, 8)
-# Columns of seconds and bytes of a place. The first three are the seconds of each row.
-RECOMPUTE, TRANSFER, SAVED, KEPT = range(3, 7)
-# Columns of a group: its places are `members[BEGIN:END]`; pending W; where its next action goes.
-BEGIN, END, PENDING, NEXT = range(4)
-# Columns of bytes (memory, used) and seconds (work left, end of the last action) of a group.
-ROOM, USED, LEFT, FREE = range(4)
-
-IDLE_PRICE, OVERLAP, MOST_PENDING, WEIGHT_OVERLAP, FORWARD_DELAY, LEAD = range(6)
-"""Indices of the numbers of a policy."""
+"""Rows of seconds, keys, arrivals and counts. BACKWARD is I, or B if backwards are whole."""
 
 
 class ScheduleArrays(NamedTuple):
-    """A pipeline in arrays over *places*: stage ``s`` of direction ``w`` is ``w * stages + s``."""
+    """A pipeline in arrays over *places*: stage ``s`` of direction ``w`` is ``w * stages + s``.
+
+    ``seconds`` has a row for each kind of action. A place has at most ``indices`` micro-batches.
+    The places of group ``g`` are ``members[first_of_group[g] : first_of_group[g + 1]]``; its
+    actions begin at ``order_starts[g]`` of an order.
+    """
 
     stages: int
     ways: int
     split: bool
+    places: int
+    indices: int
     first_of_group: np.ndarray
     members: np.ndarray
     group: np.ndarray
@@ -69,6 +65,7 @@ class ScheduleArrays(NamedTuple):
     kept_bytes: np.ndarray
     room_bytes: np.ndarray
     work_s: np.ndarray
+    order_starts: np.ndarray
 
 
 class Wishes(NamedTuple):
@@ -87,59 +84,44 @@ class Wishes(NamedTuple):
     lead_s: float
 
 
-class Tables(NamedTuple):
-    """The state at the start of every play: places, their costs, groups and their memory."""
+class Played(NamedTuple):
+    """The state of a play, as arrays that change in place.
 
-    place: np.ndarray
-    costs: np.ndarray
-    group: np.ndarray
-    store: np.ndarray
+    ``done[row * places + q]`` counts the actions of a row on place ``q``; ``arrival_s[(row *
+    places + q) * indices + i]`` is when what action ``i`` needs arrives (no row for W). By group:
+    how many W are pending, where its next action goes in the order, bytes in use, seconds of work
+    left, and the end of its last action.
+    """
 
-
-def tables_of(arrays: ScheduleArrays) -> Tables:
-    """The tables of a pipeline; `list_order` adds the depths."""
-    zeros = np.zeros(len(arrays.group), np.int64)
-    place = np.stack(
-        [
-            *(zeros, zeros, zeros, arrays.group, arrays.way, arrays.micro_batches),
-            *(arrays.limit, zeros),
-        ],
-        axis=1,
-    )
-    costs = np.stack(
-        [
-            *arrays.seconds,
-            *(arrays.recompute_s, arrays.transfer_s, arrays.saved_bytes, arrays.kept_bytes),
-        ],
-        axis=1,
-    )
-    groups, rows = len(arrays.room_bytes), 3 if arrays.split else 2
-    actions = rows * np.bincount(arrays.group, arrays.micro_batches, groups).astype(np.int64)
-    begins, ends = arrays.first_of_group[:-1], arrays.first_of_group[1:]
-    starts = np.cumsum(actions) - actions
-    store = np.zeros((groups, 4))
-    store[:, ROOM], store[:, LEFT] = arrays.room_bytes, arrays.work_s
-    return Tables(
-        place, costs, np.stack([begins, ends, np.zeros_like(begins), starts], axis=1), store
-    )
+    done: np.ndarray
+    arrival_s: np.ndarray
+    pending: np.ndarray
+    following: np.ndarray
+    used_bytes: np.ndarray
+    left_s: np.ndarray
+    free_s: np.ndarray
 
 
-def list_order(
-    arrays: ScheduleArrays, wishes: Wishes, best_s: float, tables: Tables | None = None
-) -> tuple[np.ndarray, float]:
+def list_order(arrays: ScheduleArrays, wishes: Wishes, best_s: float) -> tuple[np.ndarray, float]:
     """The order that ``wishes`` lead to, and its makespan in seconds.
 
     The order has a column for each action, group after group: row, place, index. The play stops as
     soon as it is certain to take ``best_s`` or longer; the makespan is then infinite and the order
-    unfinished. ``tables`` can be passed to compute them once for many plays.
+    unfinished.
     """
-    tables = tables or tables_of(arrays)
-    place, group, store = tables.place.copy(), tables.group.copy(), tables.store.copy()
-    place[:, DEPTH] = wishes.depth
-    numbers = np.array(wishes[2:])
-    order = np.empty((3, (3 if arrays.split else 2) * int(place[:, COUNT].sum())), np.int64)
-    state = (place, tables.costs, group, store, arrays.members, wishes.keys, numbers, order)
-    return order, compiled(play_wishes)(arrays.stages, arrays.ways, arrays.split, best_s, *state)
+    rows, places, indices = wishes.keys.shape
+    groups = len(arrays.room_bytes)
+    played = Played(
+        np.zeros(rows * places, np.int64),
+        np.full(2 * places * indices, np.inf),
+        np.zeros(groups, np.int64),
+        arrays.order_starts.copy(),
+        np.zeros(groups),
+        arrays.work_s.copy(),
+        np.zeros(groups),
+    )
+    order = np.empty((3, (3 if arrays.split else 2) * int(arrays.micro_batches.sum())), np.int64)
+    return order, compiled(play_wishes)(arrays, wishes, played, best_s, order)
 
 
 def keys_of(
@@ -151,8 +133,7 @@ def keys_of(
     for forwards and then for backwards. ``turn_s`` pass between the last forward and the first
     backward.
     """
-    numbers = int(arrays.micro_batches[:: arrays.stages].sum())
-    keys = np.empty((3, len(arrays.group), -(-numbers // arrays.ways)))
+    keys = np.empty((3, arrays.places, arrays.indices))
     costs = (arrays.seconds, arrays.transfer_s)
     compiled(fill_keys)(keys, arrays.stages, arrays.ways, *costs, hops_s, turn_s, shift_s)
     return keys
@@ -198,65 +179,69 @@ def next_group(wake_s):
     return k - len(wake_s) // 2
 
 
-def leaves_room(q, ways, place, costs, group, store, members):
+def leaves_room(q, pipe, played):
     """Whether all older micro-batches still fit one after the other after a forward on ``q``."""
-    g = place[q, GROUP]
-    begin, end = group[g, BEGIN], group[g, END]
-    new = place[q, FORWARD] * ways + place[q, WAY]
+    ways, way, saved_bytes = pipe.ways, pipe.way, pipe.saved_bytes
+    forwards, backwards = FORWARD * pipe.places, BACKWARD * pipe.places
+    g = pipe.group[q]
+    begin, end = pipe.first_of_group[g], pipe.first_of_group[g + 1]
+    new = played.done[forwards + q] * ways + way[q]
     for x in range(begin, end):
-        other = members[x]
-        oldest = place[other, FORWARD] * ways + place[other, WAY]
+        other = pipe.members[x]
+        oldest = played.done[forwards + other] * ways + way[other]
         if oldest >= new:
             continue
-        total = costs[q, SAVED]
+        total = saved_bytes[q]
         for y in range(begin, end):
-            c = members[y]
-            older = (oldest - place[c, WAY] + ways - 1) // ways
-            held = place[c, FORWARD] - max(older, place[c, BACKWARD])
-            total += costs[c, SAVED] * max(0, held)
-            to_come = place[c, FORWARD] * ways + place[c, WAY] <= oldest
-            if to_come and place[c, WAY] == place[other, WAY]:
-                total += costs[c, SAVED]
-        if total > store[g, ROOM]:
+            c = pipe.members[y]
+            older = (oldest - way[c] + ways - 1) // ways
+            held = played.done[forwards + c] - max(older, played.done[backwards + c])
+            total += saved_bytes[c] * max(0, held)
+            to_come = played.done[forwards + c] * ways + way[c] <= oldest
+            if to_come and way[c] == way[other]:
+                total += saved_bytes[c]
+        if total > pipe.room_bytes[g]:
             return False
     return True
 
 
-def choose(g, now_s, ways, place, costs, group, store, members, keys, arrival_s, numbers):
+def choose(g, now_s, pipe, wishes, played):
     """The best action of group ``g`` (row, place, start, whether a W must first free memory), the
     best that can start now (place, row), and the next arrival to wait for.
 
     An action that cannot start yet has its key raised by its waiting time times the idle price.
     """
+    places, done = pipe.places, played.done
     best = best_now = want_s = next_s = np.inf
     want = want_row = ready = ready_row = -1
     full = False
-    for x in range(group[g, BEGIN], group[g, END]):
-        q = members[x]
+    for x in range(pipe.first_of_group[g], pipe.first_of_group[g + 1]):
+        q = pipe.members[x]
         for row in (BACKWARD, FORWARD):
-            i = place[q, row]
+            i = done[row * places + q]
             if row == BACKWARD:
-                if i >= place[q, FORWARD]:
+                if i >= done[FORWARD * places + q]:
                     continue
-            elif i >= place[q, COUNT] or i - place[q, BACKWARD] >= place[q, DEPTH]:
+            elif i >= pipe.micro_batches[q] or i - done[BACKWARD * places + q] >= wishes.depth[q]:
                 continue
-            at_s = max(now_s, arrival_s[row, q, i])
+            action = (row * places + q) * pipe.indices + i
+            at_s = max(now_s, played.arrival_s[action])
             if at_s == np.inf:
                 continue
-            key = keys[row, q, i] + numbers[IDLE_PRICE] * (at_s - now_s)
+            key = wishes.keys[action] + wishes.idle_price * (at_s - now_s)
             if row == FORWARD:
-                key += numbers[FORWARD_DELAY]
+                key += wishes.forward_delay_s
             if key >= best and (key >= best_now or at_s > now_s):
                 continue
             needs_weights = False
             if row == FORWARD:
                 needs_weights = (
-                    i - place[q, WEIGHTS] >= place[q, LIMIT]
-                    or store[g, USED] + costs[q, SAVED] > store[g, ROOM]
+                    i - done[WEIGHTS * places + q] >= pipe.limit[q]
+                    or played.used_bytes[g] + pipe.saved_bytes[q] > pipe.room_bytes[g]
                 )
-                if needs_weights and group[g, PENDING] == 0:
+                if needs_weights and played.pending[g] == 0:
                     continue
-                if not leaves_room(q, ways, place, costs, group, store, members):
+                if not leaves_room(q, pipe, played):
                     continue
             if at_s > now_s:
                 next_s = min(next_s, at_s)
@@ -267,112 +252,119 @@ def choose(g, now_s, ways, place, costs, group, store, members, keys, arrival_s,
     return want, want_row, want_s, full, ready, ready_row, next_s
 
 
-def next_weights(g, place, group, members, keys):
+def next_weights(g, pipe, wishes, played):
     """The place of the group whose pending W has the least key; some W must be pending."""
-    best, found = np.inf, -1
-    for x in range(group[g, BEGIN], group[g, END]):
-        q = members[x]
-        i = place[q, WEIGHTS]
-        if i < place[q, BACKWARD] and (found < 0 or keys[WEIGHTS, q, i] < best):
-            best, found = keys[WEIGHTS, q, i], q
+    places, best, found = pipe.places, np.inf, -1
+    for x in range(pipe.first_of_group[g], pipe.first_of_group[g + 1]):
+        q = pipe.members[x]
+        i = played.done[WEIGHTS * places + q]
+        if i < played.done[BACKWARD * places + q]:
+            key = wishes.keys[(WEIGHTS * places + q) * pipe.indices + i]
+            if found < 0 or key < best:
+                best, found = key, q
     return found
 
 
-def decide(g, now_s, ways, place, costs, group, store, members, keys, arrival_s, numbers):
+def decide(g, now_s, pipe, wishes, played):
     """Row and place of what group ``g`` starts now, else place -1 and when to decide again."""
-    want, row, want_s, full, ready, ready_row, next_s = choose(
-        g, now_s, ways, place, costs, group, store, members, keys, arrival_s, numbers
-    )
-    many = group[g, PENDING] > numbers[MOST_PENDING]
+    want, row, want_s, full, ready, ready_row, next_s = choose(g, now_s, pipe, wishes, played)
+    many = played.pending[g] > wishes.most_pending
     if want >= 0 and want_s <= now_s and not full and not many:
         return row, want, now_s
     # Times are sums in different orders: an exact fit may look too long by rounding.
     little = 1e-9 * (1.0 + now_s)
-    if group[g, PENDING] > 0:
-        q = next_weights(g, place, group, members, keys)
-        takes_s = costs[q, WEIGHTS]
-        fits = now_s + takes_s <= want_s + numbers[WEIGHT_OVERLAP] * takes_s + little
+    if played.pending[g] > 0:
+        q = next_weights(g, pipe, wishes, played)
+        takes_s = pipe.seconds[WEIGHTS * pipe.places + q]
+        fits = now_s + takes_s <= want_s + wishes.weight_overlap * takes_s + little
         if many or want < 0 or fits or want_s <= now_s:
             return WEIGHTS, q, now_s
     if ready >= 0:
-        takes_s = costs[ready, ready_row]
-        if now_s + takes_s <= want_s + numbers[OVERLAP] * takes_s + little:
+        takes_s = pipe.seconds[ready_row * pipe.places + ready]
+        if now_s + takes_s <= want_s + wishes.overlap * takes_s + little:
             return ready_row, ready, now_s
     return FORWARD, -1, next_s
 
 
-def account(row, q, split, place, costs, group, store):
+def account(row, q, pipe, played):
     """Count an action as done, and update the bytes in use."""
-    g = place[q, GROUP]
-    place[q, row] += 1
-    store[g, LEFT] -= costs[q, row]
+    g = pipe.group[q]
+    played.done[row * pipe.places + q] += 1
+    played.left_s[g] -= pipe.seconds[row * pipe.places + q]
     if row == FORWARD:
-        store[g, USED] += costs[q, SAVED]
+        played.used_bytes[g] += pipe.saved_bytes[q]
     elif row == WEIGHTS:
-        store[g, USED] -= costs[q, KEPT]
-        group[g, PENDING] -= 1
-    elif split:
-        store[g, USED] -= costs[q, SAVED] - costs[q, KEPT]
-        group[g, PENDING] += 1
+        played.used_bytes[g] -= pipe.kept_bytes[q]
+        played.pending[g] -= 1
+    elif pipe.split:
+        played.used_bytes[g] -= pipe.saved_bytes[q] - pipe.kept_bytes[q]
+        played.pending[g] += 1
     else:
-        store[g, USED] -= costs[q, SAVED]
-        place[q, WEIGHTS] += 1
+        played.used_bytes[g] -= pipe.saved_bytes[q]
+        played.done[WEIGHTS * pipe.places + q] += 1
 
 
-def seconds_of(row, q, i, at, first, costs, order):
+def seconds_of(row, q, i, at, pipe, order):
     """Seconds of an action, with recomputation unless its forward has just ended."""
-    if row != BACKWARD or costs[q, RECOMPUTE] == 0.0:
-        return costs[q, row]
-    just_ran = at > first and order[0, at - 1] == FORWARD
+    seconds = pipe.seconds[row * pipe.places + q]
+    if row != BACKWARD or pipe.recompute_s[q] == 0.0:
+        return seconds
+    just_ran = at > pipe.order_starts[pipe.group[q]] and order[0, at - 1] == FORWARD
     if just_ran and order[1, at - 1] == q and order[2, at - 1] == i:
-        return costs[q, row]
-    return costs[q, row] + costs[q, RECOMPUTE]
+        return seconds
+    return seconds + pipe.recompute_s[q]
 
 
-def play_wishes(
-    stages, ways, split, best_s, place, costs, group, store, members, keys, numbers, order
-):
+def send_on(row, q, i, free_s, pipe, played):
+    """Let what an F, I or B made arrive where it is needed: the place, and when; -1 if at none."""
+    if row == FORWARD and (q + 1) % pipe.stages == 0:
+        played.arrival_s[(BACKWARD * pipe.places + q) * pipe.indices + i] = free_s
+        return -1, free_s
+    if row == WEIGHTS or (row == BACKWARD and q % pipe.stages == 0):
+        return -1, free_s
+    there_s = free_s + pipe.transfer_s[q if row == FORWARD else q - 1]
+    there = q + 1 if row == FORWARD else q - 1
+    played.arrival_s[(row * pipe.places + there) * pipe.indices + i] = there_s
+    return there, there_s
+
+
+def play_wishes(arrays, policy, state, best_s, order):
     """Fill ``order``, group after group; the makespan, or infinity if not below ``best_s``."""
+    pipe, wishes, played = borrowed(arrays), borrowed(policy), borrowed(state)
+    groups = len(arrays.room_bytes)
     leaves = 1
-    while leaves < len(group):
+    while leaves < groups:
         leaves *= 2
     wake_s = np.full(2 * leaves, np.inf)
-    for g in range(len(group)):
+    for g in range(groups):
         set_wake(wake_s, g, 0.0)
-    arrival_s = np.full((2, len(place), keys.shape[2]), np.inf)
-    for q in range(0, len(place), stages):
-        for i in range(place[q, COUNT]):
-            arrival_s[FORWARD, q, i] = max(0.0, keys[FORWARD, q, i] - numbers[LEAD])
-    first = group[:, NEXT].copy()
+    for q in range(0, pipe.places, pipe.stages):
+        for i in range(pipe.micro_batches[q]):
+            action = (FORWARD * pipe.places + q) * pipe.indices + i
+            played.arrival_s[action] = max(0.0, wishes.keys[action] - wishes.lead_s)
     end_s = 0.0
     for _ in range(order.shape[1]):
         q = -1
         while q < 0:
             g = next_group(wake_s)
             now_s = wake_s[1]
-            if now_s + store[g, LEFT] >= best_s or now_s == np.inf:
+            if now_s + played.left_s[g] >= best_s or now_s == np.inf:
                 return np.inf
-            row, q, later_s = decide(
-                g, now_s, ways, place, costs, group, store, members, keys, arrival_s, numbers
-            )
+            row, q, later_s = decide(g, now_s, pipe, wishes, played)
             if q < 0:
                 set_wake(wake_s, g, later_s)
-        i, at = place[q, row], group[g, NEXT]
-        free_s = now_s + seconds_of(row, q, i, at, first[g], costs, order)
+        i, at = played.done[row * pipe.places + q], played.following[g]
+        free_s = now_s + seconds_of(row, q, i, at, pipe, order)
         order[0, at], order[1, at], order[2, at] = row, q, i
-        group[g, NEXT] += 1
-        store[g, FREE] = free_s
+        played.following[g] += 1
+        played.free_s[g] = free_s
         end_s = max(end_s, free_s)
-        account(row, q, split, place, costs, group, store)
+        account(row, q, pipe, played)
         set_wake(wake_s, g, free_s)
-        step = 1 if row == FORWARD else -1
-        if row == FORWARD and (q + 1) % stages == 0:
-            arrival_s[BACKWARD, q, i] = free_s
-        elif row != WEIGHTS and not (row == BACKWARD and q % stages == 0):
-            there_s = free_s + costs[q if row == FORWARD else q - 1, TRANSFER]
-            arrival_s[row, q + step, i] = there_s
-            h = place[q + step, GROUP]
-            there_s = max(there_s, store[h, FREE])
+        there, there_s = send_on(row, q, i, free_s, pipe, played)
+        if there >= 0:
+            h = pipe.group[there]
+            there_s = max(there_s, played.free_s[h])
             if h != g and there_s < wake_s[leaves + h]:
                 set_wake(wake_s, h, there_s)
     return end_s

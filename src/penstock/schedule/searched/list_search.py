@@ -17,10 +17,8 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
 from penstock.schedule.searched.list_loop import (
     ScheduleArrays,
-    Tables,
     Wishes,
     list_order,
-    tables_of,
 )
 from penstock.schedule.searched.list_policy import CHOICES, Draws, Policy, changed, drawn, wishes_of
 from penstock.schedule.searched.list_seeds import SEEDS
@@ -63,14 +61,12 @@ class ListSearch:
     wishes: Wishes | None = None
     order: Numbers | None = None
     attempts: int = 0
-    tables: Tables | None = None
 
     def attempt(self, wishes: Wishes, policy: Policy | None = None) -> None:
         """Make the order of ``wishes``, and keep it if it is no slower than the best."""
         self.attempts += 1
-        self.tables = self.tables or tables_of(self.arrays)
         limit_s = self.best_s * (1 + CLOSE)
-        order, end_s = list_order(self.arrays, wishes, limit_s, self.tables)
+        order, end_s = list_order(self.arrays, wishes, limit_s)
         if end_s < np.inf:
             self.best_s, self.wishes, self.order = min(end_s, self.best_s), wishes, order
             self.policy = policy or self.policy
