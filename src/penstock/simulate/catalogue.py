@@ -79,21 +79,18 @@ class Catalogue:
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
         """The work of one instance of a stage."""
-        again = stage.recompute_layers
-        key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, use, again)
+        layers, recomputed = stage.layers, stage.recompute_layers
+        key = (layers.start, layers.stop, stage.devices, stage.slices, use, recomputed)
         return self.stages.find(
             key,
             lambda: stage_work(
                 next(self.numbers),
-                stage.layers,
-                stage.devices,
-                stage.slices,
+                stage,
+                use,
                 self.sums,
                 self.cluster,
-                use,
                 optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
                 shard_optimizer=self.shard_optimizer,
-                recompute_layers=again,
             ),
         )
 

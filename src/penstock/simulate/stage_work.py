@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.cluster.cluster import Cluster
+from penstock.plan.plan import Stage
 from penstock.schedule.action import ACTION_KINDS, ActionKind
 from penstock.simulate.gradients import GradientShare, Ports, group_ports, shares_of_stage
 from penstock.simulate.instances import StageUse
@@ -110,47 +112,45 @@ class StageWork:
 
 def stage_work(
     number: int,
-    layers: range,
-    devices: tuple[int, ...],
-    slices: tuple[int, ...],
+    stage: Stage,
+    use: StageUse,
     sums: LayerSums,
     cluster: Cluster,
-    use: StageUse,
     *,
     optimizer_bytes_per_parameter_byte: float,
     shard_optimizer: bool = False,
-    recompute_layers: tuple[int, ...] = (),
 ) -> StageWork:
-    """The work of an instance of a stage; empty ``recompute_layers`` means all layers.
+    """The work of an instance of a stage; its devices are ``stage.devices`` of ``cluster``.
 
     With ``shard_optimizer`` the replicas of the stage divide the optimizer's state. Mirrored copies
     and tied stages could take a part as well; that is not counted.
     """
+    layers, devices = stage.layers, stage.devices
     if shard_optimizer:
         optimizer_bytes_per_parameter_byte /= len(devices)
     stops, shares = (layers.start,), ()
     if use.reduces:
         stops, shares = shares_of_stage(layers, devices, sums, cluster)
     parameter_bytes = sums.parameter_bytes(layers)
-    made: dict[tuple[int, float, float], ReplicaWork] = {}
+    made: dict[Pace, ReplicaWork] = {}
     replicas: list[ReplicaWork] = []
-    for device, rows in zip(devices, slices, strict=True):
+    for device, rows in zip(devices, stage.slices, strict=True):
         kind = cluster.devices[device]
         least_s = 0.0
         if kind.off_chip_bytes_per_s and parameter_bytes > kind.on_chip_bytes:
             least_s = parameter_bytes / kind.off_chip_bytes_per_s
-        key = (rows, kind.speed, least_s)
-        if key not in made:
+        pace = Pace(rows, kind.speed, least_s)
+        if pace not in made:
             memory = stage_memory(
                 layers,
                 rows,
                 sums,
                 optimizer_bytes_per_parameter_byte,
                 use.versions,
-                recompute_layers,
+                stage.recompute_layers,
             )
-            made[key] = replica_work(layers, stops, *key, sums, memory, use, recompute_layers)
-        replicas.append(made[key])
+            made[pace] = replica_work(stage, use, pace, stops, sums, memory)
+        replicas.append(made[pace])
     device_bytes = tuple(cluster.devices[device].memory_bytes for device in devices)
     limits = zip((replica.memory for replica in replicas), device_bytes, strict=True)
     return StageWork(
@@ -158,7 +158,7 @@ def stage_work(
         layers=layers,
         devices=devices,
         hosts=tuple(cluster.host_index[device] for device in devices),
-        slices=slices,
+        slices=stage.slices,
         overlaps=tuple(cluster.devices[device].overlaps_communication for device in devices),
         replicas=tuple(replicas),
         device_bytes=device_bytes,
@@ -169,25 +169,30 @@ def stage_work(
     )
 
 
+class Pace(NamedTuple):
+    """What replicas of a stage differ in: rows of a micro-batch, the speed that divides all
+    seconds, and the least seconds of any action."""
+
+    rows: int
+    speed: float
+    least_s: float
+
+
 def replica_work(
-    layers: range,
+    stage: Stage,
+    use: StageUse,
+    pace: Pace,
     stops: Sequence[int],
-    rows: int,
-    speed: float,
-    least_s: float,
     sums: LayerSums,
     memory: StageMemory,
-    use: StageUse,
-    recompute_layers: tuple[int, ...] = (),
 ) -> ReplicaWork:
-    """The work of a replica with ``rows`` rows of a micro-batch; its speed divides all seconds.
-
-    No action takes less than ``least_s``.
-    """
+    """The work of a replica of a stage whose last backward has segments that end at ``stops``."""
+    layers, recomputed = stage.layers, stage.recompute_layers
+    rows, speed, least_s = pace
     forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
-    if recompute_layers:
-        again_s = sum(sums.forward_s.of(range(i, i + 1), rows) for i in recompute_layers)
-        recompute_s = max(least_s, again_s / speed)
+    if recomputed:
+        some_s = sum(sums.forward_s.of(range(i, i + 1), rows) for i in recomputed)
+        recompute_s = max(least_s, some_s / speed)
     backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
