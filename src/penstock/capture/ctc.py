@@ -14,34 +14,28 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from penstock.capture.capture_errors import WAY_OUT, current_line
 from penstock.capture.opaque import OpaqueTable, call_opaquely
+from penstock.capture.torch_calls import TorchCalls
 from penstock.errors import CaptureFailed
 
 __all__ = ["KeepCtc"]
 
 
-class KeepCtc(TorchFunctionMode):
+class KeepCtc(TorchCalls):
     """While tracing, makes ``ctc_loss`` an opaque operator of ``table`` and a reduction."""
 
     def __init__(self, table: OpaqueTable) -> None:
         super().__init__()
         self._table = table
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, or keep it whole if it is ``ctc_loss``."""
         if func is functional.ctc_loss:
             with self:
-                return _ctc_loss(self._table, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+                return _ctc_loss(self._table, *args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _ctc_loss(

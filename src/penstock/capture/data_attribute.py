@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["KeepData"]
 
@@ -31,17 +32,11 @@ _LIBRARY.impl("data", _alias, "CompositeExplicitAutograd")
 _OF_A_TENSOR: Any = torch.Tensor.data
 
 
-class KeepData(TorchFunctionMode):
+class KeepData(TorchCalls):
     """Records each ``.data`` as an operator."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, or the operator that replaces it."""
         if func == _OF_A_TENSOR.__get__:
             return torch.ops.penstock.data(args[0])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

@@ -7,7 +7,7 @@ Other parameters (norms, embeddings, convolutions) get their gradients in the fi
 they are small or cannot be separated.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = [
     "DeferredGradients",
@@ -190,7 +191,7 @@ def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
     )
 
 
-class DeferredWeights(TorchFunctionMode):
+class DeferredWeights(TorchCalls):
     """While active, linear layers leave the gradients of their weights to ``store``.
 
     This holds only for weights that are trained parameters, and not under autocast, where the two
@@ -201,13 +202,7 @@ class DeferredWeights(TorchFunctionMode):
         super().__init__()
         self._store = store
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in LINEAR and not kwargs and len(args) in (2, 3):
             x, weight, bias = args if len(args) == 3 else (*args, None)
             if can_wait(x, weight, bias):
@@ -216,7 +211,7 @@ class DeferredWeights(TorchFunctionMode):
             bias, x, weight = args
             if can_wait(x, weight, bias) and bias.dim() == 1:
                 return Linear.apply(self._store, x, weight, bias, False)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class Linear(torch.autograd.Function):

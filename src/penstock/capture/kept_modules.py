@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.overrides import TorchFunctionMode
 
 from penstock.capture.learned_shapes import learned
 from penstock.capture.opaque import OpaqueTable, active_table, call_opaquely, refused
 from penstock.capture.replaced import replaced
+from penstock.capture.torch_calls import TorchCalls
 from penstock.errors import PenstockError
 
 __all__ = ["OwnOperators", "keeping_modules"]
@@ -42,7 +42,7 @@ EVERY = 20
 """The stack is examined after every this many operators."""
 
 
-class OwnOperators(TorchFunctionMode):
+class OwnOperators(TorchCalls):
     """Stops tracing if a module of a class not in ``unlimited`` has too many operators.
 
     ``found`` is that class.
@@ -57,18 +57,12 @@ class OwnOperators(TorchFunctionMode):
         self._operators = 0
         self._counts: dict[FrameType, int] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Count the operator and run ``func``."""
         self._operators += 1
         if self._operators % EVERY == 0:
-            self._look(sys._getframe(1))
-        return func(*args, **(kwargs or {}))
+            self._look(sys._getframe(2))
+        return func(*args, **kwargs)
 
     def _look(self, frame: FrameType | None) -> None:
         """Count operators for the innermost module; drop calls that have returned."""

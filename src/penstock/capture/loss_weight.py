@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
+from penstock.capture.torch_calls import TorchCalls
 from penstock.errors import BadInput
 
 __all__ = ["LossWatch", "call_weight", "target_weight"]
@@ -39,7 +39,7 @@ def target_weight(
     return total.to(torch.promote_types(total.dtype, torch.float32))
 
 
-class LossWatch(TorchFunctionMode):
+class LossWatch(TorchCalls):
     """Records the cross entropies that are computed while it is active.
 
     ``weight(loss, rows)`` is the divisor of the one whose result is ``loss`` itself, else ``rows``.
@@ -49,19 +49,13 @@ class LossWatch(TorchFunctionMode):
         super().__init__()
         self._found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and record its targets if it is a cross entropy."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if func is functional.cross_entropy or func is functional.nll_loss:
-            weight = call_weight(*args, **(kwargs or {}))
+            weight = call_weight(*args, **kwargs)
             if weight is not None:
-                target = args[1] if len(args) > 1 else (kwargs or {})["target"]
+                target = args[1] if len(args) > 1 else kwargs["target"]
                 self._found.append((result, weight, target))
         return result
 

@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from penstock.capture.assertions import assert_unchanged
 from penstock.capture.called_by_name import Callee, callees_on_stack
 from penstock.capture.capture_errors import WAY_OUT, GoesByValues, current_line, running_modules
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["RecordedValue", "Recording", "replaying"]
 
@@ -59,7 +59,7 @@ class RecordedValue:
     within: tuple[nn.Module, ...] = field(default=(), compare=False, repr=False)
 
 
-class Recording(TorchFunctionMode):
+class Recording(TorchCalls):
     """Runs everything and records the values that are used, unless ``is_paused()``.
 
     ``callees`` are the functions that were running when each line first used a value. ``lists``
@@ -74,15 +74,9 @@ class Recording(TorchFunctionMode):
         self._model = model
         self._is_paused = is_paused
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and record its result if that is a plain value."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if (func in _TRUTHS or func in _NUMBERS or func in _TESTS) and not self._is_paused():
             line = current_line()
             if line not in self.callees:
@@ -90,7 +84,7 @@ class Recording(TorchFunctionMode):
                 self.lists.add(line)
             if func is not torch.Tensor.tolist or args[0].dim() != 1:
                 self.lists.discard(line)
-            within = tuple(running_modules(sys._getframe(1)))
+            within = tuple(running_modules(sys._getframe(2)))
             self.values += [RecordedValue(line, value, within=within) for value in _flat(result)]
         return result
 
@@ -104,28 +98,22 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def replaying(recorded: Sequence[RecordedValue]) -> TorchFunctionMode:
+def replaying(recorded: Sequence[RecordedValue]) -> TorchCalls:
     """A mode in which traced tensors give these values, with checks in the graph."""
     return _Replaying(recorded)
 
 
-class _Replaying(TorchFunctionMode):
+class _Replaying(TorchCalls):
     def __init__(self, recorded: Sequence[RecordedValue]) -> None:
         super().__init__()
         self._left = iter(recorded)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The recorded value if ``func`` asks for one; otherwise run ``func``."""
         if func in _TRUTHS or func in _NUMBERS or func in _TESTS:
             with self:
-                return self._answer(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+                return self._answer(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _TESTS:

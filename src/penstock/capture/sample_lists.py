@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch.fx.experimental.sym_node import SymNode
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from penstock.capture.capture_errors import WAY_OUT, GoesByValues, current_line
 from penstock.capture.replaced import replaced
 from penstock.capture.sample_pieces import count_of_pieces, divided
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["every_sample", "symbolic_samples"]
 
@@ -126,20 +126,14 @@ def _goes_through(input: torch.Tensor, dim: int = 0) -> bool:
     return dim == 0 and input.dim() > 0 and _is_open(input)
 
 
-class _OpenIteration(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+class _OpenIteration(TorchCalls):
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, or return a list whose one entry stands for every sample."""
         # Iteration over a tensor calls unbind, too.
-        if func in (torch.Tensor.unbind, torch.unbind) and _goes_through(*args, **(kwargs or {})):
+        if func in (torch.Tensor.unbind, torch.unbind) and _goes_through(*args, **kwargs):
             return (_EverySample(args[0]),)
         if func is torch.Tensor.__len__ and args[0].dim() and _is_open(args[0]):
             # list() asks for a length only as a hint, and continues without.
             raise TypeError("the number of samples is not known")
-        pieces = divided(func, args, kwargs or {})
-        return func(*args, **(kwargs or {})) if pieces is None else pieces
+        pieces = divided(func, args, kwargs)
+        return func(*args, **kwargs) if pieces is None else pieces

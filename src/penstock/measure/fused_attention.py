@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["ATTENTION", "ATTENTION_BACKWARD", "FusedAttention", "attention_operations"]
 
@@ -79,18 +80,11 @@ _CALLS = (
 )
 
 
-class FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchCalls):
     """While active, every call of ``scaled_dot_product_attention`` is one operator."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, or the custom operator if it is attention."""
-        kwargs = kwargs or {}
         if func in _CALLS and not _learns_mask(*args, **kwargs):
             return _attend(*args, **kwargs)
         return func(*args, **kwargs)

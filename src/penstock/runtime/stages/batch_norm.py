@@ -5,16 +5,16 @@ so that results are those of one device that runs the same micro-batches (the id
 batch normalisation; combining the parts: Chan, Golub and LeVeque, 1979).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from penstock.capture.bucket_stage import graphs_in
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
 
@@ -25,7 +25,7 @@ BATCH_NORM_OPERATORS = (
 )
 
 
-class SynchronisedBatchNorm(TorchFunctionMode):
+class SynchronisedBatchNorm(TorchCalls):
     """While active, batch normalisation in training takes its statistics over a whole group.
 
     ``counting`` false: this rank's rows are borrowed; it takes part and counts nothing.
@@ -43,22 +43,16 @@ class SynchronisedBatchNorm(TorchFunctionMode):
         self._counting = rows > 0
         return self
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace the batch normalisations, let everything else pass."""
         if func in BATCH_NORM_OPERATORS:
             if func is functional.batch_norm:
-                call = BatchNormCall(*args, **(kwargs or {}))
+                call = BatchNormCall(*args, **kwargs)
             else:
-                call = operator_call(*args, **(kwargs or {}))
+                call = operator_call(*args, **kwargs)
             if call.training:
                 return self._normalised(call)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def _normalised(self, call: "BatchNormCall") -> torch.Tensor:
         x = call.input

@@ -14,9 +14,9 @@ from typing import Any, TypeGuard
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from penstock.capture.loss_weight import call_weight
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["LossTerms", "MeasuredLoss", "accumulate"]
 
@@ -55,7 +55,7 @@ class MeasuredLoss:
         return float(self.loss.detach()) - sum(f * float(mean.detach()) for f, mean in parts)
 
 
-class LossTerms(TorchFunctionMode):
+class LossTerms(TorchCalls):
     """While active, remembers means over terms that can be counted."""
 
     def __init__(self) -> None:
@@ -63,18 +63,12 @@ class LossTerms(TorchFunctionMode):
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._last: torch.Tensor | None = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; note its divisor where it is a mean of a loss."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         count: torch.Tensor | None = None
         if func is functional.cross_entropy or func is functional.nll_loss:
-            count = call_weight(*args, **(kwargs or {}))
+            count = call_weight(*args, **kwargs)
         elif func in DIVISIONS and isinstance(args[0], torch.Tensor):
             count = args[1] if len(args) > 1 else None
         if is_number(result, trained=True) and is_number(count, trained=False):

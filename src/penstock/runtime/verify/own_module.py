@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from penstock.capture.as_trained import as_trained
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.torch_calls import TorchCalls
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.verify.loss_terms import LossTerms, MeasuredLoss, accumulate
 from penstock.runtime.verify.random_calls import random_call
@@ -104,22 +104,16 @@ def run_own_module(
     return OwnRun(loss, gradients, buffers, types, off.dropped, found)
 
 
-class TrainedTypes(TorchFunctionMode):
+class TrainedTypes(TorchCalls):
     """While active, collects the ``types`` of the trained numbers that functions return."""
 
     def __init__(self) -> None:
         super().__init__()
         self.types: set[torch.dtype] = set()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and note the type of what it returns."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.requires_grad:
             self.types.add(result.dtype)
         return result

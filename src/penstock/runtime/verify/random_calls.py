@@ -1,13 +1,13 @@
 """Which line draws random numbers: cuts draw them in another order, so results cannot agree."""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
+from penstock.capture.torch_calls import TorchCalls
 from penstock.runtime.stages.replay import random_state
 
 __all__ = ["random_call"]
@@ -23,7 +23,7 @@ def random_call(run: Callable[[], object], device: torch.device) -> str:
     return watch.found or "a call that torch's functions do not show"
 
 
-class RandomCalls(TorchFunctionMode):
+class RandomCalls(TorchCalls):
     """While active, finds the first function that changes the state of a generator; slow."""
 
     def __init__(self, device: torch.device) -> None:
@@ -31,18 +31,12 @@ class RandomCalls(TorchFunctionMode):
         self.found = ""
         self._device = device
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and see whether it was the one."""
         if self.found:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         before = random_state(self._device)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         after = random_state(self._device)
         pairs = zip(before, after, strict=True)
         if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode
 
+from penstock.capture.torch_calls import TorchCalls
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.verify.without_dropout import RECURRENT, drops
 
@@ -49,7 +49,7 @@ class Forwarding(Protocol):
     forwarding: int
 
 
-class DropoutStates(TorchFunctionMode):
+class DropoutStates(TorchCalls):
     """While active, notes the calls of dropout in the forwards of a rank's stages.
 
     ``rows[stage][m]`` are the rows of the batch that the rank computes of micro-batch ``m``.
@@ -65,16 +65,9 @@ class DropoutStates(TorchFunctionMode):
         self.found: Slices = {}
         self._runners, self._rows, self._device = runners, rows, device
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the call if it drops something, and run it."""
-        named = kwargs or {}
-        if drops(func, args, named):
+        if drops(func, args, kwargs):
             for stage, runner in self._runners.items():
                 if runner.forwarding >= 0:
                     rows = self._rows[stage][runner.forwarding]
@@ -82,7 +75,7 @@ class DropoutStates(TorchFunctionMode):
                         calls = self.found.setdefault((stage, rows.start, rows.stop), [])
                         shape = tuple(args[0].shape) if args else ()
                         calls.append(DropoutCall(*random_state(self._device), shape))
-        return func(*args, **named)
+        return func(*args, **kwargs)
 
 
 def masks_of(ranks: Sequence[Slices]) -> Masks:
@@ -104,7 +97,7 @@ def masks_of(ranks: Sequence[Slices]) -> Masks:
     return tuple(masks)
 
 
-class SameDropout(TorchFunctionMode):
+class SameDropout(TorchCalls):
     """While active, dropout on some rows of a batch draws the masks of the step.
 
     `begin` says which rows the next forward computes, `end` that it has ended. Generators are
@@ -125,28 +118,21 @@ class SameDropout(TorchFunctionMode):
         if self._calls != len(self._masks):
             raise OtherMasks
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run dropout slice by slice, and let everything else pass.
 
         Raises:
             OtherMasks: the step has no such call.
         """
-        named = kwargs or {}
-        if not drops(func, args, named):
-            return func(*args, **named)
+        if not drops(func, args, kwargs):
+            return func(*args, **kwargs)
         if func in RECURRENT or not args or self._calls >= len(self._masks):
             raise OtherMasks
         slices = self._slices(tuple(args[0].shape))
         self._calls += 1
         before = random_state(self._device)
         try:
-            return torch.cat([self._run(func, args, named, *part) for part in slices])
+            return torch.cat([self._run(func, args, kwargs, *part) for part in slices])
         finally:
             restore_random_state(self._device, *before)
 

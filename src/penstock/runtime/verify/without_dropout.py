@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["RECURRENT", "WithoutDropout", "drops"]
 
 
-class WithoutDropout(TorchFunctionMode):
+class WithoutDropout(TorchCalls):
     """While active, dropout passes everything: random masks cannot agree across another cut.
 
     ``dropped`` says whether there was dropout to switch off.
@@ -20,25 +21,19 @@ class WithoutDropout(TorchFunctionMode):
         super().__init__()
         self.dropped = False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Set the probability of every dropout to zero, let everything else pass."""
-        named = dict(kwargs or {})
+        given, named = args, dict(kwargs)
         self.dropped |= drops(func, args, named)
         if func in DROPOUTS:
-            args = without_p(args, named)
+            given = without_p(args, named)
         elif func in ATTENTIONS:
-            args = with_zero_at(ATTENTIONS[func], args)
+            given = with_zero_at(ATTENTIONS[func], args)
             if "dropout_p" in named:
                 named["dropout_p"] = 0.0
         elif func in RECURRENT:
-            args = with_zero_at(place_of_recurrent(args), args)
-        return func(*args, **named)
+            given = with_zero_at(place_of_recurrent(args), args)
+        return func(*given, **named)
 
 
 def drops(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> bool:
