@@ -90,9 +90,9 @@ class Totals:
 
     @classmethod
     def of(cls, table: list[list[float]], devices: int, seed: float = 1.0) -> "Totals":
-        """From the `RankTotals.values` of every rank; ``devices`` are at work.
+        """Combine the `RankTotals.values` of every rank; ``devices`` ranks compute.
 
-        ``seed`` is what the backward's first gradients were multiplied by.
+        ``seed`` is the factor on the gradients from which the backward started.
 
         Raises:
             BadInput: the ranks were given different batches.
@@ -113,10 +113,10 @@ class Totals:
         return cls(loss, weight, norm, seconds, bubble, variance, noisy_square)
 
     def check_finite(self, step: int, learning_rate: float, *, loss_scaled: bool = False) -> None:
-        """Raise `LossNotFinite` unless loss and gradients are numbers.
+        """Raise `LossNotFinite` unless loss and gradients are finite.
 
-        Where the loss is scaled, gradients may overflow: a smaller scale can mend that. It cannot
-        mend the loss, which is computed without it.
+        With loss scaling, gradients may overflow, which a smaller scale can repair. It cannot
+        repair the loss, which is computed without the scale.
         """
         if self.weight == 0:
             raise LossNotFinite(
@@ -133,7 +133,7 @@ class Totals:
 
 
 def check_same_batch(ranks: list[RankTotals]) -> None:
-    """Raise `BadInput` where two ranks were given different batches."""
+    """Raise `BadInput` if two ranks were given different batches."""
     first = ranks[0]
     for rank, other in enumerate(ranks):
         # NaN compares unequal to itself, yet is the same.
@@ -147,13 +147,13 @@ def check_same_batch(ranks: list[RankTotals]) -> None:
 
 
 def clip_factor(norm: float, clip_norm: float | None) -> float:
-    """What to multiply gradients of global norm ``norm`` with, as `clip_grad_norm_` does."""
+    """The factor that clips gradients of global norm ``norm``, as in `clip_grad_norm_`."""
     if clip_norm is None:
         return 1.0
     return min(1.0, clip_norm / (norm + 1e-6))
 
 
 def fingerprint(leaf: torch.Tensor) -> float:
-    """A number that tells batches apart, from the first values of a leaf."""
+    """A number that differs between batches, computed from the first values of a leaf."""
     values = leaf.reshape(-1)[:FINGERPRINT_VALUES]
     return float(values.double().sum())

@@ -1,4 +1,4 @@
-"""How a batch is cut into micro-batches, and each micro-batch over the replicas of every stage."""
+"""Cuts a batch into micro-batches, and each micro-batch over the replicas of every stage."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,24 +20,24 @@ __all__ = ["BatchCut", "check_runnable", "cut_batch", "forward_schedule", "sched
 
 @dataclass(frozen=True)
 class BatchCut:
-    """The rows of a batch, cut twice.
+    """The rows of a batch, cut into micro-batches and slices.
 
-    ``micro_batches[m]`` are the rows of micro-batch ``m`` in the batch; ``slices[m][stage]`` says
-    how many of them each replica of the stage computes (0: it has nothing to do).
+    ``micro_batches[m]`` are the rows of micro-batch ``m`` in the batch. ``slices[m][stage]`` are
+    the numbers of these rows that each replica of the stage computes (0: none).
     """
 
     micro_batches: tuple[range, ...]
     slices: tuple[tuple[tuple[int, ...], ...], ...]
 
     def rows(self, micro_batch: int, stage: int, replica: int) -> range:
-        """The rows, in the batch, that one replica computes of one micro-batch."""
+        """The rows of the batch that one replica computes of one micro-batch."""
         start = self.micro_batches[micro_batch].start
         own = row_ranges(self.slices[micro_batch][stage])[replica]
         return range(start + own.start, start + own.stop)
 
 
 def cut_batch(plan: Plan, rows: int) -> BatchCut:
-    """Cut ``rows`` samples as planned, or as evenly as possible where the batch is another size.
+    """Cut ``rows`` samples as planned, or as evenly as possible if the batch has another size.
 
     >>> from penstock.plan.plan import Stage
     >>> plan = Plan((Stage(range(1), (0, 1), (1, 1)),), 4, 2, "gpipe")
@@ -65,15 +65,15 @@ def cut_batch(plan: Plan, rows: int) -> BatchCut:
 
 @lru_cache(maxsize=8)
 def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape]:
-    """The plan's schedule for ``micro_batches`` micro-batches, proven to end, and its shape.
+    """The plan's schedule for ``micro_batches`` micro-batches, which can be run, and its shape.
 
-    Fewer than planned play the plan's own order without those that they lack, so that a schedule
-    which is searched for is searched for once. A rank does one thing at a time: the two streams of
-    a concurrent schedule become one order (`penstock.schedule.one_at_a_time`). Every rank finds
-    the same, from nothing but the plan.
+    With fewer micro-batches than planned, the plan's own order is used without the missing ones, so
+    that a schedule found by search is searched only once. A rank does one thing at a time, so the
+    two streams of a concurrent schedule are merged into one order
+    (`penstock.schedule.one_at_a_time`). The result depends only on the plan, so all ranks agree.
 
     Raises:
-        BadInput: the plan names no known schedule, or one that cannot be played.
+        BadInput: the plan's schedule is unknown or cannot be run.
     """
     resized = replace(plan, micro_batches=micro_batches)
     if micro_batches < plan.micro_batches:
@@ -88,13 +88,13 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
 
 
 def checked(schedule: Schedule, shape: PipelineShape) -> Schedule:
-    """``schedule``, if it can be played."""
+    """Return ``schedule`` if it can be run, else raise."""
     validate(schedule, shape)
     return schedule
 
 
 def check_runnable(plan: Plan) -> None:
-    """Raise `BadInput` for a plan whose schedule is unknown or cannot be played."""
+    """Raise `BadInput` if the plan's schedule is unknown or cannot be run."""
     schedule_of(plan, plan.micro_batches)
 
 
@@ -105,8 +105,8 @@ def forward_schedule(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 F2
     stage 1   F0 F1 F2
 
-    Groups that hold several stages pass as many micro-batches through one as there are groups
-    before they turn to the next, so that no group waits once the pipeline is full:
+    A group with several stages runs as many micro-batches through one stage as there are groups
+    before it continues with the next stage. So no group waits once the pipeline is full:
 
     >>> print(forward_schedule(PipelineShape(stages=4, micro_batches=3, placement=(0, 1, 0, 1))))
     stage 0,2 0F0 0F1 2F0 2F1 0F2 2F2

@@ -1,4 +1,4 @@
-"""`Pipeline`: a model that trains over several processes, as a user's own script holds it."""
+"""`Pipeline`: trains a model over several processes, from within a user's script."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -57,34 +57,34 @@ __all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics", "Verifica
 
 
 class Pipeline:
-    """A model, cut and replicated as a plan says, in training.
+    """A model in training, cut into stages and replicated according to a plan.
 
-    Every rank makes the same `Pipeline` and gives it the same batches; each computes its rows of
-    its stage. The gradient is that of the mean loss over the whole batch, as on one device.
+    Every rank creates the same `Pipeline` and gives it the same batches. Each computes its rows of
+    its stages. The gradient is that of the mean loss over the whole batch, as on one device.
 
         pipe = Pipeline(model, plan, batch, loss=loss, optimizer=lambda p: AdamW(p, lr=1e-3))
         for batch in loader:
             metrics = pipe.step(batch)
         pipe.close()
 
-    ``batch`` is an example of what the loader yields; later ones may differ in the number of
+    ``batch`` is an example of the loader's batches. Later batches may differ in the number of
     samples, and in the dimensions that ``dynamic`` names, as in `capture_model`. Without
-    ``optimizer`` a step computes gradients and leaves the weights alone. ``autocast`` is
-    ``torch.bfloat16``, ``torch.float16`` or none; with float16 the loss is scaled as
-    ``loss_scaling`` says. ``weights`` is a directory of safetensors, or `Weights`, from which
-    every rank reads its own stages. ``shard_optimizer`` divides the optimizer's state among the
-    ranks that hold the same parameters. ``gradient_noise`` estimates the gradient noise scale.
-    ``metrics`` are functions of the model's output and the target, computed in steps and
-    evaluations; ``callbacks`` are called after steps, evaluations and checkpoints. ``seed`` is that
-    of dropout, and of weights that were built on the meta device. ``prediction_error_every`` is how
-    many updates apart predictions of weights are compared with what came. Processes are joined as
-    torchrun describes them; without torchrun the pipeline runs in this one.
+    ``optimizer`` a step computes gradients and does not change weights. ``autocast`` is
+    ``torch.bfloat16``, ``torch.float16`` or none; float16 uses ``loss_scaling``. ``weights`` is a
+    directory of safetensors, or `Weights`; every rank reads its own stages from it.
+    ``shard_optimizer`` divides the optimizer's state among the ranks that hold the same parameters.
+    ``gradient_noise`` estimates the gradient noise scale. ``metrics`` are functions of the model's
+    output and the target, computed in steps and evaluations. ``callbacks`` are called after steps,
+    evaluations and checkpoints. ``seed`` is used for dropout, and for weights of a model on the
+    meta device. ``prediction_error_every``: measure the error of predicted weights every that many
+    updates (0: never). Processes find each other by the environment variables of torchrun; without
+    torchrun the pipeline runs in this process alone.
 
-    ``compile``: stages are compiled by ``torch.compile`` for the rows of a full micro-batch; that
-    takes time once. ``verify`` is ``"first-step"`` where the first step is to be compared with the
-    model left whole, as `verify` does, before it changes anything; `verified` tells how it was.
-    ``optimizer_sync`` is ``"after"`` where `stream` may take an optimizer's step before all ranks
-    have told whether it is to be clipped or skipped; it is undone where it was wrong, to the bit.
+    ``compile`` compiles stages with ``torch.compile`` for the rows of a full micro-batch, which
+    takes time once. ``verify="first-step"`` compares the first step with the whole model, as
+    `verify` does, before anything changes; `verified` is the result. With
+    ``optimizer_sync="after"``, `stream` may take an optimizer step before all ranks have agreed
+    whether to clip or skip it; a wrong step is undone exactly.
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -168,27 +168,27 @@ class Pipeline:
 
     @property
     def plan(self) -> Plan:
-        """What this pipeline follows."""
+        """The plan of this pipeline."""
         return self._worker.plan
 
     @property
     def verified(self) -> VerifyResult | None:
-        """What the verification of the first step found; nothing before it, or where it is off."""
+        """The result of verifying the first step; ``None`` before it, or without verification."""
         return self._first.result if self._first is not None else None
 
     @property
     def _is_first(self) -> bool:
-        """Whether no step was taken, by this pipeline or before a checkpoint that it loaded."""
+        """Whether no step was taken, neither here nor before a loaded checkpoint."""
         return self._training.steps == 0 and self.verified is None
 
     @property
     def rank(self) -> int:
-        """This process's number; records are best written by rank 0."""
+        """This process's rank. Only rank 0 should write logs and records."""
         return self._world.rank
 
     @property
     def steps(self) -> int:
-        """Training steps taken, those before a loaded checkpoint included."""
+        """Training steps taken, including those before a loaded checkpoint."""
         return self._training.steps
 
     def parameters(self) -> Iterable[nn.Parameter]:
@@ -204,7 +204,7 @@ class Pipeline:
         return self._graph.batch_leaves(batch)[0].shape[0]
 
     def lengths_of(self, batch: Batch) -> dict[str, int]:
-        """The lengths of ``batch`` by name, or of the bucket that it runs in; empty without any."""
+        """The lengths of ``batch`` (or of its bucket) by name; empty for models without lengths."""
         graph = self._graph
         if not graph.lengths:
             return {}
@@ -215,15 +215,15 @@ class Pipeline:
     def step(self, *batches: Batch) -> StepMetrics:
         """Train on a batch: forward, backward, clipping, optimizer, learning-rate schedule.
 
-        Several batches are one step on all of them together, as if they had been one: each goes
-        through the pipeline by itself, so that it needs no more memory, and gradients add up.
+        Several batches make one step, as if they were one large batch. They go through the pipeline
+        one after another, so they need no more memory, and their gradients are accumulated.
 
         Raises:
             BadInput: a batch is not like the example, or not the same on all ranks; nothing was
                 changed.
             LossNotFinite: loss or gradients are NaN or infinite; no optimizer step was taken.
-            RunFailed: a rank failed; the message names it; the pipeline cannot be used any more.
-                Or the first step was to be verified and is not that of the model left whole.
+            RunFailed: a rank failed, which the message names; the pipeline cannot be used any more.
+                Or the first step was verified and differs from that of the whole model.
         """
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
@@ -246,15 +246,15 @@ class Pipeline:
     def stream(self, batches: Iterable[Batch]) -> Iterator[StepMetrics]:
         """Train on batches one after another; yields the metrics of each.
 
-        Where the plan's schedule updates without a flush, each batch follows the one before without
-        a pause. Its metrics come when the next one is under way, so `steps` may be one ahead of
-        them. Whatever needs weights at rest (`evaluate`, `save`, ...) runs the pipeline empty
-        first, as does the end of the batches. So it is where ``optimizer_sync`` is ``"after"``, but
-        weights and losses are those of a `step` for each. Else it is just that.
+        If the plan's schedule updates weights without a flush, each batch follows the previous one
+        without a pause. Its metrics arrive while the next one is running, so `steps` may be one
+        ahead of them. Methods that need final weights (`evaluate`, `save`, ...) drain the pipeline
+        first; so does the end of the batches. With ``optimizer_sync="after"`` it is the same, but
+        weights and losses are equal to those of `step`. Otherwise this calls `step` for each batch.
 
         Raises:
             BadInput: as `step`; or a batch has fewer samples than the plan has micro-batches.
-            LossNotFinite: as `step`; without a flush weights have been changed by then.
+            LossNotFinite: as `step`; without a flush weights have already changed.
             RunFailed: as `step`.
         """
         if self._overlapped is not None:
@@ -292,35 +292,35 @@ class Pipeline:
         return evaluation
 
     def predict(self, batch: Batch, *, everywhere: bool = False) -> Any:
-        """What the model returns for one batch in evaluation mode; changes nothing.
+        """The model's result for one batch in evaluation mode; changes nothing.
 
-        On rank 0, or ``everywhere``; ``None`` on other ranks. Tensors are on the CPU, samples in
-        the order of the batch; a loss that the model gives itself is ``None`` in it. The batch may
-        lack its target. What has no samples in it but was computed from them (an auxiliary loss)
-        is the mean over the slices, weighted by samples.
+        Returned on rank 0, or ``everywhere``; ``None`` on other ranks. Tensors are on the CPU, with
+        samples in the order of the batch. A loss that the model itself returns is ``None`` in it.
+        The batch may lack its target. An output without a batch dimension that is computed from
+        samples (such as an auxiliary loss) is the mean over the slices, weighted by their samples.
 
         Raises:
-            BadInput: as in `step`; or the outputs cannot be had, or not be put together.
+            BadInput: as in `step`; or the model cannot predict, or its outputs cannot be joined.
             RunFailed: as in `step`.
         """
         self._drain()
         return self._inference.predict(batch, everywhere=everywhere)
 
     def stop(self) -> None:
-        """Ask all ranks to end the training; `stopping` says so after the next step."""
+        """Ask all ranks to end the training; `stopping` is true after the next step."""
         self._worker.numbers.wants_stop = True
 
     @property
     def stopping(self) -> bool:
-        """Whether some rank had called `stop` before the latest step or evaluation; on all."""
+        """Whether any rank called `stop` before the latest step or evaluation; equal on all."""
         return self._worker.numbers.stopping
 
     def module_for(self, name: str) -> nn.Module:
-        """The live module on this rank with what the model calls ``name``.
+        """The module on this rank that is used for ``name``, a part of the user's model.
 
-        ``name`` is that of a submodule, a parameter or a buffer of the model, which keep their
-        names in it. A traced stage holds tensors in plain modules: they have no ``forward``. Of a
-        module that is cut, this rank's part is given.
+        ``name`` is a submodule, parameter or buffer of the model; these keep their names. A traced
+        stage holds its tensors in plain modules without a ``forward``. If a module is cut between
+        stages, this rank's part is returned.
 
         Raises:
             BadInput: there is no such name, or it is on other ranks, which are named.
@@ -329,32 +329,32 @@ class Pipeline:
         return module_for(name, self._graph, worker.stages.programs, worker.held.holders, self.rank)
 
     def verify(self, batch: Batch) -> VerifyResult:
-        """Compare loss, gradients and buffers on ``batch`` with those of the model left whole.
+        """Compare loss, gradients and buffers on ``batch`` with those of the whole model.
 
-        The model that was given, run plainly on rank 0, with its hooks and its own backwards: on
-        the whole batch or, where samples act on one another, micro-batch by micro-batch. Dropout is
+        The given model runs on rank 0 without the pipeline, with its hooks and custom backwards. It
+        runs on the whole batch or, if samples affect one another, on each micro-batch. Dropout is
         off in both. Changes nothing.
         """
         self._drain()
         return verify(self._worker, self._graph.batch_leaves(batch))
 
     def timeline(self) -> Timeline:
-        """What every rank did in the latest iteration; every rank must ask."""
+        """What every rank did in the latest iteration; all ranks must call this."""
         return gather_timeline(self._world, self._worker.clock, "measured")
 
     def measuring_memory(self) -> AbstractContextManager[MeasuredMemory]:
-        """Around a step: finds the most bytes that this rank's tensors take; slows the step."""
+        """Measure, within, the peak of this rank's tensors in bytes; slows the step."""
         held = partial(lasting_tensors, self._worker, self._training, self._overlapped)
         return measured_memory(self._world.device, held)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank holds: tensors by the model's names, and ``state`` for the rest."""
+        """The state of this rank: tensors by the model's names, and ``state`` for the rest."""
         self._drain()
         tensors = state_tensors(self._worker, self._training)
         return {**tensors, "state": self._training.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave on this rank under the same plan."""
+        """Restore what `state_dict` returned on this rank under the same plan."""
         self._drain()
         tensors = {name: value for name, value in state_dict.items() if name != "state"}
         own = self._worker.held.named_tensors()
@@ -364,9 +364,10 @@ class Pipeline:
         restore(self._worker, self._training, tensors, state_dict["state"])
 
     def model_state_dict(self) -> dict[str, torch.Tensor]:
-        """All weights and buffers by all their names, on rank 0; empty elsewhere; all must ask.
+        """All weights and buffers by all their names, on rank 0; empty on other ranks.
 
-        The whole model must fit there; `save_pretrained` writes it without gathering it.
+        All ranks must call this. The whole model must fit into rank 0's memory; `save_pretrained`
+        does not need that.
         """
         self._drain()
         parts = self._world.gather_to_first(
@@ -382,28 +383,28 @@ class Pipeline:
     def save_pretrained(
         self, directory: Path | str, *, max_shard_bytes: int = 5_000_000_000
     ) -> Path:
-        """Write the model's weights as Hugging Face's ``save_pretrained`` does; all must ask.
+        """Write the weights in the layout of Hugging Face's ``save_pretrained``.
 
-        Every rank writes the tensors that it stands for, into files of at most ``max_shard_bytes``
-        (larger tensors alone), so nothing is gathered. Rank 0 adds the index, and the configuration
-        where the model has one: ``from_pretrained`` reads the directory, and so does ``weights``.
-        Hosts must share the directory.
+        All ranks must call this. Each writes the tensors that it owns into files of at most
+        ``max_shard_bytes`` (a larger tensor gets its own file), so nothing is gathered. Rank 0 adds
+        the index, and the model's configuration if it has one. ``from_pretrained`` and ``weights``
+        can read the directory. Hosts must share it.
 
         Raises:
-            BadInput: there are weights already, or the directory cannot be written.
+            BadInput: the directory already has weights, or cannot be written.
         """
         self._drain()
         save_weights(self._worker, Path(directory), max_shard_bytes)
         return Path(directory)
 
     def save_adapters(self, directory: Path | str) -> Path:
-        """Write the adapter of peft that is trained, and nothing else of the model; all must ask.
+        """Write only the trained adapter of peft; all ranks must call this.
 
-        Rank 0 gathers and writes it: ``PeftModel.from_pretrained`` reads the directory.
+        Rank 0 gathers and writes it. ``PeftModel.from_pretrained`` can read the directory.
 
         Raises:
-            BadInput: there are no adapters; trained tensors are no part of the active one; there
-                are weights already; or the directory cannot be written.
+            BadInput: there are no adapters; a trained tensor does not belong to the active one; the
+                directory already has weights, or cannot be written.
         """
         self._drain()
         save_adapters(self._worker, Path(directory))
@@ -418,15 +419,15 @@ class Pipeline:
         keep: int = 2,
         wait: bool = True,
     ) -> Path:
-        """Write ``directory/step-<steps>`` atomically and keep the newest ``keep``; all must ask.
+        """Write ``directory/step-<steps>`` atomically, and keep the newest ``keep`` checkpoints.
 
-        ``extra`` is kept with it (JSON; read it back with `read_state`), and so is the place of
-        ``loader`` in its data: a `ResumableLoader`, or any with ``state_dict``. Hosts must share
-        the directory. Without ``wait`` it is written while training goes on, from a copy in the
-        CPU's memory; the next `save`, or the end, waits for it.
+        All ranks must call this. ``extra`` is saved as JSON; `read_state` returns it. The position
+        of ``loader`` is saved too: of a `ResumableLoader`, or any loader with ``state_dict``. Hosts
+        must share the directory. Without ``wait`` the checkpoint is written from a copy in CPU
+        memory while training continues; the next `save`, or `close`, waits for it.
 
         Raises:
-            BadInput: it cannot be written, or the one before could not be.
+            BadInput: it cannot be written, or writing the previous one failed.
         """
         self._drain()
         worker, training = self._worker, self._training
@@ -443,13 +444,13 @@ class Pipeline:
         loader: StatefulLoader | None = None,
         allow_pickle: bool = False,
     ) -> int:
-        """Continue from a checkpoint of any plan, or from the newest whole one of a directory.
+        """Continue from a checkpoint of any plan, or from the newest undamaged one of a directory.
 
-        ``loader`` goes on from the place that was saved. Returns the number of steps taken before.
-        All ranks must ask. Only ``allow_pickle`` reads format 1, which can run code.
+        ``loader`` continues at the saved position. Returns the number of steps taken before. All
+        ranks must call this. Format 1 is read only with ``allow_pickle``, as it can run code.
 
         Raises:
-            BadInput: there is no whole checkpoint, it is of another model, or without a loader.
+            BadInput: there is no undamaged checkpoint, it is of another model, or has no loader.
         """
         self._drain()
         self._checkpoints.wait()
@@ -457,14 +458,14 @@ class Pipeline:
         return self.steps
 
     def close(self) -> None:
-        """Leave the other ranks; also destroys the default process group where it was made here."""
+        """Disconnect from the other ranks; destroys the default process group if created here."""
         if not self._worker.has_ended:
             self._tell(Closing(self.steps))
         self._checkpoints.close(failed=self._worker.has_ended)
         self._worker.close()
 
     def _drain(self) -> None:
-        """Run the pipeline empty, where micro-batches are in flight; every rank must."""
+        """Finish the micro-batches in flight, if any; all ranks must call this."""
         if self._endless is not None:
             self._endless.drain()
         if self._overlapped is not None:
@@ -482,7 +483,7 @@ class Pipeline:
 
 
 def prepare_compiled(compiler: StageCompiler, worker: Worker, batch: Batch) -> None:
-    """Compile the stages of ``worker`` for batches of the size of ``batch``."""
+    """Compile the stages of ``worker`` for batches of the same size as ``batch``."""
     leaves = worker.graph.batch_leaves(batch)
     lengths = worker.graph.lengths_of(dict(enumerate(leaves)))
     compiler.prepare(worker.plan, worker.world, leaves, worker.autocast, lengths)

@@ -1,4 +1,4 @@
-"""One rank's share of a plan: its stages, its messages, its gradients."""
+"""One rank's part of a plan: its stages, its messages, its gradients."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -37,14 +37,15 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """Runs one rank's part of iterations; knows nothing of optimizers.
+    """Runs one rank's part of iterations, without an optimizer.
 
-    ``held`` are the tensors of this rank, ``stages`` its stages with what is prepared for each size
-    of batch, ``numbers`` what it tells the others, ``failures`` what all ranks fail at.
+    ``held`` are the tensors of this rank. ``stages`` are its stages with the work prepared for each
+    batch size. ``numbers`` exchanges loss and norms with the other ranks. ``failures`` makes all
+    ranks fail together.
 
-    ``programs`` are its stages; a rank that the plan does not use has none and takes part in
-    exchanges only. ``metrics`` are computed in every iteration. ``also_crossed`` are the boundaries
-    of what else will be run over the same connections.
+    ``programs`` are the stages' programs. A rank that the plan does not use has none and only takes
+    part in exchanges. ``metrics`` are computed in every iteration. ``also_crossed`` are boundary
+    tensors of other graphs that will run over the same connections.
 
     Raises:
         BadInput: plan, model and number of processes do not fit together.
@@ -83,7 +84,7 @@ class Worker:
         self.numbers = RankNumbers(self.transport, self.clock, len(plan.devices), self.noise)
         self.buckets = self._buckets(programs)
         self._share_sums()
-        # Only its holders know what is in a stage, so a refusal has to reach the others.
+        # Only the ranks that hold a stage can check it, so errors must reach the others.
         runners = world.agreed(
             lambda: {p.stage: self._runner(p, programs[p.stage], compiler) for p in self.places}
         )
@@ -114,7 +115,7 @@ class Worker:
         )
 
     def _share_sums(self) -> None:
-        """Sum gradients in shared memory where messages go through it, and they are on the CPU."""
+        """Sum gradients on the CPU in shared memory if messages use it."""
         on_cpu = all(device == "cpu" for device in self.world.devices)
         whole = on_cpu and not self.held.owners
         if isinstance(self.transport, SharedMemoryTransport) and whole:
@@ -150,7 +151,7 @@ class Worker:
         )
 
     def share_values(self) -> None:
-        """After the optimizer's step, hand on the parameters that other ranks have not stepped."""
+        """After the optimizer's step, send the parameters stepped here to ranks that did not."""
         if self.held.owners:
             with self.failures.shared():
                 self.buckets.share_values()
@@ -161,16 +162,16 @@ class Worker:
         within: AbstractContextManager[object] | None = None,
         seed: float = 1.0,
     ) -> Totals:
-        """One iteration of training over a batch: all forwards and all backwards.
+        """Run one training iteration on a batch: all forwards and all backwards.
 
-        Several batches are one iteration together: each is a flush of the pipeline, and gradients
-        are summed over ranks in the last one. Afterwards they are summed over all ranks that hold
+        Several batches make one iteration. Each is a flush of the pipeline, and gradients are
+        summed over ranks in the last one. On return gradients are summed over all ranks that hold
         them, but not yet divided by the weight nor by ``seed``, which multiplies the gradient of
-        the loss. ``within`` is entered around the actions.
+        the loss. The actions run inside the context manager ``within``.
 
         Raises:
             BadInput: the ranks were given different batches.
-            RunFailed: this rank, or another, cannot go on; the worker cannot be used again.
+            RunFailed: this rank or another failed; the worker cannot be used again.
         """
         named = [dict(enumerate(leaves)) for leaves in batches]
         every = [
@@ -200,18 +201,18 @@ class Worker:
         return totals
 
     def begin(self) -> None:
-        """Begin an iteration: forget what was measured of the last one."""
+        """Begin an iteration: clear the measurements of the previous one."""
         self.clock.restart()
         if self.metrics is not None:
             self.metrics.begin()
 
     def agree_on_lengths(self, iterations: Sequence[Iteration]) -> None:
-        """Where lengths vary, find out before anything is sent whether all ranks have the same.
+        """Check that all ranks have the same lengths, if lengths vary, before anything is sent.
 
-        What a rank sends would not fit what its peers expect.
+        Otherwise a rank would send messages of another size than its peers expect.
 
         Raises:
-            BadInput: they have not.
+            BadInput: the lengths differ.
         """
         if not self.graph.lengths:
             return
@@ -221,7 +222,7 @@ class Worker:
         check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
 
     def zero_gradients(self, iterations: Sequence[Iteration]) -> None:
-        """Before the backwards of a step; norms are taken behind its first batch, or unsummed."""
+        """Zero the gradients, and begin to measure noise in the first of several batches."""
         self.buckets.zero()
         if self.noise is not None:
             samples = sum(iteration.cut.micro_batches[-1].stop for iteration in iterations)
@@ -229,17 +230,17 @@ class Worker:
             self.buckets.before_sum = self.noise.measure if len(iterations) == 1 else None
 
     def check_noise(self, batches: int) -> None:
-        """Raise `BadInput` where a step of so many batches cannot tell the gradient's noise."""
+        """Raise `BadInput` if gradient noise cannot be estimated from this number of batches."""
         if self.noise is not None and batches == 1:
             check_replicated(self.graph.parameter_uses, self.held.holders)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it failed or was closed."""
+        """Whether this worker failed or was closed."""
         return bool(self.failures.first)
 
     def close(self) -> None:
-        """Leave the other ranks in peace."""
+        """Disconnect from the other ranks."""
         if self._closed:
             return
         self._closed = True
@@ -250,7 +251,7 @@ class Worker:
         self.world.leave()
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The precision of a forward."""
+        """The autocast context of a forward."""
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.autocast_dtype)

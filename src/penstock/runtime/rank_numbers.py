@@ -19,10 +19,10 @@ COUNT = len(fields(RankTotals))
 
 
 class RankNumbers:
-    """This rank's numbers, and those of all ranks put together.
+    """This rank's numbers, and the combined numbers of all ranks.
 
-    ``wants_stop`` is whether this rank asks for the end of training, ``stopping`` whether one of
-    them had by the latest exchange. ``optimizer_s`` is what its latest optimizer step took.
+    ``wants_stop``: this rank asks for the end of training. ``stopping``: some rank did so by the
+    latest exchange. ``optimizer_s`` is the duration of its latest optimizer step.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RankNumbers:
         buckets: GradientBuckets | None,
         metrics: MetricSums | None,
     ) -> list[float]:
-        """This rank's numbers of an iteration; with ``buckets`` in training."""
+        """This rank's numbers of an iteration; ``buckets`` are given in training."""
         loss_sum = weight = 0.0
         if terms:
             losses = torch.stack([term.loss for term in terms]).double()
@@ -71,7 +71,7 @@ class RankNumbers:
     def put_together(
         self, rows: Sequence[list[float]], metrics: MetricSums | None, seed: float = 1.0
     ) -> tuple[Totals, Means]:
-        """The totals of an iteration and the means of metrics, from what every rank gave.
+        """The totals of an iteration and the means of metrics, from the numbers of every rank.
 
         Raises:
             BadInput: the ranks were given different batches.
@@ -83,12 +83,12 @@ class RankNumbers:
         return totals, metrics.combined([row[COUNT + 1 :] for row in rows])
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
-        """Numbers of every rank, by rank."""
+        """Exchange numbers: returns those of every rank, by rank."""
         return self.announce(values, what)()
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
-        """Give numbers of this rank; what is returned waits for those of all, by rank.
+        """Send numbers of this rank. The returned function waits for those of all, by rank.
 
-        Every rank calls it before it announces more.
+        Every rank must call it before the next `announce`.
         """
         return announced(self._transport, values, what)

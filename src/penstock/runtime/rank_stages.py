@@ -1,4 +1,4 @@
-"""The stages of one rank, with all that is made once for batches of one size."""
+"""The stages of one rank, with all that is prepared once for batches of one size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,20 +24,21 @@ __all__ = ["FedRunner", "RankStages", "Ready"]
 
 
 class FedRunner(StageRunner, Protocol):
-    """A stage that is given its rows before each iteration.
+    """A stage that receives its rows before each iteration.
 
-    ``loss_terms`` are those of the iteration; ``seed`` multiplies what its backwards start from.
+    ``loss_terms`` are those of the iteration. ``seed`` multiplies the gradients from which its
+    backwards start.
     """
 
     loss_terms: list[LossTerm]
     seed: float
 
     def has_work(self, kind: ActionKind) -> bool:
-        """Whether actions of this kind do anything here."""
+        """Whether actions of this kind have any effect in this stage."""
         ...
 
     def begin(self, work: StageInputs) -> None:
-        """Take the rows of the next iteration."""
+        """Take the inputs of the next iteration."""
         ...
 
 
@@ -46,7 +47,7 @@ Runner = TypeVar("Runner", bound=FedRunner)
 
 @dataclass(frozen=True)
 class Ready:
-    """What is looked up once for batches of one size."""
+    """What is prepared once for batches of one size."""
 
     iteration: Iteration
     channels: PipelineChannels
@@ -54,7 +55,7 @@ class Ready:
 
 
 class RankStages(Generic[Runner]):
-    """The stages of one rank: a module and a runner for each; none where the plan uses it not.
+    """The stages of one rank, with a program and a runner for each; none on unused ranks.
 
     ``metrics`` are computed from the outputs of the last stage.
     """
@@ -78,11 +79,11 @@ class RankStages(Generic[Runner]):
 
     @property
     def loss_terms(self) -> list[LossTerm]:
-        """Those of the latest batch that this rank computed."""
+        """The loss terms of the latest batch that this rank computed."""
         return [term for runner in self.runners.values() for term in runner.loss_terms]
 
     def prepared(self, rows: int, training: bool, lengths: LengthsOf = ()) -> Ready:
-        """The work on a batch of ``rows`` samples with these lengths."""
+        """The work prepared for a batch of ``rows`` samples with these lengths."""
 
         def make() -> Ready:
             rank = self._world.rank
@@ -96,7 +97,7 @@ class RankStages(Generic[Runner]):
         return self._ready.find((rows, lengths, training), make)
 
     def channels(self, messages: RankMessages) -> PipelineChannels:
-        """Channels for the messages of one kind of iteration."""
+        """Channels for the messages of one iteration."""
         places = {stage: Places(p.received, p.sent) for stage, p in self.programs.items()}
         return PipelineChannels(self._world.rank, self._transport, places, self._clock, messages)
 
@@ -108,7 +109,7 @@ class RankStages(Generic[Runner]):
         *,
         last: bool = True,
     ) -> None:
-        """Give the stages their rows of a batch; gradients are complete after the ``last`` one."""
+        """Give the stages their rows of a batch; the ``last`` batch completes the gradients."""
         if self._metrics is not None:
             part = iteration.parts.get(len(self._plan.stages) - 1)
             self._metrics.take_batch(leaves, part.rows if part is not None else ())
@@ -119,7 +120,7 @@ class RankStages(Generic[Runner]):
             runner.seed = seed
 
     def run(self, ready: Ready) -> list[LossTerm]:
-        """The batch that was taken, through the pipeline; the terms of its loss."""
+        """Run the batch given to `take` through the pipeline; returns its loss terms."""
         ready.channels.begin()
         execute(ready.steps, ready.channels, self._clock)
         return self.loss_terms

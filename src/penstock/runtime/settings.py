@@ -1,4 +1,4 @@
-"""Settings of a pipeline; those that cannot be right are refused before anything is built."""
+"""Settings of a pipeline, with checks that run before anything is built."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -12,12 +12,12 @@ from penstock.schedule.weight_rule import OptimizerSync
 __all__ = ["RankSettings", "Verification", "check_settings"]
 
 Verification: TypeAlias = Literal["first-step", "off"]
-"""When a training compares itself with the model left whole."""
+"""When training is compared with the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """How a rank computes and talks to the others; every rank has the same settings.
+    """How a rank computes and communicates; every rank has the same settings.
 
     The fields are arguments of `Pipeline`, where they are explained.
     """
@@ -32,7 +32,7 @@ class RankSettings:
 def check_settings(
     clip_norm: float | None, timeout_s: float, verify: str, optimizer_sync: str
 ) -> None:
-    """Raise `BadInput` for a setting that cannot be right."""
+    """Raise `BadInput` for an invalid setting."""
     choices = {
         "verify": (verify, get_args(Verification)),
         "optimizer_sync": (optimizer_sync, get_args(OptimizerSync)),

@@ -1,1 +1,1 @@
-"""The processes of a run: who they are, how they are started, what they tell one another."""
+"""The processes of a run: their ranks, their start, and values exchanged between them."""

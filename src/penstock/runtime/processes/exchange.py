@@ -1,7 +1,7 @@
-"""Values that are no tensors, told by the ranks of a group to one another.
+"""Exchanges Python values between the ranks of a group.
 
-`encode` and `decode` alone know how a value becomes bytes. Every rank of the group
-calls the other functions; its tensors are on the CPU.
+Only `encode` and `decode` know how a value becomes bytes. Every rank of the group must call the
+other functions. The group must accept CPU tensors.
 """
 
 import pickle
@@ -14,12 +14,12 @@ __all__ = ["decode", "encode", "gather_everywhere", "gather_to_first", "tell_fro
 
 
 def encode(value: object) -> torch.Tensor:
-    """A value as bytes."""
+    """Pickle a value into a tensor of bytes."""
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
 def decode(data: torch.Tensor) -> Any:
-    """What `encode` was given."""
+    """The value that `encode` was given."""
     return pickle.loads(data.numpy().tobytes())
 
 
@@ -31,7 +31,7 @@ def gather_everywhere(value: object, group: dist.ProcessGroup) -> list[Any]:
 
 
 def gather_to_first(value: object, group: dist.ProcessGroup) -> list[Any]:
-    """The values of all ranks, by rank, on the first; nothing elsewhere."""
+    """The values of all ranks, by rank, on the first rank; empty on others."""
     own, sizes, rows = padded(value, group)
     first = dist.get_rank(group) == 0
     dist.gather(own, rows if first else None, group=group, group_dst=0)
@@ -52,7 +52,7 @@ def tell_from_first(value: object, group: dist.ProcessGroup) -> Any:
 def padded(
     value: object, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
-    """A value as long as the longest of all ranks, the length of each, and room for all."""
+    """This rank's bytes padded to the longest, the lengths of all ranks, and receive buffers."""
     data = encode(value)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, torch.tensor([len(data)]), group=group)

@@ -1,4 +1,4 @@
-"""When one rank fails, every rank says why: a note in the run's store, read by those who wait."""
+"""When one rank fails, all ranks report why: it leaves a note in the store that the others read."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ from penstock.runtime.processes.world import World
 __all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]
 
 INSTANCES = count()
-"""Pipelines are made in the same order on every rank, so their numbers agree."""
+"""Numbers pipelines, which every rank creates in the same order."""
 
 NOTE_WAIT_S = 1.5
-"""How long a rank that noticed a failure waits for the note of the rank that failed."""
+"""How long a rank that noticed a failure waits for the note of the failed rank."""
 
 
 class AbortNote:
     """The first failure of a run, in one line that all ranks can read.
 
-    ``instance`` keeps several pipelines of one process apart. Without other processes there is
-    nobody to tell, and both methods do nothing.
+    ``instance`` separates several pipelines of one process. A process that is ``alone`` has no
+    notes: both methods do nothing.
     """
 
     def __init__(self, instance: int, alone: bool) -> None:
@@ -34,13 +34,13 @@ class AbortNote:
             self._store = distributed_c10d._get_default_store()
 
     def write(self, text: str) -> None:
-        """Leave ``text`` for the others, unless somebody was faster."""
+        """Write ``text`` for the other ranks, unless there is a note already."""
         if self._store is None:
             return
         try:
             self._store.compare_set(self._key, "", text)
         except RuntimeError:
-            # The store went down with its process: then there is nobody left to read.
+            # The process with the store has ended, so nobody can read the note.
             self._store = None
 
     def read(self, wait_s: float = NOTE_WAIT_S) -> str:
@@ -60,7 +60,7 @@ class AbortNote:
 
 
 class Failures:
-    """What one rank fails at, all ranks fail at; ``abort`` tears the connections down."""
+    """Makes all ranks fail if one does. ``abort`` closes this rank's connections."""
 
     def __init__(self, world: World, abort: Callable[[], object]) -> None:
         self.first = ""
@@ -69,7 +69,7 @@ class Failures:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Whatever goes wrong within ends all ranks, each with the message of the first failure."""
+        """Within, any exception ends all ranks, each with the message of the first failure."""
         if self.first:
             raise RunFailed(f"this pipeline has failed before ({self.first}); build a new one")
         try:
@@ -91,7 +91,7 @@ class Failures:
 
 
 class PeerFailed(RunFailed):
-    """Rank ``peer`` raised; its note says what."""
+    """Rank ``peer`` raised an exception, which its note describes."""
 
     def __init__(self, peer: int, text: str) -> None:
         super().__init__(text)
@@ -99,4 +99,4 @@ class PeerFailed(RunFailed):
 
 
 class PeerVanished(PeerFailed):
-    """Rank ``peer``'s process ended without a word."""
+    """Rank ``peer``'s process ended without a note."""

@@ -1,4 +1,4 @@
-"""Tensors of all ranks brought to rank 0, one by one: it needs room for them once."""
+"""Gathers tensors of all ranks on rank 0 one by one, so that it holds each only once."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from penstock.runtime.processes.world import World
 __all__ = ["as_bytes", "gathered"]
 
 SENT_AT_ONCE = 8
-"""So many tensors does a rank send before the first has arrived; each by itself is a round trip."""
+"""A rank sends this many tensors ahead, since waiting for each would cost a round trip."""
 
 
 def gathered(world: World, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of all ranks by name, on rank 0; nothing elsewhere. Every rank calls.
+    """The tensors of all ranks by name, on rank 0; empty on others. All ranks must call this.
 
-    Those of other ranks come to the CPU of rank 0, its own are there as they are. No two ranks
-    have a name in common.
+    Tensors of other ranks arrive on the CPU of rank 0; its own are returned as they are. All names
+    must be different.
     """
     shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     of_ranks = world.gather_to_first(shapes)
@@ -26,7 +26,7 @@ def gathered(world: World, tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
         under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
         for tensor in tensors.values():
             if tensor.numel():
-                # Copies of what is on a GPU are made a few at a time.
+                # CUDA tensors are copied to the CPU a few at a time.
                 while len(under_way) >= SENT_AT_ONCE:
                     under_way.popleft()[0].wait()
                 sent = as_bytes(tensor.detach().cpu().contiguous())
@@ -51,5 +51,5 @@ def gathered(world: World, tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, which every type of element travels as."""
+    """The bytes of a contiguous tensor, so that all element types are sent alike."""
     return tensor.reshape(-1).view(torch.uint8)

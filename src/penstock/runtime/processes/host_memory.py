@@ -1,8 +1,8 @@
-"""Host memory that one micro-batch frees is kept for the next.
+"""Keeps the host memory that one micro-batch frees for the next.
 
-The C library gives freed memory back to the system, which hands out zeroed pages when it is asked
-again: thousands of page faults for each micro-batch of a model of some size. An iteration asks for
-the same sizes again and again, so its memory is worth keeping.
+The C library returns freed memory to the system, which hands out zeroed pages at the next request.
+That costs thousands of page faults for each micro-batch of a model of moderate size. An iteration
+requests the same sizes repeatedly, so keeping its memory pays.
 """
 
 import ctypes
@@ -11,19 +11,19 @@ import os
 __all__ = ["keep_freed_memory"]
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Settings of ``mallopt`` in glibc's malloc.h."""
+"""Parameters of ``mallopt`` in glibc's malloc.h."""
 
 KEPT_BYTES = 256 << 20
-"""What may lie free at the end of the heap before some of it is given back."""
+"""Free memory at the end of the heap that is kept."""
 
 MAPPED_BYTES = 32 << 20
-"""Larger pieces are mapped one by one and given back at once (the most that glibc allows)."""
+"""Larger blocks are mapped one by one and returned when freed (the largest value of glibc)."""
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep what is freed; whoever set it by an environment variable decides.
+    """Make the C library keep freed memory, unless the user has set it by environment variables.
 
-    Does nothing where the library is another than glibc.
+    Does nothing with other libraries than glibc.
     """
     chosen = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
     if any(name in os.environ for name in chosen):

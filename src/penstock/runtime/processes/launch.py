@@ -1,9 +1,9 @@
-"""Worker processes on this machine: started together, stopped together, one message when one fails.
+"""Starts and stops worker processes on this machine, and reports one message if one fails.
 
-The processes are started by the interface that torchrun itself uses
-(`torch.distributed.elastic.multiprocessing`), with torchrun's environment variables, so a
-function written for torchrun runs here unchanged. On Linux they are forked from a server that has
-imported torch, once for all workers and launches of this process: each import takes seconds.
+The processes are started by the same interface as in torchrun
+(`torch.distributed.elastic.multiprocessing`), with torchrun's environment variables. So a function
+written for torchrun runs here unchanged. On Linux workers are forked from a server that has
+imported torch once for all launches of this process, since each import takes seconds.
 """
 
 import fcntl
@@ -40,10 +40,10 @@ from penstock.errors import BadInput, PenstockError, RunFailed
 __all__ = ["launch_workers", "loopback_store", "threads_per_worker"]
 
 IMPORTED_ONCE = (__name__, "penstock.runtime.pipeline")
-"""What the server imports that workers are forked from; it starts no threads and no devices."""
+"""The modules that the fork server imports; they must start no threads and use no devices."""
 
 LINGER_S = 1.0
-"""How long a failed worker waits before it exits, so that a peer which died is noticed first."""
+"""Seconds that a failed worker waits before it exits, so that a killed peer is noticed first."""
 
 POLL_S = 0.1
 
@@ -52,7 +52,7 @@ TORCHRUN_LOGGERS = ("torch.distributed.elastic.multiprocessing", "torch.multipro
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a worker wrote down before it gave up."""
+    """What a failing worker wrote for the launcher."""
 
     rank: int
     time_s: float
@@ -61,7 +61,7 @@ class Failure:
 
 
 def threads_per_worker(workers: int) -> int:
-    """Computing threads for each of ``workers`` processes that share the cores of this machine."""
+    """Compute threads for each of ``workers`` processes that share the cores of this machine."""
     return max(1, len(os.sched_getaffinity(0)) // workers)
 
 
@@ -76,16 +76,16 @@ def launch_workers(
 ) -> tuple[Any, ...]:
     """Run ``function(*arguments)`` in ``workers`` processes and return their results by rank.
 
-    Each worker finds RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, so that
-    ``torch.distributed.init_process_group("gloo")`` just works; ``function`` must be importable.
-    ``threads`` is the number of computing threads of each (0: the cores shared out evenly). When
-    one worker fails, or this process is interrupted, all are stopped within ``shutdown_s``; when
-    this process dies, the kernel stops them. Tracebacks go to ``log_directory``. On Linux workers
-    are forks of a server that has imported torch; they get the environment as it is now.
+    Each worker has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, so that
+    ``torch.distributed.init_process_group("gloo")`` works. ``function`` must be importable.
+    ``threads`` is the number of compute threads of each worker (0: the cores divided evenly). When
+    one worker fails, or this process is interrupted, all are stopped within ``shutdown_s`` seconds.
+    When this process dies, the kernel stops them. Tracebacks go to ``log_directory``. On Linux
+    workers are forked from a server that has imported torch; they get the current environment.
 
     Raises:
         BadInput: fewer than one worker.
-        PenstockError: what a worker raised, as it raised it.
+        PenstockError: a worker raised this error.
         RunFailed: a worker raised another error, or was killed.
         KeyboardInterrupt: Ctrl-C, after the workers were stopped.
     """
@@ -112,10 +112,9 @@ def launch_workers(
 
 
 def loopback_store() -> distributed.TCPStore:  # pyright: ignore[reportPrivateImportUsage]
-    """The workers' store, in this process, which no other machine can reach.
+    """The workers' store, served by this process; other machines cannot reach it.
 
-    The kernel chooses its port: no race for a free one. Torch's own socket would listen on all
-    interfaces.
+    The kernel chooses a free port. Torch's own socket would listen on all interfaces.
     """
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
@@ -130,9 +129,9 @@ def loopback_store() -> distributed.TCPStore:  # pyright: ignore[reportPrivateIm
 
 @contextmanager
 def log_files(given: Path | None) -> Iterator[Path]:
-    """The directory of the workers' tracebacks, without those of an earlier launch.
+    """Within, the directory of the workers' tracebacks, cleared of those of an earlier launch.
 
-    One that nobody gave is removed again, unless a worker has written why it failed.
+    A temporary directory is removed afterwards, unless a worker has written a failure.
     """
     directory = given or Path(tempfile.mkdtemp(prefix="penstock-workers-"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -146,9 +145,9 @@ def log_files(given: Path | None) -> Iterator[Path]:
 
 
 def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PContext:
-    """Start the processes, with the variables that torchrun would give them."""
+    """Start the processes with the environment variables of torchrun."""
     forks = sys.platform == "linux"
-    # Workers of a server do not inherit what has changed in this process since it was started.
+    # Forked workers have the server's environment, which may be older than this process's.
     common = dict(os.environ) | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -161,13 +160,13 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
     ranks = range(workers)
     if forks:
         forkserver.set_forkserver_preload(list(IMPORTED_ONCE))
-        # Libraries that start threads when they are imported must not, before a fork. And torch
-        # warns, where peaks of memory are measured, that it has not seen all being allocated.
+        # Libraries must not start threads at import, before a fork. And torch warns, when memory
+        # is measured, that it has not seen all allocations.
         quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
         with environment("OMP_NUM_THREADS", "1"), quiet:
             forkserver.ensure_running()
-    # OpenMP reads its variable when torch is first imported, which is before `worker_main` runs:
-    # workers that are not forked must inherit it.
+    # OpenMP reads its variable when torch is first imported, before `worker_main` runs. Workers
+    # that are not forked must inherit it.
     with environment("OMP_NUM_THREADS", str(threads)):
         return start_processes(
             name="penstock",
@@ -180,7 +179,7 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
 
 
 def stop(context: PContext, shutdown_s: float) -> None:
-    """Terminate what still runs, kill what does not end in time; Ctrl-C no longer interrupts."""
+    """Terminate the workers, kill those that do not end in time; Ctrl-C is ignored from now on."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -194,7 +193,7 @@ def worker_main(
     threads: int,
     log_directory: Path,
 ) -> Any:
-    """What each process runs: ``function``, with its failure written down for the launcher."""
+    """The main function of each process: runs ``function``, writes failures for the launcher."""
     die_with_launcher()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     if int(os.environ["LOCAL_WORLD_SIZE"]) > len(os.sched_getaffinity(0)):
@@ -204,7 +203,7 @@ def worker_main(
         return function(*arguments)
     except BaseException as failure:
         write_failure(failure, rank, log_directory)
-        # A worker whose peer was killed fails with it; the peer must be found dead first.
+        # A worker whose peer was killed also fails; the killed peer must be noticed first.
         time.sleep(LINGER_S)
         sys.stderr.flush()
         os._exit(failure.exit_code if isinstance(failure, PenstockError) else 1)
@@ -214,12 +213,12 @@ def worker_main(
 
 
 def die_with_launcher() -> None:
-    """Have the kernel kill this process when the launcher ends, however it ends (Linux)."""
+    """Make the kernel kill this process when the launcher ends for any reason (Linux)."""
     launcher = parent_process()
     if launcher is None:
         return
     if sys.platform == "linux":
-        # The launcher, and nobody else, holds the other end of this pipe open.
+        # Only the launcher holds the other end of this pipe open.
         pipe = launcher.sentinel
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
@@ -229,16 +228,16 @@ def die_with_launcher() -> None:
 
 
 def compute_in_long_slices() -> None:
-    """Let a worker that becomes ready not interrupt one that computes (Linux).
+    """Prevent that a worker which becomes ready interrupts one that computes (Linux).
 
-    Where workers share cores, every interruption costs the caches: some percent of the time.
+    If workers share cores, every interruption evicts caches, which costs some percent of the time.
     """
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def write_failure(failure: BaseException, rank: int, log_directory: Path) -> None:
-    """Write the one-line failure for the launcher, and the traceback for people."""
+    """Write the one-line failure for the launcher, and the traceback for the user."""
     trace = log_directory / f"worker-{rank}-traceback.txt"
     trace.write_text("".join(traceback.format_exception(failure)))
     if isinstance(failure, PenstockError):
@@ -256,7 +255,7 @@ def write_failure(failure: BaseException, rank: int, log_directory: Path) -> Non
 
 
 def root_cause(result: RunProcsResult, log_directory: Path) -> PenstockError:
-    """The first failure of all: a kill if there was one, else what was written down first."""
+    """The first failure: a killed worker if there is one, else the earliest written failure."""
     for rank, failure in result.failures.items():
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
@@ -277,7 +276,7 @@ def root_cause(result: RunProcsResult, log_directory: Path) -> PenstockError:
 
 
 def interrupted(interruption: SignalException) -> BaseException:
-    """What this process ends with: Ctrl-C as usual in Python, other signals by their exit code."""
+    """The exception for a signal: KeyboardInterrupt for Ctrl-C, else an exit with its code."""
     if interruption.sigval == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(128 + interruption.sigval)
@@ -285,7 +284,7 @@ def interrupted(interruption: SignalException) -> BaseException:
 
 @contextmanager
 def restored_signals() -> Iterator[None]:
-    """Put back the signal handlers that torchrun's interface replaces (main thread only)."""
+    """Afterwards, restore the signal handlers that torchrun's interface replaces (main thread)."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -298,7 +297,7 @@ def restored_signals() -> Iterator[None]:
 
 @contextmanager
 def quiet_torchrun() -> Iterator[None]:
-    """Keep torchrun's own log of a failure (a traceback of 60 lines) off the terminal."""
+    """Within, silence torchrun's own log of a failure (a traceback of 60 lines)."""
     loggers = [logging.getLogger(name) for name in TORCHRUN_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -312,7 +311,7 @@ def quiet_torchrun() -> Iterator[None]:
 
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for a while."""
+    """Within, an environment variable is set."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

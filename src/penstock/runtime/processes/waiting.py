@@ -1,4 +1,4 @@
-"""Waiting for an operation of torch.distributed, with a bound and a message that says for what."""
+"""Waits for operations of torch.distributed, with a time limit and a message that names them."""
 
 from datetime import timedelta
 
@@ -11,14 +11,14 @@ __all__ = ["await_work", "failure_of"]
 
 
 def await_work(work: dist.Work, world: World, what: str, backend: str = "") -> None:
-    """Wait for ``work``, for ``what``; ``backend`` is its group's, if not the world's.
+    """Wait for ``work``, called ``what`` in messages; ``backend`` is its group's (empty: world's).
 
     Raises:
         Stalled: it did not end in time.
-        RunFailed: another rank is gone.
+        RunFailed: another rank has ended.
     """
     try:
-        # NCCL only orders streams here and is bounded by its own watchdog.
+        # With NCCL this only orders streams; its own watchdog limits the time.
         if (backend or world.backend) == "nccl":
             work.wait()
         else:
@@ -29,7 +29,7 @@ def await_work(work: dist.Work, world: World, what: str, backend: str = "") -> N
 
 
 def failure_of(cause: RuntimeError, world: World, what: str, lost: RunFailed) -> RunFailed:
-    """What a failed wait means: it took too long, or the other end is gone, which is ``lost``."""
+    """The error of a failed wait: `Stalled` after a timeout, else ``lost``."""
     if "imed out" in str(cause) or "imeout" in str(cause):
         return Stalled(f"rank {world.rank} waited {world.timeout_s:g} s for {what}")
     return lost

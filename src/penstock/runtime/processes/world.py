@@ -1,4 +1,4 @@
-"""The processes of a run: who they are, where they are, and the groups they form."""
+"""The processes of a run: their ranks, hosts and devices, and the groups they form."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ __all__ = ["World", "join_world"]
 T = TypeVar("T")
 
 CONTROL_TIMEOUT_S = 1800.0
-"""Bound of rare exchanges in which one rank may work alone for long (checkpoint, verification)."""
+"""Time limit of rare exchanges in which one rank may work alone (checkpoint, verification)."""
 
 DEFAULT_GROUPS = count()
-"""Numbers of the default groups that are made here; the same on every rank."""
+"""Numbers the default groups created here, equally on every rank."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others.
+    """This process and the others of its run.
 
-    ``control`` joins all ranks over Gloo (``None``: this process is alone). ``hosts`` and
-    ``devices`` say for each rank where it runs; ``owns_default_group`` that it was made here, as
-    were ``groups``.
+    ``control`` is a Gloo group of all ranks (``None``: this process is alone). ``hosts`` and
+    ``devices`` give for each rank where it runs. ``owns_default_group``: the default group was
+    created here and is destroyed by `leave`, as are ``groups``.
     """
 
     rank: int
@@ -52,12 +52,12 @@ class World:
 
     @property
     def one_host(self) -> bool:
-        """Whether all ranks see the same processes and the same memory."""
+        """Whether all ranks see the same processes and share memory."""
         return len(set(self.hosts)) == 1
 
     @property
     def backend(self) -> str:
-        """What carries tensors of ``device``: NCCL where every rank has its own GPU, else Gloo."""
+        """The backend for tensors of ``device``: NCCL if every rank has its own GPU, else Gloo."""
         places = set(zip(self.hosts, self.devices, strict=True))
         own_gpu = self.device.type == "cuda" and len(places) == self.size
         return "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
@@ -69,7 +69,7 @@ class World:
         return gather_everywhere(value, self.control)
 
     def gather_to_first(self, value: T) -> list[T]:
-        """The values of all ranks, by rank, on rank 0; nothing elsewhere."""
+        """The values of all ranks, by rank, on rank 0; empty on others."""
         if self.control is None:
             return [value]
         return gather_to_first(value, self.control)
@@ -82,10 +82,12 @@ class World:
         return tell_from_first(value, self.control)
 
     def agreed(self, make: Callable[[], T], refusal: type[Exception] = BadInput) -> T:
-        """What ``make`` gives here; every rank calls, and where it refuses on one it does on all.
+        """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.
+
+        All ranks must call this.
 
         Raises:
-            BadInput: that of the first rank that refused; or another kind of ``refusal``.
+            BadInput: the error of the first rank that raised (or another class, ``refusal``).
         """
         made: list[T] = []
         why = ""
@@ -99,22 +101,22 @@ class World:
         return made[0]
 
     def done_by_first(self, act: Callable[[], object]) -> None:
-        """Let rank 0 act; every rank calls, and where rank 0 refuses, all do.
+        """Call ``act`` on rank 0; all ranks must call this, and all raise if rank 0 raises.
 
         Raises:
-            BadInput: rank 0's.
+            BadInput: the error of rank 0.
         """
         self.agreed(act if self.rank == 0 else lambda: None)
 
     def new_group(self, ranks: Sequence[int], backend: str = "") -> dist.ProcessGroup | None:
-        """A group of ``ranks`` in that order; every rank must call this in the same order.
+        """A process group of ``ranks`` in that order; all ranks must make the same calls in order.
 
-        ``None`` where there is nobody to talk to.
+        ``None`` if there are no other ranks.
         """
         if self.size == 1:
             return None
-        # NCCL's rule of one order on all ranks is kept by calling this everywhere, also on ranks
-        # outside the group and for groups of one.
+        # NCCL needs the same order of creation on all ranks, so all call this, also ranks outside
+        # the group and for groups of one.
         group = dist.new_group(
             list(ranks),
             backend=backend or self.backend,
@@ -126,7 +128,7 @@ class World:
         return group if len(ranks) > 1 else None
 
     def leave(self) -> None:
-        """Destroy all groups that were made here; peers may still be at their last operation."""
+        """Destroy all groups that were created here; peers may still be in their last operation."""
         for group in self.groups:
             dist.destroy_process_group(group)
         self.groups.clear()
@@ -139,13 +141,13 @@ class World:
 
 
 def join_world(device: torch.device | str | None, timeout_s: float) -> World:
-    """Join the processes that torchrun, or `launch_workers`, started; alone where none did.
+    """Join the processes that torchrun or `launch_workers` started; without them, be alone.
 
-    The default process group is made where the caller has not made one. ``device`` ``None`` means
-    this rank's own GPU where the host has one for each of its ranks, the CPU otherwise.
+    The default process group is created unless the caller has done so. With ``device=None`` this
+    rank uses its own GPU if the host has one for each of its ranks, else the CPU.
 
     Raises:
-        BadInput: the environment of torchrun is incomplete.
+        BadInput: torchrun's environment variables are incomplete.
     """
     owns_default_group = False
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -161,7 +163,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     control = None
     if not alone:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CONTROL_TIMEOUT_S))
-        assert isinstance(group, dist.ProcessGroup)  # this rank is in the group of all ranks
+        assert isinstance(group, dist.ProcessGroup)  # the group contains all ranks
         control = group
     here = World(rank, size, chosen, (), (), control, owns_default_group, timeout_s)
     places = here.gather((host_identity(), str(chosen)))
@@ -175,8 +177,8 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
 def make_default_group() -> None:
     """Join all ranks in torch's default group, which `World.leave` destroys.
 
-    Each such group of a process has keys of its own in the store: the ranks would otherwise find
-    the addresses that they had in the group before, and wait for sockets that are closed.
+    Each default group of a process uses its own keys in the store. Otherwise ranks would find the
+    addresses of the previous group and wait for closed sockets.
     """
     timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
     store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
@@ -187,10 +189,10 @@ def make_default_group() -> None:
 
 @cache
 def met_at(address: str, port: str) -> tuple[Any, int, int]:
-    """The store that all ranks meet at, this one's number and their count, once a process.
+    """The store of all ranks, this rank and the number of ranks, found once in a process.
 
-    Kept, because without torchrun's agent rank 0 serves it: a slower rank may still read from it
-    when rank 0 has left a group.
+    The store is kept, because without torchrun's agent rank 0 serves it: a slower rank may still
+    read from it when rank 0 has left a group.
     """
     timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
     store, rank, size = next(rendezvous("env://", timeout=timeout))
@@ -199,7 +201,7 @@ def met_at(address: str, port: str) -> tuple[Any, int, int]:
 
 
 def check_environment() -> None:
-    """Raise unless the variables that torchrun sets are there."""
+    """Raise `BadInput` unless torchrun's environment variables are set."""
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise BadInput(
@@ -209,7 +211,7 @@ def check_environment() -> None:
 
 
 def own_device() -> torch.device:
-    """This rank's GPU, where its host has one for each of its ranks; else the CPU."""
+    """This rank's GPU if its host has one for each of its ranks; else the CPU."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
     if torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks:
@@ -218,10 +220,10 @@ def own_device() -> torch.device:
 
 
 def host_identity() -> str:
-    """Equal for two processes if and only if they can open one another's memory."""
+    """Equal for two processes if and only if each can open the other's memory."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        # Not Linux: never the same as another, so nothing is shared.
+        # Not Linux: different for every process, so no memory is shared.
         return f"{os.uname().nodename} {os.getpid()}"
