@@ -12,6 +12,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PATH = re.compile(r"`((?:benchmarks|docs|examples|src|tests)/[\w/.-]+\.\w+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMANDS_S = 240
@@ -109,6 +110,24 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.startswith(("https://", "http://", "#", "mailto:"))
         and not (page.parent / target.partition("#")[0]).exists()
     ]
+    assert broken == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What the site calls the headings of ``page``."""
+    titles = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    words = (re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles)
+    return {re.sub(r"[-\s]+", "-", title) for title in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_into_a_page_lead_to_a_heading(page: Path) -> None:
+    broken: list[str] = []
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = target.partition("#")
+        other = page.parent / path if path else page
+        if anchor and other.suffix == ".md" and anchor not in anchors_of(other):
+            broken.append(target)
     assert broken == []
 
 
