@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import re
 import subprocess
@@ -6,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from docs.page_programs import run_file
+
+from penstock.runtime.processes.launch import IMPORTED_ONCE
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -80,6 +84,18 @@ def succeed(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def run_in_a_fork(folder: Path, file: str) -> None:
+    """Run a program as Python would, in a process that has torch and the package imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED_ONCE))
+    process = context.Process(target=run_file, args=(folder, file))
+    process.start()
+    process.join(COMMANDS_S)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0, (folder / "printed.txt").read_text(encoding="utf-8")
+
+
 WITH_EXAMPLES = [page for page in PAGES if any(block.is_example for block in blocks_of(page))]
 
 
@@ -88,7 +104,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     write_files(page, tmp_path)
     program = "\n\n".join(block.text for block in blocks_of(page) if block.is_example)
     (tmp_path / "examples_of_the_page.py").write_text(program, encoding="utf-8")
-    succeed([sys.executable, "examples_of_the_page.py"], tmp_path)
+    run_in_a_fork(tmp_path, "examples_of_the_page.py")
 
 
 def test_the_script_of_the_readme_runs_under_torchrun(tmp_path: Path) -> None:

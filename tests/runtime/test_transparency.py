@@ -39,6 +39,9 @@ PARTS: dict[str, Sequence[Part]] = {
         (["gpt2", "t5"], [(1, 1, 1, 1), (2, 1), (1, 3)], {"schedules": ("1f1b",)})
     ],
     "batch norm": [(["resnet"], [(2, 2), (1, 1)], {"schedules": ("1f1b",)})],
+    "models of hugging face that round parts to float32": [
+        (["llama", "qwen2_tied"], [(1, 1)], {"schedules": ("1f1b",)})
+    ],
     "samples with several rows": [
         (["pictures"], [(1, 1, 1), (1, 3)], {"schedules": ("1f1b", "zb-h1")})
     ],
@@ -96,6 +99,12 @@ def results() -> dict[str, dict[str, list[str]]]:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_pipeline_equals_one_device(results: dict[str, dict[str, list[str]]], part: str) -> None:
     assert_all_equal(results[part], PARTS[part])
+
+
+def test_eight_ranks_equal_one_device() -> None:
+    options = {"schedules": ("1f1b", "zb-v")}
+    for found in launch_workers(run_cases, (["mlp"], [(2, 3, 2, 1)], options), workers=8):
+        assert_all_equal(found, [(["mlp"], [(2, 3, 2, 1)], options)])
 
 
 def test_copies_of_a_stage_cannot_share_statistics_and_are_refused() -> None:
