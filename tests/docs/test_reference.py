@@ -1,4 +1,4 @@
-"""The reference of files names every key of a job and of a plan, with the default it has."""
+"""The reference names what is exported, and every key of a job and of a plan with its default."""
 
 import re
 import tomllib
@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import penstock
+from penstock import errors
 from penstock.jobs.job import Job, OptimizerSettings
 from penstock.jobs.job_file import (
     JobEntry,
@@ -65,3 +67,10 @@ def test_the_plan_of_the_page_can_be_read(tmp_path: Path) -> None:
     plan = read_plan(tmp_path / "plan.json")
     assert [stage.devices for stage in plan.stages] == [(0, 1), (2,)]
     assert plan.stages[1].recompute
+
+
+def test_every_exported_name_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text("utf-8")
+    described = set(re.findall(r"^::: penstock\.(\w+)$", page, re.MULTILINE)) - {"errors"}
+    assert described | set(errors.__all__) >= set(penstock.__all__)
+    assert described <= set(penstock.__all__)
