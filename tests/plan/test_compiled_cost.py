@@ -18,7 +18,7 @@ from penstock.plan.cost import (
     tail_s,
     transfer,
 )
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 
@@ -39,7 +39,7 @@ def test_a_stage_costs_what_the_plain_model_says(
     size = max(problem.micro_batch_sizes)
     groups = groups_of(problem, size)
     slices = [rows_by_speed(problem.cluster, group, size) for group in groups]
-    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain = whole_chain(problem)
     costs = chain.costs(groups, slices)
     for lo, hi in combinations(chain.cuts, 2):
         for number, (group, rows) in enumerate(zip(groups, slices, strict=True)):
@@ -71,7 +71,7 @@ def test_a_transfer_takes_what_the_plain_model_says(problem: PlanningProblem, da
     widths = data.draw(st.tuples(*[st.integers(1, count)] * 2))
     groups = [tuple(order[:width][:size]) for width in widths]
     slices = [rows_by_speed(problem.cluster, group, size) for group in groups]
-    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain = whole_chain(problem)
     network = chain.network(groups, slices)
     busy = np.zeros(compiled_cost.FIGURES * compiled_cost.resources(network))
     loads = np.zeros(compiled_cost.FIGURES * compiled_cost.LOADS)

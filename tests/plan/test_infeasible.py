@@ -12,9 +12,9 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.cost import peak_memory_bytes
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import whole_chain
 from penstock.plan.infeasible import infeasible
-from penstock.plan.leanest import lean_costs, leanest, reach
+from penstock.plan.leanest import leanest, reach
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
 from penstock.planning.questions import planning_problem
@@ -27,8 +27,8 @@ from penstock.simulate.score import make_score
 @settings(max_examples=100, deadline=None)
 @given(problem=problems())
 def test_the_leanest_plan_exists_where_the_exact_table_has_one(problem: PlanningProblem):
-    plan = leanest(problem, lean_costs(problem))
-    costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    costs = whole_chain(problem)
+    plan = leanest(problem, costs)
     schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
     order = tuple(range(len(problem.cluster.devices)))
     table = table_of(costs, order, min(problem.micro_batch_sizes), schedule)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
-from reference.plain_dapple import every_latency_s
+from reference.plain_dapple import every_latency_s, plan_latency_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dapple.dapple import dapple_candidates
-from penstock.planners.dapple.latency import latency_s, pivot_of, plan_latency_s
+from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import POLICIES, occupancies
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import simulate_plan

@@ -13,7 +13,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import Infeasible
 from penstock.plan.candidate import Candidate
 from penstock.plan.cost import estimate_s, peak_memory_bytes
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates as table_candidates
@@ -27,7 +27,7 @@ ROUNDING = 1e-9
 
 
 def table(problem: PlanningProblem, size: int, schedule: str) -> PartitionTable:
-    costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    costs = whole_chain(problem)
     return table_of(costs, tuple(range(len(problem.cluster.devices))), size, schedule)
 
 

@@ -16,7 +16,7 @@ from penstock.plan.cost import (
     estimate_s,
     rows_by_speed,
 )
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.device_line import device_line
@@ -154,7 +154,7 @@ def holds(problem: PlanningProblem, stage: Stage, in_flight: int, *, recompute: 
 @settings(max_examples=80, deadline=None)
 @given(problem=problems())
 def test_pipers_recurrence_finds_the_least_slowest_stage(problem: PlanningProblem):
-    chain_costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain_costs = whole_chain(problem)
     for size in problem.micro_batch_sizes:
         line = device_line(tuple(range(len(problem.cluster.devices))), size)
         table = piper_table(chain_costs, line, size, problem.schedules[0])

@@ -21,7 +21,7 @@ from penstock.plan.cost import (
     tail_s,
     transfer,
 )
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.coarse_chain import likely_cuts
@@ -161,7 +161,7 @@ def test_the_partition_has_the_least_workload_of_all_on_its_order(
     problem: PlanningProblem, order: list[int]
 ):
     devices = tuple(device for device in order if device < len(problem.cluster.devices))
-    costs = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    costs = whole_chain(problem)
     least: dict[tuple[str, int, int], float] = {}
     for plan in every_plan(problem, devices):
         if fits(problem, plan):

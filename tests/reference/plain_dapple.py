@@ -1,14 +1,16 @@
 """Every plan that DAPPLE's placements allow, one after the other: no memo, no pruning."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
-from penstock.plan.cost import rows_by_speed
+from penstock.plan.cost import backward_s, depths_of, forward_s, rows_by_speed, tail_s, transfer
 from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.dapple.latency import plan_latency_s
+from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import POLICIES, Counts, servers_of
 
-__all__ = ["every_latency_s"]
+__all__ = ["every_latency_s", "plan_latency_s"]
 
 Servers = tuple[tuple[int, ...], ...]
 
@@ -60,3 +62,22 @@ def assignment(
         for device in server[u : u + t]
     )
     return layers, devices, rows_by_speed(problem.cluster, devices, size)
+
+
+def plan_latency_s(problem: PlanningProblem, plan: Plan) -> float:
+    """`latency_s` of a plan, with the costs of `penstock.plan.cost`; memory is not looked at."""
+    depths = depths_of(plan)
+    forward: list[float] = []
+    backward: list[float] = []
+    tail: list[float] = []
+    moves = [transfer(problem, *pair) for pair in pairwise(plan.stages)]
+    for index, stage in enumerate(plan.stages):
+        if index:
+            forward.append(moves[index - 1].forward_s)
+            backward.append(moves[index - 1].backward_s)
+            tail.append(0.0)
+        again = stage.recompute and depths[index] > 1
+        forward.append(forward_s(problem, stage))
+        backward.append(backward_s(problem, stage) + (forward[-1] if again else 0.0))
+        tail.append(tail_s(problem, stage))
+    return latency_s(forward, backward, tail, len(forward), plan.micro_batches)

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 import pytest
+from reference.plain_dapple import plan_latency_s
 from reproduction.published import MODELS
 
 from penstock.plan.cost import crossing_bytes, rows_by_speed
@@ -18,7 +19,6 @@ from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.dapple.dapple import dapple
-from penstock.planners.dapple.latency import plan_latency_s
 from penstock.planners.data_parallel import data_parallel
 from penstock.simulate.score import make_score
 

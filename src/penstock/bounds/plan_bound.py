@@ -4,13 +4,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
-from weakref import ref
 
 from penstock.bounds.links import links_to_others
 from penstock.bounds.shortened_chain import floor_of, goes_whole
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_ways
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem_memo import remembered
 from penstock.profile.model_profile import Edge, ModelProfile
 
 __all__ = ["plan_bound_s"]
@@ -40,15 +40,10 @@ class Prepared:
     messages: dict[tuple[object, ...], tuple[float, ...]]
 
 
-prepared: dict[int, tuple[ref[PlanningProblem], Prepared]] = {}
-
-
+@remembered
 def prepare(problem: PlanningProblem) -> Prepared:
-    """The figures of ``problem``, kept while it is."""
-    kept = prepared.get(id(problem))
-    if kept and kept[0]() is problem:
-        return kept[1]
-    key, layers = id(problem), problem.profile.layers
+    """What the bounds of all plans of ``problem`` share."""
+    layers = problem.profile.layers
     figures = (
         [layer.forward_s.fixed for layer in layers],
         [layer.forward_s.per_sample for layer in layers],
@@ -57,7 +52,7 @@ def prepare(problem: PlanningProblem) -> Prepared:
         [float(layer.parameter_bytes) for layer in layers],
     )
     rates, _ = links_to_others(problem.cluster)
-    made = Prepared(
+    return Prepared(
         sums=tuple(tuple(accumulate(figure, initial=0.0)) for figure in figures),
         near=near_edges(problem.profile),
         receive_rates=tuple(rates.max(axis=0).tolist()),
@@ -65,8 +60,6 @@ def prepare(problem: PlanningProblem) -> Prepared:
         stages={},
         messages={},
     )
-    prepared[key] = (ref(problem, lambda _: prepared.pop(key, None)), made)
-    return made
 
 
 def near_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:

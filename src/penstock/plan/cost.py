@@ -28,11 +28,13 @@ __all__ = [
     "device_memory_bytes",
     "estimate_s",
     "forward_s",
+    "input_bytes",
     "leanest_schedule",
     "micro_batch_s",
     "peak_memory_bytes",
     "rows_by_speed",
     "slowest_s",
+    "state_bytes",
     "tail_s",
     "transfer",
 ]
@@ -170,14 +172,25 @@ def device_memory_bytes(
       + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
     """
     profile = problem.profile
-    state = profile.parameter_bytes(layers) * (2 + problem.optimizer_bytes_per_parameter_byte)
-    buffers = sum(profile.layers[i].buffer_bytes for i in layers)
-    workspace = max(profile.layers[i].workspace_bytes.at(rows) for i in layers)
+    held = state_bytes(problem, layers)
+    held += max(profile.layers[i].workspace_bytes.at(rows) for i in layers)
     saved = profile.saved_bytes(layers, rows)
     if recompute and in_flight > 1:
-        inputs = sum(edge.bytes.at(rows) for edge in profile.incoming(layers))
-        return state + buffers + workspace + (in_flight - 1) * inputs + max(saved, inputs)
-    return state + buffers + workspace + in_flight * saved
+        inputs = input_bytes(problem, layers, rows)
+        return held + (in_flight - 1) * inputs + max(saved, inputs)
+    return held + in_flight * saved
+
+
+def state_bytes(problem: PlanningProblem, layers: range) -> float:
+    """Bytes that a device holds of ``layers`` all the time: all but what micro-batches need."""
+    state = problem.profile.parameter_bytes(layers)
+    buffers = sum(problem.profile.layers[i].buffer_bytes for i in layers)
+    return state * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers
+
+
+def input_bytes(problem: PlanningProblem, layers: range, rows: int) -> float:
+    """Bytes of the tensors that ``layers`` read from earlier layers, for so many rows."""
+    return sum(edge.bytes.at(rows) for edge in problem.profile.incoming(layers))
 
 
 def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from penstock.plan.run_tables import (
 )
 from penstock.profile.model_profile import Affine
 
-__all__ = ["ChainCosts", "Costs", "Network"]
+__all__ = ["ChainCosts", "Costs", "Network", "whole_chain"]
 
 
 Devices: TypeAlias = tuple[int, ...]
@@ -211,6 +211,11 @@ class ChainCosts:
                 [*ways, *(ways[:1] or [(0.0, 0.0)]) * most][:most],
             )
         return self.known[devices]
+
+
+def whole_chain(problem: PlanningProblem) -> ChainCosts:
+    """The costs of a problem's layers where stages may begin and end between any two of them."""
+    return ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
 
 
 def starts(parts: Sequence[Sequence[object]]) -> Integers:

@@ -8,7 +8,7 @@ from penstock.plan.cost import depths_of, device_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["Assignment", "fitted_plan", "with_needed_recompute"]
+__all__ = ["Assignment", "fitted_plan", "plan_fits", "with_needed_recompute"]
 
 Assignment: TypeAlias = tuple[range, tuple[int, ...], tuple[int, ...]]
 """Layers of a stage, its devices, and the rows of each."""
@@ -25,8 +25,13 @@ def fitted_plan(
     size = sum(stages[0].slices)
     plan = Plan(stages, problem.global_batch // size, size, schedule)
     plan = with_needed_recompute(problem, plan)
+    return plan if plan_fits(problem, plan) else None
+
+
+def plan_fits(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether every device of a plan has the memory for its stage."""
     depths = zip(plan.stages, depths_of(plan), strict=True)
-    return plan if all(fits(problem, stage, in_flight) for stage, in_flight in depths) else None
+    return all(stage_fits(problem, stage, in_flight) for stage, in_flight in depths)
 
 
 def with_needed_recompute(problem: PlanningProblem, plan: Plan) -> Plan:
@@ -35,12 +40,12 @@ def with_needed_recompute(problem: PlanningProblem, plan: Plan) -> Plan:
     stages: list[Stage] = []
     for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):
         kept = replace(stage, recompute=least)
-        enough = least == most or fits(problem, kept, in_flight)
+        enough = least == most or stage_fits(problem, kept, in_flight)
         stages.append(kept if enough else replace(stage, recompute=most))
     return replace(plan, stages=tuple(stages))
 
 
-def fits(problem: PlanningProblem, stage: Stage, in_flight: int) -> bool:
+def stage_fits(problem: PlanningProblem, stage: Stage, in_flight: int) -> bool:
     """Whether all devices of a stage have the memory for so many micro-batches in flight."""
     limits = [problem.cluster.devices[device].memory_bytes for device in stage.devices]
     return all(

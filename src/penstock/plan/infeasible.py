@@ -7,7 +7,8 @@ from math import ceil, floor, log10
 from penstock.cluster.cluster import Device
 from penstock.errors import Infeasible
 from penstock.plan.cost import device_memory_bytes, peak_memory_bytes
-from penstock.plan.leanest import LeanCosts, device_orders, lean_costs, leanest
+from penstock.plan.cost_tables import ChainCosts, whole_chain
+from penstock.plan.leanest import device_orders, leanest
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 
@@ -35,17 +36,17 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
     a smaller memory reserve, memory of each device (to within a hundredth), devices (in whole hosts
     like the last).
     """
-    costs = lean_costs(problem)
-    if fitting := first_fitting(problem, costs):
+    chain = whole_chain(problem)
+    if fitting := first_fitting(problem, chain):
         return planner_too_narrow(problem, planner, fitting)
     remedies: dict[str, str] = {}
     for relaxation in relaxations(problem):
-        if relaxation.kind not in remedies and first_fitting(relaxation.problem, costs):
+        if relaxation.kind not in remedies and first_fitting(relaxation.problem, chain):
             remedies[relaxation.kind] = relaxation.text
-    if devices := least_devices(problem, costs):
+    if devices := least_devices(problem, chain):
         remedies["devices"] = f"use >= {devices} devices"
-    needed = least_memory_bytes(problem, costs)
-    enough = leanest(problem, costs, with_memory(problem, needed))
+    needed = least_memory_bytes(problem, chain)
+    enough = leanest(problem, chain, with_memory(problem, needed))
     if not enough:
         return Infeasible(
             f"no plan is possible for {len(problem.profile.layers)} layers on "
@@ -99,11 +100,11 @@ def relaxations(problem: PlanningProblem) -> Iterator[Relaxation]:
         yield Relaxation("reserve", text, fuller)
 
 
-def first_fitting(problem: PlanningProblem, costs: LeanCosts) -> Plan | None:
+def first_fitting(problem: PlanningProblem, chain: ChainCosts) -> Plan | None:
     """A plan that fits on some device order, by positions in that order; or none."""
     devices = problem.cluster.devices
     for order in device_orders(problem):
-        if plan := leanest(problem, costs, [devices[device] for device in order]):
+        if plan := leanest(problem, chain, [devices[device] for device in order]):
             return plan
     return None
 
@@ -113,7 +114,7 @@ def with_memory(problem: PlanningProblem, memory_bytes: float) -> list[Device]:
     return [replace(device, memory_bytes=memory_bytes) for device in problem.cluster.devices]
 
 
-def least_memory_bytes(problem: PlanningProblem, costs: LeanCosts) -> float:
+def least_memory_bytes(problem: PlanningProblem, chain: ChainCosts) -> float:
     """The least memory of every device with which a plan fits, to within a hundredth of itself."""
     layers, rows = range(len(problem.profile.layers)), min(problem.micro_batch_sizes)
     least, most = 0.0, 1.0
@@ -122,12 +123,12 @@ def least_memory_bytes(problem: PlanningProblem, costs: LeanCosts) -> float:
     )
     while most - least > most / 100:
         middle = (least + most) / 2
-        fits = leanest(problem, costs, with_memory(problem, middle))
+        fits = leanest(problem, chain, with_memory(problem, middle))
         least, most = (least, middle) if fits else (middle, most)
     return most
 
 
-def least_devices(problem: PlanningProblem, costs: LeanCosts) -> int:
+def least_devices(problem: PlanningProblem, chain: ChainCosts) -> int:
     """The least device count that fits, with more hosts like the last one; 0 where none does."""
     own, host = problem.cluster.devices, problem.cluster.hosts[-1].devices
     if not host:
@@ -136,7 +137,7 @@ def least_devices(problem: PlanningProblem, costs: LeanCosts) -> int:
     most_hosts = ceil(max(0, min(useful, MOST_DEVICES) - len(own)) / len(host))
 
     def fits(hosts: int) -> bool:
-        return leanest(problem, costs, [*own, *host * hosts]) is not None
+        return leanest(problem, chain, [*own, *host * hosts]) is not None
 
     return len(own) + len(host) * found if (found := least_that(fits, most_hosts)) else 0
 

@@ -1,38 +1,23 @@
 """Whether any pipeline fits in memory: a search of memory alone, fast for a thousand devices."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Device
 from penstock.plan.cost import depth_function
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
-from penstock.plan.run_tables import (
-    Floats,
-    Integers,
-    RunTables,
-    at,
-    run_tables,
-    runs_at,
-    workspace_table,
-)
+from penstock.plan.run_tables import Integers, at, runs_at
 
-__all__ = ["LeanCosts", "device_orders", "lean_costs", "leanest"]
+__all__ = ["device_orders", "leanest"]
 
 ALL_WIDTHS = 32
 """Stages of up to so many replicas are tried for every number of them, wider ones by doubling."""
-
-
-@dataclass(frozen=True)
-class LeanCosts:
-    """The tables of a profile that decide about memory; shared by questions that ask it anew."""
-
-    tables: RunTables
-    workspaces: dict[int, Floats] = field(default_factory=dict[int, Floats])
 
 
 @dataclass(frozen=True)
@@ -44,13 +29,8 @@ class DeviceWindows:
     loads: tuple[frozenset[tuple[int, float]], ...]
 
 
-def lean_costs(problem: PlanningProblem) -> LeanCosts:
-    """The tables of a problem's profile."""
-    return LeanCosts(run_tables(problem))
-
-
 def leanest(
-    problem: PlanningProblem, costs: LeanCosts, devices: Sequence[Device] | None = None
+    problem: PlanningProblem, chain: ChainCosts, devices: Sequence[Device] | None = None
 ) -> Plan | None:
     """A plan that fits with the smallest micro-batches, or none; with as few stages as can be.
 
@@ -74,13 +54,13 @@ def leanest(
     reached = [np.full(len(devices) + 1, layers, dtype=np.int64)]
     chosen: list[Integers] = []
     for stages in range(1, min(len(devices), layers, problem.max_stages or layers) + 1):
-        lows, widths = extended(problem, costs, windows, reached[-1], depth(stages, micro_batches))
+        lows, widths = extended(problem, chain, windows, reached[-1], depth(stages, micro_batches))
         reached.append(lows)
         chosen.append(widths)
         if not lows.min():
             runs = traced(reached, chosen)
             parts = tuple(
-                stage_of(problem, costs, devices, run, depth(stages - index, micro_batches))
+                stage_of(problem, chain, devices, run, depth(stages - index, micro_batches))
                 for index, run in enumerate(runs)
             )
             return Plan(parts, micro_batches, size, schedule)
@@ -117,7 +97,7 @@ def windows_of(
 
 def extended(
     problem: PlanningProblem,
-    costs: LeanCosts,
+    chain: ChainCosts,
     windows: list[DeviceWindows],
     before: Integers,
     depth: int,
@@ -127,7 +107,7 @@ def extended(
     ends, places = np.unique(before, return_inverse=True)
     lows, widths = np.full(len(before), none), np.zeros(len(before), dtype=np.int64)
     for group in windows:
-        found = np.stack([reach(problem, costs, load, depth, ends) for load in group.loads])
+        found = np.stack([reach(problem, chain, load, depth, ends) for load in group.loads])
         here = found[group.kinds, places[group.width :]]
         better = here < lows[: len(here)]
         lows[: len(here)][better] = here[better]
@@ -149,7 +129,7 @@ def traced(reached: list[Integers], chosen: list[Integers]) -> list[tuple[range,
 
 def stage_of(
     problem: PlanningProblem,
-    costs: LeanCosts,
+    chain: ChainCosts,
     devices: Sequence[Device],
     run: tuple[range, range],
     depth: int,
@@ -159,7 +139,7 @@ def stage_of(
     rows = split_rows(min(problem.micro_batch_sizes), [devices[i].speed for i in places])
     end = np.array([layers.stop])
     keeps_all = problem.recompute != "on" and all(
-        fitting(problem, costs, (count, devices[i].memory_bytes), depth, end)[0][layers.start, 0]
+        fitting(problem, chain, (count, devices[i].memory_bytes), depth, end)[0][layers.start, 0]
         for i, count in zip(places, rows, strict=True)
     )
     return Stage(layers, tuple(places), rows, recompute=not keeps_all)
@@ -167,7 +147,7 @@ def stage_of(
 
 def reach(
     problem: PlanningProblem,
-    costs: LeanCosts,
+    chain: ChainCosts,
     load: frozenset[tuple[int, float]],
     depth: int,
     ends: Integers,
@@ -176,7 +156,7 @@ def reach(
     layers = len(problem.profile.layers)
     real = np.minimum(ends, layers)
     fits = np.logical_and.reduce(
-        [np.logical_or.reduce(fitting(problem, costs, one, depth, real)) for one in sorted(load)]
+        [np.logical_or.reduce(fitting(problem, chain, one, depth, real)) for one in sorted(load)]
     )
     fits &= (np.arange(layers + 1)[:, None] < real) & (ends <= layers)
     return np.where(fits.any(axis=0), fits.argmax(axis=0), layers + 1)
@@ -184,7 +164,7 @@ def reach(
 
 def fitting(
     problem: PlanningProblem,
-    costs: LeanCosts,
+    chain: ChainCosts,
     load: tuple[int, float],
     depth: int,
     ends: Integers,
@@ -195,11 +175,9 @@ def fitting(
     `penstock.plan.cost.device_memory_bytes`.
     """
     rows, memory_bytes = load
-    if rows not in costs.workspaces:
-        costs.workspaces[rows] = workspace_table(problem.profile, rows)
-    tables = costs.tables
+    tables = chain.runs
     saved = runs_at(tables.saved, rows)[:, ends]
-    held = tables.held[:, ends] + costs.workspaces[rows][:, ends]
+    held = tables.held[:, ends] + chain.workspace(rows)[:, ends]
     kept = held + depth * saved <= memory_bytes
     if problem.recompute == "off" or depth == 1:
         return [kept]

@@ -2,7 +2,14 @@
 
 from dataclasses import replace
 
-from penstock.plan.cost import slowest_s, transfer
+from penstock.plan.cost import (
+    backward_s,
+    forward_s,
+    input_bytes,
+    slowest_s,
+    state_bytes,
+    transfer,
+)
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
@@ -44,15 +51,12 @@ def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int
         stage,
         lambda rows: sum(layers[i].backward_weight_s.at(rows) for i in stage.layers),
     )
-    whole_s = slowest_s(problem, stage, lambda rows: problem.profile.backward_s(stage.layers, rows))
     transfer_s = 0.0
     if index + 1 < len(plan.stages) and plan.stages[index + 1].devices != stage.devices:
         transfer_s = transfer(problem, stage, plan.stages[index + 1]).round_trip_s / 2
     return StageCost(
-        forward_s=slowest_s(
-            problem, stage, lambda rows: problem.profile.forward_s(stage.layers, rows)
-        ),
-        input_backward_s=max(0.0, whole_s - weight_s),
+        forward_s=forward_s(problem, stage),
+        input_backward_s=max(0.0, backward_s(problem, stage) - weight_s),
         weight_backward_s=weight_s,
         transfer_s=transfer_s,
         saved_bytes=kept_bytes(problem, stage, replica),
@@ -103,13 +107,6 @@ def stages_on(plan: Plan, devices: tuple[int, ...]) -> list[Stage]:
     return [*found, replace(twin, devices=devices, slices=found[0].slices)]
 
 
-def state_bytes(problem: PlanningProblem, layers: range) -> float:
-    """Bytes that a device holds of ``layers`` all the time: all but what micro-batches need."""
-    state = problem.profile.parameter_bytes(layers)
-    buffers = sum(problem.profile.layers[i].buffer_bytes for i in layers)
-    return state * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers
-
-
 def working_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
     """Bytes that a replica needs while it works, beside what it keeps of each micro-batch."""
     rows = stage.slices[replica]
@@ -122,5 +119,5 @@ def kept_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
     """Bytes that a replica keeps of each micro-batch in flight."""
     rows = stage.slices[replica]
     if stage.recompute:
-        return sum(edge.bytes.at(rows) for edge in problem.profile.incoming(stage.layers))
+        return input_bytes(problem, stage.layers, rows)
     return problem.profile.saved_bytes(stage.layers, rows)

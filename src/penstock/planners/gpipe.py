@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.plan.candidate import Candidate
 from penstock.plan.cost import depth_function, estimate_s
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
@@ -46,7 +46,7 @@ def gpipe(problem: PlanningProblem, score: Score) -> Plan:
         Infeasible: no plan fits; the message says what would.
     """
     schedule = "gpipe" if "gpipe" in problem.schedules else problem.schedules[0]
-    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain = whole_chain(problem)
     every_size = tuple(sorted(problem.micro_batch_sizes))
     found: list[Candidate] = []
     for sizes in dict.fromkeys((few_sizes(problem), every_size)):

@@ -32,6 +32,29 @@ TOLD = 0.02
 NEAR_THE_LIMIT = 0.9
 """From this part on a device counts as full."""
 
+BINDS: dict[ShareKind, str] = {
+    "compute": "computing in {where}",
+    "fill and drain": "filling and draining the pipeline",
+    "other stages": "stages that hold one another up ({where})",
+    "recompute": "computing activations again",
+    "transfers": "transfers ({where})",
+    "all-reduce": "all-reduce ({where})",
+    "optimizer step": "the optimizer step",
+    "waiting": "waits",
+}
+"""What binds a plan, by kind of share."""
+
+CAUSES: dict[ShareKind, str] = {
+    "compute": "computing in its busiest stage ({where}) takes {its}",
+    "fill and drain": "filling and draining the pipeline takes {its}",
+    "other stages": "its stages hold one another up for {its}",
+    "recompute": "computing activations again takes {its}",
+    "transfers": "it waits {its} for transfers ({where})",
+    "optimizer step": "its optimizer step takes {its}",
+    "waiting": "it waits {its}",
+}
+"""Why a plan is slower than another, by kind of share; `all_reduce_words` says more of that."""
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -146,23 +169,7 @@ def binding_words(explanation: Explanation) -> str:
 
 def share_words(share: PathShare) -> str:
     """What a share of the critical path is, with its place."""
-    match share.kind:
-        case "compute":
-            return f"computing in {share.where}"
-        case "fill and drain":
-            return "filling and draining the pipeline"
-        case "other stages":
-            return f"stages that hold one another up ({share.where})"
-        case "recompute":
-            return "computing activations again"
-        case "transfers":
-            return f"transfers ({share.where})"
-        case "all-reduce":
-            return f"all-reduce ({share.where})"
-        case "optimizer step":
-            return "the optimizer step"
-        case "waiting":
-            return "waits"
+    return BINDS[share.kind].format(where=share.where)
 
 
 def path_words(explanation: Explanation) -> str:
@@ -215,27 +222,12 @@ def why_slower(winner: Explanation, other: Explanation) -> str:
 
 def cause_words(winner: Explanation, other: Explanation, kind: ShareKind) -> str:
     """One kind of the difference, with both figures."""
-    its, theirs = seconds_text(other.seconds(kind)), seconds_text(winner.seconds(kind))
-    where = other.where(kind) or winner.where(kind)
-    match kind:
-        case "compute":
-            return f"computing in its busiest stage ({where}) takes {its} instead of {theirs}"
-        case "fill and drain":
-            return f"filling and draining the pipeline takes {its} instead of {theirs}"
-        case "other stages":
-            return f"its stages hold one another up for {its} instead of {theirs}"
-        case "recompute":
-            return f"computing activations again takes {its} instead of {theirs}"
-        case "transfers":
-            return f"it waits {its} for transfers ({where}) instead of {theirs}"
-        case "all-reduce":
-            return (
-                f"its {all_reduce_words(other)} and {winner.planner}'s {all_reduce_words(winner)}"
-            )
-        case "optimizer step":
-            return f"its optimizer step takes {its} instead of {theirs}"
-        case "waiting":
-            return f"it waits {its} instead of {theirs}"
+    if kind == "all-reduce":
+        return f"its {all_reduce_words(other)} and {winner.planner}'s {all_reduce_words(winner)}"
+    cause = CAUSES[kind].format(
+        where=other.where(kind) or winner.where(kind), its=seconds_text(other.seconds(kind))
+    )
+    return f"{cause} instead of {seconds_text(winner.seconds(kind))}"
 
 
 def all_reduce_words(explanation: Explanation) -> str:

@@ -6,7 +6,7 @@ from itertools import chain, islice
 
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.errors import Infeasible
-from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.fitted_plan import plan_fits
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
@@ -189,17 +189,7 @@ def look_at_all(own: Judged) -> Iterator[SearchStep]:
         variants = every_variant(problem, placements[i])
         first = next(variants)
         # With one micro-batch in flight a recompute saves nothing, so nothing is leaner.
-        if fits(problem, first) or not first.in_flight_limit:
+        if plan_fits(problem, first) or not first.in_flight_limit:
             for plan in chain([first], variants):
                 if own.may_be_faster(plan, own.best_s):
                     own.judge(plan)
-
-
-def fits(problem: PlanningProblem, plan: Plan) -> bool:
-    """Whether every device of a plan has the memory that it needs."""
-    devices = problem.cluster.devices
-    peaks = peak_memory_bytes(problem, plan)
-    return all(
-        peak <= devices[device].memory_bytes
-        for peak, device in zip(peaks, plan.devices, strict=True)
-    )

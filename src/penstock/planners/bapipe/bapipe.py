@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.errors import Infeasible
 from penstock.plan.candidate import Candidate
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import whole_chain
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
@@ -85,7 +85,7 @@ def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
 
 def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterator[Candidate]:
     """A balanced straight pipeline for every micro-batch size and schedule, where one fits."""
-    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain = whole_chain(problem)
     for size in problem.micro_batch_sizes:
         for schedule in problem.schedules:
             pipeline = StraightPipeline(chain, size, schedule, recompute)

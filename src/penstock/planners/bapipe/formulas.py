@@ -5,7 +5,6 @@ from typing import Literal, TypeAlias
 __all__ = [
     "METHODS",
     "Method",
-    "bandwidth_demand",
     "features_kept",
     "method_of",
     "mini_batch_s",
@@ -93,19 +92,3 @@ def features_kept(method: Method, *, stage: int, stages: int) -> int:
     """
     behind = stages - stage
     return behind if method in ("1f1b-as", "1f1b-sno") else 2 * behind
-
-
-def bandwidth_demand(
-    method: Method, *, activation_bytes: float, forward_s: float, backward_s: float
-) -> float:
-    """Bytes per second that a boundary must carry so that transfers never hold up computing.
-
-    ``a / F`` for 1F1B; ``2 a / (F + B)`` for FBP-AS, where a forward and a backward run at the same
-    time and take ``F + B`` together: 1.5 times less where the backward takes twice the forward.
-
-    >>> bandwidth_demand("fbp-as", activation_bytes=3.0, forward_s=1.0, backward_s=2.0)
-    2.0
-    """
-    if method == "fbp-as":
-        return 2 * activation_bytes / (forward_s + backward_s)
-    return activation_bytes / forward_s

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.compiled_cost import needed_bytes
@@ -73,10 +73,7 @@ class StraightPipeline:
     @cached_property
     def prefix_s(self) -> list[float]:
         """Seconds of the layers before each cut."""
-        sums = [0.0]
-        for seconds in self.layers_s:
-            sums.append(sums[-1] + seconds)
-        return sums
+        return list(accumulate(self.layers_s, initial=0.0))
 
     @property
     def micro_batches(self) -> int:

@@ -19,7 +19,7 @@ from penstock.plan.compiled_cost import (
     recomputes,
 )
 from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import ChainCosts, Costs, Network
+from penstock.plan.cost_tables import ChainCosts, Costs, Network, whole_chain
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
@@ -83,7 +83,7 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The best plans of all micro-batch sizes, each with every schedule in which it fits."""
     allowed = allowed_schedules(problem)
-    chain = ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+    chain = whole_chain(problem)
     found: list[Found] = []
     for speed in sorted({device.speed for device in problem.cluster.devices}):
         groups = Groups(problem.cluster, occupancies(problem.cluster, speed))

@@ -1,13 +1,8 @@
 """DAPPLE's closed form for one iteration: warm-up, steady phase and ending phase around a pivot."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from penstock.plan.cost import backward_s, depths_of, forward_s, tail_s, transfer
-from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem
-
-__all__ = ["latency_s", "pivot_of", "plan_latency_s"]
+__all__ = ["latency_s", "pivot_of"]
 
 
 def pivot_of(
@@ -84,22 +79,3 @@ def latency_s(
     gap_s = max(0.0, round_trip_s - ahead * forward_s[pivot])
     steady_s = (micro_batches - 1) * (forward_s[pivot] + backward_s[pivot])
     return warm_up_s + gap_s + steady_s + ending_s
-
-
-def plan_latency_s(problem: PlanningProblem, plan: Plan) -> float:
-    """`latency_s` of a plan, with the costs of `penstock.plan.cost`; memory is not looked at."""
-    depths = depths_of(plan)
-    forward: list[float] = []
-    backward: list[float] = []
-    tail: list[float] = []
-    moves = [transfer(problem, *pair) for pair in pairwise(plan.stages)]
-    for index, stage in enumerate(plan.stages):
-        if index:
-            forward.append(moves[index - 1].forward_s)
-            backward.append(moves[index - 1].backward_s)
-            tail.append(0.0)
-        again = stage.recompute and depths[index] > 1
-        forward.append(forward_s(problem, stage))
-        backward.append(backward_s(problem, stage) + (forward[-1] if again else 0.0))
-        tail.append(tail_s(problem, stage))
-    return latency_s(forward, backward, tail, len(forward), plan.micro_batches)
