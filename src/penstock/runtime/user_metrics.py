@@ -1,4 +1,4 @@
-"""Metrics of the user's own, computed where the model's outputs are, summed over all slices."""
+"""The user's metrics, computed where the model's outputs are and summed over all slices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from penstock.errors import BadInput
 __all__ = ["Evaluation", "Means", "Metric", "MetricSums", "check_metrics"]
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
-"""``metric(output, target)``: the mean over the samples given, or ``(mean, weight)``.
+"""``metric(output, target)`` returns the mean over the given samples, or ``(mean, weight)``.
 
-It is called as the loss function would be: ``target`` is the last entry of a tuple batch, or the
-whole batch where that is a dict or the model gives its loss itself. ``weight`` is the number of
-terms in the mean; without one it is the number of samples.
+It gets the same arguments as a loss function: ``target`` is the last entry of a tuple batch, or the
+whole batch if that is a dict or the model returns its loss itself. ``weight`` is the number of
+terms in the mean (default: the number of samples).
 """
 
 
@@ -29,7 +29,7 @@ Means: TypeAlias = Mapping[str, tuple[float, float]]
 class Evaluation:
     """The mean loss and metrics of a batch in evaluation mode, equal on every rank.
 
-    ``weight`` is the number of terms in the loss, ``metric_weights`` those in the metrics.
+    ``weight`` is the number of terms in the loss, ``metric_weights`` those of the metrics.
     """
 
     loss: float
@@ -40,7 +40,7 @@ class Evaluation:
 
     @classmethod
     def combined(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
-        """Several batches as one: every mean is weighted by its number of terms.
+        """Combine several batches: every mean is weighted by its number of terms.
 
         >>> one = Evaluation(1.0, 2, 2.0, {"accuracy": 0.5}, {"accuracy": 2.0})
         >>> other = Evaluation(4.0, 1, 1.0, {"accuracy": 1.0}, {"accuracy": 1.0})
@@ -66,13 +66,13 @@ class Evaluation:
 
 
 def mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The weighted mean; values of weight 0 do not count, also where they are no numbers."""
+    """The weighted mean; values of weight 0 do not count, even if they are not finite."""
     total = sum(weights)
     return sum(v * w for v, w in zip(values, weights, strict=True) if w) / total if total else nan
 
 
 class MetricSums:
-    """This rank's sums of value times weight and of weight, for each metric of an iteration."""
+    """This rank's sums for each metric of an iteration: of value times weight, and of weight."""
 
     def __init__(self, metrics: Mapping[str, Metric], graph: LayerGraph) -> None:
         self.names = tuple(metrics)
@@ -83,18 +83,18 @@ class MetricSums:
         self._sums: list[list[tuple[Any, Any]]] = []
 
     def begin(self) -> None:
-        """Forget the last iteration."""
+        """Start a new iteration."""
         self._sums = [[] for _ in self._metrics]
 
     def take_batch(self, leaves: Mapping[int, torch.Tensor], rows: Sequence[range]) -> None:
-        """Outputs that follow are of this batch; ``rows[m]`` are this rank's of micro-batch m."""
+        """Set the batch of later outputs; ``rows[m]`` are this rank's rows of micro-batch ``m``."""
         self._leaves, self._rows = leaves, rows
 
     def take_outputs(self, micro_batch: int, outputs: Mapping[int, torch.Tensor]) -> None:
         """Compute the metrics of one slice from its outputs, given by number.
 
         Raises:
-            BadInput: a metric gave something other than a number or a pair of numbers.
+            BadInput: a metric returned something other than a number or a pair of numbers.
         """
         rows = self._rows[micro_batch]
         if not rows or not self._metrics:
@@ -126,7 +126,7 @@ class MetricSums:
 
 
 def value_and_weight(name: str, result: Any, samples: int) -> tuple[Any, Any]:
-    """What a metric gave for one slice, as a pair; numbers are read later, when all is done."""
+    """The result of a metric for one slice as a pair; tensors are not read yet."""
     value, weight = result if isinstance(result, tuple) and len(result) == 2 else (result, samples)
     for number in (value, weight):
         is_scalar = isinstance(number, torch.Tensor) and number.numel() == 1
@@ -139,14 +139,14 @@ def value_and_weight(name: str, result: Any, samples: int) -> tuple[Any, Any]:
 
 
 def describe(value: object) -> str:
-    """A value for a message."""
+    """A value in words, for error messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
 
 
 def check_metrics(metrics: Mapping[str, Metric]) -> None:
-    """Raise `BadInput` for metrics that cannot be called or that take the name of a record."""
+    """Raise `BadInput` for metrics that cannot be called."""
     for name, metric in metrics.items():
         if not callable(metric):
             raise BadInput(

@@ -1,1 +1,1 @@
-"""A stage on this rank: built, called, run forwards and backwards."""
+"""A stage on this rank: how it is built, called, and run forwards and backwards."""

@@ -1,8 +1,9 @@
-"""Autograd's backward without what its Python front spends on each call.
+"""Runs autograd's backward without the overhead of its Python functions.
 
-`torch.autograd.backward` and `grad` look at every argument in Python before they call the engine,
-which takes tens of microseconds: as long as the backward of a small layer. The roots here are ready
-for the engine. Where torch has hidden it elsewhere, its public functions do the same.
+`torch.autograd.backward` and `grad` inspect every argument in Python before they call the engine.
+That takes tens of microseconds, as long as the backward of a small layer. Here the arguments are
+already in the engine's form. If a version of torch lacks that interface, the public functions are
+called.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ direct: Callable[..., Any] | None = getattr(engine, "run_backward", None)
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """Where the gradient of ``tensor`` enters the graph; unlike the tensor, it holds no values."""
+    """The place in the graph where the gradient of ``tensor`` enters; it keeps no values alive."""
     if tensor.grad_fn is None:
         return get_gradient_edge(tensor)
     return GradientEdge(tensor.grad_fn, tensor.output_nr)
@@ -45,7 +46,7 @@ def run_backward(roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor]) -
 def gradients_at(
     roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor], places: Places
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients at ``places``, which are accumulated nowhere; frees the graph."""
+    """The gradients at ``places``, without accumulating them; frees the graph."""
     if direct is None:
         grad: Any = torch.autograd.grad
         return grad(list(roots), list(places), list(seeds), allow_unused=True)

@@ -1,8 +1,8 @@
-"""BatchNorm over a stage's replicas: the statistics of the whole micro-batch, whatever the cut.
+"""Synchronised BatchNorm: statistics of the whole micro-batch over all replicas of a stage.
 
-Mean and variance of a micro-batch whose rows lie on several ranks, and the backward through them,
-so that results are those of one device that runs the same micro-batches (the idea of synchronised
-batch normalisation; combining the parts: Chan, Golub and LeVeque, 1979).
+Computes mean and variance of a micro-batch whose rows are on several ranks, and the backward
+through them. So results are those of one device that runs the same micro-batches. Statistics of the
+parts are combined as in Chan, Golub and LeVeque, 1979.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ BATCH_NORM_OPERATORS = (
 
 
 class SynchronisedBatchNorm(TorchCalls):
-    """While active, batch normalisation in training takes its statistics over a whole group.
+    """While active, batch normalisation in training uses statistics of all replicas.
 
-    ``counting`` false: this rank's rows are borrowed; it takes part and counts nothing.
+    With ``counting`` false this rank's rows are borrowed: it takes part but does not contribute.
     """
 
     def __init__(self, group: dist.ProcessGroup, replica: int, replicas: int) -> None:
@@ -39,12 +39,12 @@ class SynchronisedBatchNorm(TorchCalls):
         self._counting = True
 
     def counting(self, rows: int) -> "SynchronisedBatchNorm":
-        """The mode for a forward on ``rows`` rows of this rank's own."""
+        """The mode for a forward on ``rows`` of this rank's own rows."""
         self._counting = rows > 0
         return self
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace the batch normalisations, let everything else pass."""
+        """Replace batch normalisations, and call everything else unchanged."""
         if func in BATCH_NORM_OPERATORS:
             if func is functional.batch_norm:
                 call = BatchNormCall(*args, **kwargs)
@@ -81,7 +81,7 @@ class SynchronisedBatchNorm(TorchCalls):
         return mean, variance, float(total)
 
     def sum_over_replicas(self, table: torch.Tensor) -> None:
-        """Add up ``table`` in place; all replicas get the same bits."""
+        """Sum ``table`` over the replicas in place; all get the same bits."""
         dist.all_reduce(table, group=self._group)
 
 
@@ -110,7 +110,7 @@ def operator_call(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> BatchNormCall:
-    """The arguments of ``aten.batch_norm``, which have another order."""
+    """The arguments of ``aten.batch_norm``, which has another order."""
     return BatchNormCall(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
@@ -149,7 +149,7 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Sum over the replicas what the statistics pass back."""
+        """The gradients; sums over the replicas what flows back through the statistics."""
         x, weight, mean, scale = ctx.saved_tensors
         gradient = gradients[0].to(mean.dtype)
         normalised = (x.to(mean.dtype) - along_channels(mean, x)) * along_channels(scale, x)
@@ -177,7 +177,7 @@ class Normalise(torch.autograd.Function):
 def update_running(
     call: BatchNormCall, mean: torch.Tensor, variance: torch.Tensor, total: float
 ) -> None:
-    """Move the running statistics as torch does, with the unbiased variance."""
+    """Update the running statistics as torch does, with the unbiased variance."""
     if call.running_mean is not None:
         new = mean.to(call.running_mean.dtype)
         written(call.running_mean).mul_(1 - call.momentum).add_(new, alpha=call.momentum)
@@ -187,7 +187,7 @@ def update_running(
 
 
 def written(buffer: torch.Tensor) -> torch.Tensor:
-    """``buffer`` for writing as torch's kernel writes it: unseen by autograd's version check."""
+    """``buffer`` for writes that autograd's version check ignores, like those of torch's kernel."""
     return buffer.data
 
 
@@ -197,7 +197,7 @@ def other_dims(x: torch.Tensor) -> list[int]:
 
 
 def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """One value a channel, shaped to act on ``x``."""
+    """One value for each channel, in a shape that broadcasts to ``x``."""
     return values.view(1, -1, *([1] * (x.dim() - 2)))
 
 

@@ -1,4 +1,4 @@
-"""From a model and a plan to the stages that this rank holds."""
+"""Builds the stages that this rank holds from a model and a plan."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ def graph_of(
     granularity: Literal["block", "module", "operator"],
     dynamic: Dynamic | None = None,
 ) -> LayerGraph:
-    """The captured model; what has been captured already is taken as it is."""
+    """Capture ``model``; a model that is already captured is returned as it is."""
     if isinstance(model, nn.Module):
         return capture_model(model, batch, loss=loss, granularity=granularity, dynamic=dynamic)
     if dynamic:
@@ -49,7 +49,7 @@ def graph_of(
 
 
 def check_layers(plan: Plan, graph: LayerGraph) -> None:
-    """Raise `BadInput` for a plan of another model."""
+    """Raise `BadInput` if the plan has another number of layers than the model."""
     layers = plan.stages[-1].layers.stop
     if layers != len(graph.layer_names):
         raise BadInput(
@@ -59,7 +59,7 @@ def check_layers(plan: Plan, graph: LayerGraph) -> None:
 
 
 def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
-    """Raise `BadInput` where plan, model and processes disagree."""
+    """Raise `BadInput` if plan, model and number of processes do not fit together."""
     check_runnable(plan)
     check_layers(plan, graph)
     needed = max(plan.devices) + 1
@@ -79,12 +79,12 @@ def build_stages(
     seed: int,
     weights: Weights | Path | str | None = None,
 ) -> dict[int, StageProgram]:
-    """The modules of this rank's stages with their tensors on this rank's device; every rank calls.
+    """Build this rank's stages with their tensors on this rank's device; all ranks must call this.
 
-    Values are read from ``weights``, or kept, or initialised where the model is on meta.
+    Values are read from ``weights``, or initialised if the model is on meta, or else kept.
 
     Raises:
-        BadInput: the weights are not the model's, or nothing initialises a tensor of some rank.
+        BadInput: the weights do not fit the model, or some rank cannot initialise a tensor.
     """
 
     def own_stages() -> dict[int, StageProgram]:
@@ -108,7 +108,7 @@ def give_values(
     device: torch.device,
     seed: int,
 ) -> None:
-    """Read a stage's tensors from ``sources``, initialise what has no values, move the rest."""
+    """Read a stage's tensors from ``sources``, initialise those without values, move the others."""
     module = program.module
     read_stage(module, sources, graph.tied_names, device)
     if any(tensor.is_meta for _, tensor in named_tensors(module)):
@@ -118,9 +118,9 @@ def give_values(
 
 
 def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) -> None:
-    """Make stages of one rank hold the same tensor where the model does: its gradient is one sum.
+    """Make stages of one rank share tied tensors as the model does, so that gradients are summed.
 
-    The first stage's tensor stands for all.
+    The tensor of the first stage is used in all.
     """
     first: dict[str, torch.Tensor] = {}
     for program in programs:
@@ -141,10 +141,10 @@ def runner_of(
     compiler: StageCompiler | None = None,
     **options: Any,
 ) -> ModuleRunner:
-    """What runs ``program``, which has its values; part by part where ``stage`` names layers.
+    """The runner of ``program``; it runs part by part if ``stage`` names layers to recompute.
 
-    Compiled by ``compiler``, but for stages whose replicas exchange statistics within a forward.
-    ``options`` are those of `ModuleRunner`.
+    It is compiled by ``compiler``, unless the stage's replicas exchange statistics within a
+    forward. ``options`` are those of `ModuleRunner`.
     """
     parts = parts_of_stage(graph, stage, program)
     if compiler is not None and not options.get("synchronised"):

@@ -1,10 +1,10 @@
-"""How a stage's module is called: as it is, or by a function made from its graph.
+"""How a stage's module is called: directly, or as a function generated from its graph.
 
-A traced stage's module looks up each of its parameters by a dotted name in every call, and calls
-operators by a general way that looks up each one's schema. On small layers that takes longer than
-the layers. So a function is made from the graph once: parameters are arguments, and common
-operators are those of torch's own Python interface. A second function is for backwards that come in
-two halves (see `penstock.capture.deferred_weights`).
+In every call, a traced stage's module looks up each parameter by its dotted name and each
+operator's schema. On small layers that takes longer than the layers. So a function is generated
+from the graph once: parameters are its arguments, and common operators are called through torch's
+own Python functions. A second function is for backwards in two halves (see
+`penstock.capture.deferred_weights`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +33,14 @@ losses: Any = getattr(torch._C, "_nn")  # noqa: B009 (its stubs do not name it)
 
 
 def rows_as_weight(loss: torch.Tensor, rows: int) -> torch.Tensor:
-    """`count_rows`, with one tensor for all micro-batches of a size; nobody writes to it."""
+    """`count_rows`, with one read-only tensor shared by all micro-batches of a size."""
     if torch.compiler.is_compiling():
         return count_rows(loss, rows)
     return weight_of_rows(rows, loss.device)
 
 
 def squared_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
-    """`aten.mse_loss`, whose reduction is a number, unlike that of `functional.mse_loss`."""
+    """`aten.mse_loss`, whose ``reduction`` is a number, unlike in `functional.mse_loss`."""
     return losses.mse_loss(x, target, reduction)
 
 
@@ -52,12 +52,12 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """`aten.cross_entropy_loss`, in the same way."""
+    """`aten.cross_entropy_loss`, whose ``reduction`` is a number."""
     return losses.cross_entropy_loss(x, target, weight, reduction, ignore_index, label_smoothing)
 
 
 def broadcast(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """`torch.broadcast_tensors` of a list; tensors alike are returned as they are."""
+    """`torch.broadcast_tensors` of a list; tensors of equal shapes are returned as they are."""
     shape = tensors[0].shape
     if all(tensor.shape == shape for tensor in tensors):
         return tensors
@@ -66,7 +66,7 @@ def broadcast(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 @lru_cache(maxsize=256)
 def weight_of_rows(rows: int, device: torch.device) -> torch.Tensor:
-    """``rows`` as a tensor."""
+    """``rows`` as a float32 scalar tensor."""
     return torch.full((), float(rows), dtype=torch.float32, device=device)
 
 
@@ -91,17 +91,17 @@ DIRECT: Mapping[object, Callable[..., Any]] = {
     aten.cross_entropy_loss.default: cross_entropy,
     count_rows: rows_as_weight,
 }
-"""Operators with the functions that do the same with the same arguments."""
+"""Operators, with functions that do the same with the same arguments."""
 
 DEFERRED: Mapping[object, Callable[..., Any]] = {
     functional.linear: deferred_linear,
     torch.addmm: deferred_addmm,
 }
-"""Layers whose weights can wait, with what leaves them for later."""
+"""Layers whose weight gradients can be deferred, with functions that do so."""
 
 
 class StageCall(Protocol):
-    """What a runner calls for a forward."""
+    """Calls a stage's module in a forward."""
 
     def run(
         self,
@@ -109,16 +109,16 @@ class StageCall(Protocol):
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the stage; where ``deferred`` is given, it gets what linear layers leave to it."""
+        """Run the stage; if ``deferred`` is given, linear layers defer weight gradients to it."""
         ...
 
     def others(self) -> list[nn.Parameter]:
-        """Parameters that get gradients in the first half, where ``deferred`` has products."""
+        """Parameters that get gradients in the first half although ``deferred`` has products."""
         ...
 
 
 class ModuleCall:
-    """Any module, called as it is; halves by a mode that watches the calls of functions."""
+    """Calls any module directly; a mode that intercepts functions defers weight gradients."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -129,21 +129,21 @@ class ModuleCall:
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Call the module; within the mode where gradients are deferred."""
+        """Call the module, with the mode if gradients are deferred."""
         if deferred is None:
             return self._module(*leaves, *inputs)
         with DeferredWeights(deferred):
             return self._module(*leaves, *inputs)
 
     def others(self) -> list[nn.Parameter]:
-        """None: the mode makes no products."""
+        """None: with the mode ``deferred`` has no products."""
         return []
 
 
 class TracedCall:
-    """A traced stage in training, as functions made from its graph.
+    """Calls a traced stage in training, as functions generated from its graph.
 
-    The module's tensors are read from it at each call, so they may be replaced in between.
+    The module's tensors are read at each call, so they may be replaced in between.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -164,20 +164,20 @@ class TracedCall:
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the stage; linear layers note in ``deferred`` what their gradients are made from."""
+        """Run the stage; linear layers record in ``deferred`` the factors of their gradients."""
         held = [holder[name] for holder, name in self._held]
         if deferred is None:
             return self._whole(*held, *leaves, *inputs)
         return self._halved(*held, *leaves, *inputs, deferred)
 
     def others(self) -> list[nn.Parameter]:
-        """The parameters that get gradients in the first half, as other layers read them."""
+        """The parameters with gradients in the first half, because other layers use them too."""
         found = (holder[name] for holder, name in self._others)
         return [p for p in found if isinstance(p, nn.Parameter) and p.requires_grad]
 
 
 class BucketCall:
-    """A stage that was captured once for each of some lengths, each called its fastest way."""
+    """Calls a stage that was captured for several lengths, each in its fastest form."""
 
     def __init__(self, module: BucketStage) -> None:
         self._module = module
@@ -189,19 +189,19 @@ class BucketCall:
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the stage of this length."""
+        """Run the stage for the length of this batch."""
         part = self._module.part_for(leaves)
         own = [leaves[place] for place in part.places]
         return self._calls[id(part)].run(own, inputs, deferred)
 
     def others(self) -> list[nn.Parameter]:
-        """The parameters that get gradients in the first half, at whatever length."""
+        """The parameters that get gradients in the first half at any length."""
         found = [parameter for call in self._calls.values() for parameter in call.others()]
         return list({id(parameter): parameter for parameter in found}.values())
 
 
 def stage_call(module: nn.Module) -> StageCall:
-    """The fastest way to call ``module``."""
+    """The fastest form of calling ``module``."""
     if isinstance(module, BucketStage):
         return BucketCall(module)
     if isinstance(module, fx.GraphModule) and is_plain(module):
@@ -210,7 +210,7 @@ def stage_call(module: nn.Module) -> StageCall:
 
 
 def is_plain(module: fx.GraphModule) -> bool:
-    """Whether the graph only calls functions that write to nothing but the module's buffers."""
+    """Whether the graph only calls functions, which write to nothing but the module's buffers."""
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "get_attr", "call_function", "output"):
             return False
@@ -220,7 +220,7 @@ def is_plain(module: fx.GraphModule) -> bool:
 
 
 def with_tensors_as_arguments(module: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, str]]:
-    """The graph with what it reads of the module as arguments, before all others, by name."""
+    """The graph with the module's tensors as its first arguments, and the names of these."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     arguments: dict[str, fx.Node] = {}
@@ -240,7 +240,7 @@ def with_tensors_as_arguments(module: fx.GraphModule) -> tuple[fx.Graph, dict[fx
 
 
 def with_deferred_weights(graph: fx.Graph, held: set[fx.Node]) -> tuple[fx.Graph, set[fx.Node]]:
-    """A copy whose linear layers get one more argument, and who of ``held`` others read."""
+    """A copy whose linear layers get one more argument; and those of ``held`` with other uses."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     others: set[fx.Node] = set()
@@ -260,7 +260,7 @@ def with_deferred_weights(graph: fx.Graph, held: set[fx.Node]) -> tuple[fx.Graph
 
 
 def is_large(module: nn.Module, path: str) -> bool:
-    """Whether ``path`` names a parameter whose gradient is best added as it is made."""
+    """Whether ``path`` is a parameter so large that its gradient is best accumulated at once."""
     holder, name = holder_of(module, path)
     tensor = holder[name]
     return isinstance(tensor, nn.Parameter) and tensor.numel() >= LARGE

@@ -1,9 +1,9 @@
 """Stages whose forwards and backwards are compiled by ``torch.compile``.
 
-A stage has one number of rows in every full micro-batch, so it is compiled once, for those shapes,
-before the first step: ranks that compile while others wait would exceed their patience. Whatever
-has other shapes (the last batch of an epoch) runs as it is, and so do micro-batches whose backward
-comes in two halves: a compiled backward makes all gradients at once.
+A stage has the same number of rows in every full micro-batch. It is compiled once for these shapes
+before the first step: otherwise ranks would time out while others compile. Inputs of other shapes
+(the last batch of an epoch) run without compilation. So do micro-batches with a backward in two
+halves, since a compiled backward computes all gradients at once.
 """
 
 import copy
@@ -36,7 +36,7 @@ from penstock.runtime.stages.replay import forward_state, replayed
 __all__ = ["CompiledCall", "StageCompiler"]
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
-"""Dropout draws the numbers that it draws without compilation."""
+"""With this, dropout draws the same numbers as without compilation."""
 
 COMPILERS = ("g++", "c++", "clang++")
 
@@ -44,7 +44,7 @@ Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise `BadInput` where torch has no C++ compiler to compile for the CPU with."""
+    """Raise `BadInput` if torch has no C++ compiler to compile for the CPU."""
     if device.type != "cpu":
         return
     named = os.environ.get("CXX")
@@ -57,10 +57,10 @@ def check_compiler(device: torch.device) -> None:
 
 
 class CompiledCall:
-    """A stage that runs compiled on the shapes it was compiled for, and as it is on others.
+    """A stage that runs compiled on the shapes that it was compiled for, and directly on others.
 
-    Where nothing is to be recorded, a first forward that is later run again, the compiled forward
-    runs all the same and its records are dropped: then both give the same to the last bit.
+    A forward that will be recomputed also runs the compiled function for training, and what it
+    saves for the backward is dropped. So both forwards give the same bits.
     """
 
     def __init__(self, program: StageProgram) -> None:
@@ -76,7 +76,7 @@ class CompiledCall:
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the stage, as it is where its gradients are deferred or its shapes are others."""
+        """Run the stage, without compilation if gradients are deferred or shapes are different."""
         known = [tensor.shape for tensor in (*leaves, *inputs)] == self._shapes
         if deferred is not None or not known:
             return self._plain.run(leaves, inputs, deferred)
@@ -90,7 +90,7 @@ class CompiledCall:
         return tuple(output.detach() for output in outputs)
 
     def others(self) -> list[nn.Parameter]:
-        """As without compilation."""
+        """The same as without compilation."""
         return self._plain.others()
 
     def prepare(
@@ -103,8 +103,8 @@ class CompiledCall:
     ) -> None:
         """Compile forward and backward for ``rows`` rows by running both once.
 
-        ``leaves`` are the batch's that the stage reads, ``lengths`` those of the batch. Gradients,
-        buffers and random numbers stay as they are.
+        ``leaves`` are the leaves of the batch that the stage reads, ``lengths`` the lengths of the
+        batch. Gradients, buffers and random numbers are left unchanged.
         """
         module = self.program.module
         own = [leaf[:1].expand(rows, *leaf.shape[1:]).contiguous() for leaf in leaves]
@@ -127,10 +127,10 @@ class CompiledCall:
 
 
 class StageCompiler:
-    """Makes the compiled stages of a rank, and prepares them all before the first step.
+    """Creates the compiled stages of a rank, and compiles them all before the first step.
 
     Raises:
-        BadInput: torch has nothing to compile with.
+        BadInput: there is no C++ compiler.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -138,7 +138,7 @@ class StageCompiler:
         self._calls: list[CompiledCall] = []
 
     def call_of(self, program: StageProgram) -> CompiledCall:
-        """How a stage, or a part of one, is called in training."""
+        """The compiled call of a stage or a part of one."""
         call = CompiledCall(program)
         self._calls.append(call)
         return call
@@ -151,7 +151,7 @@ class StageCompiler:
         precision: Callable[[], AbstractContextManager[object]],
         lengths: LengthsOf = (),
     ) -> None:
-        """Compile for the rows that this rank computes of each micro-batch; wait for all ranks."""
+        """Compile for the rows of a full micro-batch on this rank, and wait for all ranks."""
         rows = {
             place.stage: rows_of(plan, world.rank, place.stage)
             for place in places_of(plan, world.rank)
@@ -175,7 +175,7 @@ def compiled(module: nn.Module) -> Run:
     """``module`` as a compiled function of leaves and received tensors.
 
     Raises:
-        BadInput: it was captured once for each of some lengths.
+        BadInput: the model was captured for several lengths.
     """
     if isinstance(module, BucketStage):
         raise BadInput(
@@ -192,8 +192,8 @@ def compiled(module: nn.Module) -> Run:
     if isinstance(module, fx.GraphModule):
         whole = torch.compile(module, dynamic=False, options=OPTIONS)
         return lambda leaves, inputs: whole(*leaves, *inputs)
-    # The loss of a chain is watched while it runs (`penstock.capture.loss_weight`), so the modules
-    # are compiled one by one, and what makes the loss is not.
+    # The loss of a chain is observed while it runs (`penstock.capture.loss_weight`). So its modules
+    # are compiled one by one, except the one that computes the loss.
     twin = copy.copy(module)
     plain = loss_module(module)
     twin._modules = {
@@ -204,12 +204,12 @@ def compiled(module: nn.Module) -> Run:
 
 
 def one(child: nn.Module) -> Any:
-    """A module of a chain, compiled."""
+    """Compile one module of a chain."""
     return torch.compile(child, dynamic=False, options=OPTIONS)
 
 
 def loss_module(stage: nn.Module) -> str:
-    """The name of the module of a chain's stage that computes the loss; empty where none does."""
+    """The name of the module that computes the loss in a chain's stage; empty if there is none."""
     if not getattr(stage, "_is_last", True):
         return ""
     return "loss" if getattr(stage, "_has_loss", False) else next(reversed(stage._modules), "")

@@ -1,4 +1,4 @@
-"""Finding a part of the user's model in the stages that it was cut into."""
+"""Finds a part of the user's model in the stages that it was cut into."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -18,13 +18,13 @@ def module_for(
     holders: Mapping[str, tuple[int, ...]],
     rank: int,
 ) -> nn.Module:
-    """The module in ``programs`` that holds what the model calls ``name``.
+    """The module in ``programs`` that holds ``name``, a part of the model.
 
-    ``name`` is that of a submodule, parameter or buffer of the model. ``holders[tensor]`` are the
-    ranks that hold a parameter or buffer, by its first name.
+    ``name`` is a submodule, parameter or buffer of the model. ``holders[tensor]`` are the ranks
+    that hold a parameter or buffer, by its first name.
 
     Raises:
-        BadInput: no such name, a part without parameters and buffers, or one of other ranks.
+        BadInput: the name is unknown, has no parameters or buffers, or is on other ranks.
     """
     first = graph.tied_names.get(name, name)
     below = f"{first}."
@@ -50,6 +50,6 @@ def module_for(
 
 
 def known_names(tensors: Iterable[str]) -> set[str]:
-    """The names of ``tensors`` and of the modules around them."""
+    """The names of ``tensors`` and of the modules that contain them."""
     parts = [name.split(".") for name in tensors]
     return {".".join(path[:k]) for path in parts for k in range(1, len(path) + 1)}

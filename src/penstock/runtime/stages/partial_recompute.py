@@ -1,10 +1,10 @@
 """Stages that recompute some of their layers and keep the activations of the others.
 
-The layers of such a stage are cut into parts, runs of layers that all keep or all recompute, and
-each part is run like a stage of its own: autograd sees one graph a part. Between two parts stand
-the tensors that cross there; those that a recomputed part begins with are all that is kept of it
-until R. What keeps its activations runs once (selective activation recomputation: Korthikanti et
-al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, section 5).
+The layers of such a stage are divided into parts: consecutive layers that all keep or all
+recompute. Each part runs like a stage of its own, so autograd has one graph for each part. A
+recomputed part keeps only its input tensors until its R action. A part that keeps its activations
+runs once (selective activation recomputation: Korthikanti et al., Reducing Activation Recomputation
+in Large Transformer Models, MLSys 2023, section 5).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,9 @@ __all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage"]
 
 @dataclass(frozen=True)
 class RecomputeRun:
-    """Layers of a stage that are all recomputed, or all kept.
+    """Consecutive layers of a stage that are all recomputed, or all kept.
 
-    ``leaves`` are the places of its leaves of the batch among those of the stage.
+    ``leaves`` are the indexes, among the stage's leaves of the batch, of those that it reads.
     """
 
     program: StageProgram
@@ -39,9 +39,9 @@ class RecomputeRun:
 def parts_of_stage(
     graph: LayerGraph, stage: Stage, program: StageProgram
 ) -> tuple[RecomputeRun, ...]:
-    """The parts of a stage that names the layers it recomputes; none where it names none.
+    """The parts of a stage that names layers to recompute; empty if it names none.
 
-    They hold the very parameters and buffers of ``program``, which must have its values.
+    They share the parameters and buffers of ``program``, which must have its values.
 
     Raises:
         BadInput: a part reads something of the batch that the whole stage does not.
@@ -64,7 +64,7 @@ def parts_of_stage(
 
 
 def hold_tensors_of(module: nn.Module, whole: nn.Module) -> None:
-    """Put the tensors of ``whole`` into ``module`` under their names."""
+    """Put the tensors of ``whole`` into ``module`` by name."""
     own = (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -79,10 +79,10 @@ def hold_tensors_of(module: nn.Module, whole: nn.Module) -> None:
 
 
 class PartlyRecomputed(ModuleRunner):
-    """A stage that runs part by part where a micro-batch is recomputed, and whole where not.
+    """A stage that runs part by part if a micro-batch is recomputed, and as a whole otherwise.
 
-    ``call_of`` makes the way in which a part is called in training (none: the fastest known);
-    all other options are those of `ModuleRunner`.
+    ``call_of`` creates the call of a part in training (``None``: the fastest). All other options
+    are those of `ModuleRunner`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PartlyRecomputed(ModuleRunner):
         self._apart: frozenset[int] = frozenset()
 
     def begin(self, work: StageInputs) -> None:
-        """Forget the last iteration and take the rows of the next."""
+        """Discard the last iteration and take the inputs of the next."""
         super().begin(work)
         self._apart = work.recomputed if work.training else frozenset()
         for part, runner in zip(self._parts, self._runners, strict=True):
@@ -115,27 +115,27 @@ class PartlyRecomputed(ModuleRunner):
         self._runners[-1].loss_terms = self.loss_terms
 
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:
-        """Run the parts; those that recompute keep their inputs only."""
+        """Run the parts; those that recompute keep only their inputs."""
         without_rows = self._work.rows[micro_batch] == 0 and not self._synchronised
         if micro_batch not in self._apart or without_rows:
             return super().forward(micro_batch, received)
         known = dict(zip(names(self.program.received), received, strict=False))
         for part, runner in zip(self._parts, self._runners, strict=True):
             runner.seed = self.seed
-            # Each part has a leaf of its own for what several parts read.
+            # A tensor that several parts read is a separate leaf in each.
             inputs = [detached(known.get(name)) for name in names(part.program.received)]
             sent = runner.forward(micro_batch, inputs)
             known |= zip(names(part.program.sent), sent, strict=False)
         return [known[name] for name in names(self.program.sent)]
 
     def recompute(self, micro_batch: int) -> Tensors:
-        """Run the parts again that have kept their inputs only."""
+        """Run again the parts that have kept only their inputs."""
         for runner in self._runners:
             runner.recompute(micro_batch)
         return ()
 
     def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the backwards of the parts, the last one first."""
+        """Run the backwards of the parts, last part first."""
         if micro_batch not in self._apart:
             return super().backward(micro_batch, gradients)
         return self._around_parts(
@@ -149,7 +149,7 @@ class PartlyRecomputed(ModuleRunner):
         return self._backwards(micro_batch, gradients, halved=True)
 
     def backward_weight(self, micro_batch: int) -> Tensors:
-        """Run the second halves."""
+        """Run the second halves of the parts' backwards."""
         if micro_batch not in self._apart:
             return super().backward_weight(micro_batch)
 
@@ -175,7 +175,7 @@ class PartlyRecomputed(ModuleRunner):
         return [known.get(name) for name in names(self.program.received)]
 
     def _around_parts(self, micro_batch: int, work: Callable[[], Tensors]) -> Tensors:
-        """Do ``work`` so that sums over ranks begin when the gradients of all parts are in."""
+        """Run ``work``, and start sums over ranks when the gradients of all parts are complete."""
         if self._share_parameters:
             found = work()
             with self._around_backward(micro_batch):
@@ -190,12 +190,12 @@ def names(specs: Sequence[TensorSpec]) -> Iterator[str]:
 
 
 def detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values as a tensor that has no past."""
+    """The same values without autograd history."""
     return None if tensor is None else tensor.detach()
 
 
 def share_parameters(parts: Sequence[RecomputeRun]) -> bool:
-    """Whether a parameter is used by several parts, so that its gradient comes in several sums."""
+    """Whether several parts use the same parameter, so that its gradient arrives several times."""
     used: set[int] = set()
     for part in parts:
         own = {id(p) for p in part.program.module.parameters() if p.requires_grad}

@@ -1,8 +1,8 @@
-"""The random numbers of a rank's stages (dropout), apart from those of the user's script.
+"""The random numbers of a rank's stages (dropout), separate from those of the user's script.
 
-All ranks must iterate the same batches, so a script that shuffles with the global generator needs
-that generator in the same state everywhere; dropout must differ from replica to replica, or all of
-them would drop the same units. So stages draw from a stream of their own, seeded by seed and rank.
+All ranks must iterate the same batches. So a script that shuffles with the global generator needs
+that generator in the same state on all ranks. But dropout must differ between replicas, or all
+would drop the same units. So stages draw from their own stream, seeded by seed and rank.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class RandomStream:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Within, the global generators continue this stream; they are as before afterwards."""
+        """Within, the global generators continue this stream; they are restored afterwards."""
         before = random_state(self._device)
         restore_random_state(self._device, *self.state)
         try:
@@ -43,7 +43,7 @@ class RandomStream:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Within as `drawn`; the stream, too, is as before afterwards."""
+        """Within, the same as `drawn`; afterwards this stream is restored too."""
         kept = self.state
         try:
             with self.drawn():
@@ -58,7 +58,7 @@ class RandomStream:
         return found if own is None else {**found, f"{prefix}.stages.device": own}
 
     def restore(self, tensors: dict[str, torch.Tensor], prefix: str) -> None:
-        """Take back what `tensors` gave; a state that is not there stays as it is."""
+        """Restore what `tensors` returned; a missing state stays unchanged."""
         cpu = tensors.get(f"{prefix}.stages", self.state[0])
         own = tensors.get(f"{prefix}.stages.device", self.state[1])
         self.state = cpu, None if self.state[1] is None else own

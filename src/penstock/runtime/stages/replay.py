@@ -1,4 +1,4 @@
-"""Running a forward a second time so that it gives what it gave the first time."""
+"""Runs a forward a second time with the same result as the first time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ __all__ = ["ForwardState", "forward_state", "random_state", "replayed", "restore
 
 @dataclass(frozen=True, slots=True)
 class ForwardState:
-    """The state of the random number generators before a forward: of the CPU, of the device."""
+    """The state of the random number generators of CPU and device before a forward."""
 
     cpu: torch.Tensor
     device: torch.Tensor | None
@@ -20,18 +20,18 @@ class ForwardState:
 
 
 def forward_state(device: torch.device) -> ForwardState:
-    """What a forward on ``device`` that starts now may read besides its inputs."""
+    """The state that a forward on ``device`` would start from now."""
     return ForwardState(*random_state(device), device)
 
 
 def random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The generators' states: of the CPU, and of ``device`` where it is another."""
+    """The generators' states: of the CPU, and of ``device`` if it is a GPU."""
     own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return torch.get_rng_state(), own
 
 
 def restore_random_state(device: torch.device, cpu: torch.Tensor, own: torch.Tensor | None) -> None:
-    """Set what `random_state` returned."""
+    """Restore what `random_state` returned."""
     torch.set_rng_state(cpu)
     if own is not None:
         torch.cuda.set_rng_state(own, device)
@@ -39,10 +39,10 @@ def restore_random_state(device: torch.device, cpu: torch.Tensor, own: torch.Ten
 
 @contextmanager
 def replayed(module: nn.Module, before: ForwardState) -> Iterator[None]:
-    """Within, dropout draws the same masks again, and buffers are copies that are then dropped.
+    """Within, dropout draws the same masks as before, and writes to buffers have no effect.
 
-    Writing the old values back instead would not do: autograd may have saved a buffer for the
-    backward that follows, and refuses one that was written to in between.
+    The module gets copies of its buffers. Restoring the old values instead would not work: autograd
+    may have saved a buffer for the backward, and rejects one that was written to in between.
     """
     after = random_state(before.device_index)
     restore_random_state(before.device_index, before.cpu, before.device)

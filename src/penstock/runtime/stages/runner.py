@@ -1,4 +1,4 @@
-"""Forward, backward, its two halves and recompute of one stage on this rank's rows."""
+"""Runs one stage on this rank's rows: forward, backward, its two halves, recompute."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,21 +20,21 @@ from penstock.schedule.action import ActionKind
 __all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work"]
 
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
-"""Boundary tensors or their gradients, in the order of the stage; ``None``: a gradient of zero."""
+"""Boundary tensors or their gradients, in the stage's order; ``None`` is a gradient of zero."""
 
 
 Work: TypeAlias = Callable[[int, Tensors], Tensors]
-"""Computes an action of a micro-batch: from what was received to what is sent."""
+"""Runs an action of a micro-batch: takes what was received, returns what to send."""
 
 
 class StageRunner(Protocol):
-    """What the action loop asks of a stage."""
+    """The interface of a stage for the action loop."""
 
     def work(self, kind: ActionKind) -> Work:
-        """What computes the actions of one kind.
+        """The function that runs actions of one kind.
 
-        A forward takes the received tensors and returns those to send; a backward, or its first
-        half, takes the gradients of what was sent and returns those of what was received. The
+        A forward takes the received tensors and returns those to send. A backward, or its first
+        half, takes the gradients of the sent tensors and returns those of the received tensors. The
         second half of a backward and a recompute take and return nothing.
         """
         ...
@@ -42,11 +42,12 @@ class StageRunner(Protocol):
 
 @dataclass(frozen=True)
 class StageInputs:
-    """The work of one iteration: the leaves of this rank's rows by micro-batch, and what recurs.
+    """The inputs of a stage in one iteration: the leaves of this rank's rows by micro-batch.
 
-    ``rows[m]`` may be 0. ``recomputed`` are the micro-batches whose forward keeps only its inputs.
-    ``last_backward`` is the last micro-batch that completes the parameters' gradients (-1: none);
-    ``halved`` are those whose backward comes in two halves. ``lengths`` are those of the batch.
+    ``rows[m]`` is their number and may be 0. ``recomputed`` are the micro-batches whose forward
+    keeps only its inputs. ``last_backward`` is the micro-batch that completes the parameters'
+    gradients (-1: none). ``halved`` are the micro-batches with a backward in two halves.
+    ``lengths`` are those of the batch.
     """
 
     leaves: tuple[tuple[torch.Tensor, ...], ...]
@@ -60,7 +61,7 @@ class StageInputs:
 
 @dataclass(slots=True)
 class LossTerm:
-    """The mean loss of one slice and the number of terms it is the mean of."""
+    """The mean loss of one slice and the number of terms in the mean."""
 
     loss: torch.Tensor
     weight: torch.Tensor
@@ -70,9 +71,9 @@ class LossTerm:
 class Kept:
     """What one micro-batch keeps between its forward and its backward.
 
-    ``roots[i]`` is where the gradient of sent tensor ``i`` enters the graph (``None``: it has
-    none). The sent tensors themselves are not kept: autograd saves those it needs. ``borrowed``
-    says that the row is not this replica's and counts nothing.
+    ``roots[i]`` is the place in the graph where the gradient of sent tensor ``i`` enters (``None``:
+    it has no gradient). The sent tensors themselves are not kept: autograd saves those it needs.
+    With ``borrowed`` the row belongs to another replica and does not count.
     """
 
     inputs: list[torch.Tensor]
@@ -84,15 +85,15 @@ class Kept:
 
 
 class ModuleRunner:
-    """A stage of a captured model, run by autograd.
+    """Runs a stage of a captured model with autograd.
 
-    ``synchronised`` says that the stage computes statistics together with its other replicas, so
-    that a replica without rows must take part too: it runs one borrowed row that counts nothing.
-    ``around_forward`` is entered around every forward with this replica's number of rows.
-    ``seed`` multiplies the gradient that every backward of the loss starts from.
-    ``call`` is how the module is called in training (none given: the fastest way known).
-    ``take_outputs`` gets each forward's micro-batch and outputs of the model, where there are any.
-    ``forwarding`` is the micro-batch whose forward is running, -1 where none is.
+    ``synchronised``: the stage computes statistics together with its other replicas, so a replica
+    without rows must take part too. It runs one borrowed row that does not count. Every forward
+    runs inside ``around_forward``, which gets this replica's number of rows. ``seed`` multiplies
+    the gradient from which every backward of the loss starts. ``call`` is used to call the module
+    in training (``None``: the fastest). ``take_outputs`` gets the micro-batch and the model's
+    outputs of each forward that has any. ``forwarding`` is the micro-batch whose forward is
+    running, or -1.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class ModuleRunner:
         self.forwarding = -1
         self._module: nn.Module = program.module
         self._training_call = call or stage_call(program.module)
-        # Evaluation switches the module itself, so its graph as captured does not do.
+        # Evaluation changes the mode of the module, which the traced graph would not follow.
         self._evaluation_call: StageCall = ModuleCall(program.module)
         self._call = self._training_call
         self.device = device
@@ -130,15 +131,15 @@ class ModuleRunner:
         self._work = StageInputs((), ())
 
     def has_work(self, kind: ActionKind) -> bool:
-        """Whether actions of this kind do anything here.
+        """Whether actions of this kind have any effect in this stage.
 
-        A stage without trained parameters makes no gradients of any; where nothing before it is
+        A stage without trained parameters computes no weight gradients. If nothing before it is
         trained either, it needs no backward at all.
         """
         return kind == "F" or self._trains or (kind != "W" and bool(self._grad_inputs))
 
     def work(self, kind: ActionKind) -> Work:
-        """What computes the actions of one kind."""
+        """The function that runs actions of one kind."""
         match kind:
             case "F":
                 return self.forward
@@ -152,22 +153,22 @@ class ModuleRunner:
                 return lambda micro_batch, _: self.recompute(micro_batch)
 
     def begin(self, work: StageInputs) -> None:
-        """Forget the last iteration and take the rows of the next."""
+        """Discard the last iteration and take the inputs of the next."""
         self._work = work
         self._call = self._training_call if work.training else self._evaluation_call
         self._kept.clear()
         self._new_terms()
 
     def proceed(self, work: StageInputs) -> None:
-        """Take the rows of more micro-batches; what is in flight stays so."""
+        """Take the inputs of more micro-batches; those in flight are kept."""
         self._work = work
         self._new_terms()
 
     def _new_terms(self) -> None:
-        """Make room for all losses of the iteration at once.
+        """Allocate memory for all losses of the iteration at once.
 
-        A tensor that is kept of each micro-batch would lie where a large one was, which then no
-        longer fits there: memory would grow with the number of micro-batches.
+        A small tensor kept for each micro-batch would take the place of a freed large one, which
+        then no longer fits there: memory would grow with the number of micro-batches.
         """
         self.loss_terms = []
         if self.program.is_last:
@@ -176,7 +177,7 @@ class ModuleRunner:
             self._loss_places = list(map(LossTerm, losses, weights))
 
     def reseed(self, micro_batch: int, factor: float) -> None:
-        """Multiply the gradient that the backward of a forwarded micro-batch starts from."""
+        """Multiply the gradient from which the backward of a forwarded micro-batch will start."""
         kept = self._kept.get(micro_batch)
         if kept is not None and kept.seed is not None:
             kept.seed = kept.seed * factor
@@ -211,7 +212,7 @@ class ModuleRunner:
         return sent
 
     def recompute(self, micro_batch: int) -> Tensors:
-        """Run the forward again as it was: same random numbers, no second update of buffers."""
+        """Run the forward again with the same random numbers and without updating buffers again."""
         kept = self._kept.get(micro_batch)
         if kept is not None and kept.before is not None:
             terms = len(self.loss_terms)
@@ -231,7 +232,7 @@ class ModuleRunner:
         return self._input_gradients(kept)
 
     def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the backward but for the weights of linear layers; frees the graph."""
+        """Run the backward except for the weights of linear layers; frees the graph."""
         kept = self._kept.get(micro_batch)
         if kept is None:
             return ()
@@ -251,7 +252,7 @@ class ModuleRunner:
         inputs: list[torch.Tensor],
         deferred: DeferredGradients,
     ) -> None:
-        """Ask autograd for the gradients of inputs, of deferred layers' outputs and of the rest."""
+        """Compute gradients of inputs, of deferred layers' outputs and of other parameters."""
         products, others = deferred.products, self._call.others()
         entered = [inputs[i] for i in self._grad_inputs]
         wanted = [*entered, *others, *(product.output for product in products)]
@@ -264,7 +265,7 @@ class ModuleRunner:
             product.gradient, product.output = gradient, None
 
     def backward_weight(self, micro_batch: int) -> Tensors:
-        """Make the gradients that the first half has left."""
+        """Compute the weight gradients that the first half has deferred."""
         kept = self._kept.pop(micro_batch, None)
         with self._around_backward(micro_batch):
             if kept is not None and kept.deferred is not None:
@@ -272,7 +273,7 @@ class ModuleRunner:
         return ()
 
     def _run(self, micro_batch: int, inputs: list[torch.Tensor], kept: Kept) -> Tensors:
-        """Run the module; note in ``kept`` where gradients will enter."""
+        """Run the module; record in ``kept`` where gradients will enter."""
         recording = torch.is_grad_enabled()
         if recording:
             for i in self._grad_inputs:
@@ -292,7 +293,7 @@ class ModuleRunner:
             kept.roots = [edge_of(t) if t.requires_grad else None for t in sent]
         if self.program.is_last:
             self._take_loss(micro_batch, outputs[len(sent)], outputs[len(sent) + 1], kept)
-        # A recompute, which records what was not recorded before, gives the same once more.
+        # A recompute gives the same outputs again, so they are not taken twice.
         if self._take_outputs is not None and not (recording and kept.before is not None):
             numbers = self.program.outputs
             found = outputs[-len(numbers) :]
@@ -302,7 +303,7 @@ class ModuleRunner:
     def _take_loss(
         self, micro_batch: int, loss: torch.Tensor, weight: torch.Tensor, kept: Kept
     ) -> None:
-        """Note the loss, and seed its backward with the number of terms in it."""
+        """Record the loss, and seed its backward with the number of terms in it."""
         if self._work.rows[micro_batch]:
             place = self._loss_places[micro_batch]
             place.loss.copy_(loss.detach())
@@ -323,7 +324,7 @@ class ModuleRunner:
     def _seeds(
         self, kept: Kept, gradients: Tensors
     ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
-        """Where the backward starts, and with which gradients."""
+        """The roots from which the backward starts, and their gradients."""
         roots: list[GradientEdge] = []
         seeds: list[torch.Tensor] = []
         if kept.borrowed:
@@ -345,7 +346,7 @@ class ModuleRunner:
     def _finish_backward(
         self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]
     ) -> None:
-        """Accumulate gradients; the last time with the all-reduce of the buckets on its heels."""
+        """Accumulate gradients; the last backward also starts the sums of complete buckets."""
         with self._around_backward(micro_batch):
             if roots:
                 run_backward(roots, seeds)
@@ -356,12 +357,12 @@ class ModuleRunner:
         return nullcontext()
 
     def _input_gradients(self, kept: Kept) -> Tensors:
-        """The gradients of the received tensors; those without any stay ``None``."""
+        """The gradients of the received tensors; ``None`` for those without one."""
         return [tensor.grad for tensor in kept.inputs]
 
 
 class _Both:
-    """Two context managers as one, cheaper than an exit stack."""
+    """Two nested context managers as one, cheaper than an exit stack."""
 
     def __init__(
         self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]

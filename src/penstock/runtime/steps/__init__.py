@@ -1,1 +1,1 @@
-"""What a training step does to the weights, and when."""
+"""Training steps: how and when they change the weights."""

@@ -1,8 +1,8 @@
-"""What a rank must remember of its training, by the model's own names: any plan can read it.
+"""The training state of a rank by the model's names, so that any plan can load it.
 
-Tensors: ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>``, ``random.<rank>``. The
-rest is JSON: the settings of the optimizer's groups with the parameters they hold for, the
-learning-rate schedule, the number of steps.
+Tensors are called ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>`` and
+``random.<rank>``. The rest is JSON: the settings of the optimizer's groups with the names of their
+parameters, the learning-rate schedule, the number of steps.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass
 class ParameterGroup:
-    """Settings of one group of an optimizer, and the names of parameters that they hold for."""
+    """The settings of one parameter group of an optimizer, and the names of its parameters."""
 
     settings: dict[str, Any]
     names: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ def optimizer_tensors(
 def optimizer_entries(
     optimizer: Optimizer, names: Mapping[torch.Tensor, str]
 ) -> dict[str, dict[str, Any]]:
-    """What the optimizer remembers of each parameter besides tensors."""
+    """The optimizer's state of each parameter without its tensors."""
     entries = {
         names[parameter]: {
             key: value for key, value in state.items() if not isinstance(value, torch.Tensor)
@@ -57,7 +57,7 @@ def optimizer_entries(
 
 
 def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[ParameterGroup]:
-    """The settings of every group, such as the learning rate, with the parameters' names."""
+    """The settings of every parameter group (learning rate, ...), with its parameters' names."""
     return [
         ParameterGroup(
             {key: plain(value) for key, value in group.items() if key != "params"},
@@ -74,7 +74,7 @@ def restore_optimizer(
     entries: Mapping[str, Mapping[str, Any]],
     groups: Iterable[ParameterGroup],
 ) -> None:
-    """Give the optimizer what was saved of its parameters, wherever they were then."""
+    """Restore the optimizer's state of its parameters, whichever ranks saved it."""
     known = list(groups)
     settings_of = {name: group.settings for group in known for name in group.names}
     state_dict = optimizer.state_dict()
@@ -93,7 +93,7 @@ def restore_optimizer(
     pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
     for place, (described, actual) in enumerate(pairs):
         first = next((names[p] for p in actual["params"] if p in names), "")
-        # A group without parameters here takes the settings of the first rank's in its place.
+        # A group without parameters here takes those of the first rank's group of that number.
         like = known[min(place, len(known) - 1)].settings if known else {}
         settings = settings_of.get(first) or like
         described.update({key: sequence_as_tuple(value) for key, value in settings.items()})
@@ -102,10 +102,10 @@ def restore_optimizer(
 
 
 def plain(value: Any) -> Any:
-    """A setting as JSON can hold it."""
+    """A setting as a JSON value."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def sequence_as_tuple(value: Any) -> Any:
-    """JSON turns tuples such as Adam's betas into lists; turn them back."""
+    """Convert lists back into tuples such as Adam's betas, which JSON cannot express."""
     return tuple(value) if isinstance(value, list) else value

@@ -1,22 +1,22 @@
-"""Training whose iterations overlap: the optimizer's step does not wait for the other stages.
+"""Training in which iterations overlap: the optimizer step does not wait for other stages.
 
-Clipping needs the norm of all gradients, and a step is not taken where some gradient anywhere is
-not finite; a stage that waits for either loses what it could do meanwhile. So it steps on what is
-known, and the numbers of all ranks are checked afterwards (post-validation: Qi et al., Zero Bubble
-Pipeline Parallelism, ICLR 2024, section 4 and appendix C).
+Clipping needs the norm of all gradients, and a step is skipped if any gradient is not finite. A
+stage that waits for these numbers is idle. So it takes its step without them, and the numbers of
+all ranks are checked afterwards (post-validation: Qi et al., Zero Bubble Pipeline Parallelism, ICLR
+2024, section 4 and appendix C).
 
     rank 0   ... I2 W2 I3 W3 | step | F0 F1 F2 . check | I0 ...
     rank 1   ...  I2 W2 I3 W3 | step  |  F0 F1  . check | I0 ...
     rank 2   ...   I2 I3 W2 W3 | step  |  . check | F0 I0 ...
 
-Until the check only forwards have run, and only such as need nothing but other such forwards
-(`warm_up_of`). A check that fails is the same on every rank: the step is undone from copies and
-taken as it should have been, and the forwards are run again, with the random numbers and the
-buffers of the first time. So weights, states and losses are bit by bit those of the plain step.
+Until the check only forwards run that depend on no other actions than such forwards
+(`warm_up_of`). A failed check fails on every rank. Then the step is undone from copies and taken
+correctly, and the forwards run again with the same random numbers and buffers. So weights, states
+and losses are bit by bit those of the plain step.
 
-The paper's stages also learn the norm of the stages before theirs and invert the update. Here all
-ranks assume the same, that gradients are not clipped, wherever those of the step before were not;
-else they wait as usual. A copy is exact for every optimizer, and takes memory instead of a formula.
+In the paper a stage also learns the norm of the stages before it, and inverts the update. Here all
+ranks assume that gradients are not clipped if those of the previous step were not; otherwise they
+wait as usual. Undoing from a copy is exact for every optimizer, but takes memory.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ Leaves: TypeAlias = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A step whose numbers are under way: how it was, what waits for them, whether it was taken."""
+    """A step that has not been checked yet, and the function that waits for its numbers."""
 
     samples: int
     seed: float
@@ -56,9 +56,9 @@ class Unchecked:
 
 
 class OverlappedTraining:
-    """Trains this rank on batch after batch; the numbers of each are checked in the next.
+    """Trains this rank batch after batch; the numbers of each batch are checked in the next.
 
-    ``undone`` counts the steps that were taken back.
+    ``undone`` counts the steps that were undone.
     """
 
     def __init__(self, worker: Worker, training: Training) -> None:
@@ -71,15 +71,15 @@ class OverlappedTraining:
 
     @property
     def copies(self) -> Sequence[torch.Tensor]:
-        """What is kept to undo a step."""
+        """The tensors kept to undo a step."""
         return self._keeper.copies
 
     def stream(self, batches: Iterable[Leaves]) -> Iterator[StepMetrics]:
-        """Train on batches, given as their leaves; most metrics come one batch late.
+        """Train on batches, given as their leaves; most metrics arrive one batch late.
 
         Raises:
-            BadInput: the ranks were given different batches, which changed nothing.
-            LossNotFinite: as `Training.update`; nothing of that batch, or of the next, remains.
+            BadInput: the ranks were given different batches; nothing was changed.
+            LossNotFinite: as `Training.update`; the steps of that batch and the next are undone.
         """
         self.drain()
         self._done.clear()
@@ -92,11 +92,11 @@ class OverlappedTraining:
             yield self._done.popleft()
 
     def drain(self) -> None:
-        """Check the latest step, which every rank must; raises as `stream`."""
+        """Check the latest step; all ranks must call this. Raises the same errors as `stream`."""
         self._check()
 
     def _train_on(self, leaves: Leaves) -> None:
-        """Forwards, the check of the step before, the rest of the batch, and its step."""
+        """Run forwards, check the previous step, run the rest of the batch, and take its step."""
         worker, training = self._worker, self._training
         worker.check_noise(1)
         samples = leaves[0].shape[0]
@@ -120,10 +120,10 @@ class OverlappedTraining:
         self._step(weight, seed)
 
     def _passes(self, ready: Ready, done: int, seed: float) -> tuple[float, list[LossTerm]]:
-        """What is left of the forwards and backwards, and the sums of gradients.
+        """Run the remaining forwards and backwards, and sum the gradients.
 
-        The number of terms in the loss of all ranks, where the step is taken without a check (else
-        0), and this rank's.
+        Returns the number of loss terms on all ranks, if the step is taken without a check (else
+        0), and the loss terms of this rank.
         """
         worker, left = self._worker, ready.steps[done:]
         for runner in worker.stages.runners.values():
@@ -142,7 +142,7 @@ class OverlappedTraining:
         return sum(row[0] for row in weights()) if weights is not None else 0.0, terms
 
     def _step(self, weight: float, seed: float) -> None:
-        """Take the step without clipping, or as its numbers say where it has waited for them."""
+        """Take the step without clipping; or with, if its numbers have been waited for."""
         worker, training = self._worker, self._training
         with timed_step(worker):
             if weight:
@@ -153,10 +153,10 @@ class OverlappedTraining:
                 self._check()
 
     def _warm_up(self, leaves: Leaves, ready: Ready) -> int | None:
-        """Run the forwards that may precede the check, and check; how many steps are done.
+        """Run the forwards that may precede the check, and check; returns how many steps were run.
 
-        ``None`` where there was nothing to check, or where the weights did not last: the iteration
-        has not begun.
+        ``None`` if there was nothing to check, or if the weights were wrong: then the iteration has
+        not begun.
         """
         worker = self._worker
         if self._unchecked is None:
@@ -196,9 +196,9 @@ class OverlappedTraining:
         return None
 
     def _check(self) -> bool:
-        """Wait for the numbers of the latest step and make it what it should have been.
+        """Wait for the numbers of the latest step, and correct the step if it was wrong.
 
-        Whether it was that already.
+        Returns whether it was right.
 
         Raises:
             BadInput, LossNotFinite: see `stream`; the step was undone.
@@ -240,10 +240,10 @@ class OverlappedTraining:
 def overlapped_training(
     worker: Worker, training: Training, optimizer_sync: OptimizerSync
 ) -> OverlappedTraining | None:
-    """How a worker trains where its step is checked afterwards; ``None`` where it is not.
+    """The training of a worker with ``optimizer_sync="after"``; ``None`` with ``"before"``.
 
     Raises:
-        BadInput: something was asked for that does not go with it.
+        BadInput: another setting is not compatible with it.
     """
     if optimizer_sync == "before":
         return None

@@ -1,4 +1,4 @@
-"""A training step whose update waits until the pipeline has run empty."""
+"""A training step that updates the weights after the pipeline has drained."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,8 @@ def flushed_step(
 ) -> StepMetrics:
     """One step on batches, given as their leaves; see `Pipeline.step`.
 
-    ``within`` is entered around forwards and backwards. ``before_update`` is called when gradients
-    are summed but neither divided nor used, with the totals and what the loss was multiplied by.
+    Forwards and backwards run inside ``within``. ``before_update`` is called when gradients are
+    summed but neither divided nor used. It gets the totals and the factor on the loss.
     """
     samples = sum(leaves[0].shape[0] for leaves in batches)
     worker.check_noise(len(batches))
@@ -42,7 +42,7 @@ def flushed_step(
 
 @contextmanager
 def timed_step(worker: Worker) -> Iterator[None]:
-    """Within, the optimizer's step is taken; timeline and numbers note how long it takes."""
+    """Within, an optimizer step: its duration is added to the timeline and the rank's numbers."""
     begun, start = time.perf_counter(), worker.clock.now()
     yield
     if worker.places:
@@ -53,7 +53,7 @@ def timed_step(worker: Worker) -> Iterator[None]:
 def metrics_of(
     step: int, totals: Totals, update: Update, samples: int, means: Means
 ) -> StepMetrics:
-    """What a step tells its caller."""
+    """The metrics that a step returns."""
     return StepMetrics(
         step,
         totals.loss,

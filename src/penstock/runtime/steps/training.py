@@ -1,6 +1,6 @@
-"""What changes the weights on one rank: optimizer and learning-rate schedule, and their state.
+"""Updates of the weights on one rank: optimizer and learning-rate schedule, with their state.
 
-Loss scaling and the running averages of the gradient's noise belong to that state.
+The state includes loss scaling and the running averages of gradient noise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What became of one step's gradients, with the rate and the scale that it was taken with."""
+    """The result of one step's update, with the learning rate and loss scale that it used."""
 
     learning_rate: float
     loss_scale: float
@@ -49,12 +49,12 @@ class Update:
 
 
 class Training:
-    """The optimizer of this rank's parameters, its schedule, and the steps taken.
+    """The optimizer of this rank's parameters, its learning-rate schedule, and the step count.
 
-    ``parameters``, by their first names in the model, are those that this rank steps. Without
-    ``optimizer`` steps are only counted. ``steps`` are batches: those whose optimizer step was
-    skipped, because gradients overflowed, count as well, so that a resumed run goes on with the
-    right batch; the learning-rate schedule counts only those that were taken.
+    ``parameters`` are those that this rank steps, by their first names in the model. Without
+    ``optimizer`` steps are only counted. ``steps`` also counts steps that were skipped because
+    gradients overflowed, so that a resumed run continues with the right batch. The learning-rate
+    schedule counts only steps that were taken.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Training:
         self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
         self._clip_norm = clip_norm
         self.names: dict[torch.Tensor, str] = {p: name for name, p in parameters}
-        # A stage without parameters must follow the learning-rate schedule all the same.
+        # A stage without parameters must also follow the learning-rate schedule.
         own = [p for _, p in parameters] or [nn.Parameter(torch.zeros(0, device=device))]
         self.optimizer = optimizer(own) if optimizer is not None else None
         self.schedule = None
@@ -81,20 +81,20 @@ class Training:
 
     @property
     def learning_rate(self) -> float:
-        """That of the optimizer's first group, for the next step; 0 without an optimizer."""
+        """The rate of the optimizer's first group for the next step; 0 without an optimizer."""
         return float(self.optimizer.param_groups[0]["lr"]) if self.optimizer is not None else 0.0
 
     def seed(self, samples: int) -> float:
-        """What the loss of a step of ``samples`` samples is multiplied by."""
+        """The factor on the loss in a step of ``samples`` samples."""
         return self.scaler.seed(samples) if self.scaler is not None else 1.0
 
     def update(self, totals: Totals, seed: float, samples: int, buckets: GradientBuckets) -> Update:
-        """Clip, change the weights, then the learning rate; or skip that after an overflow.
+        """Clip, update the weights and then the learning rate; all skipped after an overflow.
 
         ``buckets`` hold the gradients, summed and multiplied by ``seed``.
 
         Raises:
-            LossNotFinite: the loss, or a gradient that no loss scale can mend, is not finite.
+            LossNotFinite: the loss is not finite, or a gradient that no loss scale can repair.
         """
         update = self.judge(totals, samples, self.learning_rate)
         if not update.skipped:
@@ -104,11 +104,11 @@ class Training:
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped where their norm is large."""
+        """Whether gradients with a large norm are clipped."""
         return self._clip_norm is not None
 
     def judge(self, totals: Totals, samples: int, rate: float) -> Update:
-        """Count a step at a learning rate, and learn from its numbers whether to take it.
+        """Count a step at a learning rate, and decide from its numbers whether to take it.
 
         Changes no weights.
 
@@ -128,11 +128,11 @@ class Training:
         return Update(rate, scale, overflow, noise)
 
     def clip_factor(self, totals: Totals) -> float:
-        """What clipping multiplies the gradients of the mean loss with."""
+        """The factor that clips the gradients of the mean loss."""
         return clip_factor(totals.gradient_norm, self._clip_norm)
 
     def step(self, buckets: GradientBuckets | None, factor: float = 1.0) -> None:
-        """Multiply the gradients with ``factor`` and change weights, then the learning rate."""
+        """Multiply gradients by ``factor``, update the weights, then the learning rate."""
         if buckets is not None:
             buckets.scale(factor)
         if self.optimizer is not None:
@@ -145,7 +145,7 @@ class Training:
         return optimizer_tensors(self.optimizer, self.names) if self.optimizer is not None else {}
 
     def state(self) -> dict[str, Any]:
-        """All else, as JSON can hold it."""
+        """The rest of the state as JSON values."""
         optimizer = self.optimizer
         groups = group_settings(optimizer, self.names) if optimizer is not None else []
         return {
@@ -158,13 +158,13 @@ class Training:
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        """Take back what `tensors` and `state` gave, on this rank or merged over all."""
+        """Restore what `tensors` and `state` returned, on this rank or merged over all ranks."""
         if self.optimizer is not None:
             groups = [ParameterGroup(**group) for group in state["groups"]]
             restore_optimizer(self.optimizer, self.names, tensors, state["entries"], groups)
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
-        # Checkpoints of earlier versions, and of runs without them, lack these.
+        # Checkpoints of earlier versions, or of runs without these features, lack them.
         if self.scaler is not None and state.get("loss_scaling"):
             self.scaler.restore(state["loss_scaling"])
         if state.get("gradient_noise"):
@@ -173,12 +173,12 @@ class Training:
 
 
 def mean_factor(weight: float, seed: float) -> float:
-    """What turns summed gradients into those of the mean loss of ``weight`` terms, not scaled."""
+    """The factor from summed gradients to those of the unscaled mean loss of ``weight`` terms."""
     return 1.0 / weight / seed
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The states of all ranks as one, from which each can find its own under any plan."""
+    """The states of all ranks merged, so that each rank finds its own under any plan."""
     return {
         **states[0],
         "groups": [group for state in states for group in state["groups"]],

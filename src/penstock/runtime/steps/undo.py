@@ -1,4 +1,4 @@
-"""What an optimizer's step changes, kept so that the step can be undone to the bit."""
+"""Keeps what an optimizer step changes, so that the step can be undone bit by bit."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ __all__ = ["KeptStep"]
 
 @dataclass
 class KeptStep:
-    """Copies of the parameters that a rank steps, of their optimizer's state and its settings.
+    """Copies of the parameters that a rank steps, of their optimizer state and its settings.
 
-    They take as many bytes as parameters and state together: with AdamW three times those of the
-    parameters. The copies' memory is used again for every step. What an optimizer remembers
-    outside its ``state`` and ``param_groups`` is not kept, as checkpoints do not keep it either.
+    They take as many bytes as parameters and state together: with AdamW three times the parameters.
+    Their memory is reused in every step. State that an optimizer keeps outside ``state`` and
+    ``param_groups`` is not copied; checkpoints do not contain it either.
     """
 
     training: Training
@@ -29,7 +29,7 @@ class KeptStep:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Copy what the next step may change."""
+        """Copy all that the next step may change."""
         optimizer, schedule = self.training.optimizer, self.training.schedule
         assert optimizer is not None
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
@@ -47,12 +47,12 @@ class KeptStep:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Put everything back as it was at the latest `keep`; the copies can be used once more."""
+        """Restore everything as it was at the latest `keep`; may be called more than once."""
         optimizer, schedule = self.training.optimizer, self.training.schedule
         assert optimizer is not None
         for tensor, copy in zip(self._kept, self.copies, strict=True):
             tensor.copy_(copy)
-        # In place: an optimizer made of several shares its state among them.
+        # In place: the parts of a combined optimizer share its state.
         optimizer.state.clear()
         optimizer.state.update({p: deepcopy_but_tensors(s) for p, s in self._state.items()})
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
@@ -64,18 +64,18 @@ class KeptStep:
 
 
 def contents(values: dict[Any, Any], tensors: list[torch.Tensor]) -> dict[Any, Any]:
-    """``values``, whose tensors are added to ``tensors`` to be copied, and all else is a copy."""
+    """A copy of ``values`` without copying tensors; these are appended to ``tensors``."""
     tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
     return deepcopy_but_tensors(values)
 
 
 def deepcopy_but_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
-    """A copy with the same tensors."""
+    """A deep copy with the same tensors."""
     return {k: v if isinstance(v, torch.Tensor) else deepcopy(v) for k, v in values.items()}
 
 
 def same_layout(tensors: list[torch.Tensor], copies: list[torch.Tensor]) -> bool:
-    """Whether ``copies`` can hold ``tensors``, one by one."""
+    """Whether each of ``copies`` has the shape, type and device of its tensor."""
     return len(tensors) == len(copies) and all(
         tensor.shape == copy.shape and tensor.dtype == copy.dtype and tensor.device == copy.device
         for tensor, copy in zip(tensors, copies, strict=True)

@@ -1,1 +1,1 @@
-"""What travels between ranks, and how."""
+"""Messages between ranks: what they contain and how they are sent."""

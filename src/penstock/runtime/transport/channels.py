@@ -1,7 +1,7 @@
-"""Tensors between ranks: what an action takes is received, what it makes is sent.
+"""Channels: receive the inputs of an action, and send its results to other ranks.
 
-`messages` says what is sent, the transport how its bytes travel. Here the two meet: rows are cut
-out of what a stage made, and put together to what a stage takes.
+`messages` decides what is sent, and the transport moves the bytes. The channels connect the two:
+they cut rows out of a stage's results, and assemble the inputs of a stage from received rows.
 """
 
 import os
@@ -32,9 +32,9 @@ SHORT_SPIN_S = 20e-6
 
 
 class Channels(Protocol):
-    """What the action loop asks of the network.
+    """The interface of communication for the action loop.
 
-    What moves for an action is looked up once and then called in every iteration.
+    The functions for an action are looked up once and then called in every iteration.
     """
 
     @property
@@ -43,20 +43,20 @@ class Channels(Protocol):
         ...
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
-        """What gets what ``action`` takes: the tensors for F, the gradients for B and I."""
+        """A function that receives what ``action`` needs: tensors for F, gradients for B and I."""
         ...
 
     def sender(self, action: Action) -> Callable[[Tensors], None] | None:
-        """What sends what ``action`` made to those who need it, at once; ``None``: nobody does."""
+        """A function that sends the results of ``action`` at once; ``None``: no receiver."""
         ...
 
     def drain(self) -> None:
-        """Wait until everything sent is on its way."""
+        """Wait until everything is sent."""
         ...
 
 
 class Places:
-    """Where in a stage's arguments and results each boundary tensor stands, by its name."""
+    """The index of each boundary tensor in a stage's arguments and results, by its name."""
 
     def __init__(self, received: Sequence[TensorSpec], sent: Sequence[TensorSpec]) -> None:
         self.received = {spec.name: place for place, spec in enumerate(received)}
@@ -64,9 +64,9 @@ class Places:
 
 
 class Arrival:
-    """One message on its way to this rank: what came, until its action takes it.
+    """One message to this rank, with its tensors from their arrival until an action takes them.
 
-    ``inlet`` is where it comes from another rank (``None``: from a stage of this one).
+    ``inlet`` receives it from another rank (``None``: it comes from a stage of this rank).
     """
 
     __slots__ = ("inlet", "message", "stream", "tensors")
@@ -80,7 +80,7 @@ class Arrival:
 
 @dataclass
 class PeerMessages:
-    """The messages of one peer in the order in which it sends them, and how many have come."""
+    """The messages of one peer in the order in which it sends them, and how many have arrived."""
 
     arrivals: list[Arrival]
     taken: int = 0
@@ -89,8 +89,8 @@ class PeerMessages:
 class PipelineChannels:
     """The messages of one rank in one kind of iteration, over a transport.
 
-    ``places[stage]`` belong to the stages of this rank, which hand each other tensors as they are:
-    nothing is copied. Without a transport there is only this rank.
+    ``places[stage]`` are given for the stages of this rank. These pass tensors to one another
+    without copying. Without a transport there is only this rank.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PipelineChannels:
     def begin(self, *, announced: bool = True) -> None:
         """Open the channels for one iteration.
 
-        Where all messages are not ``announced`` at once, `proceed` says what comes next.
+        Unless all its messages are ``announced`` at once, call `proceed` to announce them.
         """
         for stream in self._streams:
             stream.taken = 0
@@ -134,24 +134,24 @@ class PipelineChannels:
             self.transport.begin(self._messages.streams if announced else {})
 
     def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
-        """Expect more messages of every peer; after its last one its first comes again."""
+        """Announce more messages of every peer; after its last message its first comes again."""
         if self.transport is not None:
             self.transport.proceed(streams)
 
     def begin_with(self, first: Container[Action]) -> None:
-        """Open the channels for the messages of ``first``, the actions that every peer begins with.
+        """Open the channels for the messages of ``first``, the first actions of every peer.
 
-        `go_on` opens them for the others, `discard` takes what came and is not wanted.
+        Then `go_on` opens them for the other messages, or `discard` drops those of ``first``.
         """
         self.begin(announced=False)
         self.proceed(self._split(first)[0])
 
     def go_on(self, first: Container[Action]) -> None:
-        """Open the channels for all messages but those of ``first``."""
+        """Open the channels for all messages except those of ``first``."""
         self.proceed(self._split(first)[1])
 
     def discard(self, first: Container[Action]) -> None:
-        """Wait for all messages of ``first`` that have not been taken, and drop them."""
+        """Wait for all messages of ``first`` that no action has taken, and drop them."""
         counts = [len(messages) for messages in self._split(first)[0].values()]
         for stream, count in zip(self._streams, counts, strict=True):
             for arrival in stream.arrivals[stream.taken : count]:
@@ -162,7 +162,7 @@ class PipelineChannels:
     def _split(
         self, first: Container[Action]
     ) -> tuple[dict[int, Sequence[Message]], dict[int, Sequence[Message]]]:
-        """Every peer's messages: those of the actions ``first``, and those behind them."""
+        """Every peer's messages of the actions ``first``, and its messages after them."""
         begun, others = dict[int, Sequence[Message]](), dict[int, Sequence[Message]]()
         for peer, stream in self._messages.streams.items():
             count = sum(
@@ -173,7 +173,7 @@ class PipelineChannels:
         return begun, others
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
-        """What takes the messages for ``action`` and puts their rows together."""
+        """A function that receives the messages for ``action`` and joins their rows."""
         gather = self._gatherer(action)
         if self.transport is None:
             return gather
@@ -186,7 +186,7 @@ class PipelineChannels:
         return receive
 
     def sender(self, action: Action) -> Callable[[Tensors], None] | None:
-        """What sends the rows that each consumer needs."""
+        """A function that sends each consumer the rows that it needs."""
         messages = self._messages.outgoing.get(action)
         if not messages:
             return None
@@ -203,7 +203,7 @@ class PipelineChannels:
         return send
 
     def drain(self) -> None:
-        """Wait until everything sent is on its way."""
+        """Wait until everything is sent."""
         if self.transport is not None:
             self.transport.drain()
 
@@ -231,7 +231,7 @@ class PipelineChannels:
                 place = slots[part.spec.name]
                 before = tensors[place]
                 if before is not None and place in borrowed:
-                    # What another stage of this rank made may be another gradient as well.
+                    # Another stage of this rank may use the same tensor, so copy before adding.
                     before = before.clone()
                     borrowed.discard(place)
                 elif before is None and message.sender == self.device:
@@ -240,7 +240,7 @@ class PipelineChannels:
         return tensors
 
     def _take(self, wanted: Arrival) -> list[torch.Tensor]:
-        """The tensors of a message; those that its sender sent before are put aside."""
+        """The tensors of a message; earlier messages of the same sender are stored for later."""
         tensors = wanted.tensors
         if tensors is not None:
             wanted.tensors = None
@@ -292,7 +292,7 @@ class PipelineChannels:
 
 
 def rows_of(tensor: torch.Tensor | None, part: MessagePart) -> torch.Tensor:
-    """The rows of ``part`` in what the sender made; zeros where it made no gradient."""
+    """The rows of ``part`` in the sender's tensor; zeros if it has no gradient."""
     if tensor is None:
         return torch.zeros(part.shape, dtype=part.dtype)
     if part.dim < 0 or tensor.shape[part.dim] == len(part.source_rows):
@@ -303,10 +303,10 @@ def rows_of(tensor: torch.Tensor | None, part: MessagePart) -> torch.Tensor:
 def joined(
     before: torch.Tensor | None, part: MessagePart, arrived: torch.Tensor, kind: Literal["F", "B"]
 ) -> torch.Tensor:
-    """``before`` with the arrived rows: put in their place, or added to it for a gradient.
+    """``before`` with the arrived rows: inserted, or added in the case of a gradient.
 
-    A gradient comes from every stage that read the tensor, in rows of their own cut; the sum over
-    the stages is the gradient. The rows of an activation come once.
+    Every stage that read a tensor sends a gradient, in rows of its own cut; the tensor's gradient
+    is their sum. The rows of an activation arrive once.
     """
     if part.fills_target:
         return arrived if before is None else before.add_(arrived)
@@ -323,13 +323,13 @@ def joined(
 def open_transport(
     world: World, choice: TransportChoice, outgoing_by_rank: Sequence[Sequence[Message]]
 ) -> Transport | None:
-    """The way that suits: shared memory between CPU ranks of one host, process groups else.
+    """Open the best transport: shared memory between CPU ranks of one host, else process groups.
 
-    ``outgoing_by_rank[rank]`` are the messages that a rank sends in a full iteration. ``None``
-    where there is only one rank.
+    ``outgoing_by_rank[rank]`` are the messages that a rank sends in a full iteration. Returns
+    ``None`` if there is only one rank.
 
     Raises:
-        BadInput: shared memory is asked for where it cannot be had.
+        BadInput: shared memory is requested but not possible.
     """
     if world.size == 1:
         return None
@@ -350,15 +350,15 @@ def open_transport(
                 "to open one another's /proc/<pid>/fd; use transport 'process-groups'"
             )
     every = (m for messages in outgoing_by_rank for m in messages)
-    # What stages of one rank hand each other needs no way.
+    # Stages of one rank need no transport between them.
     pairs = {(m.sender, m.receiver) for m in every if m.sender != m.receiver}
     return GroupTransport(world, sorted(pairs))
 
 
 def spin_s(world: World) -> float:
-    """How long a wait may spin before it sleeps: hardly at all where ranks share too few cores.
+    """How many seconds a wait may spin before it sleeps: few if ranks share too few cores.
 
-    The cores are those of all ranks together: each may be bound to one of its own.
+    The cores of all ranks are counted together: each rank may be bound to its own core.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(set[int]().union(*world.gather(os.sched_getaffinity(0))))

@@ -1,7 +1,7 @@
-"""Which tensors travel between which ranks, in which order: derived, never negotiated.
+"""Which tensors are sent between which ranks, in which order.
 
-Both ends of a message compute its parts from the plan, the schedule and the captured tensors, so
-nothing but data is ever sent: no shapes, no sizes, no handshakes.
+Both ends compute the parts of a message from the plan, the schedule and the captured tensors. So
+only data is ever sent: no shapes, no sizes, no handshakes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class BoundaryTensors:
     tensors: tuple[TensorSpec, ...]
 
     def at(self, lengths: LengthsOf) -> "BoundaryTensors":
-        """The same for batches of certain lengths."""
+        """The same tensors for batches of certain lengths."""
         return replace(self, tensors=tuple(spec.at(lengths) for spec in self.tensors))
 
 
@@ -49,8 +49,8 @@ class MessagePart:
     """Rows of one tensor in a message.
 
     ``source_rows`` and ``target_rows`` are its rows in the sender's and the receiver's tensor along
-    ``dim`` (the whole tensor where ``dim`` is -1). ``shape`` is that of the part;
-    ``fills_target`` says that it is all that the receiver's tensor consists of.
+    ``dim`` (-1: the whole tensor). ``shape`` is the shape of the part. ``fills_target``: the part
+    is the receiver's whole tensor.
     """
 
     spec: TensorSpec
@@ -74,7 +74,7 @@ class MessagePart:
 class Message:
     """What one rank sends another for one micro-batch: activations ("F") or gradients ("B").
 
-    ``bytes`` is the size of all parts.
+    ``bytes`` is the total size of its parts.
     """
 
     kind: Literal["F", "B"]
@@ -97,9 +97,9 @@ class Message:
 class RankMessages:
     """All that one rank sends and receives in one iteration.
 
-    ``outgoing`` and ``incoming`` are by the rank's own action; ``streams[peer]`` are the messages
-    from one peer in the order in which it sends them. What stages of one rank hand each other is
-    outgoing and incoming, but in no stream.
+    ``outgoing`` and ``incoming`` have this rank's actions as keys. ``streams[peer]`` are the
+    messages from one peer in the order in which it sends them. Messages between stages of this rank
+    are outgoing and incoming, but not in a stream.
     """
 
     outgoing: dict[Action, tuple[Message, ...]]
@@ -108,10 +108,10 @@ class RankMessages:
 
 
 def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
-    """What crosses from stage to stage; each tensor goes once to every stage that reads it.
+    """The tensors sent between stages; each tensor goes once to every stage that reads it.
 
     Raises:
-        BadInput: a tensor computed from all samples would have to cross between replicas.
+        BadInput: a tensor that is computed from all samples would be sent between replicas.
     """
     crossing: dict[tuple[int, int], list[TensorSpec]] = {}
     for spec, producer_layer, consumer_layers in graph.crossings:
@@ -141,7 +141,7 @@ def messages_of_rank(
     shape: PipelineShape,
     cut: BatchCut,
 ) -> RankMessages:
-    """The messages that ``rank`` sends and receives when ``schedule`` runs on a batch so cut."""
+    """The messages of ``rank`` when ``schedule`` runs on a batch with this cut."""
     outgoing: dict[Action, list[Message]] = {}
     incoming: dict[Action, list[Message]] = {}
     arrivals: dict[int, dict[Action, list[Message]]] = {}
@@ -187,10 +187,10 @@ def messages_of_rank(
 def messages_across(
     boundary: BoundaryTensors, plan: Plan, cut: BatchCut, micro_batch: int
 ) -> Iterator[Message]:
-    """Both directions between two stages: rows that overlap there, their gradients back.
+    """The messages between two stages: rows that both ends need, and their gradients in return.
 
-    A tensor without samples in it goes from one sender to each receiver, and the gradient the
-    same way back, so that its sum over the replicas counts everything once.
+    A tensor without a batch dimension goes from one sender to each receiver, and its gradient back
+    the same path, so that the sum over the replicas counts everything once.
     """
     stages = (boundary.producer, boundary.consumer)
     senders, receivers = (plan.holder(stage, micro_batch).devices for stage in stages)
@@ -223,7 +223,7 @@ def backward_message(
     stages: tuple[int, int],
     gradients: tuple[MessagePart, ...],
 ) -> Message:
-    """The gradients of what went from the first of two ranks to the second."""
+    """The gradients of what the first of two ranks sent to the second."""
     return Message("B", micro_batch, ends[1], ends[0], stages[1], stages[0], gradients)
 
 
@@ -247,6 +247,6 @@ def row_part(
 
 
 def turned(part: MessagePart, producer_rows: int) -> MessagePart:
-    """The same rows on the way back, as a gradient."""
+    """The same rows in the opposite direction, as a gradient."""
     shape = part.spec.shape_for(producer_rows)
     return MessagePart(part.spec, part.shape, part.dim, part.target_rows, part.source_rows, shape)

@@ -1,4 +1,4 @@
-"""Making this rank's shared segment and opening those of its peers."""
+"""Creates this rank's shared segment and opens those of its peers."""
 
 import mmap
 import os
@@ -24,9 +24,9 @@ class Invitation:
 
 
 def supported() -> bool:
-    """Whether this system can share memory as is done here.
+    """Whether this system supports the shared memory used here.
 
-    The rings rely on stores becoming visible in program order, which x86-64 promises.
+    The rings need stores to become visible in program order, which x86-64 guarantees.
     """
     return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
 
@@ -34,7 +34,7 @@ def supported() -> bool:
 def join_segments(
     world: World, rings_in: Mapping[int, RingSize], *, spin_s: float
 ) -> Segments | None:
-    """Create this rank's segment and open the others'; ``None`` on all ranks where one cannot."""
+    """Create this rank's segment and open the others'; ``None`` on all ranks if any rank fails."""
     size = HEADER_BYTES
     rings: dict[int, tuple[int, RingSize]] = {}
     for sender, ring in rings_in.items():
@@ -62,7 +62,7 @@ def join_segments(
 
 
 def accept(invitation: Invitation) -> SharedSegment:
-    """Open a peer's segment, its bell, and a handle that tells when its process ends."""
+    """Open a peer's segment, its bell, and a handle that becomes readable when its process ends."""
     view = open_memory(invitation.pid, invitation.memory, invitation.size_bytes)
     bell = os.open(
         f"/proc/{invitation.pid}/fd/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -71,10 +71,10 @@ def accept(invitation: Invitation) -> SharedSegment:
 
 
 def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:
-    """Map the anonymous memory that ``process`` (maybe this one) has open as ``handle``.
+    """Map the anonymous memory that ``process`` (possibly this one) has open as ``handle``.
 
     Raises:
-        OSError: that may not be done here.
+        OSError: the system does not allow it.
     """
     memory = os.open(f"/proc/{process}/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
     try:

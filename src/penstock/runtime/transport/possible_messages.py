@@ -1,4 +1,4 @@
-"""Which ranks may ever have to send each other something, whatever the size of a batch."""
+"""Which ranks may have to send each other anything, for any size of a batch."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -19,7 +19,7 @@ def messages_by_rank(
     also_crossed: Sequence[BoundaryTensors],
     lengths: LengthsOf,
 ) -> list[list[Message]]:
-    """What every rank sends in a full iteration or may ever send, to size and open the ways."""
+    """The messages that every rank may send, which determine the connections and their sizes."""
     by_rank: list[list[Message]] = []
     for rank in range(ranks):
         iteration = prepare_iteration(plan, boundaries, rank, plan.global_batch, True, lengths)
@@ -34,12 +34,13 @@ def messages_by_rank(
 def rare_messages(
     plan: Plan, boundaries: Sequence[BoundaryTensors], usual: Sequence[Message]
 ) -> Iterator[Message]:
-    """One message for every way that a batch of another size may need, and ``usual`` does not.
+    """One message for every connection that only batches of other sizes need.
 
-    Another number of rows is cut in proportion to the slices, and rounding may move a row to a
-    replica whose rows never meet those of its new neighbour in a full micro-batch. Between stages
-    with equal slices this cannot happen: both cut alike. A tensor without samples may come from any
-    replica. The messages are as large as rows of both ends allow in a full micro-batch.
+    Another number of rows is divided in proportion to the slices. Rounding may then move a row to a
+    replica that exchanges no rows with the same peer in a full micro-batch. Between stages with
+    equal slices this cannot happen, since both divide alike. A tensor without a batch dimension may
+    come from any replica. The messages are as large as rows of both ends allow in a full
+    micro-batch.
     """
     known = {(message.sender, message.receiver) for message in usual}
     for boundary, way in product(boundaries, (0, 1) if plan.mirrored else (0,)):
@@ -59,11 +60,11 @@ def rare_messages(
 
 
 def may_cross(boundary: BoundaryTensors, here: Stage, there: Stage) -> bool:
-    """Whether a replica may ever need what the other stage's replica of another number has."""
+    """Whether a replica may ever need data of a replica of the other stage with another number."""
     return here.slices != there.slices or any(spec.batch_dim < 0 for spec in boundary.tensors)
 
 
 def part_of(spec: TensorSpec, rows: int) -> MessagePart:
-    """Some ``rows`` samples of a tensor."""
+    """A part with ``rows`` samples of a tensor."""
     shape = spec.shape_for(rows)
     return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)

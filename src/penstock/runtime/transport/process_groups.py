@@ -1,7 +1,7 @@
 """Messages by torch.distributed's point-to-point operations: Gloo, or NCCL between GPUs.
 
-Each directed pair of ranks has a process group of its own, so that its messages are one ordered
-stream that no other traffic can hold up; all ranks create all groups in the same order.
+Each directed pair of ranks has its own process group, so that its messages are one ordered stream
+that no other traffic can delay. All ranks create all groups in the same order.
 """
 
 from collections import deque
@@ -22,14 +22,14 @@ from penstock.runtime.transport.messages import Message, MessagePart
 __all__ = ["GroupTransport"]
 
 POSTED_BYTES = 64 << 20
-"""Receives are posted ahead up to so many bytes for each peer, and one in any case."""
+"""Limit of receives posted ahead for each peer, in bytes; one is always posted."""
 
 ALIGNMENT_BYTES = 16
 
 
 @dataclass(slots=True)
 class Posted:
-    """A receive under way: its message, its buffer, and the handle that says when it is done."""
+    """A posted receive: its message, its buffer, and a handle to wait for it."""
 
     message: Message
     buffer: torch.Tensor
@@ -61,22 +61,22 @@ class GroupTransport:
             self._post(peer)
 
     def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
-        """Post more receives, behind those that are left."""
+        """Post more receives, after those that remain."""
         for peer, messages in streams.items():
             self._waiting.setdefault(peer, deque()).extend(messages)
             self._posted.setdefault(peer, deque())
             self._post(peer)
 
     def at(self, position: int) -> None:
-        """Count the actions: their number scales the bound of `announce`."""
+        """Count the actions: the time limit of `announce` is proportional to their number."""
         self._actions += 1
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
-        """What sends ``message``."""
+        """A function that sends ``message``."""
         return partial(self._send, message)
 
     def inlet(self, message: Message) -> "GroupInlet":
-        """What receives ``message``."""
+        """The receiving end of ``message``."""
         return GroupInlet(self, message)
 
     def _send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
@@ -95,7 +95,7 @@ class GroupTransport:
         self._wait(posted.work, message, message.sender)
 
     def take(self, message: Message) -> list[torch.Tensor]:
-        """The parts, as views of their buffer; and post the next receive."""
+        """The parts as views of their buffer; also posts the next receive."""
         posted = self._posted[message.sender].popleft()
         self._post(message.sender)
         return unpacked(message, posted.buffer)
@@ -107,7 +107,7 @@ class GroupTransport:
             self._wait(work, message, message.receiver)
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
-        """A few numbers of every rank; ranks with little to do wait for the busiest."""
+        """Exchange a few numbers of every rank; ranks with little work wait for the busiest."""
         own = torch.tensor(values, dtype=torch.float64)
         rows = [torch.empty_like(own) for _ in range(self._world.size)]
         actions = self._actions
@@ -125,7 +125,7 @@ class GroupTransport:
         return of_all
 
     def abort(self) -> None:
-        """Close the connections; peers' operations end with an error."""
+        """Close the connections; operations of peers then raise an error."""
         for group in (*self._groups.values(), self._sums):
             if group is not None and group in self._world.groups:
                 self._world.groups.remove(group)
@@ -158,7 +158,7 @@ class GroupTransport:
 
     @contextmanager
     def _failing(self, what: str, peer: int) -> Iterator[None]:
-        """Within, an operation of torch's that fails tells who waited for what."""
+        """Within, failed operations of torch raise an error that names the rank and the wait."""
         try:
             yield
         except RuntimeError as cause:
@@ -168,7 +168,7 @@ class GroupTransport:
 
 
 class GroupInlet:
-    """Where one message arrives; see `Inlet`."""
+    """The receiving end of one message; see `Inlet`."""
 
     def __init__(self, transport: GroupTransport, message: Message) -> None:
         self._transport, self._message = transport, message
@@ -178,26 +178,26 @@ class GroupInlet:
         self._transport.await_message(self._message)
 
     def take(self) -> list[torch.Tensor]:
-        """The parts, as views of their buffer; and post the next receive."""
+        """The parts as views of their buffer; also posts the next receive."""
         return self._transport.take(self._message)
 
 
 def abandon(group: dist.ProcessGroup) -> None:
-    """Destroy ``group`` though others may still wait in it."""
+    """Destroy ``group`` although others may still wait in it."""
     try:
         dist.destroy_process_group(group)
     except (RuntimeError, ValueError):
-        # Already gone with a peer that died.
+        # Already destroyed with a peer that died.
         return
 
 
 def aligned(size: int) -> int:
-    """``size`` rounded up, so that every part of a packed message can be viewed in its type."""
+    """``size`` rounded up, so that every part of a packed message can be viewed as its type."""
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def empty_buffer(message: Message, device: torch.device) -> torch.Tensor:
-    """Where a message arrives: a tensor of its only part, or bytes for several."""
+    """A buffer for a message: of its part's type and shape, or of bytes for several parts."""
     if len(message.parts) == 1:
         part = message.parts[0]
         return torch.empty(part.shape, dtype=part.dtype, device=device)
@@ -206,7 +206,7 @@ def empty_buffer(message: Message, device: torch.device) -> torch.Tensor:
 
 
 def packed(message: Message, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One contiguous tensor to send: a single part as it is, several copied behind one another."""
+    """One contiguous tensor to send: a single part itself, several parts copied into a buffer."""
     if len(tensors) == 1:
         return tensors[0].detach().contiguous()
     buffer = empty_buffer(message, tensors[0].device)
@@ -217,7 +217,7 @@ def packed(message: Message, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unpacked(message: Message, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """The parts of an arrived message, as views."""
+    """The parts of a received message, as views."""
     if len(message.parts) == 1:
         return [buffer]
     tensors: list[torch.Tensor] = []
@@ -229,5 +229,5 @@ def unpacked(message: Message, buffer: torch.Tensor) -> list[torch.Tensor]:
 
 
 def view_of(buffer: torch.Tensor, start: int, part: MessagePart) -> torch.Tensor:
-    """The bytes of one part in its own type and shape."""
+    """The bytes of one part, viewed in its type and shape."""
     return buffer[start : start + part.bytes].view(part.dtype).view(part.shape)

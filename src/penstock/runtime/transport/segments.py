@@ -1,9 +1,9 @@
-"""Memory that the ranks of one host share, and the bells by which they wake one another.
+"""Memory that the ranks of one host share, and the pipes by which they wake one another.
 
-Every rank owns one anonymous segment (``memfd``) and one pipe; its peers open both through
-``/proc/<pid>/fd``. Nothing has a name in a file system, so nothing is left behind, however a
-process ends. A segment starts with words that only its owner writes (see `Word`), followed by one
-ring for each rank that sends to the owner.
+Every rank owns one anonymous segment (``memfd``) and one pipe. Its peers open both through
+``/proc/<pid>/fd``. Neither has a name in a file system, so nothing is left behind, however a
+process ends. A segment begins with words that only its owner writes (see `Word`). They are followed
+by one ring for each rank that sends to the owner.
 """
 
 import ctypes
@@ -32,41 +32,41 @@ HEADER_BYTES = 4096
 BANK_WORDS = 64
 CACHE_LINE_BYTES = 64
 SLICE_MS = 5
-"""A sleeper looks around this often, so that a wake-up lost to a race costs no more than this."""
+"""A sleeping rank checks this often, in milliseconds, in case a wake-up is lost in a race."""
 
 
 LEAST_SPIN_S = 20e-6
 
 
 class Word(IntEnum):
-    """Places of the owner's words at the start of its segment, one cache line each."""
+    """Indexes of the owner's words at the start of its segment, one cache line each."""
 
-    ASLEEP = 0  # 1 waits for messages, 2 for messages or for room to send
+    ASLEEP = 0  # 1: waits for messages; 2: waits for messages or for free slots to send
     ABORTED = 8
     CLOSED = 16
-    POSITION = 24  # the action it is at, coded
+    POSITION = 24  # the code of its current action
     CORE = 32  # the processor core it was last seen on
     BANKS = 64  # two banks of values for `announce`
 
 
 @dataclass(frozen=True, slots=True)
 class RingSize:
-    """Slots of a ring and the bytes of each."""
+    """The number of slots of a ring and the bytes of each."""
 
     slots: int
     slot_bytes: int
 
     @property
     def bytes(self) -> int:
-        """With its two counters, each on its own cache line."""
+        """Including its two counters, each on its own cache line."""
         return 2 * CACHE_LINE_BYTES + self.slots * self.slot_bytes
 
 
 @dataclass
 class SharedSegment:
-    """One rank's segment as this process sees it.
+    """One rank's segment, mapped into this process.
 
-    ``rings[sender]`` is where the ring of a sender starts, and its size.
+    ``rings[sender]`` is the offset of a sender's ring, and its size.
     """
 
     memory: mmap.mmap
@@ -82,9 +82,9 @@ class SharedSegment:
         self.numbers = header.cast("d")
 
     def ring_bell(self) -> None:
-        """Wake the owner; a full pipe means that it has been woken already.
+        """Wake the owner. A full pipe means that it has already been woken.
 
-        Its word is cleared first, so that it is woken once and not by every message until it runs.
+        Its ASLEEP word is cleared first, so that later messages do not wake it again.
         """
         self.words[Word.ASLEEP] = 0
         with suppress(BlockingIOError, BrokenPipeError):
@@ -92,7 +92,7 @@ class SharedSegment:
 
 
 class Segments:
-    """All ranks' segments, and the waiting in them."""
+    """The segments of all ranks, with functions that wait for changes in them."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class Segments:
         advance: Callable[[], bool] | None = None,
         progress: Callable[[], object] | None = None,
     ) -> None:
-        """Return once ``ready()``, which ``peer`` brings about; spin a moment, then sleep.
+        """Wait until ``ready()``, which ``peer`` causes; spins for a moment, then sleeps.
 
-        ``advance`` moves this rank's own waiting messages on and says whether some are left. The
+        ``advance`` sends this rank's own unsent messages and returns whether some are left. The
         time limit starts again whenever ``progress()`` has changed.
 
         Raises:
-            Stalled: not ready within the time limit; ``what()`` says what was waited for.
-            RunFailed: a peer failed or vanished meanwhile.
+            Stalled: not ready within the time limit; ``what()`` describes what was waited for.
+            RunFailed: a peer failed or its process ended meanwhile.
         """
         start = time.perf_counter()
         if self._spun_until(ready, peer, advance, start):
@@ -143,7 +143,7 @@ class Segments:
                 seen, start = progress(), time.perf_counter()
             if time.perf_counter() - start > self._timeout_s:
                 raise Stalled(f"rank {self.rank} waited {self._timeout_s:g} s for {what()}")
-        # A sleep that was short should have been a spin; a long one makes the next spin shorter.
+        # After a short sleep, spinning would have been better; after a long one, spin less.
         paid = time.perf_counter() - start < self._spin_limit_s
         wanted = self._spin_s * 2 if paid else self._spin_s / 2
         self._spin_s = min(max(wanted, LEAST_SPIN_S), self._spin_limit_s)
@@ -155,9 +155,9 @@ class Segments:
         advance: Callable[[], bool] | None,
         start: float,
     ) -> bool:
-        """Look again and again for a while: a sleeper is woken late, and on the waker's core.
+        """Check repeatedly for a while: sleeping costs a late wake-up, on the core of the waker.
 
-        Not where the peer was last seen on this core, which it needs to make its move.
+        Does not spin if the peer was last seen on this core, which it needs to continue.
         """
         words = self.all[peer].words if peer >= 0 else self.own.words
         while True:
@@ -189,7 +189,7 @@ class Segments:
                 continue
             if self.peers[peer].words[Word.CLOSED]:
                 self._poll.unregister(handle)
-            # What it sent before it ended is still there.
+            # What it sent before it ended can still be read.
             elif not ready():
                 raise PeerVanished(
                     peer, f"rank {peer} ended while rank {self.rank} waited for {what()}"
@@ -198,11 +198,11 @@ class Segments:
     def announce(
         self, values: list[float], what: str, advance: Callable[[], bool] | None = None
     ) -> Callable[[], list[list[float]]]:
-        """Give this rank's values; what is returned waits for those of all ranks, by rank.
+        """Publish this rank's values. The returned function waits for those of all ranks, by rank.
 
-        Every rank gives equally many, and waits for them before it gives the next. So two banks
-        suffice: a rank that writes values n + 2 has seen everybody's n + 1, which they wrote after
-        reading all n. ``advance`` is that of `wait`.
+        Every rank publishes equally many values, and waits for them before it publishes the next.
+        So two banks suffice: a rank that writes values n + 2 has seen everybody's n + 1, which were
+        written after reading all n. ``advance`` is that of `wait`.
         """
         self._exchanges += 1
         number = self._exchanges
@@ -236,17 +236,17 @@ class Segments:
         return of_all
 
     def positions(self) -> tuple[int, ...]:
-        """Where every peer is, as it last said."""
+        """The latest published action of every peer."""
         return tuple(segment.words[Word.POSITION] for segment in self.peers.values())
 
     def abort(self) -> None:
-        """Tell every peer that this rank cannot go on."""
+        """Signal every peer that this rank has failed."""
         self.own.words[Word.ABORTED] = 1
         for segment in self.peers.values():
             segment.ring_bell()
 
     def close(self) -> None:
-        """Leave in peace."""
+        """Mark this rank as closed and close its handles."""
         self.own.words[Word.CLOSED] = 1
         for segment in self.peers.values():
             os.close(segment.bell)
@@ -256,4 +256,4 @@ class Segments:
 
 
 own_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
-"""The processor core that this process runs on (a library call of less than a microsecond)."""
+"""The processor core of this process (a library call that takes less than a microsecond)."""

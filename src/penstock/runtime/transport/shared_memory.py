@@ -1,8 +1,8 @@
 """Messages between ranks of one host through rings in shared memory.
 
-One ring for each direction of each pair of ranks that talk, written by one process and read by
-one. A tensor takes one slot, a larger one several. Against two system calls and two threads for
-every Gloo message, a message here is one copy in, one copy out and two counters.
+There is one ring for each direction of each pair of communicating ranks, with one writer and one
+reader. A tensor takes one slot, a larger one several. A Gloo message takes two system calls and two
+threads; a message here takes one copy in, one copy out and two counters.
 """
 
 from collections import deque
@@ -27,13 +27,13 @@ SLOT_LIMIT_BYTES = 1 << 20
 RING_LIMIT_BYTES = 2 << 20
 LEAST_SLOTS = 4
 HEAD, TAIL = 0, CACHE_LINE_BYTES // 8
-# Plain numbers: looking up a member of an enumeration takes as long as reading the memory.
+# Plain numbers: looking up a member of an enumeration takes as long as the memory access.
 ASLEEP, POSITION, CORE = int(Word.ASLEEP), int(Word.POSITION), int(Word.CORE)
 KINDS_KEPT = 64
 
 
 def ring_size(messages: Sequence[Message]) -> RingSize:
-    """Room for all ``messages`` of an iteration where that is little, else for a few."""
+    """A ring for all ``messages`` of an iteration if they are small, else for a few."""
     parts = [part.bytes for message in messages for part in message.parts]
     largest = max(parts, default=1)
     slot = min(-(-largest // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, SLOT_LIMIT_BYTES)
@@ -42,9 +42,9 @@ def ring_size(messages: Sequence[Message]) -> RingSize:
 
 
 class SlotRing:
-    """The slots from one rank to another, seen by either of them.
+    """The slots from one rank to another, used by either of them.
 
-    ``head`` counts the slots ever written, ``tail`` those ever read; each is written at one end.
+    ``head`` counts the slots ever written, ``tail`` those ever read. One end writes each counter.
     """
 
     def __init__(self, segment: SharedSegment, sender: int) -> None:
@@ -57,14 +57,14 @@ class SlotRing:
         self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[torch.Tensor | None]] = {}
 
     def slot(self, number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """Slot ``number`` (counted without end) as a tensor."""
+        """Slot ``number`` (modulo the number of slots) as a tensor."""
         views = self.views(dtype, shape)
         place = number % self.slots
         view = views[place]
         return view if view is not None else self.new_view(views, place, dtype, shape)
 
     def views(self, dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
-        """Tensors of one kind in each of the slots, as far as they have been made."""
+        """The tensors of one type and shape in each slot; ``None`` where not created yet."""
         found = self._views.get((dtype, shape))
         if found is None:
             if len(self._views) >= KINDS_KEPT:
@@ -79,7 +79,7 @@ class SlotRing:
         dtype: torch.dtype,
         shape: tuple[int, ...],
     ) -> torch.Tensor:
-        """The tensor in slot ``place``, noted in ``views``."""
+        """Create the tensor in slot ``place`` and store it in ``views``."""
         start = self._data + place * self.slot_bytes
         count = torch.Size(shape).numel()
         flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
@@ -87,7 +87,7 @@ class SlotRing:
         return view
 
     def has_room(self) -> bool:
-        """At the writing end: whether a slot is free."""
+        """Whether a slot is free; for the writing end."""
         if self.head - self.tail < self.slots:
             return True
         self.tail = self.counters[TAIL]
@@ -119,13 +119,13 @@ class SharedMemoryTransport:
         """Nothing to prepare: the rings are always open."""
 
     def at(self, position: int) -> None:
-        """Note the action where the peers can read it."""
+        """Publish the current action for the peers."""
         words = self._words
         words[POSITION] = position
         words[CORE] = own_core()
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
-        """What sends ``message``: straight into the next slot where it is small and has room."""
+        """A function that sends ``message``; it writes into the next slot at once if possible."""
         peer = message.receiver
         ring, unsent = self._into[peer], self._unsent[peer]
         if len(message.parts) != 1 or not 0 < message.bytes <= ring.slot_bytes:
@@ -153,11 +153,11 @@ class SharedMemoryTransport:
         return send
 
     def inlet(self, message: Message) -> "RingInlet":
-        """Where ``message`` arrives."""
+        """The receiving end of ``message``."""
         return RingInlet(self, self._from[message.sender], message)
 
     def _send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy into the ring what has room; the rest follows when this rank waits or sends."""
+        """Copy into free slots of the ring; the rest follows when this rank waits or sends."""
         ring = self._into[peer]
         unsent = self._unsent[peer]
         if unsent:
@@ -199,19 +199,19 @@ class SharedMemoryTransport:
         )
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
-        """A few numbers of every rank, when what is returned is called."""
+        """Publish a few numbers. The returned function waits for those of every rank."""
         return self.segments.announce(values, what, self._flush)
 
     def abort(self) -> None:
-        """Raise the flag that peers look at while they wait."""
+        """Set the flag that waiting peers check."""
         self.segments.abort()
 
     def close(self) -> None:
-        """Close the handles; the memory goes with the last process that has it open."""
+        """Close the handles; the memory is freed when the last process closes it."""
         self.segments.close()
 
     def segment_of(self, peer: int) -> SharedSegment:
-        """The shared memory that a peer owns."""
+        """The segment that a peer owns."""
         return self.segments.peers[peer]
 
     def _receive_pieces(
@@ -225,7 +225,7 @@ class SharedMemoryTransport:
         return whole
 
     def await_slot(self, ring: SlotRing, message: Message) -> None:
-        """Wait until there is something to read; ``ring.head`` is the last count that was seen."""
+        """Wait until a slot can be read; ``ring.head`` caches the latest counter value."""
         if ring.head > ring.tail:
             return
         counters, tail = ring.counters, ring.tail
@@ -252,7 +252,7 @@ class SharedMemoryTransport:
             segment.ring_bell()
 
     def _flush(self) -> bool:
-        """Move waiting pieces into their rings; whether some are left."""
+        """Move unsent pieces into their rings; returns whether some are left."""
         for peer, unsent in self._unsent.items():
             if unsent:
                 self._flush_one(peer)
@@ -275,7 +275,7 @@ class SharedMemoryTransport:
 
 
 class RingInlet:
-    """Where one message arrives; see `Inlet`."""
+    """The receiving end of one message; see `Inlet`."""
 
     def __init__(self, transport: SharedMemoryTransport, ring: SlotRing, message: Message) -> None:
         self._transport, self._ring, self._message = transport, ring, message
@@ -312,7 +312,7 @@ class RingInlet:
 
 
 def pieces(tensor: torch.Tensor, limit_bytes: int) -> Sequence[torch.Tensor]:
-    """The tensor itself where it fits, else flat runs of it; nothing of an empty one."""
+    """The tensor itself if it fits, else flat pieces of it; none of an empty tensor."""
     size = tensor.nbytes
     if size <= limit_bytes:
         return (tensor,) if size else ()

@@ -1,4 +1,4 @@
-"""The seam below the channels: how the bytes of a message get from one rank to another."""
+"""The interface of transports, which move the bytes of a message from one rank to another."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -13,75 +13,75 @@ __all__ = ["Inlet", "Transport", "announced", "position_code", "position_name"]
 KINDS = "FBIWR"
 
 ANNOUNCED_AT_ONCE = 48
-"""A transport carries some 60 numbers at once."""
+"""How many numbers are announced at once; a transport can carry about 60."""
 
 
 class Inlet(Protocol):
-    """Where one message arrives; used when it is the next one of its sender."""
+    """The receiving end of one message; used when it is the next message of its sender."""
 
     def wait(self) -> None:
-        """Wait until the message is there (or begins to be).
+        """Wait until the message has arrived, at least its beginning.
 
         Raises:
-            Stalled: it did not come in time.
-            RunFailed: its sender, or another rank, failed.
+            Stalled: it did not arrive in time.
+            RunFailed: its sender or another rank failed.
         """
         ...
 
     def take(self) -> list[torch.Tensor]:
-        """The parts of the message that was waited for, as new tensors."""
+        """The parts of the message as new tensors; call `wait` before."""
         ...
 
 
 class Transport(Protocol):
-    """Ordered, reliable, one direction at a time: what a rank sends a peer arrives in order.
+    """Sends messages reliably; the messages from one rank to another arrive in order.
 
-    Both ends know every message beforehand, so none carries its shape.
+    Both ends know every message beforehand, so messages contain no shapes.
     """
 
     def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
-        """Prepare for an iteration; ``streams[peer]`` will arrive from ``peer``, in this order."""
+        """Prepare for an iteration; ``streams[peer]`` will arrive from ``peer`` in this order."""
         ...
 
     def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
-        """More will arrive, behind what has been announced and not been taken yet."""
+        """Expect more messages, after those that were announced and have not been taken yet."""
         ...
 
     def at(self, position: int) -> None:
-        """Note which action this rank is at, for the messages of those who wait for it.
+        """Publish the current action of this rank, for error messages of ranks that wait for it.
 
         ``position`` is its `position_code`.
         """
         ...
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
-        """What sends the parts of ``message``: returns at once, never waits for the receiver.
+        """A function that sends the parts of ``message`` without waiting for the receiver.
 
-        Made once and called in every iteration.
+        It is created once and called in every iteration.
         """
         ...
 
     def inlet(self, message: Message) -> Inlet:
-        """What waits for ``message`` and takes it; made once, used in every iteration."""
+        """The receiving end of ``message``; created once, used in every iteration."""
         ...
 
     def drain(self) -> None:
-        """Wait until everything sent is on its way, so that nothing is left for the next time."""
+        """Wait until everything is sent, so that nothing is left for the next iteration."""
         ...
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
-        """Give a few numbers of this rank; what is returned waits for those of all, by rank.
+        """Publish a few numbers. The returned function waits for those of all ranks, by rank.
 
-        Every rank calls it before it announces more.
+        Every rank must call it before the next `announce`.
         """
         ...
 
     def abort(self) -> None:
-        """Tear the connection down so that peers notice; nothing can be sent any more."""
+        """Close the connections so that peers notice; nothing can be sent afterwards."""
         ...
 
     def close(self) -> None:
-        """Leave in peace; every rank does."""
+        """Close the connections without an error; all ranks do so."""
         ...
 
 
@@ -90,7 +90,7 @@ def announced(
 ) -> Callable[[], list[list[float]]]:
     """`Transport.announce` for any count of numbers; without a transport there is only this rank.
 
-    Those that are too many follow when they are waited for.
+    Numbers over the limit are exchanged when the returned function is called.
     """
     if transport is None:
         return lambda: [values]
@@ -106,7 +106,7 @@ def announced(
 
 
 def position_code(action: Action) -> int:
-    """An action as a number that is never 0.
+    """Encode an action as a number other than 0.
 
     >>> position_name(position_code(Action("B", 3, 17)))
     'B17'
@@ -115,5 +115,5 @@ def position_code(action: Action) -> int:
 
 
 def position_name(code: int) -> str:
-    """The action's kind and micro-batch, as messages name it."""
+    """The action's kind and micro-batch, as used in error messages."""
     return f"{KINDS[(code >> 48) - 1]}{code & 0xFFFFFFFF}"
