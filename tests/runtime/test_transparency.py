@@ -102,7 +102,7 @@ def test_a_pipeline_equals_one_device(results: dict[str, dict[str, list[str]]], 
 
 
 def test_eight_ranks_equal_one_device() -> None:
-    options = {"schedules": ("1f1b", "zb-v")}
+    options = {"schedules": ("1f1b", "zb-h1")}
     for found in launch_workers(run_cases, (["mlp"], [(2, 3, 2, 1)], options), workers=8):
         assert_all_equal(found, [(["mlp"], [(2, 3, 2, 1)], options)])
 

@@ -91,3 +91,13 @@ def test_every_choice_of_a_policy_is_a_number_of_it() -> None:
 def test_the_same_shape_gives_the_same_order() -> None:
     shape = PipelineShape(3, 7, memory_bytes=(2.0, 2.0, 1.0))
     assert list_schedule(shape) == list_schedule(shape)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 5])
+def test_the_quick_bound_is_what_equal_parts_take_without_a_bubble(groups: int) -> None:
+    """The last group waits for the first forward only, and then never again."""
+    shape = PipelineShape(groups, 2 * groups, costs=(StageCost(1.0, 1.0, 1.0),) * groups)
+    found_s = quick_bound_s(arrays_of(shape, split=True), shape)
+    assert found_s == groups - 1 + 3 * shape.micro_batches
+    whole_s = quick_bound_s(arrays_of(shape, split=False), shape)
+    assert whole_s == 3 * (shape.micro_batches + groups - 1)
