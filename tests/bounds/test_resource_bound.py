@@ -22,7 +22,7 @@ from penstock.bounds.lower_bound import (
 )
 from penstock.bounds.resource_bound import chains_of, resource_bound
 from penstock.bounds.shortened_chain import ShortenedChain, shortened
-from penstock.bounds.visits import Replicas, Setting, recompute_s, replica_counts, traffic_of
+from penstock.bounds.visits import Replicas, Setting, recompute_s, replica_counts
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
@@ -276,7 +276,7 @@ def test_what_a_visit_cannot_keep_it_computes_again():
     layers = tuple(replace(layer, saved_bytes=Affine(per_sample=1.0)) for layer in profile.layers)
     problem = every_order(replace(profile, layers=layers), equal_hosts(1, memory=2.0), 8)
     chain = chains_of(problem, 1)[0]
-    setting = Setting(problem, chain, traffic_of(chain), link_limits(problem.cluster), (1.0,), 1)
+    setting = Setting(problem, chain, link_limits(problem.cluster), (1.0,), 1)
     again_s = recompute_s(setting, Replicas(1, 1), 8)
     assert again_s[0, 4] == pytest.approx(8 * 2) and again_s[0, 2] == pytest.approx(0)
     off = replace(setting, problem=replace(problem, recompute="off"))

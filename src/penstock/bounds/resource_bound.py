@@ -16,6 +16,7 @@ choices follow the answers of the chain (fictitious play, Brown 1951), a few ste
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -30,7 +31,6 @@ from penstock.bounds.visits import (
     full_speeds,
     has_whole_backwards,
     may_be_mirrored,
-    traffic_of,
 )
 from penstock.plan.problem import PlanningProblem
 
@@ -186,29 +186,45 @@ def mirrored(visits: Visits) -> bool:
     return any(kind.copies > 1 for kind in visits.kinds)
 
 
+@dataclass(frozen=True)
+class Relaxation:
+    """A chain in one direction or both. Its prices are made when they are first asked for.
+
+    Where one chain shows that a time is too short, the others are not looked at.
+    """
+
+    setting: Setting
+    mirrored: bool
+
+    @cached_property
+    def prices(self) -> Prices:
+        """The prices, and all ways to visit."""
+        return Prices(visits_of(self.setting, mirrored=self.mirrored))
+
+
 def resource_bound(problem: PlanningProblem, floors_s: dict[int, float]) -> Answer:
     """Seconds that no plan of ``problem`` beats in any order; ``floors_s`` are known by size.
 
     Infinite where no plan fits in memory. Sizes whose floor is above the least found are left out.
     """
-    mirrored = may_be_mirrored(problem)
+    directions = (False, True) if may_be_mirrored(problem) else (False,)
     limits, best = link_limits(problem.cluster), Answer(inf, 0)
     speeds = tuple(full_speeds(problem.cluster))
     for size in sorted(floors_s, key=floors_s.__getitem__):
         if floors_s[size] >= best.seconds:
             break
         chains = chains_of(problem, size) if len(problem.cluster.devices) <= MOST_DEVICES else []
-        relaxed: list[Prices] = []
-        for directions in (False, True) if mirrored else (False,):
-            for chain in chains:
-                setting = Setting(problem, chain, traffic_of(chain), limits, speeds, size)
-                relaxed.append(Prices(visits_of(setting, mirrored=directions)))
+        relaxed = [
+            Relaxation(Setting(problem, chain, limits, speeds, size), mirrored)
+            for mirrored in directions
+            for chain in chains
+        ]
         found_s = floors_s[size]
         if chains:
             found_s = least_kept(relaxed, len(chains), found_s, best.seconds)
         if found_s < best.seconds:
-            nearest = min(relaxed, key=lambda prices: prices.kept_s, default=None)
-            best = Answer(found_s, size, nearest.argument if nearest else "")
+            nearest = min(relaxed, key=lambda one: one.prices.kept_s, default=None)
+            best = Answer(found_s, size, nearest.prices.argument if nearest else "")
     return best
 
 
@@ -221,12 +237,12 @@ def chains_of(problem: PlanningProblem, rows: int) -> list[ShortenedChain]:
     return [every[length] for length in short[:CHAINS]]
 
 
-def least_kept(relaxed: list[Prices], chains: int, floor_s: float, most_s: float) -> float:
+def least_kept(relaxed: list[Relaxation], chains: int, floor_s: float, most_s: float) -> float:
     """The least time that all chains of some direction keep, rounded down; at most ``most_s``."""
 
     def kept(time_s: float) -> bool:
         return any(
-            all(prices.keep_within(time_s) for prices in relaxed[first : first + chains])
+            all(one.prices.keep_within(time_s) for one in relaxed[first : first + chains])
             for first in range(0, len(relaxed), chains)
         )
 

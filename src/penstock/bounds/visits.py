@@ -31,7 +31,6 @@ __all__ = [
     "reduce_s",
     "replica_counts",
     "runs",
-    "traffic_of",
     "visit_times",
 ]
 
@@ -85,7 +84,6 @@ class Setting:
 
     problem: PlanningProblem
     chain: ShortenedChain
-    traffic: Traffic
     limits: LinkLimits
     speeds: tuple[float, ...]
     rows: int
@@ -99,6 +97,11 @@ class Setting:
     def devices(self) -> int:
         """How many devices there are."""
         return len(self.problem.cluster.devices)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """Bytes and messages of every run of the chain's layers."""
+        return traffic_of(self.chain)
 
     @cached_property
     def whole(self) -> bool:
