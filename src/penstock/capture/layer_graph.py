@@ -1,4 +1,4 @@
-"""A captured model: layers in execution order, the tensors between them, and single stages."""
+"""The layer graph: a captured model as layers in execution order, with the tensors between them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -9,8 +9,8 @@ from penstock.errors import BadInput
 __all__ = ["ACTION_KINDS", "KIND_CODES", "Action", "ActionKind", "parse_action"]
 
 ActionKind: TypeAlias = Literal["F", "B", "I", "W", "R"]
-"""F: forward. B: whole backward. R: recomputation of the forward. A backward can also be split in
-two: I computes the gradients of the stage's inputs, W those of its weights."""
+"""F: forward. B: whole backward. R: recomputation of the forward. A split backward has two halves:
+I computes the gradients of the stage's inputs, W those of its weights."""
 
 ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 """Every kind. Arrays hold a kind as its index in this tuple."""
