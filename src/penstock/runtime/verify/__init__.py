@@ -1,1 +1,1 @@
-"""Whether a pipeline computes what the model left whole computes."""
+"""Verification that a pipeline computes the same as the whole model."""

@@ -1,4 +1,4 @@
-"""The first step of a training, compared with the user's own module before it changes anything."""
+"""Compares the first training step with the user's own module, before it changes anything."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,11 +28,11 @@ Batches = Sequence[Sequence[torch.Tensor]]
 
 
 class FirstStep:
-    """Compares the first step; ``result`` is there afterwards.
+    """Compares the first step. ``result`` is set afterwards.
 
-    The step itself, which costs what the user's module takes; its dropout is drawn once more. Where
-    that cannot be, where gradients are scaled or weights change without a flush, the batch goes
-    through the pipeline once more, without dropout.
+    The step itself is compared, so the only cost is a run of the user's module, which draws the
+    same dropout. If that is not possible, because gradients are scaled or weights change without a
+    flush, the batch runs through the pipeline a second time, without dropout.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -40,10 +40,10 @@ class FirstStep:
         self.result: VerifyResult | None = None
 
     def flushed(self, training: Training, batches: Batches) -> StepMetrics:
-        """The step itself, in a schedule that runs empty after every batch.
+        """Take the first step and compare it, with a schedule that drains after every batch.
 
         Raises:
-            RunFailed: it is not that of the user's module; nothing was trained.
+            RunFailed: it differs from the step of the user's module; nothing was trained.
         """
         worker = self._worker
         if training.scaler is not None:
@@ -69,7 +69,7 @@ class FirstStep:
     def _without_dropout(
         self, reference: Reference, buffers: Mapping[str, torch.Tensor], batches: Batches
     ) -> VerifyResult:
-        """The same batches once more, from the ``buffers`` before them; what they left stays."""
+        """Compare the same batches again, starting with ``buffers``; new buffer values are kept."""
         worker = self._worker
         means, named = worker.means, dict(worker.held.named_buffers())
         with kept_buffers(named.values()):
@@ -83,7 +83,7 @@ class FirstStep:
         return result
 
     def beforehand(self, batches: Batches) -> None:
-        """Compare without taking the step (RunFailed as `flushed`)."""
+        """Compare without taking the step (raises RunFailed as `flushed`)."""
         self._judge(compared_without_dropout(self._worker, batches))
 
     def _judge(self, result: VerifyResult) -> None:
@@ -97,7 +97,7 @@ class FirstStep:
 
 
 def dropout_states(worker: Worker, leaves: Sequence[torch.Tensor]) -> DropoutStates:
-    """What notes the dropout that this rank draws in a step on one batch."""
+    """A mode that records the dropout which this rank draws in a step on one batch."""
     lengths = worker.graph.lengths_of(dict(enumerate(leaves)))
     parts = worker.stages.prepared(leaves[0].shape[0], True, lengths).iteration.parts
     rows = {stage: part.rows for stage, part in parts.items()}

@@ -1,11 +1,11 @@
-"""The means that a user's loss is a sum of, each with the number of its terms, seen as it is run.
+"""Finds the means that a user's loss is made of, with their numbers of terms, while it runs.
 
     loss = cross_entropy(a, words) + 0.1 * cross_entropy(b, next)        two means
-    loss = (errors * mask).sum() / mask.sum()                            one
+    loss = (errors * mask).sum() / mask.sum()                            one mean
     loss = mse_loss(output, target)                                      none: rows count
 
-Gradient accumulation over micro-batches weights each mean by its own number of terms, and what is
-left of the loss by rows.
+Gradient accumulation over micro-batches weights each mean by its own number of terms, and the rest
+of the loss by rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ DIVISIONS = frozenset(
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """The loss of ``rows`` samples: its means, how many terms each has, the factor of each.
+    """The loss of ``rows`` samples: its means, their numbers of terms and their factors in it.
 
-    ``alone`` says that it is a single mean, of which nothing is left.
+    ``alone``: the loss is a single mean and nothing else.
     """
 
     loss: torch.Tensor
@@ -47,8 +47,8 @@ class MeasuredLoss:
 
     @property
     def rest(self) -> float:
-        """The value of what is no mean."""
-        # Not the difference: a mean of no terms is NaN.
+        """The value of the loss without its means."""
+        # Not computed as a difference then, since a mean without terms is NaN.
         if self.alone:
             return 0.0
         parts = zip(self.factors, self.means, strict=True)
@@ -56,7 +56,7 @@ class MeasuredLoss:
 
 
 class LossTerms(TorchCalls):
-    """While active, remembers means over terms that can be counted."""
+    """While active, records means whose terms can be counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class LossTerms(TorchCalls):
         self._last: torch.Tensor | None = None
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``; note its divisor where it is a mean of a loss."""
+        """Call ``func``; if its result is a mean in a loss, record its divisor."""
         result = func(*args, **kwargs)
         count: torch.Tensor | None = None
         if func is functional.cross_entropy or func is functional.nll_loss:
@@ -73,13 +73,13 @@ class LossTerms(TorchCalls):
             count = args[1] if len(args) > 1 else None
         if is_number(result, trained=True) and is_number(count, trained=False):
             self._seen.append((result, count.clone()))
-            # What is done to it in place (``loss += ...``) is no part of the mean.
+            # Later changes in place (``loss += ...``) are not part of the mean.
             self._last = result.clone()
             return self._last
         return result
 
     def measured(self, loss: torch.Tensor, rows: int) -> MeasuredLoss:
-        """The means that ``loss`` was made of; of one within another, the outer."""
+        """The means that ``loss`` is made of; of nested means only the outer one."""
         counts: list[float] = []
         means: list[torch.Tensor] = []
         factors: list[float] = []
@@ -94,18 +94,18 @@ class LossTerms(TorchCalls):
 
 
 def is_number(value: object, *, trained: bool) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a tensor of one number that is, or is not, trained."""
+    """Whether ``value`` is a scalar tensor that requires a gradient (``trained``), or does not."""
     return isinstance(value, torch.Tensor) and not value.dim() and value.requires_grad == trained
 
 
 def slope(value: torch.Tensor, by: torch.Tensor) -> float | None:
-    """The derivative of a number by one that it was computed from; ``None`` where it was not."""
+    """The derivative of ``value`` with respect to ``by``; ``None`` if it does not depend on it."""
     (found,) = torch.autograd.grad(value, by, retain_graph=True, allow_unused=True)
     return None if found is None else float(found)
 
 
 def accumulate(parts: Sequence[MeasuredLoss], scale: float = 1.0) -> float:
-    """Run the backwards of all micro-batches; the loss of all of them together.
+    """Run the backwards of all micro-batches; returns the loss of all of them together.
 
     Gradients are those of ``scale`` times the loss.
     """

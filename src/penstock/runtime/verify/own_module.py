@@ -1,8 +1,8 @@
-"""The user's own module, run plainly: what a pipeline must be equal to.
+"""Runs the user's own module directly; a pipeline must give the same results.
 
-Nothing that capture made takes part: hooks, custom backwards and whatever else the module holds act
-as they do in the user's own script. Its tensors get the pipeline's values for the while. Afterwards
-tensors, gradients, attributes and random states are as before.
+Nothing that capture made takes part: hooks, custom backwards and all else in the module act as in
+the user's own script. The module's tensors get the pipeline's values while it runs. Afterwards
+tensors, gradients, attributes and random states are restored.
 """
 
 import random
@@ -34,8 +34,8 @@ CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 class OwnRun:
     """Loss, gradients and buffers of the user's module on a batch, by first names in the model.
 
-    ``types`` are those of the numbers it was trained in; ``dropped`` says whether dropout had to be
-    switched off. ``random`` names the line that draws other random numbers, if any does.
+    ``types`` are the element types of the tensors with gradients. ``dropped``: dropout had to be
+    switched off. ``random`` names the line that draws other random numbers, if there is one.
     """
 
     loss: float
@@ -56,19 +56,19 @@ def run_own_module(
     autocast: torch.dtype | None,
     masks: Masks = (),
 ) -> OwnRun:
-    """Forward and backward of the user's module and loss, with ``values`` as its tensors.
+    """Run forward and backward of the user's module and loss, with ``values`` as its tensors.
 
-    ``micro_batches`` are the rows of each micro-batch: one range for the whole batch at once.
-    Dropout is off, or has the ``masks`` of a step.
+    ``micro_batches`` are the rows of each micro-batch; one range runs the whole batch at once.
+    Dropout is off, or uses the ``masks`` of a step.
 
     Raises:
-        OtherMasks: the module calls dropout in another way than the step did.
+        OtherMasks: the module's calls of dropout differ from those of the step.
     """
     module = graph.own_module()
     placed = [leaf.to(device) for leaf in leaves]
     same, off, seen = SameDropout(masks, device), WithoutDropout(), TrainedTypes()
 
-    # In half precision small gradients vanish unless the loss is scaled, as the pipeline's is.
+    # In half precision small gradients become zero unless the loss is scaled, as in the pipeline.
     scale = float(placed[0].shape[0]) if autocast == torch.float16 else 1.0
 
     def run() -> float:
@@ -105,14 +105,14 @@ def run_own_module(
 
 
 class TrainedTypes(TorchCalls):
-    """While active, collects the ``types`` of the trained numbers that functions return."""
+    """While active, collects the element types of results that require gradients."""
 
     def __init__(self) -> None:
         super().__init__()
         self.types: set[torch.dtype] = set()
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``, and note the type of what it returns."""
+        """Call ``func``, and record the type of its result."""
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.requires_grad:
             self.types.add(result.dtype)
@@ -122,7 +122,7 @@ class TrainedTypes(TorchCalls):
 def measured_loss(
     module: nn.Module, leaves: Sequence[torch.Tensor], rows: range, precision: Any
 ) -> MeasuredLoss:
-    """The loss of some rows, and the means in it."""
+    """The loss of some rows, with the means in it."""
     terms = LossTerms()
     with precision, terms:
         loss = module(*(leaf[rows.start : rows.stop] for leaf in leaves))[0]
@@ -130,7 +130,7 @@ def measured_loss(
 
 
 def names_of(module: nn.Module) -> dict[str, str]:
-    """From the names of all tensors, repeated ones too, to the first name in the user's model."""
+    """Map the names of all tensors, duplicates included, to first names in the user's model."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     for named in (module.named_parameters, module.named_buffers):
@@ -146,10 +146,10 @@ def own_tensors(
     values: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Within, the module's tensors have ``values`` and no gradients; gives them by first name.
+    """Within, the module's tensors have ``values`` and no gradients; yields them by first name.
 
-    Parameters stay the same objects, as code of the user may hold them; those without values of
-    their own (on the meta device) cannot.
+    Parameters stay the same objects, since the user's code may hold them. Parameters without values
+    (on the meta device) are replaced.
     """
     held: dict[str, torch.Tensor] = {}
     with ExitStack() as undo:
@@ -175,7 +175,7 @@ def own_tensors(
 
 
 def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torch.Tensor:
-    """A tensor in the place of ``old``; a parameter keeps its hooks."""
+    """A tensor to take the place of ``old``; a parameter keeps its hooks."""
     if not isinstance(old, nn.Parameter):
         return value.clone() if copied else value
     new = nn.Parameter(value, requires_grad=old.requires_grad)
@@ -187,12 +187,12 @@ def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torc
 
 
 def set_tensor(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Make ``tensor`` the owner's; by its own way, as recurrent modules keep lists of theirs."""
+    """Replace a tensor by ``setattr``, with which recurrent modules update their weight lists."""
     setattr(owner, name, tensor)
 
 
 def put_back(parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Undo what `own_tensors` did to a parameter."""
+    """Undo the changes of `own_tensors` to a parameter."""
     parameter.grad = None
     parameter.data = data
     parameter.grad = gradient
@@ -201,7 +201,7 @@ def put_back(parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor
 def results(
     held: Mapping[str, torch.Tensor], scale: float
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Gradients of the unscaled loss and buffers, apart from what is changed later."""
+    """Gradients of the unscaled loss, and copies of the buffers."""
     gradients = {
         name: tensor.grad.detach() / scale if scale != 1.0 else tensor.grad.detach()
         for name, tensor in held.items()
@@ -213,7 +213,7 @@ def results(
 
 @contextmanager
 def kept_attributes(module: nn.Module) -> Iterator[None]:
-    """Within, code may change attributes of modules, also lists and dicts; then they are undone."""
+    """Within, code may change attributes of modules, also lists and dicts; restored afterwards."""
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     contents: dict[int, tuple[Any, Any]] = {}
     for part in module.modules():
@@ -237,7 +237,7 @@ def kept_attributes(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_random_state(device: torch.device) -> Iterator[None]:
-    """Within, random numbers may be drawn; then all generators are as before."""
+    """Within, random numbers may be drawn; all generators are restored afterwards."""
     states, plain = random_state(device), random.getstate()
     try:
         yield
@@ -247,7 +247,7 @@ def kept_random_state(device: torch.device) -> Iterator[None]:
 
 
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
-    """Whether no random number was drawn in between."""
+    """Whether the states are equal, so no random number was drawn in between."""
     return all(
         (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
         for a, b in zip(before, after, strict=True)

@@ -1,4 +1,4 @@
-"""Which line draws random numbers: cuts draw them in another order, so results cannot agree."""
+"""Finds the line that draws random numbers: a pipeline draws them in another order."""
 
 import traceback
 from collections.abc import Callable
@@ -16,7 +16,7 @@ LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[2])
 
 
 def random_call(run: Callable[[], object], device: torch.device) -> str:
-    """The first call within ``run()`` that draws random numbers: ``rand at model.py:12``."""
+    """The first call in ``run()`` that draws random numbers, such as ``rand at model.py:12``."""
     watch = RandomCalls(device)
     with watch:
         run()
@@ -32,7 +32,7 @@ class RandomCalls(TorchCalls):
         self._device = device
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``, and see whether it was the one."""
+        """Call ``func``, and compare the generators' states before and after."""
         if self.found:
             return func(*args, **kwargs)
         before = random_state(self._device)
@@ -45,7 +45,7 @@ class RandomCalls(TorchCalls):
 
 
 def user_line() -> str:
-    """``file:line`` of the innermost caller outside of torch and Penstock."""
+    """``file:line`` of the innermost caller outside torch and Penstock."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
         if path.exists() and not any(path.is_relative_to(library) for library in LIBRARIES):

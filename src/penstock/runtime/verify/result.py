@@ -1,4 +1,4 @@
-"""What a verification compares and finds: tensors, limits, the first difference."""
+"""The result of a verification: tensors compared, tolerances, the first difference."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,20 +12,22 @@ from penstock.runtime.rank import Worker
 __all__ = ["Difference", "Values", "VerifyResult", "compare", "not_compared"]
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference, relative to the largest value of the tensor, by the type of computation.
+"""Largest difference relative to the tensor's largest value, by the type of the computation.
 
-Sums in another order differ by some units in the last place of every addition: some 1e-13 in
-float64, where wrong results differ by far more than 1e-9.
+Sums in another order differ by a few units in the last place of every addition. In float64 that is
+about 1e-13, while wrong results differ by far more than 1e-9.
 """
 
 NOISE_SHARE = 1e-3
-"""Tensors far smaller than the largest (a gradient that is zero but for rounding) are compared on
-the scale of this share of the largest."""
+"""Tensors much smaller than the largest are compared relative to this share of the largest.
+
+An example is a gradient that is zero except for rounding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first tensor that is not the same.
+    """The first tensor that differs.
 
     ``value`` is the pipeline's and ``reference`` the module's, where they differ most.
     """
@@ -40,10 +42,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What `verify` found; prints as one line.
+    """The result of `verify`; prints as one line.
 
-    ``reference`` says what the pipeline was compared with, ``skipped`` why with nothing.
-    ``largest`` is the largest relative difference among the ``compared`` tensors.
+    ``reference`` names what the pipeline was compared with. ``skipped`` is the reason if nothing
+    was compared. ``largest`` is the largest relative difference of the ``compared`` tensors.
     """
 
     loss: float
@@ -86,7 +88,7 @@ class Values:
 
 
 def not_compared(why: str) -> VerifyResult:
-    """The result of a verification that could not be made."""
+    """The result of a verification that was not possible."""
     return VerifyResult(float("nan"), float("nan"), 0, 0.0, 0.0, None, skipped=why)
 
 
@@ -98,9 +100,9 @@ def compare(
     types: Collection[torch.dtype],
     reference_name: str,
 ) -> VerifyResult:
-    """Loss first, then gradients in the model's order, then buffers.
+    """Compare the loss first, then gradients in the model's order, then buffers.
 
-    ``types`` are those of the reference's numbers, ``reference_name`` is what it is called.
+    ``types`` are the element types of the reference, ``reference_name`` is used in messages.
     """
     tolerance = tolerance_of(worker, types)
     first: Difference | None = None
@@ -136,7 +138,7 @@ def compare(
 def both(
     ours: torch.Tensor | None, theirs: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors, of which one that is missing is zero."""
+    """Two tensors; a missing one is replaced by zeros."""
     if ours is None:
         assert theirs is not None
         return torch.zeros_like(theirs), theirs
@@ -144,9 +146,9 @@ def both(
 
 
 def relative_gap(ours: torch.Tensor, theirs: torch.Tensor, size: float) -> float:
-    """How much two tensors differ at most, relative to ``size``; in few passes over them.
+    """The largest difference of two tensors relative to ``size``, in few passes over memory.
 
-    Not a number where they hold infinities, which `difference_of` knows about.
+    NaN if they contain infinities, which `difference_of` handles.
     """
     a, b = ours.detach().cpu(), theirs.detach().cpu()
     if not (a.dtype == b.dtype and a.is_floating_point() and a.element_size() >= 4):
@@ -171,11 +173,11 @@ def difference_of(
     theirs: torch.Tensor,
     floor: float,
 ) -> Difference:
-    """Where two tensors differ most, relative to the largest value or ``floor``."""
+    """Where two tensors differ most, relative to their largest value or ``floor``."""
     a, b = (tensor.detach().cpu().double().reshape(-1) for tensor in (ours, theirs))
     if not a.numel():
         return Difference(name, kind, stage, 0.0, 0.0, 0.0)
-    # Equal infinities (masks held as buffers) do not differ.
+    # Equal infinities (in masks that are buffers) are no difference.
     gap = torch.where(a == b, 0.0, (a - b).abs())
     at = int(gap.argmax())
     finite = b[b.isfinite()]
@@ -185,7 +187,7 @@ def difference_of(
 
 
 def tolerance_of(worker: Worker, types: Collection[torch.dtype]) -> float:
-    """By the coarsest type that takes part: in the module, in boundary tensors, in autocast."""
+    """The tolerance of the coarsest type used: in the module, in boundary tensors, in autocast."""
     dtypes = {*types, *(spec.dtype for spec, _, _ in worker.graph.crossings)}
     if worker.autocast_dtype is not None:
         dtypes.add(worker.autocast_dtype)
@@ -193,7 +195,7 @@ def tolerance_of(worker: Worker, types: Collection[torch.dtype]) -> float:
 
 
 def stage_of(worker: Worker, name: str) -> int:
-    """The first stage that holds a tensor; the last one for the loss."""
+    """The first stage that uses a tensor; the last stage for the loss."""
     layers = {use.name: use.layers for use in worker.graph.parameter_uses}
     if name in layers:
         return worker.plan.stage_of_layer(layers[name][0])

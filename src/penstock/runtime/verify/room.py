@@ -1,4 +1,4 @@
-"""Whether rank 0 has room for the user's whole module, judged before anything is gathered there."""
+"""Estimates whether rank 0 has enough memory for the user's module, before anything is gathered."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ __all__ = ["room_for_reference"]
 
 @dataclass(frozen=True)
 class Need:
-    """What has to be there at once, beyond what rank 0 holds: bytes by what they are."""
+    """The memory needed at once in addition to what rank 0 holds: bytes by their purpose."""
 
     parts: tuple[tuple[str, float], ...]
 
     @property
     def bytes(self) -> float:
-        """All of them."""
+        """The total bytes."""
         return sum(size for _, size in self.parts)
 
     def __str__(self) -> str:
@@ -29,9 +29,9 @@ class Need:
 
 
 def room_for_reference(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Why the reference does not fit on rank 0; empty where it may. Every rank calls.
+    """Why the reference does not fit on rank 0; empty if it may. All ranks must call this.
 
-    What is needed is a lower bound: operators inside a layer may keep more than their results.
+    The estimate is a lower bound: operators inside a layer may keep more than their results.
     """
     why = ""
     if worker.world.rank == 0:
@@ -47,7 +47,7 @@ def room_for_reference(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]
 
 
 def refusal(need: Need, free: FreeMemory) -> str:
-    """One line with the figures."""
+    """The reason in one line, with sizes."""
     return (
         f"your module left whole needs at least {need}, where {size_text(free.bytes)} can be had "
         f"({free.limit}); compare a smaller model of its kind, or give rank 0 more memory"
@@ -55,7 +55,7 @@ def refusal(need: Need, free: FreeMemory) -> str:
 
 
 def needs(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Need, Need]:
-    """What running the module takes, and then comparing its gradients with the pipeline's."""
+    """The memory to run the module, and then to compare its gradients with the pipeline's."""
     uses = worker.graph.parameter_uses
     others = sum(use.bytes for use in uses if 0 not in worker.held.holders.get(use.name, (0,)))
     gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
@@ -68,7 +68,7 @@ def needs(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Ne
 
 
 def activation_bytes(worker: Worker, leaves: Sequence[torch.Tensor]) -> float:
-    """What the forward of a batch keeps for the backward: the trained tensors between layers."""
+    """The bytes kept for the backward: the tensors between layers that require gradients."""
     graph, autocast = worker.graph, worker.autocast_dtype
     lengths = graph.lengths_of(dict(enumerate(leaves)))
     total = 0.0

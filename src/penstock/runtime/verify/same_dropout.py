@@ -1,13 +1,13 @@
-"""The dropout of a step once more, in the user's own module: the same masks on the same samples.
+"""Repeats the dropout of a step in the user's own module: the same masks on the same samples.
 
     the step           stage 0 on rows 0..3    call 0, call 1
                        stage 1 on rows 0..3    call 2
                        stage 0 on rows 4..7    call 0, call 1      ...
     the module         call 0 on rows 0..7  =  call 0 on rows 0..3, call 0 on rows 4..7
 
-`DropoutStates` notes the state of the random generators before each call of dropout while the
-pipeline takes the step. `SameDropout` then cuts each call of the module into the slices that the
-step computed, and runs each from the state noted for it.
+`DropoutStates` records the state of the random generators before each call of dropout while the
+pipeline takes the step. `SameDropout` then cuts each call in the module into the slices that the
+step computed, and runs each slice from its recorded state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,12 @@ __all__ = ["DropoutStates", "Masks", "OtherMasks", "SameDropout", "Slices", "mas
 
 
 class OtherMasks(Exception):
-    """The module's calls of dropout are not those of the step, so their masks cannot agree."""
+    """The module's calls of dropout differ from those of the step, so masks cannot be equal."""
 
 
 @dataclass(frozen=True)
 class DropoutCall:
-    """A call of dropout on some rows of the batch: the generators before it, its tensor's shape."""
+    """A call of dropout on some rows: the generators' states before it and its tensor's shape."""
 
     cpu: torch.Tensor
     device: torch.Tensor | None
@@ -37,20 +37,20 @@ class DropoutCall:
 
 
 Masks = tuple[Mapping[tuple[int, int], DropoutCall], ...]
-"""Of every call of dropout in the model, in order: the slices of it, by first and last row."""
+"""For each call of dropout in the model, in order: its slices, by start and stop of their rows."""
 
 Slices = dict[tuple[int, int, int], list[DropoutCall]]
-"""The calls that a rank made, in order, by stage, first and last row."""
+"""The calls of a rank, in order, by stage and by start and stop of their rows."""
 
 
 class Forwarding(Protocol):
-    """A stage's runner: ``forwarding`` is the micro-batch that it forwards, -1 for none."""
+    """A stage's runner; ``forwarding`` is the micro-batch whose forward is running, or -1."""
 
     forwarding: int
 
 
 class DropoutStates(TorchCalls):
-    """While active, notes the calls of dropout in the forwards of a rank's stages.
+    """While active, records the calls of dropout in the forwards of a rank's stages.
 
     ``rows[stage][m]`` are the rows of the batch that the rank computes of micro-batch ``m``.
     """
@@ -66,7 +66,7 @@ class DropoutStates(TorchCalls):
         self._runners, self._rows, self._device = runners, rows, device
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the call if it drops something, and run it."""
+        """Record the call if it is an active dropout, and run it."""
         if drops(func, args, kwargs):
             for stage, runner in self._runners.items():
                 if runner.forwarding >= 0:
@@ -79,10 +79,10 @@ class DropoutStates(TorchCalls):
 
 
 def masks_of(ranks: Sequence[Slices]) -> Masks:
-    """What all ranks have noted, call by call; stages in order.
+    """Merge the records of all ranks, call by call in the order of the stages.
 
     Raises:
-        OtherMasks: slices of one stage have unequal numbers of calls.
+        OtherMasks: slices of one stage have different numbers of calls.
     """
     of_stages: dict[int, dict[tuple[int, int], list[DropoutCall]]] = {}
     for found in ranks:
@@ -100,8 +100,8 @@ def masks_of(ranks: Sequence[Slices]) -> Masks:
 class SameDropout(TorchCalls):
     """While active, dropout on some rows of a batch draws the masks of the step.
 
-    `begin` says which rows the next forward computes, `end` that it has ended. Generators are
-    after each call as before it.
+    `begin` sets the rows of the next forward, `end` marks its end. The generators' states are
+    restored after each call.
     """
 
     def __init__(self, masks: Masks, device: torch.device) -> None:
@@ -110,16 +110,16 @@ class SameDropout(TorchCalls):
         self._rows, self._calls = range(0), 0
 
     def begin(self, rows: range) -> None:
-        """A forward of ``rows`` begins."""
+        """Begin a forward of ``rows``."""
         self._rows, self._calls = rows, 0
 
     def end(self) -> None:
-        """It has ended (OtherMasks if the step has called dropout more often)."""
+        """End the forward (raises OtherMasks if the step has called dropout more often)."""
         if self._calls != len(self._masks):
             raise OtherMasks
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run dropout slice by slice, and let everything else pass.
+        """Run dropout slice by slice, and call everything else unchanged.
 
         Raises:
             OtherMasks: the step has no such call.

@@ -1,11 +1,11 @@
-"""Whether the pipeline computes what the user's own module computes: loss, gradients, buffers.
+"""Compares a pipeline with the user's own module: loss, gradients, buffers.
 
     rank 0    gathers the values, runs the user's module ----+
     all ranks run the batch through the pipeline            compare
     rank 0    gathers its gradients and buffers -------------+
 
-Dropout is off in both. A step of training can be compared itself, before its optimizer changes the
-weights, if there is no dropout or the module draws the masks of the step (`same_dropout`).
+Dropout is off in both. But a training step itself can be compared, before its optimizer changes the
+weights, if there is no dropout or if the module can draw the masks of the step (`same_dropout`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,10 +53,10 @@ IN_PARTS = "your module, micro-batch by micro-batch"
 
 @dataclass(frozen=True)
 class Reference:
-    """What the user's module gives; ``run`` is there on rank 0 only, the rest on all ranks.
+    """The results of the user's module; ``run`` is set on rank 0 only, the rest on all ranks.
 
-    ``dropped`` says that its dropout was off, ``masked`` that it had the masks of a step;
-    ``skipped`` why there is nothing to compare with.
+    ``dropped``: its dropout was off. ``masked``: it used the masks of a step. ``skipped`` is the
+    reason if there are no results to compare with.
     """
 
     name: str
@@ -67,10 +67,10 @@ class Reference:
 
 
 def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
-    """Run a batch through the user's module and through the pipeline, without dropout; compare.
+    """Run a batch through the user's module and the pipeline, without dropout, and compare.
 
-    Weights, gradients, buffers, optimizer and random states are as before afterwards. Every rank
-    calls, and gets the same result.
+    Weights, gradients, buffers, optimizer and random states are restored afterwards. All ranks must
+    call this, and all get the same result.
 
     Raises:
         BadInput: the batch is not the same on all ranks.
@@ -82,7 +82,7 @@ def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
 def compared_without_dropout(
     worker: Worker, batches: Sequence[Sequence[torch.Tensor]]
 ) -> VerifyResult:
-    """`verify` of batches that make one step."""
+    """Like `verify`, with several batches that make one step."""
     why = obstacle(worker, batches)
     if why:
         return not_compared(why)
@@ -102,7 +102,7 @@ def verify_with(
 
 @contextmanager
 def untouched(worker: Worker) -> Iterator[None]:
-    """Within, the pipeline may run; then its buffers, gradients and random states are as before."""
+    """Within, the pipeline may run; its buffers, gradients and random states are restored."""
     device, random = worker.world.device, worker.random.state
     gradients = worker.buckets.buckets
     tensors = [*(tensor for _, tensor in worker.held.named_buffers()), *(b.flat for b in gradients)]
@@ -116,7 +116,7 @@ def untouched(worker: Worker) -> Iterator[None]:
 
 
 def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Why the user's module cannot be run on the batches; empty where it may. Every rank calls."""
+    """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
     return different_lengths(batches) or room_for_reference(worker, batches)
 
 
@@ -127,11 +127,11 @@ def reference_of(
     before: Mapping[str, torch.Tensor] | None = None,
     slices: Slices | None = None,
 ) -> Reference:
-    """The user's module on the rows of all batches, run on rank 0; every rank calls.
+    """Run the user's module on rank 0 on the rows of all batches; all ranks must call this.
 
-    On the whole batch, unless samples of it act on one another: then micro-batch by micro-batch.
-    ``before`` are values of this rank's buffers that are newer by now, ``slices`` the dropout that
-    it has drawn: the module draws the same where it can.
+    It runs on the whole batch or, if samples affect one another, on each micro-batch. ``before``
+    are values of this rank's buffers before they were updated. ``slices`` is the dropout that this
+    rank has drawn: the module draws the same if possible.
     """
     world, graph, held = worker.world, worker.graph, worker.held
     drawn = world.gather_to_first(slices or {})
@@ -172,7 +172,7 @@ def run_with_masks(
     rows: Sequence[range],
     drawn: Sequence[Slices],
 ) -> tuple[OwnRun, bool]:
-    """The module with the dropout that all ranks have drawn, and whether it could be had."""
+    """Run the module with the dropout that all ranks have drawn; also whether that was possible."""
     run = partial(
         run_own_module,
         worker.graph,
@@ -190,7 +190,7 @@ def run_with_masks(
 
 
 def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Why batches of one step cannot be put together; empty where they can, on all ranks alike."""
+    """Why batches of one step cannot be joined; empty if they can. The same on all ranks."""
     for number, parts in enumerate(zip(*batches, strict=True)):
         shapes = list(dict.fromkeys(tuple(leaf.shape[1:]) for leaf in parts))
         if len(shapes) > 1:
@@ -203,7 +203,7 @@ def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
 
 
 def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> list[range]:
-    """The rows of all micro-batches, in the order of the batches put together."""
+    """The rows of all micro-batches in the joined batches."""
     found: list[range] = []
     start = 0
     for leaves in batches:
@@ -216,9 +216,9 @@ def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) 
 def compared(
     worker: Worker, reference: Reference, totals: Totals, seed: float = 1.0
 ) -> VerifyResult:
-    """Compare what the pipeline has just computed with the reference; every rank calls.
+    """Compare what the pipeline has just computed with the reference; all ranks must call this.
 
-    Gradients are still sums over ``totals.weight`` terms, times ``seed``; buffers are new.
+    Gradients are still sums over ``totals.weight`` terms, times ``seed``; buffers are updated.
     """
     if reference.skipped:
         return not_compared(reference.skipped)
@@ -238,7 +238,7 @@ def compared(
     if reference.run is not None:
         own = reference.run
         for name in gradients:
-            # One at a time: a sum that was sent here goes as its quotient comes.
+            # One at a time, so that each gathered sum is freed when its mean is computed.
             gradients[name] = gradients[name] / divisor
         found = Values(totals.loss, gradients, buffers)
         theirs = Values(own.loss, own.gradients, own.buffers)

@@ -1,4 +1,4 @@
-"""Dropout switched off for a while, whatever calls it: modules, functions or traced operators."""
+"""Switches dropout off in modules, functions and traced operators."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ __all__ = ["RECURRENT", "WithoutDropout", "drops"]
 
 
 class WithoutDropout(TorchCalls):
-    """While active, dropout passes everything: random masks cannot agree across another cut.
+    """While active, dropout has no effect: random masks differ between different cuts of a batch.
 
-    ``dropped`` says whether there was dropout to switch off.
+    ``dropped``: there was dropout to switch off.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class WithoutDropout(TorchCalls):
         self.dropped = False
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Set the probability of every dropout to zero, let everything else pass."""
+        """Set the probability of every dropout to zero, and call everything else unchanged."""
         given, named = args, dict(kwargs)
         self.dropped |= drops(func, args, named)
         if func in DROPOUTS:
@@ -37,10 +37,10 @@ class WithoutDropout(TorchCalls):
 
 
 def drops(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether a call is one of dropout, in training, with a probability above 0."""
+    """Whether a call is dropout in training with a probability above 0."""
     if func in DROPOUTS:
-        # The probability is the first number after the tensor, whatever its name; then comes
-        # whether it is training.
+        # The probability is the first number after the tensor, whatever its name. The flag of
+        # training follows it.
         by_default = named.get("training", named.get("train", func not in OFF_BY_DEFAULT))
         training = args[2] if len(args) > 2 else by_default
         return bool(training) and (args[1] if len(args) > 1 else named.get("p", 0.5)) > 0
@@ -62,12 +62,12 @@ def without_p(args: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
 
 
 def with_zero_at(place: int, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments with a zero in a place, where there are as many."""
+    """The arguments with a zero at index ``place``, if there are that many."""
     return (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
 
 
 def place_of_recurrent(args: Sequence[Any]) -> int:
-    """Where the probability stands: (..., weights, biases, layers, dropout, training, ...)."""
+    """The index of the probability in (..., weights, biases, layers, dropout, training, ...)."""
     return max(i for i, value in enumerate(args) if isinstance(value, list | tuple)) + 3
 
 
@@ -98,7 +98,7 @@ ATTENTIONS: dict[Any, int] = {
     torch.ops.aten.scaled_dot_product_attention.default: 4,
     functional.multi_head_attention_forward: 10,
 }
-"""Where the probability stands among their arguments; it is also known as ``dropout_p``."""
+"""Functions with the index of their dropout probability, also known as ``dropout_p``."""
 
 RECURRENT = frozenset(
     [

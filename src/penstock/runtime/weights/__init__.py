@@ -1,1 +1,1 @@
-"""First weights of a model, read from a directory of safetensors."""
+"""Reads the initial weights of a model from a directory of safetensors files."""

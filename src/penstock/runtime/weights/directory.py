@@ -1,7 +1,7 @@
-"""A directory of weights in Hugging Face's layout: what is in it, before anything is read.
+"""Lists a directory of weights in Hugging Face's layout, before anything is read.
 
-Either ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` and an index that names the
-file of each tensor. ``config.json`` says of what model they are.
+It contains either ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` and an index with
+the file of each tensor. ``config.json`` describes the model.
 """
 
 import json
@@ -37,10 +37,10 @@ def shard_name(number: int, count: int) -> str:
 
 
 def tensors_in(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the directory, by the name that it has there.
+    """Every tensor of the directory, by its name there.
 
     Raises:
-        BadInput: there are no weights, a file is missing or not whole, or the index is wrong.
+        BadInput: there are no weights, a file is missing or incomplete, or the index is wrong.
     """
     if (directory / INDEX_FILE).is_file():
         return tensors_of_index(directory)
@@ -57,7 +57,7 @@ def tensors_in(directory: Path) -> dict[str, StoredTensor]:
 
 
 def tensors_of_index(directory: Path) -> dict[str, StoredTensor]:
-    """The tensors of several files."""
+    """The tensors of a directory with several files and an index."""
     index = read_json(directory / INDEX_FILE)
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(f, str) for f in places.values()):
@@ -82,7 +82,7 @@ def tensors_of_index(directory: Path) -> dict[str, StoredTensor]:
 
 
 def check_architecture(directory: Path, model: nn.Module) -> None:
-    """Raise `BadInput` where ``config.json`` is that of another kind of model."""
+    """Raise `BadInput` if ``config.json`` describes another type of model."""
     path, config = directory / CONFIG_FILE, getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
     if kind is None or not path.is_file():
@@ -98,10 +98,10 @@ def check_architecture(directory: Path, model: nn.Module) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object in a JSON file.
+    """The object in a JSON file.
 
     Raises:
-        BadInput: it cannot be read, or is none.
+        BadInput: the file cannot be read, or contains no object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""First weights from a directory: which of its tensors is which of the model, and reading them.
+"""Reads initial weights from a directory, after matching its tensors with those of the model.
 
-All names, shapes and kinds are compared on every rank before anything is read; then each rank reads
-the tensors of its own stages, one after another.
+All names, shapes and kinds of types are compared on every rank before anything is read. Then each
+rank reads the tensors of its own stages, one after another.
 """
 
 import re
@@ -24,15 +24,16 @@ from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
 __all__ = ["Weights", "is_adapted", "read_stage", "sources_of"]
 
 SHOWN = 3
-"""Names that a message lists."""
+"""The number of names that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A directory with first weights, as Hugging Face's ``save_pretrained`` writes it.
+    """A directory of initial weights, as written by Hugging Face's ``save_pretrained``.
 
-    ``new`` are patterns (``"classifier.*"``) of the model's tensors that need not be there and are
-    initialised then; ``unused`` are patterns of those there that the model may lack.
+    ``new`` are patterns (``"classifier.*"``) of tensors of the model that may be missing in the
+    directory; they are initialised. ``unused`` are patterns of tensors in the directory that the
+    model may lack.
     """
 
     directory: Path | str
@@ -43,12 +44,12 @@ class Weights:
 def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, StoredTensor]:
     """Where to read the tensors of the model, by their first names.
 
-    Of a tied tensor the directory may have any name. Names with or without the prefix of a base
-    model, and names that transformers has renamed since, are those of the model.
+    The directory may contain any name of a tied tensor. It may use names with or without the prefix
+    of a base model, and old names that transformers has renamed.
 
     Raises:
-        BadInput: the directory is not whole, is of another model, or tensors are missing, left
-            over, or of another shape or kind.
+        BadInput: the directory is incomplete or of another model, or tensors are missing, not part
+            of the model, or of another shape or type.
     """
     weights = weights if isinstance(weights, Weights) else Weights(weights)
     directory, model = Path(weights.directory), graph.model
@@ -60,7 +61,7 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
     found = {own: stored[name] for name, own in renamed.items() if own is not None}
     first = {name: graph.tied_names.get(name, name) for name in held}
     sources = {first[name]: tensor for name, tensor in found.items() if name in held}
-    # Where several names of a tied tensor are there, the first one counts.
+    # If several names of a tied tensor are there, the first one is read.
     sources |= {name: tensor for name, tensor in found.items() if first.get(name) == name}
     new = [
         *weights.new,
@@ -85,10 +86,10 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
 def own_names(
     model: nn.Module, names: Iterable[str], held: Mapping[str, torch.Tensor]
 ) -> dict[str, str | None]:
-    """For each name in the files that of the model; ``None`` where transformers merges tensors."""
+    """The model's name for each name in the files; ``None`` if transformers merges the tensor."""
     prefix = getattr(model, "base_model_prefix", "")
     plain = {without_adapter(name): name for name in held} if is_adapted(model) else {}
-    # No import: where the model is one of transformers', both are loaded.
+    # No import here: if the model is from transformers, both modules are loaded.
     loading = sys.modules.get("transformers.core_model_loading")
     mapping = sys.modules.get("transformers.conversion_mapping")
     transforms = []
@@ -114,12 +115,12 @@ def own_names(
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether peft has put adapters into a model."""
+    """Whether peft has added adapters to a model."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def without_adapter(name: str) -> str:
-    """What a tensor of an adapted model is called in the model itself.
+    """The name that a tensor of an adapted model has in the base model.
 
     >>> without_adapter("base_model.model.model.norm.weight")
     'model.norm.weight'
@@ -130,14 +131,14 @@ def without_adapter(name: str) -> str:
 
 
 def adapter_patterns(model: nn.Module) -> list[str]:
-    """Names of an adapter's own tensors, which the files of a model have not."""
+    """Patterns of an adapter's own tensors, which the files of a model do not contain."""
     if not is_adapted(model):
         return []
     return [f"*.{getattr(model.base_model, 'prefix', 'lora_')}*"]
 
 
 def check_merged(directory: Path, names: Sequence[str]) -> None:
-    """Raise `BadInput` where tensors must be put together from several of the files'."""
+    """Raise `BadInput` if a tensor would have to be merged from several in the files."""
     if names:
         raise BadInput(
             f"'{directory}' has tensors that transformers merges when it loads them "
@@ -147,7 +148,7 @@ def check_merged(directory: Path, names: Sequence[str]) -> None:
 
 
 def check_names(directory: Path, model: str, missing: Sequence[str], left: Sequence[str]) -> None:
-    """Raise `BadInput` unless the directory has the model's tensors, all and no others."""
+    """Raise `BadInput` unless the directory contains exactly the model's tensors."""
     parts: list[str] = []
     if missing:
         parts.append(f"lacks {listed(missing)}, which {model} has")
@@ -161,7 +162,7 @@ def check_names(directory: Path, model: str, missing: Sequence[str], left: Seque
 
 
 def check_tensor(directory: Path, name: str, stored: StoredTensor, own: torch.Tensor) -> None:
-    """Raise `BadInput` unless a stored tensor can be the model's."""
+    """Raise `BadInput` unless a stored tensor has the shape and kind of type of the model's."""
     if stored.shape != tuple(own.shape):
         raise BadInput(
             f"tensor '{name}' has shape {stored.shape} in '{directory}' and {tuple(own.shape)} in "
@@ -180,9 +181,9 @@ def read_stage(
     tied_names: Mapping[str, str],
     device: torch.device,
 ) -> None:
-    """Fill the tensors of one stage that ``sources`` name; no more than one is held besides.
+    """Fill the tensors of one stage that are in ``sources``, with memory for one more at a time.
 
-    Those on the meta device are put on ``device``.
+    Tensors on the meta device are created on ``device``.
 
     Raises:
         BadInput: a file cannot be read.
@@ -202,7 +203,7 @@ def read_stage(
 
 
 def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
-    """Whether a name is one that a shell pattern, or an expression, describes."""
+    """Whether a name matches a shell pattern or a regular expression."""
     return any(
         fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.search(name)
         for pattern in patterns
@@ -210,7 +211,7 @@ def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
 
 
 def expressions(model: nn.Module, attribute: str) -> list[re.Pattern[str]]:
-    """What a transformers model says of names itself, as regular expressions."""
+    """The patterns of names in an attribute of a transformers model, as regular expressions."""
     return [re.compile(text) for text in getattr(model, attribute, None) or ()]
 
 

@@ -1,11 +1,11 @@
-"""Files in the safetensors format, read and written one tensor at a time.
+"""Reads and writes files in the safetensors format, one tensor at a time.
 
     8 bytes: length n of the header    n bytes: JSON    the tensors' bytes, one after another
 
 The header gives for every name ``{"dtype": ..., "shape": ..., "data_offsets": [begin, end]}``
-(https://huggingface.co/docs/safetensors). The package of that name maps a whole file, writable, so
-that all its bytes count against a limit on a process's data; and it copies all tensors that it
-writes. Here no more is held than the tensor at hand.
+(https://huggingface.co/docs/safetensors). The package of that name maps a whole file as writable,
+so that all its bytes count against a process's data limit, and it copies all tensors that it
+writes. This module holds only one tensor at a time.
 """
 
 import json
@@ -49,12 +49,12 @@ DTYPES = {
 }
 
 LARGEST_HEADER = 100_000_000
-"""Bytes; that of the format's own readers."""
+"""The largest header in bytes, as in the format's own readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor is: its bytes begin at ``begin`` of ``file``."""
+    """A tensor in a file: its bytes begin at offset ``begin`` of ``file``."""
 
     file: Path
     name: str
@@ -64,7 +64,7 @@ class StoredTensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's values."""
+    """The size of a tensor's values in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -74,10 +74,10 @@ def plain_bytes(tensor: torch.Tensor) -> Any:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of a file, by name; none is read.
+    """All tensors of a file, by name, without reading their values.
 
     Raises:
-        BadInput: the file is not there, not whole, or not of this format.
+        BadInput: the file is missing, incomplete, or not of this format.
     """
     try:
         with path.open("rb") as file:
@@ -106,7 +106,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def stored_tensor(path: Path, name: str, entry: Mapping[str, Any], data: int) -> StoredTensor:
-    """One entry of a header, checked; ``data`` is where tensors begin."""
+    """One checked entry of a header; ``data`` is the offset at which tensors begin."""
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"tensor '{name}' has type {entry['dtype']}, which is not trained")
     dtype, shape = DTYPES[entry["dtype"]], tuple(int(size) for size in entry["shape"])
@@ -117,7 +117,7 @@ def stored_tensor(path: Path, name: str, entry: Mapping[str, Any], data: int) ->
 
 
 def read_into(stored: StoredTensor, target: torch.Tensor) -> None:
-    """Fill ``target``, of the same shape, whatever its device; its type is kept.
+    """Fill ``target``, which has the same shape; its device and type are kept.
 
     Raises:
         BadInput: the file cannot be read, or has become shorter.
@@ -143,7 +143,7 @@ def read_into(stored: StoredTensor, target: torch.Tensor) -> None:
 
 
 class Checksum(Protocol):
-    """What `hashlib` makes."""
+    """A checksum of `hashlib`."""
 
     def update(self, data: Any, /) -> None:
         """Add bytes."""
@@ -153,16 +153,16 @@ class Checksum(Protocol):
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], checksum: Checksum | None = None
 ) -> None:
-    """Write a file, tensor by tensor; none is copied that is contiguous and on the CPU.
+    """Write a file tensor by tensor, without copying tensors that are contiguous and on the CPU.
 
-    ``checksum`` is given every byte that is written.
+    ``checksum`` is updated with every byte that is written.
 
     Raises:
-        OSError: it cannot be written.
-        BadInput: a tensor has a type that the format has not.
+        OSError: the file cannot be written.
+        BadInput: the format does not support the type of a tensor.
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
-    # The widest first, so that all are aligned.
+    # The widest types first, so that all tensors are aligned.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0

@@ -1,1 +1,1 @@
-"""Training whose pipeline never runs empty: batch follows batch."""
+"""Training without a flush: the pipeline never drains between batches."""

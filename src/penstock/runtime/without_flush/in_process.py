@@ -1,8 +1,8 @@
-"""All stages of a plan played in one process, for experiments and small models.
+"""Runs all stages of a plan in one process, for experiments and small models.
 
-The stages, the order of their work and the weights that they use are those of `Pipeline`, but
-nothing travels and nothing waits: the same numbers on every run, and no processes to start.
-Replicas count as one, which computes all rows.
+The stages, the order of their work and the weights that they use are those of `Pipeline`. But
+nothing is sent and nothing waits, so every run gives the same numbers, and no processes are
+started. All replicas of a stage are run as one.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ __all__ = ["InProcessPipeline", "PlayedStep"]
 
 @dataclass(frozen=True, slots=True)
 class PlayedStep:
-    """One batch: its mean loss in training, and the updates that each stage has made by then."""
+    """The result of one batch: its mean loss, and the updates of each stage so far."""
 
     step: int
     loss: float
@@ -53,7 +53,7 @@ class PlayedStep:
 
 @dataclass(slots=True)
 class StageOptimizer:
-    """What changes the weights of one stage; ``gradients`` are those of its parameters."""
+    """Updates the weights of one stage; ``gradients`` are those of its parameters."""
 
     parameters: list[nn.Parameter]
     optimizer: Optimizer
@@ -62,13 +62,13 @@ class StageOptimizer:
     gradients: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
     def update(self) -> None:
-        """Clip to the norm of this stage's gradients, step, and start anew from zero."""
+        """Clip to the norm of this stage's gradients, step, and zero the gradients."""
         if self.clip_norm is not None:
             clip_gradients(self.gradients, self.clip_norm)
         self.step()
 
     def step(self) -> None:
-        """Change the weights, then the learning rate; zero the gradients."""
+        """Update the weights, then the learning rate; zero the gradients."""
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
@@ -77,22 +77,22 @@ class StageOptimizer:
 
 
 class InProcessPipeline:
-    """A model in training as a plan says, all in this process.
+    """A model in training according to a plan, in this process alone.
 
         player = InProcessPipeline(model, plan, batch, loss=loss, optimizer=make)
         for batch in batches:
             loss = player.step(batch).loss
         player.drain()
 
-    Arguments are those of `Pipeline`. The model's own parameters are trained, and are the newest
-    weights at any time. Where the schedule updates without a flush, micro-batches stay in flight
-    from one step to the next; `drain` ends them. Learning-rate schedules count updates.
-    ``measure_every`` is how many updates apart predictions of weights are followed up (0: never);
-    each stage's `StalenessLog` is at ``versions[stage].log``.
+    Arguments are those of `Pipeline`. The model's own parameters are trained and always hold the
+    newest weights. If the schedule updates without a flush, micro-batches stay in flight between
+    steps; `drain` finishes them. Learning-rate schedules count updates. ``measure_every``: measure
+    the error of predicted weights every that many updates (0: never). Each stage's `StalenessLog`
+    is ``versions[stage].log``.
 
     Raises:
         BadInput: plan, model and batch do not fit together, or the schedule predicts weights and
-            the optimizer cannot.
+            the optimizer does not support it.
         CaptureFailed: the model cannot be traced.
     """
 
@@ -145,7 +145,7 @@ class InProcessPipeline:
 
     @property
     def versions(self) -> list[WeightVersions]:
-        """The weight versions of every stage; none where updates wait for a flush."""
+        """The weight versions of every stage; empty if updates wait for a flush."""
         return [stage.versions for stage in self._stages]
 
     @property
@@ -154,7 +154,7 @@ class InProcessPipeline:
         return [own.optimizer for own in self._optimizers]
 
     def step(self, batch: Batch) -> PlayedStep:
-        """Train on one batch; without a flush, the newest micro-batches stay in flight.
+        """Train on one batch; without a flush, its last micro-batches stay in flight.
 
         Raises:
             BadInput: the batch is not like the example.
@@ -170,7 +170,7 @@ class InProcessPipeline:
         return PlayedStep(self.steps, loss, rate, leaves[0].shape[0], updates)
 
     def drain(self) -> None:
-        """Run the backwards of what is in flight; the next step warms up again."""
+        """Run the backwards of the micro-batches in flight; the next step warms up again."""
         if self._endless is None or not self._batches:
             return
         self._play_on(
@@ -181,7 +181,7 @@ class InProcessPipeline:
             stage.restart()
 
     def evaluate(self, batch: Batch) -> float:
-        """Drain, and the mean loss on one batch in evaluation mode; changes nothing else."""
+        """Drain, then compute the mean loss on one batch in evaluation mode."""
         self.drain()
         leaves = self._checked(batch)
         cut = cut_batch(self.plan, leaves[0].shape[0])
@@ -203,7 +203,7 @@ class InProcessPipeline:
         return leaves
 
     def _whole_step(self, leaves: Sequence[torch.Tensor]) -> float:
-        """One batch and one update of all stages after it, as on one device."""
+        """Run one batch and update all stages after it, as on one device."""
         cut = cut_batch(self.plan, leaves[0].shape[0])
         schedule, _ = schedule_of(self.plan, len(cut.micro_batches))
         orders = [tuple(order) for order in schedule.orders]
@@ -227,7 +227,7 @@ class InProcessPipeline:
         training: bool,
         orders: Sequence[Sequence[Action]] = (),
     ) -> None:
-        """Give every runner the rows of a batch that is played by itself."""
+        """Give every runner its rows of a batch that runs alone."""
         actions = [action for order in orders for action in order]
         for stage, runner in enumerate(self._runners):
             own = [action for action in actions if action.stage == stage]
@@ -242,7 +242,7 @@ class InProcessPipeline:
             )
 
     def _part(self, endless: EndlessOrder, leaves: Sequence[torch.Tensor]) -> float:
-        """The part of one batch in the endless order."""
+        """Run the part of one batch in the endless order."""
         rows = cut_for(self.plan, endless, leaves[0].shape[0]).micro_batches
         leaves = self._graph.as_own_steps(leaves, rows)
         for stage in self._stages:
@@ -253,7 +253,7 @@ class InProcessPipeline:
         return mean_loss(self._runners[-1])[0]
 
     def _play_on(self, endless: EndlessOrder, parts: Sequence[Sequence[Action]]) -> None:
-        """Run every stage's part, with the updates of its weights."""
+        """Run the given actions of every stage, with the updates of its weights."""
         runners = dict(enumerate(self._stages))
         self._run(
             [
@@ -268,7 +268,7 @@ class InProcessPipeline:
         self._run([steps_of(order, runners, self._channels) for order in orders])
 
     def _run(self, orders: Sequence[Iterable[PreparedAction]]) -> None:
-        """Run every group's steps, each as soon as what it takes is there."""
+        """Run every group's steps, each as soon as its inputs are available."""
         self._clock.restart()
         execute(
             self._channels.in_turn([deque(steps) for steps in orders]), self._channels, self._clock
@@ -276,9 +276,9 @@ class InProcessPipeline:
 
 
 def parameters_by_first_stage(programs: Sequence[StageProgram]) -> list[list[nn.Parameter]]:
-    """The trained parameters of every stage; a tied one only where it comes first.
+    """The trained parameters of every stage; a tied parameter belongs to its first stage only.
 
-    It is one tensor with one gradient here, so a second optimizer would step it a second time.
+    In one process it is one tensor with one gradient: a second optimizer would step it twice.
     """
     seen: set[nn.Parameter] = set()
     found: list[list[nn.Parameter]] = []
@@ -295,7 +295,7 @@ def stage_optimizer(
     make_schedule: MakeSchedule | None,
     clip_norm: float | None,
 ) -> StageOptimizer:
-    """The optimizer of a stage's parameters, whose gradients are zero."""
+    """The optimizer of a stage's parameters, with gradients of zero."""
     gradients: list[torch.Tensor] = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -309,12 +309,12 @@ def stage_optimizer(
 def rows_of(
     leaves: Sequence[torch.Tensor], program: StageProgram, rows: range
 ) -> tuple[torch.Tensor, ...]:
-    """The rows of a batch's leaves that a stage reads."""
+    """The rows that a stage reads of a batch's leaves."""
     return tuple(leaves[index][rows.start : rows.stop] for index in program.batch_inputs)
 
 
 def mean_loss(runner: ModuleRunner) -> tuple[float, float]:
-    """The mean over the micro-batches that the last stage has forwarded, and its weight."""
+    """The mean loss of the micro-batches that the last stage has run, and its weight."""
     loss_sum = weight_sum = 0.0
     for term in runner.loss_terms:
         weight = float(term.weight)
@@ -325,7 +325,7 @@ def mean_loss(runner: ModuleRunner) -> tuple[float, float]:
 
 
 def check_nothing_is_shared(programs: Sequence[StageProgram]) -> None:
-    """Raise `BadInput` where stages that update at different times have a parameter in common."""
+    """Raise `BadInput` if stages that update at different times share a parameter."""
     owner: dict[nn.Parameter, tuple[int, str]] = {}
     for stage, program in enumerate(programs):
         for name, parameter in program.module.named_parameters():

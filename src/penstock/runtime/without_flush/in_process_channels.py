@@ -1,4 +1,4 @@
-"""What stages of one process hand one another: tensors to those who read them, gradients back."""
+"""Passes tensors between the stages of one process, and gradients back."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ Key = tuple[int, int]
 
 
 class InProcessChannels:
-    """`Channels` between all stages of a plan in one process: nothing travels, nobody waits."""
+    """`Channels` between all stages of a plan in one process: nothing is sent, nothing waits."""
 
     device = 0
 
@@ -39,7 +39,7 @@ class InProcessChannels:
         self._reports: dict[Key, int] = {}
 
     def in_turn(self, queues: Sequence[deque[PreparedAction]]) -> Iterator[PreparedAction]:
-        """The steps of all stages, each when what it takes is there."""
+        """The steps of all stages, each when its inputs are available."""
         while any(queues):
             for queue in queues:
                 while queue and self._is_ready(queue[0]):
@@ -52,7 +52,7 @@ class InProcessChannels:
         return step.kind not in "BI" or self._reports.get(key, 0) == self._consumers[step.stage]
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
-        """What takes the tensors of a forward, or the gradients of what a forward sent."""
+        """A function that takes the inputs of a forward, or the gradients of its results."""
         key, program = (action.stage, action.micro_batch), self._programs[action.stage]
 
         def inputs() -> Tensors:
@@ -69,7 +69,7 @@ class InProcessChannels:
         return inputs if action.kind == "F" else gradients
 
     def sender(self, action: Action) -> Callable[[Tensors], None] | None:
-        """What gives tensors to those who read them, or gradients to those who made the tensor."""
+        """A function that passes tensors to their readers, or gradients to their producers."""
         stage, micro_batch = action.stage, action.micro_batch
 
         def outputs(sent: Tensors) -> None:
@@ -96,4 +96,4 @@ class InProcessChannels:
         return outputs if action.kind == "F" else gradients
 
     def drain(self) -> None:
-        """Nothing is on its way."""
+        """Nothing to wait for."""

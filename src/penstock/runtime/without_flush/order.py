@@ -1,11 +1,11 @@
-"""1F1B over batches that follow one another without a flush, a batch at a time.
+"""The endless order: 1F1B over batches that follow one another without a flush.
 
-A stage with ``K`` micro-batches in flight repeats forever
+After ``K - 1`` warm-up forwards, a stage with ``K`` micro-batches in flight repeats forever
 
     F(j)  B(j - K + 1)
 
-after ``K - 1`` forwards to warm up. The part of a batch are its forwards and the backwards between
-them, which are in part those of batches before; a drain is the backwards that are left.
+The part of a batch consists of its forwards and the backwards between them; some of these belong to
+earlier batches. A drain consists of the remaining backwards.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ __all__ = ["EndlessOrder", "cut_for", "endless_order", "updates_per_batch"]
 class EndlessOrder:
     """What every stage does in each batch, and in a drain.
 
-    ``depths`` are the micro-batches that each stage has in flight, of which a batch has
-    ``micro_batches``. Micro-batches are numbered through, modulo those of ``ring`` batches: no
-    stage works on more at once.
+    ``depths`` are the numbers of micro-batches that each stage has in flight. A batch has
+    ``micro_batches``. Micro-batches are numbered modulo those of ``ring`` batches, since no stage
+    works on more at once.
     """
 
     depths: tuple[int, ...]
@@ -38,20 +38,20 @@ class EndlessOrder:
 
     @property
     def ring(self) -> int:
-        """Batches after which the numbers of micro-batches come again."""
+        """The number of batches after which the numbers of micro-batches repeat."""
         return 1 + -(-(max(self.depths) - 1) // self.micro_batches)
 
     def recomputes(self, stage: int) -> bool:
-        """Whether the stage runs forwards again; one that is 1 deep still has all of them."""
+        """Whether the stage runs forwards again; at depth 1 it still has the activations."""
         return self.recompute[stage] and self.depths[stage] > 1
 
     def numbers(self, batch: int) -> range:
-        """The numbers of the micro-batches of a batch, counted from the latest start."""
+        """The numbers of the micro-batches of a batch, which counts from the latest start."""
         first = batch % self.ring * self.micro_batches
         return range(first, first + self.micro_batches)
 
     def update_with(self, number: int) -> range:
-        """The numbers of the micro-batches of the update that ``number`` belongs to."""
+        """The numbers of all micro-batches in the same update as ``number``."""
         per_update = self.rule.micro_batches_per_update
         first = number - number % per_update
         return range(first, first + per_update)
@@ -71,7 +71,7 @@ class EndlessOrder:
             yield from self._backward(stage, number - self.depths[stage] + 1)
 
     def drain(self, stage: int, batches: int) -> tuple[Action, ...]:
-        """The actions of ``stage`` that are left after so many batches.
+        """The actions of ``stage`` that remain after this number of batches.
 
         >>> order = EndlessOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
         >>> [" ".join(map(str, order.drain(stage, 3))) for stage in range(3)]
@@ -96,7 +96,7 @@ def endless_order(plan: Plan) -> EndlessOrder:
     """The endless order of a plan whose schedule updates without a flush.
 
     Raises:
-        BadInput: the plan's schedule cannot be played.
+        BadInput: the plan's schedule cannot be run.
     """
     rule, shape = order_of(plan).weights, plan.shape()
     recompute = tuple(shape.recomputes(stage) for stage in range(shape.stages))
@@ -104,10 +104,10 @@ def endless_order(plan: Plan) -> EndlessOrder:
 
 
 def cut_for(plan: Plan, order: EndlessOrder, samples: int) -> BatchCut:
-    """A batch of ``samples`` cut into the micro-batches of an endless order.
+    """Cut a batch of ``samples`` into the micro-batches of an endless order.
 
     Raises:
-        BadInput: it has too few.
+        BadInput: the batch has too few samples.
     """
     cut = cut_batch(plan, samples)
     if len(cut.micro_batches) != order.micro_batches:
@@ -120,10 +120,10 @@ def cut_for(plan: Plan, order: EndlessOrder, samples: int) -> BatchCut:
 
 
 def updates_per_batch(plan: Plan) -> int:
-    """How often each stage updates its weights in a batch; 0 where it waits for a flush.
+    """How many times each stage updates its weights in a batch; 0 if it waits for a flush.
 
     Raises:
-        BadInput: the plan's schedule cannot be played.
+        BadInput: the plan's schedule cannot be run.
     """
     per_update = order_of(plan).weights.micro_batches_per_update
     return plan.micro_batches // per_update if per_update else 0

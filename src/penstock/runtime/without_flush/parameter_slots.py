@@ -1,4 +1,4 @@
-"""Other tensors in the places of a module's parameters, for the time of a forward."""
+"""Replaces a module's parameters by other tensors during a forward."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from torch import nn
 __all__ = ["Leaves", "ParameterSlots", "aliases", "new_leaves"]
 
 Leaves: TypeAlias = list[torch.Tensor]
-"""Leaf tensors that stand in for parameters, in their order; gradients go to the parameters'."""
+"""Leaf tensors that replace parameters, in their order; gradients go to the parameters."""
 
 
 class ParameterSlots:
-    """Where a module keeps its trained parameters.
+    """The places where a module keeps its trained parameters.
 
-    A parameter that it has under several names is one parameter. What is not trained stays.
+    A parameter with several names counts once. Other parameters are not replaced.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -24,7 +24,7 @@ class ParameterSlots:
         self._slots: list[tuple[Any, Any, int]] = []
         numbers: dict[nn.Parameter, int] = {}
         for part in module.modules():
-            # Recurrent modules have a list of their weights besides.
+            # Recurrent modules also keep a list of their weights.
             flat_names = list(getattr(part, "_flat_weights_names", ()))
             for name, parameter in part._parameters.items():
                 if parameter is None or not parameter.requires_grad:
@@ -51,19 +51,19 @@ class ParameterSlots:
 
 
 def aliases(parameters: Sequence[nn.Parameter]) -> Leaves:
-    """Leaves in the parameters' own memory, whose counters of changes are their own."""
+    """Leaves that share the parameters' memory but have their own version counters."""
     return [leaf_of(parameter.data, parameter) for parameter in parameters]
 
 
 def new_leaves(parameters: Sequence[nn.Parameter]) -> Leaves:
-    """Leaves in memory of their own, not yet filled."""
+    """Leaves with their own uninitialised memory."""
     return [leaf_of(torch.empty_like(p.data), p) for p in parameters]
 
 
 def leaf_of(memory: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """A leaf in ``memory`` that adds to the parameter's gradient.
+    """A leaf in ``memory`` whose gradient is that of the parameter.
 
-    A parameter itself, as layers that add to gradients directly do so for parameters only.
+    It is a parameter itself, since some layers add to gradients directly for parameters only.
     """
     leaf = nn.Parameter(memory)
     leaf.grad = parameter.grad

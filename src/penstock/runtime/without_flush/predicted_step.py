@@ -1,17 +1,17 @@
-"""What each optimizer is expected to subtract from a parameter in its next step.
+"""Predicts what each optimizer will subtract from a parameter in its next step.
 
-Asynchronous methods predict weights ``s`` updates ahead as ``W - s * step``. A step is told from
-what the optimizer has remembered up to its latest update, before the next gradient is known: the
-gradients to come are taken to be like those that its averages hold.
+Asynchronous methods predict weights ``s`` updates ahead as ``W - s * step``. A step is computed
+from the optimizer's state after its latest update, before the next gradient is known. So it assumes
+that the next gradients are like the averages in that state.
 
     SGD with momentum   lr * buffer                              SpecTrain, arXiv 1809.02839, 3.2
     Adam                lr * m' / (sqrt(v') + eps)               XPipe, arXiv 1911.04610, section 3
     AdamW               lr * (m' / (sqrt(v') + eps) + decay * W) PipeOptim, arXiv 2312.00839
     Muon                lr' * orthogonal(buffer) + lr * decay * W
 
-``m'`` and ``v'`` are bias-corrected; ``lr'`` is Muon's rate for the parameter's shape. SGD's buffer
-holds weight decay and dampening already. With Nesterov's momentum the step that is taken is
-``lr * (gradient + momentum * buffer)``; for gradients that stay as they are both are the same.
+``m'`` and ``v'`` are bias-corrected. ``lr'`` is Muon's rate for the parameter's shape. SGD's buffer
+already includes weight decay and dampening. With Nesterov momentum the actual step is
+``lr * (gradient + momentum * buffer)``; for constant gradients both steps are equal.
 """
 
 import math
@@ -32,13 +32,13 @@ StepFunction: TypeAlias = Callable[[torch.Tensor, State, Group], torch.Tensor | 
 
 
 def momentum_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tensor | None:
-    """SGD's step; ``None`` before its first."""
+    """SGD's step; ``None`` before its first step."""
     buffer = state.get("momentum_buffer")
     return None if buffer is None else buffer * float(group["lr"])
 
 
 def adam_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tensor | None:
-    """The step of Adam and AdamW; ``None`` before the first."""
+    """The step of Adam and AdamW; ``None`` before the first step."""
     if "exp_avg" not in state:
         return None
     steps, rate = float(state["step"]), float(group["lr"])
@@ -51,7 +51,7 @@ def adam_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tens
 
 
 def muon_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tensor | None:
-    """The step of torch's Muon; ``None`` before the first."""
+    """The step of torch's Muon; ``None`` before the first step."""
     from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
     buffer = state.get("momentum_buffer")
@@ -71,12 +71,12 @@ if hasattr(torch.optim, "Muon"):
 
 
 class PredictedSteps:
-    """The expected steps of the parameters of one optimizer.
+    """The predicted steps of the parameters of one optimizer.
 
-    An optimizer that is made of others, each for some of the parameters, names them by ``parts``.
+    A combined optimizer lists the optimizers that it consists of in ``parts``.
 
     Raises:
-        BadInput: the optimizer says nothing of its next step.
+        BadInput: the next step of the optimizer cannot be predicted.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -89,7 +89,7 @@ class PredictedSteps:
 
     @torch.no_grad()
     def predict(self, parameter: nn.Parameter, updates: int, into: torch.Tensor) -> None:
-        """Write the weights expected ``updates`` updates from now; those of now before any."""
+        """Write the weights predicted ``updates`` updates ahead, or copy them before any update."""
         state = self._optimizer.state
         step = None
         if updates and parameter in state:
@@ -101,7 +101,7 @@ class PredictedSteps:
             torch.sub(parameter, step, alpha=updates, out=into)
 
     def _way_of(self, parameter: nn.Parameter) -> tuple[StepFunction, Group]:
-        """How a parameter is stepped; a loaded state makes new groups."""
+        """The step function and group of a parameter; loading a state creates new groups."""
         if self._optimizer.param_groups is not self._known:
             self._known = self._optimizer.param_groups
             self._ways = {
@@ -114,7 +114,7 @@ class PredictedSteps:
 
 
 def check_predictable(optimizer: Optimizer) -> None:
-    """Raise `BadInput` for an optimizer whose next step cannot be told."""
+    """Raise `BadInput` for an optimizer whose next step cannot be predicted."""
     if type(optimizer) not in STEPS:
         known = ", ".join(sorted(kind.__name__ for kind in STEPS))
         raise BadInput(

@@ -1,4 +1,4 @@
-"""What a rank does in training without a flush: the part of its stage, or nothing."""
+"""What a rank does in training without a flush: the part of its stage, if it has one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ __all__ = ["NoStage", "OwnStage", "PreparedSize", "by_action"]
 
 @dataclass(frozen=True)
 class PreparedSize:
-    """All that is fixed for batches of one size: how they are cut, and what travels.
+    """All that is fixed for batches of one size: their cut and their messages.
 
-    ``arriving[peer]`` are the messages from a peer by its action; ``steps`` are those of actions
-    that have been played.
+    ``arriving[peer]`` are the messages from a peer by the action that sends them. ``steps`` caches
+    the prepared actions.
     """
 
     cut: BatchCut
@@ -42,7 +42,7 @@ class PreparedSize:
 
 
 class NoStage:
-    """A rank that the plan does not use: it takes part in exchanges only."""
+    """A rank that the plan does not use: it only takes part in exchanges."""
 
     loss_terms: Sequence[LossTerm] = ()
 
@@ -56,10 +56,10 @@ class NoStage:
         """Nothing is done."""
 
     def restart(self) -> None:
-        """Nothing is counted."""
+        """Nothing to reset."""
 
     def numbers(self) -> list[float]:
-        """No norm, and nothing else that was measured."""
+        """A norm of 0, and no measurements."""
         return [0.0, nan, nan, nan, nan]
 
 
@@ -95,7 +95,7 @@ class OwnStage:
 
     @property
     def loss_terms(self) -> Sequence[LossTerm]:
-        """Those of the latest batch that this rank computed."""
+        """The loss terms of the latest batch that this rank computed."""
         return self._stage.runner.loss_terms
 
     def begin(self, prepared: PreparedSize) -> None:
@@ -116,7 +116,7 @@ class OwnStage:
             worker.metrics.take_batch(dict(enumerate(leaves)), self._stage.rows if is_last else ())
 
     def play(self, prepared: PreparedSize, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
-        """Run this rank's actions, and expect what the peers send in theirs."""
+        """Run this rank's actions, and expect the messages that the peers send in theirs."""
         worker, own = self._worker, actions_of(self._place.stage)
         streams: dict[int, list[Message]] = {}
         for peer, arriving in prepared.arriving.items():
@@ -130,7 +130,7 @@ class OwnStage:
             execute(prepared.steps[own], prepared.channels, worker.clock)
 
     def _total_weight(self, weight: float) -> float:
-        """The terms in the loss of a micro-batch, of all replicas."""
+        """The number of loss terms of a micro-batch over all replicas."""
         if self._group is None:
             return weight
         total = torch.tensor([weight], dtype=torch.float64, device=self._worker.world.device)
@@ -138,7 +138,7 @@ class OwnStage:
         return float(total)
 
     def _change_weights(self) -> None:
-        """Sum the gradients over the replicas, clip, step, and start anew from zero."""
+        """Sum the gradients over the replicas, clip, step, and zero the gradients."""
         self._buckets.finish()
         gradients = [bucket.flat for bucket in self._buckets.buckets]
         self._gradient_norm = clip_gradients(gradients, self._clip_norm)
@@ -146,9 +146,10 @@ class OwnStage:
         self._buckets.zero()
 
     def numbers(self) -> list[float]:
-        """Square of the gradient's norm, copies of weights, what they were late by.
+        """The measurements of this rank that are sent to the others.
 
-        Then how far a prediction missed, and how far no prediction would have.
+        They are the square of the gradient's norm, the most copies of weights, the mean difference
+        of weight versions, the error of predictions, and the error without prediction.
         """
         versions = self.versions
         passes, errors = versions.log.take_passes(), versions.log.take_errors()
@@ -159,7 +160,7 @@ class OwnStage:
 
 
 def by_action(messages: RankMessages) -> dict[int, dict[Action, list[Message]]]:
-    """The messages from every peer, by the action of its that sends them."""
+    """The messages from every peer, by the peer's action that sends them."""
     found: dict[int, dict[Action, list[Message]]] = {}
     for peer, stream in messages.streams.items():
         own = found.setdefault(peer, {})

@@ -1,4 +1,4 @@
-"""How stale the weights of a stage were, and how far predictions missed: measured as it happens."""
+"""Measures how stale the weights of a stage were, and how wrong predicted weights were."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import torch
 __all__ = ["PassRecord", "PredictionError", "StalenessLog"]
 
 REMEMBERED = 4096
-"""Records of each kind that wait to be taken; older ones are dropped."""
+"""The most records of each kind that are kept until taken; older ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """When a stage worked on a micro-batch, in updates of its weights made by then.
+    """The number of updates of a stage at the forward and at the backward of a micro-batch.
 
-    The gradient is applied ``difference`` updates after the forward saw the newest weights.
+    Its gradient is applied ``difference`` updates after the forward saw the newest weights.
     """
 
     stage: int
@@ -32,11 +32,11 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """How far a prediction missed the weights that came, and how far the weights of then did.
+    """The error of predicted weights, and the error of the weights without prediction.
 
-    ``predicted`` is |W_hat - W_future|, ``stale`` |W - W_future|, both Euclidean over all
-    parameters of the stage, ``lead`` updates after the prediction was made. ``size`` is the number
-    of weights, so ``predicted / sqrt(size)`` is a root mean square.
+    ``predicted`` is |W_hat - W_future| and ``stale`` is |W - W_future|, both Euclidean norms over
+    all parameters of the stage, ``lead`` updates after the prediction. ``size`` is the number of
+    weights, so ``predicted / sqrt(size)`` is a root mean square.
     """
 
     stage: int
@@ -48,13 +48,13 @@ class PredictionError:
 
     @property
     def ratio(self) -> float:
-        """The error left by the prediction; below 1 it is better than none."""
+        """The error of the prediction relative to none; below 1 the prediction helps."""
         return self.predicted / self.stale if self.stale > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A prediction whose future has not come yet."""
+    """A prediction that cannot be checked yet."""
 
     micro_batch: int
     lead: int
@@ -64,10 +64,10 @@ class Pending:
 
 
 class StalenessLog:
-    """What one stage notes; `take_passes` and `take_errors` hand over what is new.
+    """The records of one stage; `take_passes` and `take_errors` return the new ones.
 
-    One prediction in ``measure_every`` updates is followed up until its future has come (0: none),
-    which keeps two more copies of the weights meanwhile.
+    One prediction in ``measure_every`` updates is kept until it can be checked (0: none). Two more
+    copies of the weights are kept meanwhile.
     """
 
     def __init__(self, stage: int, measure_every: int = 0) -> None:
@@ -79,7 +79,7 @@ class StalenessLog:
         self._next = 0
 
     def passed(self, record: PassRecord) -> None:
-        """Note a micro-batch whose backward has ended."""
+        """Record a micro-batch whose backward has ended."""
         self._passes.append(record)
 
     def predicted(
@@ -90,7 +90,7 @@ class StalenessLog:
         leaves: Sequence[torch.Tensor],
         parameters: Sequence[torch.Tensor],
     ) -> None:
-        """After ``updates`` updates a prediction was made: follow it up, if it is time to."""
+        """Keep a prediction made after ``updates`` updates, if one is to be measured now."""
         if not self.measure_every or self._pending is not None or updates < self._next:
             return
         self._next = updates + self.measure_every
@@ -103,7 +103,7 @@ class StalenessLog:
         )
 
     def updated(self, updates: int, parameters: Sequence[torch.Tensor]) -> None:
-        """The weights have changed for the ``updates``-th time: compare what was predicted."""
+        """Check a kept prediction after the ``updates``-th update, if it was made for it."""
         pending = self._pending
         if pending is None or updates < pending.due:
             return
@@ -121,18 +121,18 @@ class StalenessLog:
         )
 
     def restart(self) -> None:
-        """Updates are counted from 0 again."""
+        """Count updates from 0 again."""
         self._pending = None
         self._next = 0
 
     def take_passes(self) -> list[PassRecord]:
-        """The micro-batches since the last call."""
+        """The records of micro-batches since the last call."""
         taken = list(self._passes)
         self._passes.clear()
         return taken
 
     def take_errors(self) -> list[PredictionError]:
-        """The predictions followed up since the last call."""
+        """The errors measured since the last call."""
         taken = list(self._errors)
         self._errors.clear()
         return taken

@@ -1,8 +1,8 @@
-"""One rank's part of training that does not wait: batch follows batch without a flush.
+"""One rank's part of training without a flush.
 
-Each batch is played as its part of the endless order (`EndlessOrder`). What is measured of a batch
-is known everywhere only when the last rank is through with it, so its numbers are exchanged while
-the next batch is under way and read one batch later.
+Each batch runs as its part of the endless order (`EndlessOrder`). All numbers of a batch are known
+only when the last rank has finished it. So they are exchanged while the next batch runs, and read
+one batch later.
 """
 
 from collections import deque
@@ -34,12 +34,12 @@ __all__ = ["EndlessTraining", "endless_training"]
 Rows = list[list[float]]
 
 OWN_NUMBERS = 5
-"""What a rank adds to the numbers of a batch: see `OwnStage.numbers`."""
+"""How many numbers a rank adds to those of a batch: see `OwnStage.numbers`."""
 
 
 @dataclass(frozen=True)
 class Fed:
-    """A batch under way: its number of samples, its learning rate, and its numbers to come."""
+    """A batch that is running: its samples, its learning rate, and a function for its numbers."""
 
     samples: int
     learning_rate: float
@@ -47,13 +47,13 @@ class Fed:
 
 
 class EndlessTraining:
-    """Trains this rank's stage on batch after batch, updating its weights as the schedule says.
+    """Trains this rank's stage batch after batch, with the weight updates of the schedule.
 
-    ``clip_norm`` holds for the norm of one stage's gradients at one update. ``measure_every`` is
-    how many updates apart predictions of weights are followed up (0: never).
+    ``clip_norm`` limits the norm of one stage's gradients in one update. ``measure_every``: measure
+    the error of predicted weights every that many updates (0: never).
 
     Raises:
-        BadInput: the schedule predicts weights, and the optimizer cannot.
+        BadInput: the schedule predicts weights and the optimizer does not support it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EndlessTraining:
             self.own = OwnStage(worker, training, order, clip_norm, measure_every)
 
     def step(self, batches: Sequence[Sequence[torch.Tensor]]) -> StepMetrics:
-        """Train on one batch, from an empty pipeline to an empty pipeline.
+        """Train on one batch; the pipeline is empty before and after it.
 
         Raises:
             BadInput: there are several batches.
@@ -91,9 +91,9 @@ class EndlessTraining:
         return metrics
 
     def stream(self, batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[StepMetrics]:
-        """Train on batches, given as their leaves; the metrics of each, one batch late.
+        """Train on batches, given as their leaves; yields the metrics of each, one batch late.
 
-        The pipeline runs empty after the last one, and before the first one of another size.
+        The pipeline drains after the last batch, and before a batch of another size.
         """
         self.drain()
         self._fed.clear()
@@ -106,7 +106,7 @@ class EndlessTraining:
             yield self._take()
 
     def drain(self) -> None:
-        """Run the backwards of what is in flight; the next batch warms up again."""
+        """Run the backwards of the micro-batches in flight; the next batch warms up again."""
         if self._prepared is None:
             return
         with self._worker.failures.shared():
@@ -115,7 +115,7 @@ class EndlessTraining:
         self._prepared, self._batches = None, 0
 
     def _feed(self, leaves: Sequence[torch.Tensor]) -> None:
-        """The part of one batch; the micro-batches of the newest stay in flight."""
+        """Run the part of one batch; its last micro-batches stay in flight."""
         worker, training, batch = self._worker, self._training, self._batches
         prepared, rate = self._prepared_for(leaves), training.learning_rate
         if prepared is not self._prepared:
@@ -133,11 +133,11 @@ class EndlessTraining:
             self._fed.append(Fed(leaves[0].shape[0], rate, self._exchanged(leaves)))
 
     def _prepared_for(self, leaves: Sequence[torch.Tensor]) -> PreparedSize:
-        """What is fixed for batches of the size of this one.
+        """The prepared work for batches of this size.
 
         Raises:
-            BadInput: the batch cannot be cut into the plan's micro-batches, or the model as
-                captured does not take its lengths.
+            BadInput: the batch cannot be cut into the plan's micro-batches, or the captured model
+                does not accept its lengths.
         """
         samples = leaves[0].shape[0]
         lengths = self._worker.graph.lengths_of(dict(enumerate(leaves)))
@@ -154,7 +154,7 @@ class EndlessTraining:
         return PreparedSize(cut, by_action(messages), worker.stages.channels(messages), lengths, {})
 
     def _exchanged(self, leaves: Sequence[torch.Tensor]) -> Callable[[], Rows]:
-        """Start to exchange a batch's numbers; what is returned waits for them."""
+        """Start to exchange a batch's numbers; the returned function waits for them."""
         worker = self._worker
         own = worker.numbers.own([leaves], self.own.loss_terms, None, worker.metrics)
         own += self.own.numbers()
@@ -172,7 +172,7 @@ class EndlessTraining:
         return wait
 
     def _take(self) -> StepMetrics:
-        """The metrics of the oldest batch that has none yet."""
+        """The metrics of the oldest batch without metrics."""
         worker, fed = self._worker, self._fed.popleft()
         with worker.failures.shared():
             rows = fed.rows()
@@ -196,7 +196,7 @@ class EndlessTraining:
         )
 
     def _staleness(self, own: Rows) -> Means:
-        """What each stage's first replica measured, by name."""
+        """The measurements of each stage's first replica, by name."""
         found: dict[str, tuple[float, float]] = {}
         for number, stage in enumerate(self._worker.plan.stages):
             _, copies, late, predicted, stale = own[stage.devices[0]]
@@ -216,10 +216,10 @@ def endless_training(
     measure_every: int,
     compiled: bool = False,
 ) -> EndlessTraining | None:
-    """How a worker trains where the plan's schedule updates without a flush; ``None`` elsewhere.
+    """The training of a worker whose schedule updates without a flush; ``None`` for others.
 
     Raises:
-        BadInput: something was asked for that needs a flush, or the optimizer cannot predict.
+        BadInput: a setting needs a flush, or the optimizer does not support prediction.
     """
     if not order_of(worker.plan).weights.micro_batches_per_update:
         return None
@@ -228,7 +228,7 @@ def endless_training(
 
 
 def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) -> None:
-    """Raise `BadInput` for what does not go with updates while micro-batches are in flight."""
+    """Raise `BadInput` for settings that do not work with updates without a flush."""
     plan, graph = worker.plan, worker.graph
     what = f"schedule '{plan.schedule}' updates weights while micro-batches are in flight"
     if training.optimizer is None:

@@ -19,9 +19,9 @@ __all__ = ["VersionedStage", "clip_gradients", "with_updates"]
 class VersionedStage:
     """Stage ``number`` with the weights that its schedule prescribes for each pass.
 
-    Micro-batches come in order, so what the runner knows by a number that comes again is counted
-    here. ``change_weights`` sums gradients, changes the weights and zeroes the gradients; `update`
-    calls it. ``total_weight`` adds up the loss terms of a micro-batch over all replicas.
+    The runner's numbers of micro-batches repeat, so this class counts micro-batches itself; they
+    come in order. ``change_weights`` sums gradients, updates the weights and zeroes the gradients;
+    `update` calls it. ``total_weight`` sums the loss terms of a micro-batch over all replicas.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class VersionedStage:
         self._fed: dict[int, tuple[tuple[torch.Tensor, ...], range, range]] = {}
 
     def restart(self) -> None:
-        """Nothing is in flight: count from 0 again."""
+        """Count from 0 again; nothing may be in flight."""
         self.versions.restart()
         self._forwarded = self._ended = 0
         self._fed.clear()
@@ -63,12 +63,12 @@ class VersionedStage:
         micro_batches: Sequence[range],
         lengths: LengthsOf = (),
     ) -> None:
-        """Take this rank's ``rows`` of each micro-batch, in the places of a batch that is done."""
+        """Take this rank's ``rows`` of each micro-batch; they replace those of a finished batch."""
         runner = self.runner
         wanted = [leaves[index].to(runner.device) for index in runner.program.batch_inputs]
         numbers = self._order.numbers(batch)
         for number, own, whole in zip(numbers, rows, micro_batches, strict=True):
-            # A replica without rows takes part with the first one, which counts nothing.
+            # A replica without rows runs the first row, which does not count.
             lo, hi = (own.start, own.stop) if own else (whole.start, whole.start + 1)
             self._fed[number] = tuple(leaf[lo:hi] for leaf in wanted), own, whole
         count = self._order.ring * self._order.micro_batches
@@ -92,7 +92,7 @@ class VersionedStage:
         return [self._fed[n][1] if n in self._fed else range(0) for n in range(count)]
 
     def work(self, kind: ActionKind) -> Work:
-        """What computes the actions of one kind; orders without a flush have whole backwards."""
+        """The function that runs actions of one kind; only whole backwards occur here."""
         match kind:
             case "F":
                 return self._forward
@@ -123,7 +123,7 @@ class VersionedStage:
             return self.runner.backward(micro_batch, gradients)
 
     def _weigh(self, micro_batch: int) -> None:
-        """Make a micro-batch count in its update by its share of the update's samples."""
+        """Weight a micro-batch in its update by its share of the update's samples."""
         _, own, whole = self._fed[micro_batch]
         weight = float(self.runner.loss_terms[-1].weight) if own else 0.0
         weight = self._total_weight(weight)
@@ -132,7 +132,7 @@ class VersionedStage:
         self.runner.reseed(micro_batch, share / weight if weight else 0.0)
 
     def update(self, _: int, nothing: Tensors) -> Tensors:
-        """Change the weights, as a `PreparedAction` does its work."""
+        """Update the weights, in the form of a `PreparedAction`'s work."""
         self.versions.update(self._change_weights)
         return nothing
 
@@ -140,7 +140,7 @@ class VersionedStage:
 def with_updates(
     steps: Sequence[PreparedAction], stage: VersionedStage, order: EndlessOrder
 ) -> Iterator[PreparedAction]:
-    """``steps`` with an update after the last backward of each, when its gradients are sent."""
+    """``steps`` with an update after the last backward of each, once its gradients are sent."""
     for step in steps:
         yield step
         if step.kind == "B" and step.micro_batch + 1 == order.update_with(step.micro_batch).stop:
@@ -148,7 +148,7 @@ def with_updates(
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], limit: float | None) -> float:
-    """Scale ``gradients`` to a norm of at most ``limit``, if there is one; what the norm was."""
+    """Scale ``gradients`` to a norm of at most ``limit`` (if given); returns the norm before."""
     if not gradients:
         return 0.0
     norms = torch.stack([torch.linalg.vector_norm(g).double() for g in gradients])

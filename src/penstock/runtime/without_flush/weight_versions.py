@@ -1,17 +1,17 @@
-"""Which weights each forward and each backward of a stage uses, where updates do not wait.
+"""Which weights each forward and backward of a stage uses, if updates do not wait for a flush.
 
-Autograd remembers the weights of a forward for its backward by reference: a parameter as itself, a
-view such as ``weight.t()`` by the memory that it looks into. So a forward runs with *leaves*,
-tensors that stand in for the parameters, and a backward sees what is in their memory by then:
+Autograd keeps the weights of a forward for its backward by reference: a parameter itself, or for a
+view such as ``weight.t()`` the memory behind it. So a forward runs with *leaves*, tensors that
+replace the parameters, and the backward sees what their memory contains by then:
 
-    newest, not predicted   one set of leaves in the parameters' own memory: the weights of now
-    newest, predicted       one set in memory of its own, written before every pass
+    newest, not predicted   one set of leaves in the parameters' own memory: the current weights
+    newest, predicted       one set with its own memory, written before every pass
     kept versions           the parameters move to other memory before an update, and the leaves of
-                            the version before keep the old one while a micro-batch needs it
-    kept predictions        a set in memory of its own for every micro-batch in flight
+                            the old version keep the old memory while a micro-batch needs it
+    kept predictions        a set with its own memory for every micro-batch in flight
 
-Leaves have version counters of their own, so autograd does not object to what is written on
-purpose. Their gradients are those of the parameters.
+Leaves have their own version counters, so autograd does not reject these intended writes. Their
+gradients are those of the parameters.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,18 +37,18 @@ __all__ = ["WeightVersions", "make_weight_versions"]
 class WeightVersions:
     """The weights of one stage, and which of them each pass uses.
 
-    Micro-batches are numbered from the start, or from the latest `restart`, in the order in which
-    the stage forwards and backwards them. Around every pass:
+    Micro-batches are numbered from the start or the latest `restart`, in the order in which the
+    stage runs their forwards and backwards. Around every pass:
 
         with versions.forward(m): ...       run the forward
-        with versions.recompute(m): ...     run it once more, where the first kept only its inputs
+        with versions.recompute(m): ...     run it again, if the first kept only its inputs
         with versions.backward(m): ...      run the backward
         versions.update(step)               ``step`` changes the parameters from their gradients
 
-    Here the newest weights are used as they are (``vanilla``); the other rules are subclasses.
-    Gradients add up in ``parameter.grad``, which must be there and stay the same tensor.
-    ``updates`` counts those since the start. ``most_copies`` is the most copies of the weights that
-    there were at once, the parameters among them.
+    This class uses the newest weights as they are (``vanilla``); the other rules are subclasses.
+    Gradients accumulate in ``parameter.grad``, which must exist and stay the same tensor.
+    ``updates`` counts the updates since the start. ``most_copies`` is the largest number of copies
+    of the weights at any time, including the parameters.
     """
 
     def __init__(self, module: nn.Module, stage: int = 0) -> None:
@@ -67,12 +67,12 @@ class WeightVersions:
 
     @property
     def copies(self) -> int:
-        """How many copies of the weights there are now, the parameters among them."""
+        """The current number of copies of the weights, including the parameters."""
         return 1
 
     @contextmanager
     def forward(self, micro_batch: int) -> Iterator[None]:
-        """Within, the module has the weights of the forward of ``micro_batch``."""
+        """Within, the module has the weights for the forward of ``micro_batch``."""
         self._forwarded_at[micro_batch] = self.updates
         leaves = self.leaves_of_forward(micro_batch)
         self.most_copies = max(self.most_copies, self.copies)
@@ -81,15 +81,15 @@ class WeightVersions:
 
     @contextmanager
     def recompute(self, micro_batch: int) -> Iterator[None]:
-        """Within, the module has the weights of the backward, for a forward that runs again."""
+        """Within, the module has the weights of the backward, to run its forward again."""
         with self.slots.holding(self.leaves_of_backward(micro_batch)):
             yield
 
     @contextmanager
     def backward(self, micro_batch: int) -> Iterator[None]:
-        """Within, what autograd has saved holds the weights of the backward of ``micro_batch``.
+        """Within, the tensors that autograd saved hold the weights for ``micro_batch``'s backward.
 
-        The module has them too, for what a backward computes once more by itself.
+        The module has them too, in case its backward recomputes something.
         """
         leaves = self.leaves_of_backward(micro_batch)
         self.most_copies = max(self.most_copies, self.copies)
@@ -100,45 +100,45 @@ class WeightVersions:
         self.log.passed(PassRecord(self.stage, micro_batch, before, self.updates))
 
     def update(self, step: Callable[[], object]) -> None:
-        """Change the weights; ``step`` does it, in place."""
+        """Change the weights; ``step`` does so in place."""
         self.before_update()
         step()
         self.updates += 1
         self.log.updated(self.updates, self.parameters)
 
     def restart(self) -> None:
-        """Number micro-batches from 0 again; none is in flight."""
+        """Number micro-batches from 0 again; none may be in flight."""
         self.updates = 0
         self._forwarded_at.clear()
         self._live = None
         self.log.restart()
 
     def _follow_up(self, micro_batch: int, lead: int, leaves: Leaves) -> None:
-        """A prediction was made for a forward."""
+        """Log the prediction that was made for a forward."""
         self.log.predicted(micro_batch, self.updates, lead, leaves, self.parameters)
 
     def leaves_of_forward(self, micro_batch: int) -> Leaves:
-        """What the forward of ``micro_batch`` runs with."""
+        """The leaves for the forward of ``micro_batch``."""
         if self._live is None:
             self._live = aliases(self.parameters)
         return self._live
 
     def leaves_of_backward(self, micro_batch: int) -> Leaves:
-        """What it ran with, now with the values that its backward is to see."""
+        """The leaves of its forward, with the values for its backward."""
         return self.leaves_of_forward(micro_batch)
 
     def release(self, micro_batch: int) -> None:
-        """The backward of ``micro_batch`` has ended."""
+        """Called when the backward of ``micro_batch`` has ended."""
 
     def before_update(self) -> None:
-        """The parameters are about to change in place."""
+        """Called before the parameters change in place."""
 
 
 class KeptVersions(WeightVersions):
-    """Both passes of a micro-batch use the same version of the weights, which is kept till then.
+    """Both passes of a micro-batch use the same version of the weights, which is kept until then.
 
-    ``version_of(m)`` is the number of updates that have made it; ``None`` where that of the forward
-    is meant, whichever it is (PipeDream, SOSP 2019, section 3.3). It must not decrease with ``m``.
+    ``version_of(m)`` is the number of updates in that version; it must not decrease with ``m``.
+    With ``None`` it is the newest version at the forward (PipeDream, SOSP 2019, section 3.3).
     """
 
     def __init__(
@@ -200,17 +200,16 @@ class KeptVersions(WeightVersions):
         return version >= oldest
 
     def _forget(self) -> None:
-        """Free the memory of versions that nothing needs any more."""
+        """Free the memory of versions that are no longer needed."""
         for version in [v for v in self._kept if v < self.updates and not self._needed(v)]:
             self._free.append([leaf.data for leaf in self._kept.pop(version)])
 
 
 class PredictedWeights(WeightVersions):
-    """Every pass uses the newest weights as they are expected some updates later.
+    """Every pass uses the newest weights, predicted some updates ahead.
 
-    All micro-batches share one set of leaves, whose values are written anew for each pass:
-    SpecTrain (arXiv 1809.02839, section 3.2), and with a backward lead of 0 PipeOptim (arXiv
-    2312.00839).
+    All micro-batches share one set of leaves, whose values are written for each pass: SpecTrain
+    (arXiv 1809.02839, section 3.2), and with a backward lead of 0 PipeOptim (arXiv 2312.00839).
     """
 
     def __init__(self, module: nn.Module, stage: int, rule: WeightRule, steps: PredictedSteps):
@@ -239,7 +238,7 @@ class PredictedWeights(WeightVersions):
         self._holds = None
 
     def _write(self, lead: int) -> None:
-        """Put the weights expected ``lead`` updates from now where the leaves are."""
+        """Write the weights predicted for ``lead`` updates ahead into the leaves."""
         if not self._leaves:
             self._leaves = new_leaves(self.parameters)
         if self._holds != (self.updates, lead):
@@ -249,11 +248,11 @@ class PredictedWeights(WeightVersions):
 
 
 class BellwetherWeights(WeightVersions):
-    """Predictions that the first micro-batch of an update makes for all of them.
+    """The first micro-batch of an update makes the prediction that all its micro-batches use.
 
-    XPipe, arXiv 1911.04610, section 3. The forwards of an update and the backwards of the one
-    before take turns, so both predictions are kept; autograd looks into the leaves, so the one that
-    a pass needs is exchanged into them.
+    XPipe, arXiv 1911.04610, section 3. The forwards of an update and the backwards of the previous
+    one alternate, so both predictions are kept. Autograd reads the leaves, so the prediction that a
+    pass needs is swapped into them.
     """
 
     def __init__(self, module: nn.Module, stage: int, rule: WeightRule, steps: PredictedSteps):
@@ -284,7 +283,7 @@ class BellwetherWeights(WeightVersions):
         self._in_leaves, self._in_other = ("", -1), ("", -1)
 
     def _hold(self, kind: str, group: int) -> bool:
-        """Make the leaves hold the prediction of a pass of a group; say whether it is a new one."""
+        """Put the prediction for a pass of a group into the leaves; returns whether it is new."""
         if not self._leaves:
             self._leaves = new_leaves(self.parameters)
         if self._in_leaves[0] not in ("", kind):
@@ -307,9 +306,9 @@ class BellwetherWeights(WeightVersions):
 
 
 class KeptPredictions(WeightVersions):
-    """Weights that are predicted once, for the forward, and used by the backward too.
+    """Weights are predicted once for the forward, and the backward uses the same.
 
-    Version 2 of SpecTrain's authors: every micro-batch in flight keeps its own prediction.
+    This is version 2 of SpecTrain's authors: every micro-batch in flight keeps its own prediction.
     """
 
     def __init__(self, module: nn.Module, stage: int, rule: WeightRule, steps: PredictedSteps):
@@ -349,11 +348,11 @@ def make_weight_versions(
 ) -> WeightVersions:
     """The weights of ``stage`` under ``rule``.
 
-    ``first_stage_depth`` is how many micro-batches stage 0 has in flight: from it follows which
-    version it had in each forward.
+    ``first_stage_depth`` is the number of micro-batches that stage 0 has in flight. It determines
+    the version that stage 0 used in each forward.
 
     Raises:
-        BadInput: the rule predicts, and the optimizer cannot.
+        BadInput: the rule predicts weights and the optimizer does not support it.
     """
     per_update = rule.micro_batches_per_update
     match rule.version:
