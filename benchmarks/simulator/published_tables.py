@@ -32,7 +32,7 @@ def dapple() -> list[str]:
         samples_per_s,
     )
 
-    names = ("system", "M", "samples/s published", "played", "memory published, GB", "played")
+    names = ("system", "M", "samples/s published", "simulated", "memory published, GB", "simulated")
     lines = head(*names)
     for run in PUBLISHED:
         played = play(run.schedule, run.recompute, run.micro_batches)
@@ -75,7 +75,7 @@ def bapipe() -> list[str]:
     from reproduction.bapipe_forms import METHODS, closed_form_s, played_s
 
     stages = (2, 4, 8)
-    lines = head("schedule", *(name for n in stages for name in (f"N = {n}: form", "played")))
+    lines = head("schedule", *(name for n in stages for name in (f"N = {n}: form", "simulated")))
     cases = [(method, False) for method in METHODS]
     cases.insert(1 + METHODS.index("1f1b-sno"), ("1f1b-sno", True))
     for method, separate in cases:
