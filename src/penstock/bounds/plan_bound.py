@@ -44,7 +44,7 @@ class Prepared:
 def prepare(problem: PlanningProblem) -> Prepared:
     """What the bounds of all plans of ``problem`` share."""
     layers = problem.profile.layers
-    figures = (
+    costs = (
         [layer.forward_s.fixed for layer in layers],
         [layer.forward_s.per_sample for layer in layers],
         [layer.backward_s.fixed for layer in layers],
@@ -53,7 +53,7 @@ def prepare(problem: PlanningProblem) -> Prepared:
     )
     rates, _ = links_to_others(problem.cluster)
     return Prepared(
-        sums=tuple(tuple(accumulate(figure, initial=0.0)) for figure in figures),
+        sums=tuple(tuple(accumulate(cost, initial=0.0)) for cost in costs),
         near=near_edges(problem.profile),
         receive_rates=tuple(rates.max(axis=0).tolist()),
         bucket_s={},

@@ -102,7 +102,7 @@ class Prices:
         self.steps = int(min(MOST_STEPS, max(FEWEST_STEPS, MOST_CELLS / cells)))
 
     def keep_within(self, time_s: float) -> bool:
-        """Whether some chain keeps ``time_s``, as far as the prices that are tried tell."""
+        """Whether some chain keeps ``time_s``, as far as the prices that are tried show."""
         visits, setting = self.visits, self.visits.setting
         steps = visits.steps._replace(alone_s=alone_at(visits, time_s))
         bar_s = time_s * (1 + ROUNDING)
@@ -187,7 +187,7 @@ def mirrored(visits: Visits) -> bool:
 
 
 @dataclass(frozen=True)
-class Relaxation:
+class RelaxedChain:
     """A chain in one direction or both. Its prices are made when they are first asked for.
 
     Where one chain shows that a time is too short, the others are not looked at.
@@ -215,7 +215,7 @@ def resource_bound(problem: PlanningProblem, floors_s: dict[int, float]) -> Answ
             break
         chains = chains_of(problem, size) if len(problem.cluster.devices) <= MOST_DEVICES else []
         relaxed = [
-            Relaxation(Setting(problem, chain, limits, speeds, size), mirrored)
+            RelaxedChain(Setting(problem, chain, limits, speeds, size), mirrored)
             for mirrored in directions
             for chain in chains
         ]
@@ -237,7 +237,7 @@ def chains_of(problem: PlanningProblem, rows: int) -> list[ShortenedChain]:
     return [every[length] for length in short[:CHAINS]]
 
 
-def least_kept(relaxed: list[Relaxation], chains: int, floor_s: float, most_s: float) -> float:
+def least_kept(relaxed: list[RelaxedChain], chains: int, floor_s: float, most_s: float) -> float:
     """The least time that all chains of some direction keep, rounded down; at most ``most_s``."""
 
     def kept(time_s: float) -> bool:

@@ -62,7 +62,7 @@ class Reached(NamedTuple):
 def cheapest(steps: ChainVisits, devices: int, time_s: float) -> Reached:
     """The least price of each state, over all chains whose visits each fit within ``time_s``.
 
-    A state keeps the least of every figure apart: when the first and the mean row get there, and
+    A state keeps the least of each value apart: when the first and the mean row get there, and
     the price.
     """
     cuts = steps.own_s.shape[1]

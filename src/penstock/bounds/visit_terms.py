@@ -117,7 +117,7 @@ def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
 
 
 def times_of(setting: Setting, kind: VisitKind) -> VisitTimes:
-    """The figures of one way to visit; of a mirrored pipeline those of the direction with less."""
+    """The times of one way to visit; of a mirrored pipeline those of the direction with less."""
     over = kind.replicas.fewest + kind.copies - 1
     return visit_times(setting, kind.replicas, setting.micro_batches // kind.copies, over)
 

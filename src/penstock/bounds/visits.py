@@ -1,7 +1,7 @@
 """What a visit takes: a run of layers on a number of replicas, with micro-batches of one size.
 
 A *visit* is what a micro-batch does between two changes of devices: consecutive stages on the same
-devices are one. All figures are the least over everything that a visit leaves open: which devices,
+devices are one. All values are the least over everything that a visit leaves open: which devices,
 which rows, which orders.
 """
 
@@ -189,13 +189,13 @@ class PassedBuilder:
     """Adds up tensors for runs of layers."""
 
     def __init__(self, cuts: int) -> None:
-        self.figures = [np.zeros((cuts, cuts)) for _ in range(6)]
+        self.tables = [np.zeros((cuts, cuts)) for _ in range(6)]
 
     def add(self, tensor: Tensor, runs: tuple[int | slice, int | slice]) -> None:
         """Count a tensor for ``runs``."""
         down, up = tensor.bytes, tensor.gradient_bytes
         per_row = 0.0 if tensor.whole else 1.0
-        figures = (
+        values = (
             down.fixed,
             down.per_sample * per_row,
             up.fixed,
@@ -203,12 +203,12 @@ class PassedBuilder:
             float(down.fixed + down.per_sample > 0),
             float(up.fixed + up.per_sample > 0),
         )
-        for table, figure in zip(self.figures, figures, strict=True):
-            table[runs] += figure
+        for table, value in zip(self.tables, values, strict=True):
+            table[runs] += value
 
     def passed(self) -> Passed:
         """The sums."""
-        down_fixed, down_row, up_fixed, up_row, down_count, up_count = self.figures
+        down_fixed, down_row, up_fixed, up_row, down_count, up_count = self.tables
         return Passed(
             PrefixSums(down_fixed, down_row), PrefixSums(up_fixed, up_row), down_count, up_count
         )
@@ -217,7 +217,7 @@ class PassedBuilder:
 def visit_times(
     setting: Setting, replicas: Replicas, micro_batches: float, sums_over: int
 ) -> VisitTimes:
-    """The figures of visits on ``replicas`` that see ``micro_batches`` micro-batches.
+    """The times of visits on ``replicas`` that see ``micro_batches`` micro-batches.
 
     Gradients are summed over ``sums_over`` devices.
     """

@@ -40,7 +40,7 @@ FULL, KEEPS, RECOMPUTES = -1, 0, 1
 """What a stage does on its devices: it does not fit, keeps its activations, or recomputes them."""
 
 LOADS = 8
-"""Busiest resources of a transfer told apart; where more differ, the last ones are merged."""
+"""The most resources of a transfer that are kept apart. Of more, the last ones are merged."""
 
 FIGURES = 3
 """What the messages on a resource add up to: seconds of latency, seconds for each byte of what does

@@ -33,7 +33,7 @@ GroupCosts: TypeAlias = tuple[float, float, list[tuple[float, float]]]
 class Costs(NamedTuple):
     """What runs of layers cost on groups of devices; all arrays are flat.
 
-    First the figures of `RunTables`: sums up to each cut, or one for each run, at place
+    First the costs of `RunTables`: sums up to each cut, or one for each run, at place
     ``lo * cuts + hi``. The replicas of group ``g`` differ in no more than the kinds
     ``first_kind[g]`` to ``first_kind[g + 1] - 1``: rows on a speed and a memory, and the number of
     their table in ``workspaces``, which has one for each number of rows. ``ways`` are those to

@@ -30,7 +30,7 @@ class StageEntry(Entry):
 
 
 class CostEntry(Entry):
-    """What the schedule was told of a stage; see `penstock.schedule.shape.StageCost`."""
+    """The costs of a stage that the order was made for; see `penstock.schedule.shape.StageCost`."""
 
     forward_s: Figure
     input_backward_s: Figure

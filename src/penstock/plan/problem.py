@@ -35,7 +35,7 @@ RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """The question a planner answers.
+    """What a planner makes a plan for.
 
     ``micro_batch_sizes`` are the sizes to try (each must divide ``global_batch``).
     ``optimizer_bytes_per_parameter_byte`` is the optimizer's state, 2 for Adam in the precision
@@ -47,7 +47,7 @@ class PlanningProblem:
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
             micro-batch size that does not divide it, more stages than layers, no schedule, a
-            reserve of all memory, or a negative figure.
+            reserve of all memory, or a negative size.
     """
 
     profile: ModelProfile

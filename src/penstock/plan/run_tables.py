@@ -29,7 +29,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 
 FIXED, EACH = 0, 1
-"""Rows of the arrays whose figures depend on samples: without them, and for each of them."""
+"""Rows of the arrays of affine costs: the fixed part, and the part per sample."""
 
 
 class RunTables(NamedTuple):
@@ -77,9 +77,9 @@ def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
     )
 
 
-def at(figures: Floats, samples: float) -> Floats:
-    """Figures that depend on samples, for so many of them."""
-    return figures[FIXED] + samples * figures[EACH]
+def at(costs: Floats, samples: float) -> Floats:
+    """Affine costs for a number of samples."""
+    return costs[FIXED] + samples * costs[EACH]
 
 
 def of_runs(sums: Floats) -> Floats:
@@ -92,9 +92,9 @@ def runs_at(sums: Floats, samples: float) -> Floats:
     return of_runs(sums[FIXED]) + samples * of_runs(sums[EACH])
 
 
-def prefix_sums(figures: Iterable[float]) -> Floats:
-    """Entry ``i``: the sum of the first ``i`` figures."""
-    return np.concatenate([[0.0], np.cumsum(np.fromiter(figures, dtype=np.float64))])
+def prefix_sums(values: Iterable[float]) -> Floats:
+    """Entry ``i``: the sum of the first ``i`` values."""
+    return np.concatenate([[0.0], np.cumsum(np.fromiter(values, dtype=np.float64))])
 
 
 def sums(profile: ModelProfile, cost: Callable[[LayerCost], Affine]) -> Floats:

@@ -1,4 +1,4 @@
-"""What a schedule that adapts to costs is told of a plan's stages, and the memory left for it."""
+"""The costs of a plan's stages and the memory left, for schedules that adapt to both."""
 
 from dataclasses import replace
 

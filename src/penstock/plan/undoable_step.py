@@ -15,9 +15,9 @@ def with_undoable_step(
 ) -> tuple[ModelProfile, float]:
     """The profile and the optimizer's bytes of each parameter byte where steps can be undone.
 
-    Parameters and state, ``1 + s`` bytes, are kept twice. The time of a copy is told by the memory
-    that is touched, as that of a prediction is (`penstock.simulate.stage_work`): it reads and
-    writes ``2 (1 + s)``; a step clears gradients, takes their norm and scales them (4), reads
+    Parameters and state, ``1 + s`` bytes, are kept twice. Times are in proportion to the
+    bytes touched, as in a prediction (`penstock.simulate.stage_work`). A copy reads and writes
+    ``2 (1 + s)``. A step clears gradients, takes their norm and scales them (4), reads
     gradients, parameters and state and writes the last two (``1 + 2 (1 + s)``).
 
     >>> from penstock.profile.model_profile import Affine, LayerCost

@@ -57,7 +57,7 @@ def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The plans of all tables, each once, and each under every schedule.
 
     The objective knows a schedule only by its memory, so the one with the fewest micro-batches in
-    flight has the least objective; the simulator tells the others apart.
+    flight has the least objective; the simulator compares the others.
     """
     schedule = leanest_schedule(problem)
     others = [name for name in problem.schedules if name != schedule]

@@ -39,7 +39,7 @@ def find_plan(
     """What the planner of that name answers.
 
     After the time limit the best plan so far is the answer; at least one plan that fits is found,
-    however long that takes. ``tell`` hears what is going on.
+    however long that takes. ``tell`` is called with every step.
 
     Schedules that a published planner does not know take over the devices of the plan that it
     makes for those that it knows (`penstock.search.families.rescheduled`).
@@ -85,7 +85,7 @@ def find_plan(
 
 
 def without_plans(tell: Callable[[SearchStep], None]) -> Callable[[SearchStep], None]:
-    """``tell`` that hears what is being tried, but of no plan."""
+    """``tell`` without the plans, only with what is being tried."""
     return lambda step: tell(SearchStep(step.doing, None, inf))
 
 
@@ -119,7 +119,7 @@ def searched_plan(
 def score_until(score: Score, deadline_s: float, clock: Callable[[], float]) -> Score:
     """``score`` until the deadline; after it only plans scored before have a time.
 
-    At least one plan that fits is scored, however long that takes. Plans are told apart without
+    At least one plan that fits is scored, however long that takes. Plans are compared without
     their planners' names, because a planner may take over the plan of another.
     """
     known: dict[Plan, float] = {}

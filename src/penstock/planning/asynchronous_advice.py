@@ -104,7 +104,7 @@ def without_flush(
 
 
 def bare(plan: Plan) -> Plan:
-    """The plan under a schedule that is told nothing of its costs."""
+    """The plan under a schedule that needs no costs."""
     return replace(plan, schedule="1f1b", costs=(), memory_bytes=())
 
 

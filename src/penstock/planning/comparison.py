@@ -86,7 +86,7 @@ def compare_plans(
 ) -> Iterator[Comparison]:
     """Every planner with every schedule, in order; the default planner, which takes longest, last.
 
-    ``limit_s`` is for each planner. ``tell`` hears what the planner of that name is doing. A
+    ``limit_s`` is for each planner. ``tell`` is called with a planner's name and its steps. A
     planner that breaks or takes too long is one row without a plan.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which resource binds a plan, and why one plan beats another, in figures and in words.
+"""Which resource binds a plan, and why one plan beats another, in numbers and in words.
 
 Everything is read off the simulated timeline: the shares are those of its critical path.
 """
@@ -100,7 +100,7 @@ class Explanation:
 def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanation:
     """What binds a plan of ``problem``.
 
-    What memory forbids is told of schedules that planners search over: to try a change under
+    What memory forbids is said of schedules that planners search over: to try a change under
     another one is to make its order anew.
     """
     timeline, plan = planned.prediction.timeline, planned.plan
@@ -156,15 +156,15 @@ def memory_words(fullness: Fullness) -> str:
 
 def binding_words(explanation: Explanation) -> str:
     """What the iteration waits for most, and what comes next."""
-    told = [
+    parts = [
         f"{share_words(share)}, {percent_text(share.seconds / explanation.iteration_s)}"
         for share in explanation.shares
         if share.seconds >= TOLD * explanation.iteration_s
     ]
-    if not told:
+    if not parts:
         return "Nothing takes any time."
-    rest = f"; then {'; '.join(told[1:])}" if told[1:] else ""
-    return f"Bound by {told[0]} of the iteration{rest}."
+    rest = f"; then {'; '.join(parts[1:])}" if parts[1:] else ""
+    return f"Bound by {parts[0]} of the iteration{rest}."
 
 
 def share_words(share: PathShare) -> str:
@@ -184,8 +184,10 @@ def path_words(explanation: Explanation) -> str:
         ("optimizer step", explanation.seconds("optimizer step")),
         ("waiting", explanation.seconds("waiting")),
     ]
-    told = [f"{name} {seconds_text(s)} ({percent_text(s / whole_s)})" for name, s in parts if s > 0]
-    return f"Critical path: {', '.join(told)}."
+    shown = [
+        f"{name} {seconds_text(s)} ({percent_text(s / whole_s)})" for name, s in parts if s > 0
+    ]
+    return f"Critical path: {', '.join(shown)}."
 
 
 def busy_words(explanation: Explanation) -> str:
@@ -221,7 +223,7 @@ def why_slower(winner: Explanation, other: Explanation) -> str:
 
 
 def cause_words(winner: Explanation, other: Explanation, kind: ShareKind) -> str:
-    """One kind of the difference, with both figures."""
+    """One kind of the difference, with both times."""
     if kind == "all-reduce":
         return f"its {all_reduce_words(other)} and {winner.planner}'s {all_reduce_words(winner)}"
     cause = CAUSES[kind].format(

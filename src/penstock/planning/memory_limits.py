@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 WORTH_A_WORD = 1e-3
-"""A gain below this part of the iteration is not told."""
+"""A smaller gain, as a part of the iteration, is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True)

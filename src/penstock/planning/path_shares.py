@@ -78,7 +78,7 @@ class AllReduce:
 class Utilisation:
     """A resource and the share of the iteration in which it is occupied.
 
-    ``carries`` tells engines, links and ports from devices that compute.
+    ``carries``: it is an engine, a link or a port, not a device that computes.
     """
 
     resource: str
@@ -213,7 +213,7 @@ def link_of(event: Event, cluster: Cluster) -> str:
 def hosts_of_reductions(
     events: Iterable[Event], cluster: Cluster
 ) -> dict[tuple[float, float, float], set[int]]:
-    """The hosts of each gradient bucket's devices, by what tells the bucket from others."""
+    """The hosts of each gradient bucket's devices, by what identifies the bucket."""
     hosts: dict[tuple[float, float, float], set[int]] = defaultdict(set)
     for event in events:
         if event.kind == "REDUCE":

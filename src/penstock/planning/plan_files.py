@@ -1,7 +1,7 @@
 """A plan on disk with what was predicted of it, and where its profile and cluster are.
 
     plan.json             the plan, to be read and edited by hand
-    plan.predicted.json   the figures of ``penstock plan --json`` and what the plan was made for
+    plan.predicted.json   the output of ``penstock plan --json`` and what the plan was made for
 
 The prediction stands beside the plan, because a plan may be written by hand.
 """

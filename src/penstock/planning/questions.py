@@ -67,7 +67,7 @@ def planning_problem(
     memory_reserve: float = MEMORY_RESERVE,
     as_fast: float = AS_FAST,
 ) -> PlanningProblem:
-    """The question for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
+    """The problem for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
     ``schedule`` is explained in `schedules_named`. ``planner`` is for schedule "auto": `search`
     chooses among more than the others. ``max_stages`` 0 allows any number of stages.
@@ -124,7 +124,7 @@ def synchronous_schedules() -> tuple[str, ...]:
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
-    """The question that ``plan`` answers: any micro-batch size, the schedules of its planner.
+    """The problem that ``plan`` solves: any micro-batch size, the schedules of its planner.
 
     It has all memory of the devices: what is there decides whether a given plan fits.
 
@@ -135,7 +135,7 @@ def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan
     problem = planning_problem(
         profile, cluster, plan.global_batch, planner=plan.planner, memory_reserve=0.0
     )
-    # The bound of the question must hold for the plan.
+    # The bound of the problem must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))
 
 

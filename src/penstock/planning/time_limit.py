@@ -36,8 +36,8 @@ def plan_within(
 ) -> Plan:
     """`find_plan`, stopped soon after the limit even where the planner does not look at the clock.
 
-    Then the best plan that it told of is the answer; where it has told of none, it goes on until
-    it has, or, where it ``may_fail``, gives up. Planners can be stopped in the main thread only.
+    Then the best plan that it reported is the answer; where it reported none, it goes on until
+    it does, or, where it ``may_fail``, gives up. Planners can be stopped in the main thread only.
 
     Raises:
         BadInput: no planner has the name.

@@ -1,7 +1,7 @@
 """Every plan of a small problem, by enumeration: what the search falls back on to be certain.
 
 Contiguous layers, any devices in any order, any rows, recompute as allowed, and any depths that
-the allowed schedules can have. Devices that nothing tells apart are taken in order.
+the allowed schedules can have. Interchangeable devices are taken in order.
 """
 
 from collections.abc import Iterator, Sequence

@@ -94,12 +94,12 @@ def plain_families(schedules: Iterable[str]) -> tuple[str, ...]:
 
 
 def load_of(leader: tuple[float, Plan]) -> float:
-    """The load of a plan that was judged; infinite where it was told no costs."""
+    """The load of a plan that was judged; infinite where the plan has no costs."""
     return load_s(leader[1]) if leader[1].costs else inf
 
 
 def named(plan: Plan, schedule: str) -> Plan:
-    """The plan under a schedule; planners' own schedules are told no costs."""
+    """The plan under a schedule; planners' own schedules need no costs."""
     if FAMILIES[schedule].is_planned:
         return replace(plan, schedule=schedule, costs=(), memory_bytes=())
     return replace(plan, schedule=schedule)

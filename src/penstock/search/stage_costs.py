@@ -172,7 +172,7 @@ def tail_of(a, ways, slowest, lo, hi, backward_s):
 def cost_of_stage(a, order, first, last, lo, hi, rows, ways):
     """Seconds of forward and backward on the slowest replica, and from its last backward's end on.
 
-    The last figure covers what is left of the all-reduce then, and the optimizer step.
+    The last value covers what is left of the all-reduce then, and the optimizer step.
     """
     factor = crowd(a, order, first, last)
     slowest_speed = np.inf

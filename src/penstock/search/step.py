@@ -1,4 +1,4 @@
-"""What a search tells while it runs."""
+"""What a search reports while it runs."""
 
 from dataclasses import dataclass
 

@@ -42,8 +42,8 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
     allowed, mostly 'early-backward', which needs half the memory for the same time on balanced
     stages. The winner is tried with all others, too; where memory counts, those plan as well.
 
-    Long chains, many sizes and many devices are thinned out by `likely_cuts`, `few_sizes` and
-    `device_line`.
+    Of long chains, many sizes and many devices only some are tried: see `likely_cuts`,
+    `few_sizes` and `device_line`.
 
     Raises:
         Infeasible: no plan fits; the message says what would.
@@ -77,7 +77,7 @@ def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...])
 def attempts(problem: PlanningProblem) -> Iterator[tuple[ChainCosts, tuple[int, ...]]]:
     """Cuts and micro-batch sizes: the few, then all of them for problems where none of those fit.
 
-    A problem without any thinning is attempted once.
+    A problem of which all are tried anyway is attempted once.
     """
     every_cut = tuple(range(len(problem.profile.layers) + 1))
     few = (likely_cuts(problem, MOST_CUTS), few_sizes_for_tables(problem))
