@@ -22,7 +22,13 @@ from penstock.bounds.lower_bound import (
 )
 from penstock.bounds.resource_bound import chains_of, resource_bound
 from penstock.bounds.shortened_chain import ShortenedChain, shortened
-from penstock.bounds.visits import Replicas, Setting, recompute_s, replica_counts
+from penstock.bounds.visits import (
+    Replicas,
+    Setting,
+    recompute_s,
+    replica_counts,
+    visit_times,
+)
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
@@ -281,6 +287,22 @@ def test_what_a_visit_cannot_keep_it_computes_again():
     assert again_s[0, 4] == pytest.approx(8 * 2) and again_s[0, 2] == pytest.approx(0)
     off = replace(setting, problem=replace(problem, recompute="off"))
     assert recompute_s(off, Replicas(1, 1), 8)[0, 4] == inf
+
+
+def test_a_visit_takes_in_and_sends_what_passes_each_of_its_cuts():
+    # A sample of 3 MB goes down over each cut, and a gradient of 1 MB up; 1 MB a second.
+    profile = uniform(3)
+    down, up = Affine(per_sample=3e6), Affine(per_sample=1e6)
+    profile = replace(profile, edges=tuple(Edge(i, i + 1, f"t{i}", down, up) for i in range(2)))
+    problem = every_order(profile, equal_hosts(3, rate=1e6), 10)
+    chain = chains_of(problem, 1)[0]
+    limits = link_limits(problem.cluster)
+    setting = Setting(problem, chain, limits, (1.0, 1.0, 1.0), 1)
+    links = visit_times(setting, Replicas(1, 1), 10, 1).fresh
+    # The first layer sends 3 MB and takes in 1 MB, the last the other way round, the middle both.
+    for lo, sent, taken in ((0, 3, 1), (1, 4, 4), (2, 1, 3)):
+        assert links.send[lo, lo + 1] == pytest.approx(10 * sent)
+        assert links.receive[lo, lo + 1] == pytest.approx(10 * taken)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 3), (2, 6), (3, 4)])

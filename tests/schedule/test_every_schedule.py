@@ -115,11 +115,10 @@ def test_it_does_the_work_of_every_micro_batch_once_and_reads_back_from_text(
     assert parse_schedule(str(schedule)).orders == schedule.orders
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# Those that are searched for take any placement.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not FAMILIES[name].is_searched])
 def test_it_refuses_a_placement_that_is_not_its_own(name: str) -> None:
     # Neither to and fro nor round and round, nor one stage a group.
     placement = (0, 0, 1, 0)
-    if FAMILIES[name].is_searched:
-        pytest.skip("takes any placement")
     with pytest.raises(BadInput, match=r"plac"):
         FAMILIES[name].make(PipelineShape(len(placement), 4, placement=placement))
