@@ -1,8 +1,8 @@
-"""JSON and TOML documents: read with errors that name file, key, value and remedy; write whole.
+"""Reads JSON and TOML documents, with errors that name file, key, value and remedy; writes them.
 
-Every file format of the project describes its content as a subclass of `Entry` and reads it with
-`read_document`. So a missing file, a syntax error, an unknown key and a wrong value are answered
-alike everywhere, each with one line.
+Every file format of the project is described by a subclass of `Entry` and read by `read_document`.
+So a missing file, a syntax error, an unknown key and a wrong value give the same one-line messages
+everywhere. A file is written completely or not at all.
 """
 
 import json
@@ -39,18 +39,18 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 EntryType = TypeVar("EntryType", bound="Entry")
 
 LONGEST_SHOWN = 60
-"""Characters of a value in a message."""
+"""The most characters of a value in an error message."""
 
 LONGEST_INTEGER = 20
-"""Characters of a whole number of 64 bits."""
+"""The most characters of a 64-bit integer."""
 
 MOST_PARTS = 50
 LONG_KEY = re.compile(rf"^(?:[^=\n.]*\.){{{MOST_PARTS},}}[^=\n]*[=\]]", re.MULTILINE)
-"""Keys of many parts, for which the reader of TOML takes memory in proportion to their square."""
+"""Keys with many parts: the TOML reader takes memory in proportion to their number squared."""
 
 
 class Entry(BaseModel):
-    """A table of a document: keys that it does not know are refused, with the nearest it knows.
+    """A table of a document. Unknown keys are an error that suggests the nearest known key.
 
     A subclass for someone else's format may set ``extra`` to ``ignore``.
     """
@@ -60,7 +60,7 @@ class Entry(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def refuse_unknown_keys(cls, data: object) -> object:
-        """Raise for the first key that is no field."""
+        """Raise an error for the first unknown key."""
         for key in keys_of(data) if cls.model_config.get("extra") == "forbid" else ():
             if key not in cls.model_fields:
                 raise PydanticCustomError("unknown_key", "{problem}", unknown_key(key, cls))
@@ -68,12 +68,12 @@ class Entry(BaseModel):
 
 
 def keys_of(data: object) -> list[str]:
-    """The keys of a table, none of anything else."""
+    """The keys of a table; empty for other values."""
     return list(cast("Mapping[str, object]", data)) if isinstance(data, Mapping) else []
 
 
 def unknown_key(key: str, entry: type[Entry]) -> dict[str, str]:
-    """What is wrong with a key, and which one may have been meant."""
+    """The values of the message for an unknown key, with the key that may have been meant."""
     known = list(entry.model_fields)
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(known)}"
@@ -81,7 +81,7 @@ def unknown_key(key: str, entry: type[Entry]) -> dict[str, str]:
 
 
 def read_text(path: str | Path, thing: str) -> str:
-    """The text of a file; ``thing`` says in messages what the file should have been.
+    """The text of a file; ``thing`` names the kind of file in error messages.
 
     Raises:
         BadInput: there is no such file, or it cannot be read as text.
@@ -125,7 +125,7 @@ def parse_json(text: str, path: str | Path, thing: str) -> Json:
 
 
 def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """A JSON object of which no key is lost."""
+    """A JSON object; raises ValueError if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -135,7 +135,7 @@ def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def integer(text: str) -> int:
-    """A whole number of a document."""
+    """An integer of a document; raises ValueError if it has more than 64 bits."""
     if len(text) > LONGEST_INTEGER or not -(2**63) <= int(text) < 2**63:
         raise ValueError(f"the number {shorter(text)}, which has more than 64 bits")
     return int(text)
@@ -161,7 +161,7 @@ def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
 
 
 def check_document(entry: type[EntryType], data: object, path: str | Path) -> EntryType:
-    """``data`` as an ``entry``.
+    """``data`` as a checked ``entry``.
 
     Raises:
         BadInput: the first key that is unknown, missing or of a wrong value, with its place.
@@ -175,7 +175,7 @@ def check_document(entry: type[EntryType], data: object, path: str | Path) -> En
 
 
 def read_document(entry: type[EntryType], path: str | Path, thing: str) -> EntryType:
-    """The document at ``path``, TOML where its name ends so and JSON else.
+    """The document at ``path``: TOML if its name ends with ``.toml``, else JSON.
 
     Raises:
         BadInput: it cannot be read, has a syntax error, or is not an ``entry``.
@@ -187,7 +187,7 @@ def read_document(entry: type[EntryType], path: str | Path, thing: str) -> Entry
 
 
 def describe(problem: ErrorDetails) -> str:
-    """One problem that pydantic found, in a line: where, which value, what would do."""
+    """One problem found by pydantic, in a line: the place, the value, what is allowed."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
     place = place.lstrip(".")
     match problem["type"]:
@@ -203,12 +203,12 @@ def describe(problem: ErrorDetails) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as it stands in a message: short, on one line."""
+    """A value as shown in error messages: short, on one line."""
     return shorter(repr(value))
 
 
 def shorter(text: str) -> str:
-    """A text, or its beginning where it is long."""
+    """A text, shortened if it is long."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
@@ -236,7 +236,7 @@ def json_text(document: Mapping[str, object]) -> str:
 
 
 def check_place(path: str | Path) -> None:
-    """Raise where no file can be written, before work is done that would be lost.
+    """Raise if no file can be written, before any work is done.
 
     Raises:
         BadInput: the folder does not exist or cannot be written to.
@@ -253,7 +253,7 @@ def check_place(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file of text whole or not at all, as `write_bytes` does.
+    """Write a text file completely or not at all, as `write_bytes` does.
 
     Raises:
         BadInput: the folder does not exist or cannot be written to.
@@ -262,10 +262,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file whole or not at all: a reader never sees half of it.
+    """Write a file completely or not at all: a reader never sees a part of it.
 
-    The file is written beside its place and renamed. A link stays a link to the file that is
-    written, and what is no regular file (a device, a pipe) is written to, never replaced.
+    The file is written under another name in the same folder and renamed. A symbolic link is kept,
+    and its target written. Anything but a regular file (a device, a pipe) is written in place.
 
     Raises:
         BadInput: the folder does not exist or cannot be written to.
@@ -281,7 +281,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a regular file beside its place, then rename it."""
+    """Write a regular file under another name in the same folder, then rename it."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(content)

@@ -1,12 +1,12 @@
-"""How numba compiles kernels and what they call: each function once for each types, into kernels.
+"""Makes numba compile kernels and their helpers faster: each function once for its types.
 
-Left to itself numba optimises every function with all that it calls, makes machine code of it and
-loads that, though the code of a helper only ever runs as a part of a kernel, which is optimised
-as a whole again: more than half of the time of a first plan. It also asks anew at every ``+`` what
-the sum of two numbers is, and looks for closures and sums of whole arrays where there are none.
+By default numba optimises every function with all that it calls, generates machine code and loads
+it. But the code of a helper runs only as a part of a kernel, which is optimised as a whole again:
+that took more than half of the time of a first plan. Numba also resolves the result type at every
+``+``, and looks for closures and sums of whole arrays where there are none.
 """
 
-# numba has no types: what it makes is unknown to a strict checker.
+# numba has no type annotations, so a strict checker cannot know its results.
 # pyright: basic
 
 from collections.abc import Generator
@@ -24,7 +24,7 @@ __all__ = ["KernelCompiler", "PartCompiler", "forget_literals"]
 
 
 class Whole(JITCodeLibrary):
-    """Code of a kernel, optimised once: numba does so thrice, for code that counts references."""
+    """Code of a kernel, optimised once: numba does so three times, for reference counting."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
@@ -35,7 +35,7 @@ class Whole(JITCodeLibrary):
 
 
 class LinkedCode(Whole):
-    """Code that is linked into kernels as it was written, neither optimised nor loaded."""
+    """Code that is only linked into kernels, so it is neither optimised nor loaded."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -45,17 +45,17 @@ class LinkedCode(Whole):
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """No address: nothing calls it from outside."""
+        """No address: only kernels call it."""
         return 0
 
     @property
     def codegen(self) -> Any:
-        """Where Python's objects would be handed to code that has an address."""
+        """The object that would pass Python objects to code with an address."""
         return NoObjects
 
 
 class NoObjects:
-    """Takes what compiled code that never meets Python's objects would read of them."""
+    """Ignores the environment that numba sets, since this code never uses Python objects."""
 
     @staticmethod
     def set_env(env_name: str, env: Any) -> None:
@@ -68,7 +68,7 @@ class KernelCompiler(Compiler):
     library: type[JITCodeLibrary] = Whole
 
     def define_pipelines(self) -> Any:
-        """Numba's own steps, but for those that look for closures and sums of whole arrays."""
+        """Numba's steps, except those that look for closures and sums of whole arrays."""
         needless = [InlineOverloads, NopythonRewrites]
         if not any(isinstance(part, CodeType) for part in self.state.func_id.code.co_consts):
             needless.append(InlineClosureLikes)
@@ -86,14 +86,14 @@ class KernelCompiler(Compiler):
 
 
 class PartCompiler(KernelCompiler):
-    """The same for what is to be a part of kernels."""
+    """The same for helpers, which become part of kernels."""
 
     library = LinkedCode
 
 
 @contextmanager
 def remembered_types(context: Any) -> Generator[None]:
-    """Let numba find out once what a function of its own makes of some types."""
+    """Within, cache the result types that numba's own functions have for given argument types."""
     if "resolve_function_type" in vars(context):  # what a kernel calls, compiled within it
         yield
         return
@@ -117,7 +117,7 @@ def remembered_types(context: Any) -> Generator[None]:
 
 
 def forget_literals(dispatcher: Any) -> None:
-    """Let a function be compiled for whole numbers, not for 0, for 1 and for -1 again."""
+    """Make numba compile a function for integers, not separately for the literals 0, 1 and -1."""
     find = dispatcher.get_call_template
 
     def get_call_template(args: Any, kws: Any) -> Any:

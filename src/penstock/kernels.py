@@ -1,22 +1,22 @@
-"""Machine code of inner loops: the one way in which this package compiles.
+"""Compiles inner loops to machine code, with numba.
 
-A kernel is a plain function on numbers, arrays and named tuples of arrays. What it calls is found
-by name among its module's own names, so a helper is a plain function too, and nothing but
+A kernel is a plain function on numbers, arrays and named tuples of arrays. Its helpers are plain
+functions too, found by name in its module. Only the call
 
     from penstock.kernels import compiled
 
     seconds = compiled(play_to_the_end)(whole, real)
 
-says that it is to be compiled: when first called, by numba, without Python's lock. The plain
-function stays as it is, so a test may run either.
+requests compilation. Numba compiles the kernel when it is first called, and runs it without
+Python's lock. The plain function is unchanged, so a test may run either.
 
-Machine code is kept on disk under a key made of the byte code of the kernel, of all that it calls
-and of the constants that they read: what is loaded is always what stands in the sources. It lies in
-``kernels`` of ``PENSTOCK_CACHE_DIR``, or of the user's cache directory; where nothing can be
-written, every process compiles for itself. Of each kernel the few keys used last are kept.
+Machine code is kept on disk. Its key is made from the byte code of the kernel, of all that it calls
+and of the constants that they read, so the loaded code always corresponds to the sources. It is in
+``kernels`` of ``PENSTOCK_CACHE_DIR``, or of the user's cache directory. If that cannot be written,
+every process compiles for itself. A few recently used keys are kept for each kernel.
 """
 
-# numba has no types: what it makes is unknown to a strict checker.
+# numba has no type annotations, so a strict checker cannot know its results.
 # pyright: basic
 
 import os
@@ -44,11 +44,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 KEYS_KEPT = 4
-"""Of each kernel so many versions stay on disk: several checkouts may take turns."""
+"""How many versions of each kernel stay on disk, for several checkouts used in turn."""
 
 NEWEST_WITH_PARTS = (0, 68)
-"""The newest numba whose inner workings `penstock.kernel_parts` is known to fit. Under a newer one
-helpers are compiled as numba does by itself, which takes twice as long."""
+"""The newest numba whose internals `penstock.kernel_parts` is known to fit. With newer versions
+helpers are compiled by numba's own pipeline, which takes twice as long."""
 
 kernels: dict[FunctionType, Any] = {}
 helpers: dict[FunctionType, Any] = {}
@@ -62,7 +62,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_on_disk(function: Callable[..., Any]) -> bool:
-    """Whether machine code of ``function`` as it stands is kept, for arguments of some types."""
+    """Whether machine code of the current ``function`` is on disk, for any argument types."""
     return KeptCode(function).directory.is_dir()
 
 
@@ -83,7 +83,7 @@ def cache_directory() -> Path:
 def copy_into(target: Any, source: Any) -> None:
     """``target[:] = source`` for compiled code.
 
-    The assignment itself may refuse, with the shapes in words: compiling that takes a second.
+    The assignment itself can raise an error that formats shapes, which takes a second to compile.
     """
     for i in range(len(source)):
         target[i] = source[i]
@@ -104,7 +104,7 @@ def made(function: FunctionType) -> Any:
 
 
 def helper(function: FunctionType) -> Any:
-    """What a kernel calls, only ever called by compiled code: it needs no way in from Python."""
+    """Compile a function that only kernels call, so without an entry point for Python."""
     import numba
 
     if function not in helpers:
@@ -135,16 +135,17 @@ def with_helpers(function: FunctionType) -> FunctionType:
 
 
 def are_together(one: Any, other: Any) -> bool:
-    """Whether both stand in one package, or ``one`` in this: such sources decide what the code is.
+    """Whether ``one`` is in the same package as ``other``, or in this one.
 
-    Of other packages the version is enough.
+    The key of a kernel contains the code of such functions. Of other packages it contains the
+    version.
     """
     packages = {other.__module__.partition(".")[0], __name__.partition(".")[0]}
     return one.__module__.partition(".")[0] in packages
 
 
 def names_read(function: FunctionType) -> list[tuple[str, Any]]:
-    """The module's names that a function may read, with their values."""
+    """The global names that a function may read, with their values."""
     known = function.__globals__
     return [(name, known[name]) for name in sorted(names_in(function.__code__)) if name in known]
 
@@ -180,7 +181,7 @@ def describe_function(function: FunctionType, parts: dict[Any, str]) -> None:
 
 
 def code_text(code: CodeType) -> str:
-    """What a function does, without where it stands."""
+    """The code of a function as text, without its position in the file."""
     constants = [
         code_text(part)
         if isinstance(part, CodeType)
@@ -191,7 +192,7 @@ def code_text(code: CodeType) -> str:
 
 
 def describe(value: Any, reader: FunctionType, parts: dict[Any, str]) -> str:
-    """What a name stands for, in words that are the same in every process."""
+    """The value of a name as text that is equal in every process."""
     if isinstance(value, FunctionType) and are_together(value, reader):
         describe_function(value, parts)
         return value.__qualname__
@@ -209,15 +210,15 @@ def describe(value: Any, reader: FunctionType, parts: dict[Any, str]) -> str:
 
 
 def module_root(function: FunctionType) -> str:
-    """The package that a function stands in."""
+    """The package that contains a function."""
     return function.__module__.partition(".")[0]
 
 
 class KeptCode:
-    """Machine code of one kernel on disk, in the way that numba asks for it.
+    """The machine code of one kernel on disk, with the interface of numba's caches.
 
-    One file for each key, types of arguments and processor, written beside and then renamed:
-    whichever process writes last wrote the same.
+    There is one file for each key, argument types and processor. It is written under another name
+    and then renamed. Processes that write the same file write the same content.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -227,11 +228,11 @@ class KeptCode:
 
     @property
     def cache_path(self) -> str:
-        """Where the files are."""
+        """The directory of the files."""
         return str(self.directory)
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """What was compiled for these arguments; None, and listeners hear it, where nothing was."""
+        """The code compiled for these arguments; if there is none, call listeners, return None."""
         from numba.core.compiler import CompileResult
 
         target.refresh()
@@ -245,7 +246,7 @@ class KeptCode:
         return CompileResult._rebuild(target, *parts)
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Keep what was compiled, and forget what was not used for long."""
+        """Write compiled code, and remove code that was not used for long."""
         from numba.core.serialize import dumps
 
         path = self.file_of(signature, result.codegen)
@@ -273,7 +274,7 @@ class KeptCode:
 
 
 def type_text(kind: Any) -> str:
-    """A type of numba in words; of a named tuple the names too, since code reads by place."""
+    """A type of numba as text; with the field names of named tuples, since code uses positions."""
     inner = getattr(kind, "types", None)
     if inner is None:
         return str(kind)

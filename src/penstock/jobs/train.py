@@ -167,7 +167,7 @@ def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
     if found:
         raise BadInput(
             f"all {len(found)} checkpoints of '{directory.path}' are damaged; restore one from a "
-            f"copy, or train anew with another --out"
+            f"copy, or start a new run with another --out"
         )
     say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
     return None
@@ -221,7 +221,7 @@ def plan_for(
         before = directory.read_plan()
         if max(before.devices) < request.workers and before.global_batch == job.batch_size:
             return before
-        say("the run is planned anew, for other workers than before")
+        say("the run gets a new plan, because the workers or the batch size changed")
     if request.planner not in PLANNERS:
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
     problem = replace(
@@ -263,7 +263,7 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
     if layers != len(profile.layers):
         raise BadInput(
             f"the plan has {layers} layers, but '{profile.name}' has {len(profile.layers)}; plan "
-            f"this model anew"
+            f"this model again"
         )
 
 

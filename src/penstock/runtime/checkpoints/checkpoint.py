@@ -38,7 +38,7 @@ STATE_FILE = "state.json"
 SCHEMA, PICKLED_SCHEMA = 2, 1
 
 WITH_PICKLE = (
-    "it has format 1, which is read with pickle and can run code; where you wrote it yourself, "
+    "it has format 1, which is read with pickle and can run code; if you wrote it yourself, "
     "read it with allow_pickle=True (penstock train --allow-pickle)"
 )
 

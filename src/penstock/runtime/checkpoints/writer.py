@@ -152,7 +152,7 @@ def cannot_write(target: CheckpointTarget, cause: Exception) -> str:
     if isinstance(cause, BadInput):
         return str(cause)
     return (
-        f"checkpoint '{target.final}' cannot be written ({cause}); make room or name another "
+        f"checkpoint '{target.final}' cannot be written ({cause}); free space or name another "
         f"directory"
     )
 
