@@ -373,8 +373,8 @@ class BucketGraph:
         if any(len(leaves) > own for leaves in alone):
             raise BadInput(
                 f"a step was given {len(batches)} batches of different lengths, but a term of the "
-                f"loss is divided by a number that such batches have only together; pad them to "
-                f"one length, or give each a step of its own"
+                f"loss is divided by a number that must be computed from all of them together; pad "
+                f"them to one length, or give each a step of its own"
             )
         return alone
 

@@ -101,8 +101,8 @@ def _refused(source: str) -> CaptureFailed:
     at = f", used at {line}" if line else ""
     return CaptureFailed(
         f"{source} gives forward another number in every call{at}, but "
-        "a captured model would use one for ever; draw with torch (torch.rand), turn the option "
-        f"off, or {WAY_OUT}"
+        "a captured model would always use the first; draw with torch (torch.rand), turn the "
+        f"option off, or {WAY_OUT}"
     )
 
 

@@ -47,8 +47,8 @@ def describe_outputs(
         return StructuredOutputs(
             None,
             (),
-            f"the size of the model's output '{unknown[0]}' is no multiple of the samples; return "
-            f"tensors with the samples along one dimension",
+            f"the size of the model's output '{unknown[0]}' is not a multiple of the samples; "
+            f"return tensors with the samples along one dimension",
         )
     specs = tuple(
         facts.spec(node, f"output {i}", batch_size) for i, node in enumerate(flow.clean.outputs)

@@ -93,7 +93,7 @@ def read_figure_change(text: str, dimension: Dimension, thing: str, forms: str) 
         else:
             change = FigureChange(parse_quantity(text, dimension), is_factor=False)
     except ValueError as error:
-        raise BadInput(f"{thing} '{text}' is no change: {error}; write {forms}") from None
+        raise BadInput(f"{thing} '{text}' is not a change: {error}; write {forms}") from None
     if not (change.figure >= 0 and isfinite(change.figure)):
         raise BadInput(f"{thing} '{text}' must be finite and >= 0; write {forms}")
     return change

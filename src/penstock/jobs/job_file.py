@@ -203,7 +203,7 @@ def job_of(entry: JobEntry, path: Path) -> Job:
     if entry.base is not None and entry.base not in JOBS:
         near = get_close_matches(entry.base, JOBS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
-        raise BadInput(f"base is '{entry.base}', which is no built-in job; {hint}")
+        raise BadInput(f"base is '{entry.base}', which is not a built-in job; {hint}")
     changes: dict[str, Any] = {
         key: value for key, value in entry.model_dump(exclude=TABLES).items() if value is not None
     }
@@ -280,8 +280,8 @@ def function_at(place: str, key: str) -> Any:
         )
     if module_name.startswith("."):
         raise BadInput(
-            f"{key} is '{place}', but a job file is in no package that '.' could stand for; write "
-            f"the module's whole name"
+            f"{key} is '{place}', but a job file belongs to no package, so '.' means nothing; "
+            f"write the module's whole name"
         )
     try:
         module = importlib.import_module(module_name)

@@ -128,7 +128,7 @@ def sum_of(text: str, where: str) -> float:
     except ValueError:
         raise BadInput(f"{where} is '{text}'; write a number or a list [a; b]") from None
     if not all(0 <= value < inf for value in values):
-        raise BadInput(f"{where} is '{text}'; figures must be finite and >= 0")
+        raise BadInput(f"{where} is '{text}'; numbers must be finite and >= 0")
     return sum(values)
 
 

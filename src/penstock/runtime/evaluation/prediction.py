@@ -106,15 +106,15 @@ def check_joinable(spec: TensorSpec, pieces: Sequence[OutputRows]) -> None:
         return
     if spec.batch_dim >= 0:
         raise BadInput(
-            f"{spec.name} has its rows not sample after sample, so those of {len(pieces)} slices "
-            f"cannot be put in order; return it with the samples first, or predict with a batch "
+            f"the rows of {spec.name} are not ordered by sample, so those of {len(pieces)} slices "
+            f"cannot be joined; return it with the samples first, or predict with a batch "
             f"of one sample"
         )
     if not spec.dtype.is_floating_point:
         raise BadInput(
-            f"{spec.name} ({spec.dtype}) is computed from all samples of a slice and is no "
-            f"floating-point number that could be averaged over {len(pieces)} slices; return it "
-            f"for each sample"
+            f"{spec.name} ({spec.dtype}) is computed from all samples of a slice, and only "
+            f"floating-point numbers can be averaged over {len(pieces)} slices; return it for each "
+            f"sample"
         )
 
 

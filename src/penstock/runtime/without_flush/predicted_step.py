@@ -123,6 +123,7 @@ def check_predictable(optimizer: Optimizer) -> None:
         )
     if isinstance(optimizer, SGD) and not all(g["momentum"] for g in optimizer.param_groups):
         raise BadInput(
-            "optimizer SGD has momentum 0, so it remembers no gradients to predict its next step "
-            "from; give it a momentum, or use a schedule that predicts nothing, such as 'pipedream'"
+            "optimizer SGD has momentum 0, so it keeps no average of gradients that could predict "
+            "its next step; give it a momentum, or use a schedule that predicts nothing, such as "
+            "'pipedream'"
         )
