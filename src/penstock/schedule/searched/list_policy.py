@@ -144,10 +144,11 @@ def wishes_of(policy: Policy, arrays: ScheduleArrays) -> Wishes:
     return Wishes(
         keys,
         np.minimum(np.maximum(depth, 1), micro_batches).astype(np.int64),
-        policy.idle_price,
-        policy.overlap,
-        policy.most_pending,
-        policy.weight_overlap,
-        policy.forward_delay * period_s,
-        policy.lead * period_s,
+        # Whole numbers become floats: the loop is compiled anew for each combination of types.
+        float(policy.idle_price),
+        float(policy.overlap),
+        float(policy.most_pending),
+        float(policy.weight_overlap),
+        float(policy.forward_delay * period_s),
+        float(policy.lead * period_s),
     )
