@@ -29,6 +29,7 @@ from penstock.planners.device_line import device_line
 from penstock.planners.sizes import few_sizes, few_sizes_for_tables
 from penstock.planners.spp.device_order import (
     device_weights,
+    merge_twins,
     ordered_by_minimum_cuts,
     recursive_device_order,
 )
@@ -112,6 +113,20 @@ def test_the_order_crosses_slow_links_less_often_than_naive_order_on_random_grap
         gains.append(float(ours / naive))
     assert np.median(gains) > 1.3
     assert np.mean(np.array(gains) > 1.0) > 0.85
+
+
+def test_devices_that_are_tied_alike_become_one_block():
+    def ties_of(hosts: list[int], inside: float, across: float):
+        same = np.equal.outer(hosts, hosts)
+        ties = np.where(same, inside, across)
+        np.fill_diagonal(ties, 0.0)
+        return ties
+
+    alone = [(device,) for device in range(4)]
+    assert merge_twins(ties_of([0, 0, 0, 0], 5.0, 5.0), alone) == [(0, 1, 2, 3)]
+    assert merge_twins(ties_of([0, 1, 0, 1], 9.0, 1.0), alone) == [(0, 2), (1, 3)]
+    # Weaker ties to one another than to the rest: a cut may part them.
+    assert merge_twins(ties_of([0, 1, 0, 1], 1.0, 9.0), alone) == alone
 
 
 def test_a_thousand_unequal_hosts_are_ordered():
