@@ -32,7 +32,7 @@ from signal import SIGKILL, SIGXCPU
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("schedule", "simulate", "planners", "bounds")
-KERNELS = 16
+KERNELS = 5
 CPU_LIMIT_S = 30
 CACHE = Path(tempfile.gettempdir()) / "penstock-mutants"
 """Machine code of all kernels, of the mutants too; kept from run to run."""
