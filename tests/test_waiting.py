@@ -3,7 +3,7 @@ import time
 import pytest
 
 from penstock import waiting
-from penstock.waiting import told_if_long
+from penstock.waiting import notice_if_long
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.2, ["planning"]), (0.0, [])])
@@ -12,7 +12,7 @@ def test_only_what_takes_long_is_told_and_once(
 ) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
     heard = list[str]()
-    with told_if_long(heard.append, "planning"):
+    with notice_if_long(heard.append, "planning"):
         time.sleep(seconds)
     time.sleep(0.1)
     assert heard == told
@@ -21,7 +21,7 @@ def test_only_what_takes_long_is_told_and_once(
 def test_nothing_is_told_of_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
     heard = list[str]()
-    with pytest.raises(ZeroDivisionError), told_if_long(heard.append, "planning"):
+    with pytest.raises(ZeroDivisionError), notice_if_long(heard.append, "planning"):
         raise ZeroDivisionError
     time.sleep(0.1)
     assert heard == []

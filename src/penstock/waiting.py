@@ -4,14 +4,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import Timer
 
-__all__ = ["PATIENCE_S", "told_if_long"]
+__all__ = ["PATIENCE_S", "notice_if_long"]
 
 PATIENCE_S = 3.0
 """Work that takes longer than this prints what it is."""
 
 
 @contextmanager
-def told_if_long(note: Callable[[str], None], words: str) -> Generator[None]:
+def notice_if_long(note: Callable[[str], None], words: str) -> Generator[None]:
     """Let ``note`` print ``words``, once, if the block takes longer than `PATIENCE_S`."""
     timer = Timer(PATIENCE_S, note, (words,))
     timer.daemon = True

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.collectives import all_reduce_s, all_reduce_ways
+from penstock.cluster.collectives import all_reduce_costs, all_reduce_s
 from penstock.cluster.rings import best_ring, host_order, ring_quality
 
 DEVICE = Device("d", 1e9)
@@ -77,7 +77,7 @@ def test_a_longer_ring_is_never_worse_than_host_order_and_the_same_every_time(
     random.shuffle(devices)
     assert best_ring(cluster, devices) == ring
     plain = Cluster(cluster.name, cluster.hosts, cluster.links)
-    assert all_reduce_ways(plain, devices) == all_reduce_ways(cluster, sorted(devices))
+    assert all_reduce_costs(plain, devices) == all_reduce_costs(cluster, sorted(devices))
 
 
 def test_a_hidden_ring_of_fast_links_is_found_among_sixteen_devices():
@@ -101,15 +101,15 @@ def test_links_in_one_direction_are_used_in_that_direction():
 def test_ways_depend_on_the_counts_of_hosts_only():
     host = Host("h", (DEVICE,) * 4, 100.0, 10.0, 0.25, 1.0)
     cluster = Cluster("pods", (host,) * 4)
-    assert all_reduce_ways(cluster, [0, 1, 4, 5]) == all_reduce_ways(cluster, [14, 15, 9, 8])
-    assert all_reduce_ways(cluster, [0, 1, 4]) != all_reduce_ways(cluster, [0, 1, 2])
+    assert all_reduce_costs(cluster, [0, 1, 4, 5]) == all_reduce_costs(cluster, [14, 15, 9, 8])
+    assert all_reduce_costs(cluster, [0, 1, 4]) != all_reduce_costs(cluster, [0, 1, 2])
 
 
 def test_the_ways_of_512_devices_are_found_once(monkeypatch: pytest.MonkeyPatch):
     host = Host("h", (DEVICE,) * 8, 100.0, 10.0, 0.25, 1.0)
     cluster, devices = Cluster("pods", (host,) * 128), tuple(range(512))
-    first = all_reduce_ways(cluster, devices)
+    first = all_reduce_costs(cluster, devices)
     monkeypatch.delattr("penstock.cluster.collectives.host_order")
-    assert all_reduce_ways(cluster, devices) == first
+    assert all_reduce_costs(cluster, devices) == first
     # As many on each of as many hosts of the same kind: the same question.
-    assert all_reduce_ways(cluster, tuple(range(512, 1024))) == first
+    assert all_reduce_costs(cluster, tuple(range(512, 1024))) == first

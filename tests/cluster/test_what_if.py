@@ -10,7 +10,7 @@ from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.presets import find_cluster
 from penstock.cluster.what_if import (
     DeviceChange,
-    FigureChange,
+    NumberChange,
     read_bandwidth_change,
     read_device_change,
     read_latency_change,
@@ -68,7 +68,7 @@ def test_one_device_becomes_slower_and_all_else_stays() -> None:
 def test_changes_and_their_opposites_give_the_cluster_back(
     cluster: Cluster, factor: float, data: st.DataObject
 ) -> None:
-    there, back = FigureChange(factor, True), FigureChange(1 / factor, True)
+    there, back = NumberChange(factor, True), NumberChange(1 / factor, True)
     same = with_link_bandwidth(with_link_bandwidth(cluster, there), back)
     same = with_link_latency(with_link_latency(same, there), back)
     device = data.draw(st.integers(0, len(cluster.devices) - 1))

@@ -7,11 +7,11 @@ import pytest
 from penstock.errors import BadInput
 from penstock.measure.links import (
     SIZES_BYTES,
-    LinkFigures,
+    MeasuredLink,
     Member,
     cluster_of,
-    figures_of,
     measure_links,
+    measured_link,
     usable_cores,
     usable_memory_bytes,
 )
@@ -46,27 +46,27 @@ def rounds_of(waits_s: list[list[float]]) -> list[list[float]]:
 
 def test_latency_and_bandwidth_fit_the_medians() -> None:
     one_slow_round = [[0.0] * 5, [0.0] * 5, [1e-2, 0.0, 3e-3, 0.0, 1e-3]]
-    found = figures_of(rounds_of(one_slow_round))
+    found = measured_link(rounds_of(one_slow_round))
     assert found.latency_s == pytest.approx(1e-4)
     assert found.bytes_per_s == pytest.approx(4e9)
 
 
 def test_where_most_small_messages_wait_the_least_seconds_count() -> None:
     mostly_slow = [[0.0] * 5, [4e-3, 4e-3, 4e-3, 4e-3, 0.0], [6e-3, 4e-3, 5e-3, 4e-3, 0.0]]
-    found = figures_of(rounds_of(mostly_slow))
+    found = measured_link(rounds_of(mostly_slow))
     assert found.latency_s == pytest.approx(1e-4)
     assert found.bytes_per_s == pytest.approx(4e9)
 
 
 def test_a_bandwidth_that_waiting_hides_is_the_largest_messages_own() -> None:
     always_slow = [[4e-3, 4e-3, 3e-3, 2e-3, 1e-3]] * 3
-    found = figures_of(rounds_of(always_slow))
+    found = measured_link(rounds_of(always_slow))
     largest_s = 1e-4 + 4_194_304 / 4e9 + 1e-3
-    assert found == LinkFigures(largest_s, 4_194_304 / largest_s)
+    assert found == MeasuredLink(largest_s, 4_194_304 / largest_s)
 
 
 def test_hosts_get_the_medians_of_their_pairs_and_ports_those_between_hosts() -> None:
-    inside, between = LinkFigures(1e-5, 8e9), LinkFigures(1e-4, 1e9)
+    inside, between = MeasuredLink(1e-5, 8e9), MeasuredLink(1e-4, 1e9)
     members = [member("a", "V100"), member("a", "V100"), member("b", "V100"), member("b", "V100")]
     figures = {(i, j): between for i in (0, 1) for j in (2, 3)}
     cluster = cluster_of(members, figures | {(0, 1): inside, (2, 3): inside})
@@ -76,7 +76,7 @@ def test_hosts_get_the_medians_of_their_pairs_and_ports_those_between_hosts() ->
 
 
 def test_processes_that_share_a_processor_share_its_memory_and_cores() -> None:
-    figures = {(i, j): LinkFigures(1e-5, 1e9) for i in range(4) for j in range(i + 1, 4)}
+    figures = {(i, j): MeasuredLink(1e-5, 1e9) for i in range(4) for j in range(i + 1, 4)}
     (host,) = cluster_of([member("a")] * 4, figures).hosts
     assert host.full_speed_devices == 2
     assert [device.memory_bytes for device in host.devices] == [2e9] * 4
@@ -84,9 +84,9 @@ def test_processes_that_share_a_processor_share_its_memory_and_cores() -> None:
 
 def test_interleaved_hosts_are_refused() -> None:
     figures = {
-        (0, 1): LinkFigures(0, 1e9),
-        (0, 2): LinkFigures(0, 1e9),
-        (1, 2): LinkFigures(0, 1e9),
+        (0, 1): MeasuredLink(0, 1e9),
+        (0, 2): MeasuredLink(0, 1e9),
+        (1, 2): MeasuredLink(0, 1e9),
     }
     with pytest.raises(BadInput, match="interleaved"):
         cluster_of([member("a"), member("b"), member("a")], figures)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import Way
+from penstock.cluster.collectives import AllReduceCost
 from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.run_tables import Floats
 
@@ -57,7 +57,7 @@ class LinkLimits:
                 return count
         return len(self.hosts_by_size)
 
-    def two_levels(self, replicas: int) -> tuple[Way, ...]:
+    def two_levels(self, replicas: int) -> tuple[AllReduceCost, ...]:
         """The least that an all-reduce in two levels takes on at least two hosts."""
         hosts = max(2, self.fewest_hosts(replicas))
         if hosts >= replicas:
@@ -65,11 +65,13 @@ class LinkLimits:
         leaders = ring(hosts, self.across_latency_s, min(self.across_rate, self.ring_rates[hosts]))
         inside_s_per_byte = 1 / self.inside_rate if self.inside_rate > 0 else inf
         return (
-            Way(2 * self.latency_s + leaders.latency_s, 2 * inside_s_per_byte + leaders.s_per_byte),
+            AllReduceCost(
+                2 * self.latency_s + leaders.latency_s, 2 * inside_s_per_byte + leaders.s_per_byte
+            ),
         )
 
-    def ways(self, replicas: int) -> tuple[Way, ...]:
-        """The least that an all-reduce of ``replicas`` devices takes (see `all_reduce_ways`)."""
+    def ways(self, replicas: int) -> tuple[AllReduceCost, ...]:
+        """The least that an all-reduce of ``replicas`` devices takes (see `all_reduce_costs`)."""
         if replicas < 2:
             return ()
         flat = ring(replicas, self.latency_s, self.ring_rates[replicas])
@@ -78,10 +80,10 @@ class LinkLimits:
         return (flat, *self.two_levels(replicas))
 
 
-def ring(replicas: int, latency_s: float, rate: float) -> Way:
+def ring(replicas: int, latency_s: float, rate: float) -> AllReduceCost:
     """A ring all-reduce whose slowest link has ``rate``."""
     steps = 2 * (replicas - 1)
-    return Way(steps * latency_s, steps / replicas / rate if rate > 0 else inf)
+    return AllReduceCost(steps * latency_s, steps / replicas / rate if rate > 0 else inf)
 
 
 def link_limits(cluster: Cluster) -> LinkLimits:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.bounds.links import links_to_others
 from penstock.bounds.shortened_chain import floor_of, goes_whole
-from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_ways
+from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.problem_memo import remembered
@@ -236,7 +236,7 @@ def gradient_tail_s(
 def bucket_s(known: Prepared, problem: PlanningProblem, stage: Stage) -> float:
     """Seconds to reduce one full bucket; smaller ones take more for each byte."""
     if stage.devices not in known.bucket_s:
-        ways = all_reduce_ways(problem.cluster, stage.devices)
+        ways = all_reduce_costs(problem.cluster, stage.devices)
         seconds = min(way.latency_s + way.s_per_byte * BUCKET_BYTES for way in ways)
         known.bucket_s[stage.devices] = seconds
     return known.bucket_s[stage.devices]

@@ -21,7 +21,7 @@ from torch import nn
 
 from penstock.capture.call_notes import CallNote, CallNotes, tensors_of
 from penstock.capture.called_by_name import Callee, replaced_callees
-from penstock.capture.capture_errors import WAY_OUT, GoesByValues
+from penstock.capture.capture_errors import REMEDY, GoesByValues
 from penstock.capture.kept_buffers import kept_buffers_of
 from penstock.capture.kept_calls import KeptCall, learnt_calls
 from penstock.capture.loss_module import LossModule
@@ -66,7 +66,7 @@ class _Run:
 _PIECES = "pieces"
 
 
-class _WaysOut:
+class _Remedies:
     """For each line that uses a value of each sample, the option tried now and those left."""
 
     def __init__(self, not_joined: Collection[str]) -> None:
@@ -102,7 +102,7 @@ class _WaysOut:
             raise GoesByValues(
                 f"the model asks for values sample by sample at {line}, but slices of a batch have "
                 "other numbers of samples; write the line with tensor operations, or "
-                f"{WAY_OUT}{self._why.get(line, '')}",
+                f"{REMEDY}{self._why.get(line, '')}",
                 self._within[line],
             )
         self._now[line] = way
@@ -134,7 +134,7 @@ def asked_values(
     """
     samples = leaves[0].shape[0]
     halves = [leaf[: samples // 2] for leaf in leaves]
-    ways = _WaysOut(not_joined)
+    ways = _Remedies(not_joined)
     while True:
         kept = {callee: f"{callee}, whose code goes by values" for callee in wanted} | ways.kept
         # One after the other, as micro-batches run, since the first one may initialise buffers.
@@ -231,7 +231,7 @@ def _compared(
             raise GoesByValues(
                 f"the model branches at {one.line} otherwise on half of the example batch than on "
                 "all of it, and stages hold one branch only; write the line with tensor operations "
-                f"such as torch.where, or {WAY_OUT}",
+                f"such as torch.where, or {REMEDY}",
                 callees[one.line],
             )
     return tuple(

@@ -335,10 +335,10 @@ def _check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
 def _check_length(length: Length, sizes: Mapping[str, int]) -> None:
     """Raise `BadInput` if a length differs between its tensors or is out of range."""
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{place} is {size}" for place, size in sizes.items())
+        unequal = ", ".join(f"{place} is {size}" for place, size in sizes.items())
         raise BadInput(
-            f"'{length.name}' is declared to be one length, but {told}; pad the tensors alike, or "
-            "give the dimensions names of their own"
+            f"'{length.name}' is declared to be one length, but {unequal}; pad the tensors alike, "
+            "or give the dimensions names of their own"
         )
     for place, size in sizes.items():
         if size < length.min or (length.max is not None and size > length.max):

@@ -142,13 +142,13 @@ class BucketGraph:
             found = of(graph)
             if found != usual:
                 raise CaptureFailed(
-                    f"{self.name} has other {what} at {self._told(lengths)} than at "
-                    f"{self._told(self.example)} ({len(found)} and {len(usual)}), so no plan could "
-                    f'cut both alike; capture with granularity="block", and put a loop over the '
-                    f"length into a block of its own (in an nn.ModuleList), which is never cut"
+                    f"{self.name} has other {what} at {self._shown(lengths)} than at "
+                    f"{self._shown(self.example)} ({len(found)} and {len(usual)}), so no plan "
+                    f'could cut both alike; capture with granularity="block", and put a loop over '
+                    f"the length into a block of its own (in an nn.ModuleList), which is never cut"
                 )
 
-    def _told(self, lengths: LengthsOf) -> str:
+    def _shown(self, lengths: LengthsOf) -> str:
         pairs = zip(self.lengths, lengths, strict=True)
         return ", ".join(f"{length.name} {size}" for length, size in pairs)
 

@@ -14,7 +14,7 @@ from penstock.capture.guards import guards_in
 from penstock.errors import CaptureFailed
 
 __all__ = [
-    "WAY_OUT",
+    "REMEDY",
     "GoesByValues",
     "LengthFixed",
     "capture_failed",
@@ -29,7 +29,7 @@ __all__ = [
 
 _OURS = Path(__file__).parents[1]
 _LIBRARIES = (Path(torch.__file__).parent, _OURS)
-WAY_OUT = "write the model as penstock.Chain([...]), whose modules are not traced"
+REMEDY = "write the model as penstock.Chain([...]), whose modules are not traced"
 """The alternative if tracing is not possible."""
 
 
@@ -74,25 +74,25 @@ def capture_failed(
             f"{model_name} cannot be captured: its code fixes the number of samples{value}{at}, "
             "but slices of a batch have other sizes; take the size from the input "
             "(x.shape[0], -1), "
-            f"or {WAY_OUT}"
+            f"or {REMEDY}"
         )
     kept = re.search(r"following model attribute: model\.(.*?)\.?lifted_tensor", str(error))
     if kept is not None:
         return CaptureFailed(
             f"{model_name} cannot be captured: '{kept.group(1) or model_name}' changes a tensor "
             "through .data, or keeps one that forward made, which tracing cannot follow; make such "
-            f"a tensor a buffer, change weights outside of forward, or {WAY_OUT}"
+            f"a tensor a buffer, change weights outside of forward, or {REMEDY}"
         )
     if guards := guards_in(error):
         return CaptureFailed(
             f"{model_name} cannot be captured{at}: what its code does holds only for numbers of "
             f"samples with {guards[0]}, as far as tracing can tell, but slices of a batch have "
-            f"other sizes; take sizes from the input (x.shape[0], -1), or {WAY_OUT}"
+            f"other sizes; take sizes from the input (x.shape[0], -1), or {REMEDY}"
         )
     if data_dependent(error):
         return CaptureFailed(
             f"{model_name} cannot be captured: its control flow depends on values{at}; "
-            f"rewrite the line with tensor operations such as torch.where, or {WAY_OUT}"
+            f"rewrite the line with tensor operations such as torch.where, or {REMEDY}"
         )
     if isinstance(error, TypeError) and "forward()" in text:
         return CaptureFailed(
@@ -101,7 +101,7 @@ def capture_failed(
         )
     return CaptureFailed(
         f"{model_name} cannot be captured{at}: {type(error).__name__}: {text.rstrip('.')}; "
-        f"check that the model runs on the example batch; if it does, {WAY_OUT}"
+        f"check that the model runs on the example batch; if it does, {REMEDY}"
     )
 
 

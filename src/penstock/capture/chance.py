@@ -23,7 +23,7 @@ import sympy
 import torch
 from torch import nn
 
-from penstock.capture.capture_errors import WAY_OUT, current_line
+from penstock.capture.capture_errors import REMEDY, current_line
 from penstock.capture.replaced import replaced
 from penstock.errors import CaptureFailed
 
@@ -102,7 +102,7 @@ def _refused(source: str) -> CaptureFailed:
     return CaptureFailed(
         f"{source} gives forward another number in every call{at}, but "
         "a captured model would always use the first; draw with torch (torch.rand), turn the "
-        f"option off, or {WAY_OUT}"
+        f"option off, or {REMEDY}"
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.nn import functional
 
-from penstock.capture.capture_errors import WAY_OUT, current_line
+from penstock.capture.capture_errors import REMEDY, current_line
 from penstock.capture.opaque import OpaqueTable, call_opaquely
 from penstock.capture.torch_calls import TorchCalls
 from penstock.errors import CaptureFailed
@@ -53,7 +53,7 @@ def _ctc_loss(
         if not isinstance(lengths, torch.Tensor):
             raise CaptureFailed(
                 f"ctc_loss at {current_line()} gets lengths that are no tensor, but slices of a "
-                f"batch have lengths of their own; compute them from the batch, or {WAY_OUT}"
+                f"batch have lengths of their own; compute them from the batch, or {REMEDY}"
             )
     arguments = (log_probs, targets, input_lengths, target_lengths)
     settings = (blank, zero_infinity, torch.backends.cudnn.enabled)

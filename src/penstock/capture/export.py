@@ -213,8 +213,8 @@ def _with_values(
     """
     if isinstance(error, NotJoined):
         aids = replace(aids, asked=None, not_joined=aids.not_joined | {error.line})
-    told = isinstance(error, PenstockError) and not isinstance(error, NotJoined)
-    if aids.asked is None and not told:
+    refused = isinstance(error, PenstockError) and not isinstance(error, NotJoined)
+    if aids.asked is None and not refused:
         try:
             asked = _asked(module, example, aids)
         except GoesByValues as found:

@@ -57,8 +57,9 @@ def check_alike(first: BatchLayout, other: BatchLayout, number: int) -> None:
     pairs = list(zip(first.leaves, other.leaves, strict=False))
     if first.structure != other.structure or len(first.leaves) != len(other.leaves):
         raise BadInput(
-            f"batch {number} is not made of the same entries as batch 0 ({told(other.leaves)} and "
-            f"{told(first.leaves)}, constants included); let the loader yield batches alike"
+            f"batch {number} is not made of the same entries as batch 0 "
+            f"({leaves_text(other.leaves)} and {leaves_text(first.leaves)}, "
+            "constants included); let the loader yield batches alike"
         )
     for one, two in pairs:
         if len(one.shape) != len(two.shape) or one.dtype != two.dtype:
@@ -68,7 +69,7 @@ def check_alike(first: BatchLayout, other: BatchLayout, number: int) -> None:
             )
 
 
-def told(leaves: Iterable[LeafSpec]) -> str:
+def leaves_text(leaves: Iterable[LeafSpec]) -> str:
     """The names of tensors, in words."""
     return ", ".join(leaf.name for leaf in leaves)
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from penstock.capture.call_notes import CallNote, ResultNote, tensors_of
 from penstock.capture.called_by_name import Callee
-from penstock.capture.capture_errors import WAY_OUT
+from penstock.capture.capture_errors import REMEDY
 from penstock.capture.opaque import OpaqueTable, active_table, call_opaquely, refused
 from penstock.capture.operators import OpaqueFacts
 from penstock.capture.sample_lists import every_sample
@@ -142,7 +142,7 @@ class KeptCall:
         return RunFailed(
             f"{self.callee} returned {shapes} for {samples} samples, which is not what every "
             "sample of the batch had that the model was captured with; give every sample as "
-            f"much, as the example batch does (pictures of one size), or {WAY_OUT} "
+            f"much, as the example batch does (pictures of one size), or {REMEDY} "
             f"(it is kept whole because of {self.line})"
         )
 

@@ -116,11 +116,11 @@ class LengthConditions:
         try:
             self.guards(*(_Sized(tuple(shape)) for shape in shapes))
         except AssertionError as broken:
-            yield self._told(str(broken).removeprefix("Guard failed: "))
+            yield self._conditions_text(str(broken).removeprefix("Guard failed: "))
         except ZeroDivisionError:
             yield "longer ones"
 
-    def _told(self, guard: str) -> str:
+    def _conditions_text(self, guard: str) -> str:
         """A guard with the user's names of lengths."""
         called = {
             (leaf, dim): self.lengths[number].name

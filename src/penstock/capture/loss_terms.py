@@ -150,9 +150,9 @@ def by_slices(
         kept = list(rewriting.wholes)
         try:
             found.append(rewriting.linear(loss))
-        except _Untold as untold:
+        except _NotSeparable as refused:
             if not declared:
-                raise untold.told() from None
+                raise refused.error() from None
             rewriting.wholes = kept
             found.append(loss)
     if found == list(losses):
@@ -172,14 +172,14 @@ def has_unknown_size(node: fx.Node, clean: CleanGraph) -> bool:
     return any(not clean.symbols.formula(size).free_symbols <= known for size in sizes)
 
 
-class _Untold(Exception):
+class _NotSeparable(Exception):
     """A node for which slices of the batch cannot be combined."""
 
     def __init__(self, node: fx.Node, why: str) -> None:
         super().__init__(why)
         self._node, self._why = node, why
 
-    def told(self) -> BadInput:
+    def error(self) -> BadInput:
         """The error for the user."""
         line = line_of(self._node)
         at = f" at {line}" if line else ""
@@ -233,7 +233,7 @@ class _Rewriting:
         if allowed:
             return self._copy(node, self.linear)
         if any(self._count(source) == 1 for source in mixed):
-            raise _Untold(node, "is not linear in a mean or sum over the samples")
+            raise _NotSeparable(node, "is not linear in a mean or sum over the samples")
         return node
 
     def _reduction(self, node: fx.Node) -> fx.Node:
@@ -248,7 +248,7 @@ class _Rewriting:
             return self._of_all_rows(node)
         value = tensor_value(node)
         if value is None or self._count(node) == 1:
-            raise _Untold(node, "is neither a mean nor a sum over the samples")
+            raise _NotSeparable(node, "is neither a mean nor a sum over the samples")
         return node
 
     def _over_targets(self, node: fx.Node, arguments: dict[str, Any]) -> fx.Node:
@@ -259,7 +259,7 @@ class _Rewriting:
             self._check_number_of_elements(node)
             return node
         if self._is_mixed(target) or (weight is not None and weight in self.sources.model):
-            raise _Untold(node, "has a number of valid targets that depends on the model")
+            raise _NotSeparable(node, "has a number of valid targets that depends on the model")
         graph = self.clean.graph
         values = (target, weight, arguments.get("ignore_index", -100))
         with graph.inserting_after(node):
@@ -275,7 +275,9 @@ class _Rewriting:
 
     def _check_number_of_elements(self, node: fx.Node) -> None:
         if has_unknown_size(node, self.clean):
-            raise _Untold(node, "is the mean of a number of terms that is not known beforehand")
+            raise _NotSeparable(
+                node, "is the mean of a number of terms that is not known beforehand"
+            )
 
     def _of_all_rows(self, node: fx.Node) -> fx.Node:
         return self._after(node, of_all_rows, (node, self.leaf, self.clean.rows))
@@ -283,9 +285,11 @@ class _Rewriting:
     def _whole(self, node: fx.Node) -> fx.Node:
         """The value of ``node``, which depends only on the batch, for the whole step."""
         if self._has_rows(node):
-            raise _Untold(node, "has the samples in it, where a sum or mean over them is needed")
+            raise _NotSeparable(
+                node, "has the samples in it, where a sum or mean over them is needed"
+            )
         if self._count(node) < 0:
-            raise _Untold(node, "has a length in it, where a sum or mean over it is needed")
+            raise _NotSeparable(node, "has a length in it, where a sum or mean over it is needed")
         start = 1 + self.columns
         self.wholes.append(node)
         value = node.meta["val"]

@@ -39,7 +39,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.capture.capture_errors import WAY_OUT, current_line, first_line
+from penstock.capture.capture_errors import REMEDY, current_line, first_line
 from penstock.capture.operators import OPAQUE, OpaqueFacts, heavy_operator, random_operator
 from penstock.capture.training_flags import kept_training_flags
 from penstock.errors import CaptureFailed, PenstockError
@@ -121,7 +121,7 @@ class OpaqueCall(nn.Module):
         if not alike:
             raise CaptureFailed(
                 f"{self.name} returned something else than when the model was captured; it must "
-                f"return the same structure of tensors in every call, or {WAY_OUT}"
+                f"return the same structure of tensors in every call, or {REMEDY}"
             )
         return [value for value in found if isinstance(value, torch.Tensor)]
 
@@ -277,7 +277,7 @@ def refused(name: str, why: str) -> CaptureFailed:
 def refused_at(at: str, name: str, why: str) -> CaptureFailed:
     """The same error for a given line."""
     return CaptureFailed(
-        f"{name}{f' at {at}' if at else ''} cannot be kept in a captured model: it {why}; {WAY_OUT}"
+        f"{name}{f' at {at}' if at else ''} cannot be kept in a captured model: it {why}; {REMEDY}"
     )
 
 

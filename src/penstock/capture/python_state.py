@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from penstock.capture.capture_errors import WAY_OUT
+from penstock.capture.capture_errors import REMEDY
 from penstock.capture.chance import python_modules
 from penstock.capture.kept_buffers import kept_buffers_of
 from penstock.capture.replaced import replaced
@@ -255,7 +255,7 @@ def _refused(change: StateChange, what: str) -> CaptureFailed:
     return CaptureFailed(
         f"{change.name} cannot be captured: forward {what}{at}, and a captured model would keep "
         "the value of its first call; keep it in a buffer (register_buffer) that tensor operations "
-        f"update, change it outside of forward, or {WAY_OUT}"
+        f"update, change it outside of forward, or {REMEDY}"
     )
 
 

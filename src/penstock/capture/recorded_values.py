@@ -20,7 +20,7 @@ from torch import nn
 
 from penstock.capture.assertions import assert_unchanged
 from penstock.capture.called_by_name import Callee, callees_on_stack
-from penstock.capture.capture_errors import WAY_OUT, GoesByValues, current_line, running_modules
+from penstock.capture.capture_errors import REMEDY, GoesByValues, current_line, running_modules
 from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["RecordedValue", "Recording", "replaying"]
@@ -136,7 +136,7 @@ class _Replaying(TorchCalls):
                 return _one(tensor.reshape(()), recorded)
         raise GoesByValues(
             f"the model asks for a value at {line} where it is traced, but not where it is run; "
-            f"write the line with tensor operations such as torch.where, or {WAY_OUT}"
+            f"write the line with tensor operations such as torch.where, or {REMEDY}"
         )
 
 
@@ -159,7 +159,7 @@ class VaryingNumber:
         raise GoesByValues(
             f"the model computes with a number at {self._recorded.line} that other batches change, "
             "but a graph holds it as a constant; leave it in a tensor (no .item(), .tolist() or "
-            f"int()), or {WAY_OUT}"
+            f"int()), or {REMEDY}"
         )
 
     def compared(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils import _pytree as pytree
 
-from penstock.capture.capture_errors import WAY_OUT, GoesByValues, current_line
+from penstock.capture.capture_errors import REMEDY, GoesByValues, current_line
 from penstock.capture.replaced import replaced
 from penstock.capture.sample_pieces import count_of_pieces, divided
 from penstock.capture.torch_calls import TorchCalls
@@ -59,7 +59,7 @@ def _number(node: SymNode, file: str, line: int) -> int:
         raise GoesByValues(
             f"the model's code fixes the number of samples at {current_line()}, but slices of a "
             "batch have other sizes; take the size from the input (x.shape[0], -1) and leave it in "
-            f"tensor operations, or {WAY_OUT}"
+            f"tensor operations, or {REMEDY}"
         )
     return _AS_NUMBER(node, file, line)
 
@@ -79,7 +79,7 @@ class _EverySample:
         raise GoesByValues(
             f"the model goes through the samples one by one at {self.line}, but slices of a batch "
             "have other numbers of samples; write the loop with operations on the whole tensor, "
-            f"or {WAY_OUT}"
+            f"or {REMEDY}"
         )
 
     def __getattr__(self, name: str) -> NoReturn:

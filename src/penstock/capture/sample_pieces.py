@@ -14,7 +14,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
-from penstock.capture.capture_errors import WAY_OUT, GoesByValues, current_line
+from penstock.capture.capture_errors import REMEDY, GoesByValues, current_line
 from penstock.capture.replaced import replaced
 
 __all__ = ["NotJoined", "PieceSizes", "count_of_pieces", "divided", "listing_sizes"]
@@ -31,7 +31,7 @@ class NotJoined(GoesByValues):
     def __init__(self, line: str) -> None:
         super().__init__(
             f"the model asks for values sample by sample at {line}, but slices of a batch have "
-            f"other numbers of samples; write the line with tensor operations, or {WAY_OUT}"
+            f"other numbers of samples; write the line with tensor operations, or {REMEDY}"
         )
         self.line = line
 

@@ -11,10 +11,10 @@ from penstock.cluster.rings import best_ring, duplex_share, host_order, ring_qua
 
 __all__ = [
     "BUCKET_BYTES",
+    "AllReduceCost",
     "RowTransfer",
-    "Way",
+    "all_reduce_costs",
     "all_reduce_s",
-    "all_reduce_ways",
     "message_resources",
     "row_messages",
     "split_concat_s",
@@ -30,7 +30,7 @@ MOST_ANSWERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class AllReduceCost:
     """The cost of one all-reduce algorithm: ``latency_s + s_per_byte * bytes``."""
 
     latency_s: float
@@ -61,11 +61,11 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
     """
     if size_bytes <= 0:
         return 0.0
-    ways = all_reduce_ways(cluster, devices)
-    return min((way.latency_s + way.s_per_byte * size_bytes for way in ways), default=0.0)
+    costs = all_reduce_costs(cluster, devices)
+    return min((cost.latency_s + cost.s_per_byte * size_bytes for cost in costs), default=0.0)
 
 
-def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]:
+def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduceCost, ...]:
     """The algorithms of `all_reduce_s`; none for a single device. The result is cached.
 
     Without explicit links among the devices, only the number of devices on each kind of host
@@ -76,14 +76,14 @@ def all_reduce_ways(cluster: Cluster, devices: Sequence[int]) -> tuple[Way, ...]
     linked = len(members := cluster.linked_devices.intersection(devices)) > 1 and any(
         (i, j) in cluster.special_links for i in members for j in members
     )
-    question = ("ways", frozenset(devices) if linked else host_shares(cluster, devices))
-    known = cast("dict[object, tuple[Way, ...]]", cluster.known_answers)
-    if question not in known:
+    key = ("costs", frozenset(devices) if linked else host_shares(cluster, devices))
+    known = cast("dict[object, tuple[AllReduceCost, ...]]", cluster.known_answers)
+    if key not in known:
         if len(known) >= MOST_ANSWERS:
             known.clear()
         ring = host_order(cluster, devices)
-        known[question] = linked_ways(cluster, ring) if linked else ways_in_order(cluster, ring)
-    return known[question]
+        known[key] = costs_over_links(cluster, ring) if linked else costs_in_order(cluster, ring)
+    return known[key]
 
 
 def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
@@ -93,55 +93,57 @@ def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
     return len(devices), len(counts), kinds
 
 
-def linked_ways(cluster: Cluster, ring: list[int]) -> tuple[Way, ...]:
+def costs_over_links(cluster: Cluster, ring: list[int]) -> tuple[AllReduceCost, ...]:
     """The algorithms in the order of the hosts, and the best ring if it differs."""
-    ways = ways_in_order(cluster, ring)
-    best = ring_way(cluster, best_ring(cluster, ring))
-    return ways if best in ways else (best, *ways)
+    costs = costs_in_order(cluster, ring)
+    best = ring_cost(cluster, best_ring(cluster, ring))
+    return costs if best in costs else (best, *costs)
 
 
-def ways_in_order(cluster: Cluster, ring: list[int]) -> tuple[Way, ...]:
+def costs_in_order(cluster: Cluster, ring: list[int]) -> tuple[AllReduceCost, ...]:
     """The ring through devices in the order of their hosts, and the hierarchical algorithm."""
     by_host: dict[int, list[int]] = defaultdict(list)
     for device in ring:
         by_host[cluster.host_index[device]].append(device)
     groups = list(by_host.values())
-    flat = ring_way(cluster, ring)
+    flat = ring_cost(cluster, ring)
     if len(groups) in (1, len(ring)):
         return (flat,)
-    inside = [chain_way(cluster, group) for group in groups]
+    inside = [chain_cost(cluster, group) for group in groups]
     leaders = [group[0] for group in groups]
     if cluster.links:
         leaders = best_ring(cluster, leaders)
-    across = ring_way(cluster, leaders)
-    hierarchical = Way(
-        latency_s=2 * max(way.latency_s for way in inside) + across.latency_s,
-        s_per_byte=2 * max(way.s_per_byte for way in inside) + across.s_per_byte,
+    across = ring_cost(cluster, leaders)
+    hierarchical = AllReduceCost(
+        latency_s=2 * max(cost.latency_s for cost in inside) + across.latency_s,
+        s_per_byte=2 * max(cost.s_per_byte for cost in inside) + across.s_per_byte,
     )
     return (flat, hierarchical)
 
 
-def ring_way(cluster: Cluster, ring: Sequence[int]) -> Way:
+def ring_cost(cluster: Cluster, ring: Sequence[int]) -> AllReduceCost:
     """A ring all-reduce in the given order; hops through one port share its rate."""
     quality = ring_quality(cluster, ring)
     steps = len(ring) - 1
-    return Way(
+    return AllReduceCost(
         latency_s=2 * steps * -quality.less_latency_s,
         s_per_byte=2 * steps / len(ring) / quality.bytes_per_s,
     )
 
 
-def chain_way(cluster: Cluster, group: Sequence[int]) -> Way:
+def chain_cost(cluster: Cluster, group: Sequence[int]) -> AllReduceCost:
     """A reduction to (or broadcast from) one device of a group, pipelined along a chain.
 
     Devices inside the chain send and receive at the same time.
     """
     links = list(pairwise(group))
     if not links:
-        return Way(0.0, 0.0)
+        return AllReduceCost(0.0, 0.0)
     shares = [duplex_share(cluster, link) if len(links) > 1 else 1.0 for link in links]
     rates = [cluster.bandwidth(*link) * share for link, share in zip(links, shares, strict=True)]
-    return Way(latency_s=sum(cluster.latency(*link) for link in links), s_per_byte=1 / min(rates))
+    return AllReduceCost(
+        latency_s=sum(cluster.latency(*link) for link in links), s_per_byte=1 / min(rates)
+    )
 
 
 def split_concat_s(

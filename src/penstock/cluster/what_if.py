@@ -12,7 +12,7 @@ from penstock.errors import BadInput
 
 __all__ = [
     "DeviceChange",
-    "FigureChange",
+    "NumberChange",
     "read_bandwidth_change",
     "read_device_change",
     "read_latency_change",
@@ -26,7 +26,7 @@ DEVICE = re.compile(r"\s*(\d+)[\s:]+(slower|faster)[\s:]+([\d.]+)\s*%\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class FigureChange:
+class NumberChange:
     """A change of a rate (bytes per second) or a latency (seconds): a factor, or a new value."""
 
     figure: float
@@ -35,7 +35,7 @@ class FigureChange:
     def of(self, before: float) -> float:
         """The changed number. With a factor, 0 (there is no such link) stays 0.
 
-        >>> FigureChange(2.0, is_factor=True).of(5.0), FigureChange(2.0, is_factor=False).of(5.0)
+        >>> NumberChange(2.0, is_factor=True).of(5.0), NumberChange(2.0, is_factor=False).of(5.0)
         (10.0, 2.0)
         """
         return self.figure * before if self.is_factor else self.figure
@@ -58,40 +58,40 @@ class DeviceChange:
         return 1 + self.part if self.direction == "faster" else 1 / (1 + self.part)
 
 
-def read_bandwidth_change(text: str) -> FigureChange:
+def read_bandwidth_change(text: str) -> NumberChange:
     """Parse a change of rates: a factor, or a rate.
 
     >>> read_bandwidth_change("x2"), read_bandwidth_change("10 GB/s")
-    (FigureChange(figure=2.0, is_factor=True), FigureChange(figure=10000000000.0, is_factor=False))
+    (NumberChange(figure=2.0, is_factor=True), NumberChange(figure=10000000000.0, is_factor=False))
 
     Raises:
         BadInput: neither, or not above 0.
     """
-    change = read_figure_change(text, "bandwidth", "link bandwidth", "x2, x0.5 or 10GB/s")
+    change = read_number_change(text, "bandwidth", "link bandwidth", "x2, x0.5 or 10GB/s")
     if not change.figure > 0:
         raise BadInput(f"link bandwidth '{text}' must be > 0; write x2, x0.5 or 10GB/s")
     return change
 
 
-def read_latency_change(text: str) -> FigureChange:
+def read_latency_change(text: str) -> NumberChange:
     """Parse a change of latencies: a factor, or a time.
 
     >>> read_latency_change("x0.5"), read_latency_change("5us")
-    (FigureChange(figure=0.5, is_factor=True), FigureChange(figure=5e-06, is_factor=False))
+    (NumberChange(figure=0.5, is_factor=True), NumberChange(figure=5e-06, is_factor=False))
 
     Raises:
         BadInput: neither, or below 0.
     """
-    return read_figure_change(text, "time", "link latency", "x2, x0.5 or 5us")
+    return read_number_change(text, "time", "link latency", "x2, x0.5 or 5us")
 
 
-def read_figure_change(text: str, dimension: Dimension, thing: str, forms: str) -> FigureChange:
+def read_number_change(text: str, dimension: Dimension, thing: str, forms: str) -> NumberChange:
     """Parse a factor or a quantity; ``thing`` and ``forms`` are used in error messages."""
     try:
         if match := FACTOR.fullmatch(text):
-            change = FigureChange(float(match[1] or match[2]), is_factor=True)
+            change = NumberChange(float(match[1] or match[2]), is_factor=True)
         else:
-            change = FigureChange(parse_quantity(text, dimension), is_factor=False)
+            change = NumberChange(parse_quantity(text, dimension), is_factor=False)
     except ValueError as error:
         raise BadInput(f"{thing} '{text}' is not a change: {error}; write {forms}") from None
     if not (change.figure >= 0 and isfinite(change.figure)):
@@ -123,7 +123,7 @@ def read_device_change(text: str) -> DeviceChange:
     return DeviceChange(int(match[1]), "faster" if match[2] == "faster" else "slower", part)
 
 
-def with_link_bandwidth(cluster: Cluster, change: FigureChange) -> Cluster:
+def with_link_bandwidth(cluster: Cluster, change: NumberChange) -> Cluster:
     """The cluster with the rates of all links and ports changed; missing ones stay missing."""
 
     def host_with(host: Host) -> Host:
@@ -137,7 +137,7 @@ def with_link_bandwidth(cluster: Cluster, change: FigureChange) -> Cluster:
     return replace(with_hosts(cluster, host_with), links=links)
 
 
-def with_link_latency(cluster: Cluster, change: FigureChange) -> Cluster:
+def with_link_latency(cluster: Cluster, change: NumberChange) -> Cluster:
     """The cluster with the latencies of all links and ports changed."""
 
     def host_with(host: Host) -> Host:

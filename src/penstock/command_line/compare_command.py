@@ -181,7 +181,7 @@ def compared_lines(
         tell=lambda planner, step: progress.tell(step, planner),
     ):
         line = compared_line(found, problem, wanted)
-        progress.note(told(line.row))
+        progress.note(row_text(line.row))
         comparisons.append(line.comparison)
         lines[id(line.comparison)] = line
     require_a_plan(comparisons)
@@ -263,7 +263,7 @@ def row_of(found: "Comparison") -> "ComparisonRow":
     )
 
 
-def told(row: "ComparisonRow") -> str:
+def row_text(row: "ComparisonRow") -> str:
     """A row in one line, printed as soon as it is known."""
     from penstock.words import seconds_text
 

@@ -18,7 +18,7 @@ from penstock.command_line.options import (
 from penstock.command_line.progress import say_when_compiling
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
-from penstock.waiting import told_if_long
+from penstock.waiting import notice_if_long
 
 __all__ = ["catalogue", "profile", "report", "train", "verify"]
 
@@ -40,7 +40,7 @@ def profile(
 ) -> None:
     """Measure what each layer of JOB's model costs, in time and memory."""
     terminal = Terminal(as_json, quiet)
-    with told_if_long(terminal.note, LOADING):
+    with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import profile_job
         from penstock.profile.json_file import write_profile
@@ -102,7 +102,7 @@ def train(
     """Train JOB on local workers; -o is the run directory."""
     terminal = Terminal(as_json, quiet)
     say_when_compiling(terminal.note)
-    with told_if_long(terminal.note, LOADING):
+    with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.train import TrainRequest, train_job
 
@@ -156,7 +156,7 @@ def verify(
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
     terminal = Terminal(as_json, quiet)
-    with told_if_long(terminal.note, LOADING):
+    with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.verify_job import verify_job
 

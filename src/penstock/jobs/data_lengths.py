@@ -55,12 +55,12 @@ class DataLengths:
 
     def __str__(self) -> str:
         measured = "; ".join(
-            f"{told(self.names, group.lengths)} for {100 * group.share:.0f} %"
+            f"{lengths_text(self.names, group.lengths)} for {100 * group.share:.0f} %"
             for group in self.groups
         )
         return (
             f"times are means over the lengths of {self.batches} batches ({measured}), bytes of "
-            f"{told(self.names, self.longest.lengths)} (the longest of them)"
+            f"{lengths_text(self.names, self.longest.lengths)} (the longest of them)"
         )
 
 
@@ -166,6 +166,6 @@ def buckets_of(length: Length, sizes: Sequence[int], most: int) -> tuple[int, ..
     return (*different, *longer)
 
 
-def told(names: Sequence[str], lengths: LengthsOf) -> str:
+def lengths_text(names: Sequence[str], lengths: LengthsOf) -> str:
     """Lengths with their names, in words."""
     return ", ".join(f"{name} {size}" for name, size in zip(names, lengths, strict=True))

@@ -22,21 +22,21 @@ def optimizer_factory(
     """A function that makes the optimizer; each rank calls it with its own parameters."""
 
     rate, decay = settings.learning_rate, settings.weight_decay
-    ways = {"fused": settings.fused, "foreach": settings.foreach}
+    flags = {"fused": settings.fused, "foreach": settings.foreach}
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         match settings.name:
             case "adamw":
                 return torch.optim.AdamW(
-                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **ways
+                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **flags
                 )
             case "adam":
                 return torch.optim.Adam(
-                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **ways
+                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **flags
                 )
             case "sgd":
                 return torch.optim.SGD(
-                    parameters, lr=rate, momentum=settings.momentum, weight_decay=decay, **ways
+                    parameters, lr=rate, momentum=settings.momentum, weight_decay=decay, **flags
                 )
             case "muon":
                 return MuonWithAdamW(
@@ -45,7 +45,7 @@ def optimizer_factory(
                     weight_decay=decay,
                     momentum=settings.momentum,
                     betas=settings.betas,
-                    **ways,
+                    **flags,
                 )
 
     return make

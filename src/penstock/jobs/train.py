@@ -35,7 +35,7 @@ from penstock.search.registry import PLANNERS
 from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
-from penstock.waiting import told_if_long
+from penstock.waiting import notice_if_long
 
 __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "train_job"]
 
@@ -130,12 +130,12 @@ def train_in(
         # The checkpoint contains all weights.
         job = replace(job, weights=None)
     profile, cluster = costs_of(job, request, directory, say)
-    with told_if_long(say, "planning"):
+    with notice_if_long(say, "planning"):
         plan = given or plan_for(job, request, directory, profile, cluster, say)
     check_plan_fits(plan, job, request.workers, f"the plan of '{directory.path}'")
     check_layers(plan, profile)
     directory.write_plan(plan)
-    with told_if_long(say, "simulating a step of the plan"):
+    with notice_if_long(say, "simulating a step of the plan"):
         prediction = predict(job, plan, profile, cluster)
     by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
     if by_length:

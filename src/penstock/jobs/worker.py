@@ -25,7 +25,7 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.user_metrics import Evaluation
 from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.timeline.timeline import Timeline
-from penstock.waiting import told_if_long
+from penstock.waiting import notice_if_long
 
 __all__ = ["WARM_UP_STEPS", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
 
@@ -126,7 +126,7 @@ def train_worker(task: WorkerTask) -> WorkerReport:
         RunFailed: a peer vanished or a stage failed.
     """
     job, shown = task.job, task.shown and os.environ["RANK"] == "0"
-    with told_if_long(say if shown else ignore, "building the model and the stages"):
+    with notice_if_long(say if shown else ignore, "building the model and the stages"):
         made = pipeline_of(job, task.plan, task.device)
     with made as pipe:
         start = 0
@@ -146,7 +146,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     with closing(display), closing(Records(directory, start, writes=first)) as records:
         steps = trained(pipe, job, start, memory, lengths)
         words = "the first step" if job.verify == "off" else "the first step, and the model's own"
-        for step, metrics in enumerate(told_of_first(steps, display.note, words), start + 1):
+        for step, metrics in enumerate(notice_of_first(steps, display.note, words), start + 1):
             loss, samples = metrics.loss, metrics.samples
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
@@ -186,11 +186,11 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     )
 
 
-def told_of_first(
+def notice_of_first(
     steps: Iterator[StepMetrics], note: Callable[[str], None], words: str
 ) -> Iterator[StepMetrics]:
     """``steps``; if the first takes long, ``note`` prints what is waited for."""
-    with told_if_long(note, words):
+    with notice_if_long(note, words):
         first = list(islice(steps, 1))
     return chain(first, steps)
 

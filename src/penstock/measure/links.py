@@ -16,7 +16,7 @@ from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine
 from penstock.measure.clock import wall_s
 
-__all__ = ["LinkFigures", "measure_links", "usable_cores", "usable_memory_bytes"]
+__all__ = ["MeasuredLink", "measure_links", "usable_cores", "usable_memory_bytes"]
 
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 ROUND_TRIPS = 10
@@ -27,7 +27,7 @@ SEEN_IN_LARGEST = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class LinkFigures:
+class MeasuredLink:
     """A link on which a message of ``n`` bytes takes ``latency_s + n / bytes_per_s`` seconds."""
 
     latency_s: float
@@ -62,8 +62,8 @@ def measure_links(device: torch.device | str = "cpu") -> Cluster:
     where = torch.device(device)
     members: list[Member | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(members, this_member(where))
-    figures = {pair: figures_of_pair(*pair, where) for pair in combinations(range(len(members)), 2)}
-    gathered: list[dict[tuple[int, int], LinkFigures | None]] = [{} for _ in members]
+    figures = {pair: measured_pair(*pair, where) for pair in combinations(range(len(members)), 2)}
+    gathered: list[dict[tuple[int, int], MeasuredLink | None]] = [{} for _ in members]
     distributed.all_gather_object(gathered, figures)
     # The lower rank of a pair measured it.
     measured = {pair: found for pair in figures if (found := gathered[pair[0]][pair])}
@@ -78,7 +78,7 @@ def this_member(device: torch.device) -> Member:
     return Member(socket.gethostname(), "cpu", usable_memory_bytes(), usable_cores())
 
 
-def figures_of_pair(lower: int, upper: int, device: torch.device) -> LinkFigures | None:
+def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink | None:
     """What the lower rank of a pair measured; None on all other ranks."""
     rank = distributed.get_rank()
     distributed.barrier()
@@ -91,7 +91,7 @@ def figures_of_pair(lower: int, upper: int, device: torch.device) -> LinkFigures
         [there_and_back_s(rank == lower, peer, message) / 2 for message in messages]
         for _ in range(ROUND_TRIPS + 1)
     ]
-    return figures_of(rounds[1:]) if rank == lower else None
+    return measured_link(rounds[1:]) if rank == lower else None
 
 
 def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> float:
@@ -110,7 +110,7 @@ def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> float:
     return wall_s(round_trip)
 
 
-def figures_of(rounds: Sequence[Sequence[float]]) -> LinkFigures:
+def measured_link(rounds: Sequence[Sequence[float]]) -> MeasuredLink:
     """Latency and bandwidth from rounds of one-way seconds, one for each of `SIZES_BYTES`.
 
     They are fitted to the median of every size. On a machine so busy that the largest message takes
@@ -122,12 +122,12 @@ def figures_of(rounds: Sequence[Sequence[float]]) -> LinkFigures:
     for typical in (median, min):
         fit = fit_affine(SIZES_BYTES, [typical(seconds) for seconds in zip(*rounds, strict=True)])
         if fit.per_sample * largest >= SEEN_IN_LARGEST * fit.at(largest):
-            return LinkFigures(fit.fixed, 1 / fit.per_sample)
+            return MeasuredLink(fit.fixed, 1 / fit.per_sample)
     least_s = [min(seconds) for seconds in zip(*rounds, strict=True)]
-    return LinkFigures(min(least_s), largest / least_s[-1])
+    return MeasuredLink(min(least_s), largest / least_s[-1])
 
 
-def cluster_of(members: list[Member], measured: dict[tuple[int, int], LinkFigures]) -> Cluster:
+def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLink]) -> Cluster:
     """Hosts of consecutive ranks, with the medians of their links and ports."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, member in enumerate(members):

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.collectives import all_reduce_ways
+from penstock.cluster.collectives import all_reduce_costs
 from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.cost import crowding
 from penstock.plan.problem import PlanningProblem
@@ -203,7 +203,7 @@ class ChainCosts:
         if devices not in self.known:
             cluster = self.problem.cluster
             slowest = min(cluster.devices[device].speed for device in devices)
-            ways = [(way.latency_s, way.s_per_byte) for way in all_reduce_ways(cluster, devices)]
+            ways = [(way.latency_s, way.s_per_byte) for way in all_reduce_costs(cluster, devices)]
             most = 3 if cluster.links else 2
             self.known[devices] = (
                 crowding(cluster, devices),

@@ -21,7 +21,7 @@ MOST_DEVICES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxation:
+class Allowance:
     """Something a user could allow: its kind, in words, and the problem with it allowed."""
 
     kind: str
@@ -79,25 +79,25 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
     )
 
 
-def relaxations(problem: PlanningProblem) -> Iterator[Relaxation]:
+def relaxations(problem: PlanningProblem) -> Iterator[Allowance]:
     """Each single thing that a user could allow, the mildest of its kind first."""
     if problem.recompute == "off":
-        yield Relaxation("recompute", "allow recompute", replace(problem, recompute="auto"))
+        yield Allowance("recompute", "allow recompute", replace(problem, recompute="auto"))
     if "1f1b" not in problem.schedules:
-        yield Relaxation("schedule", "allow schedule '1f1b'", replace(problem, schedules=("1f1b",)))
+        yield Allowance("schedule", "allow schedule '1f1b'", replace(problem, schedules=("1f1b",)))
     most_stages = min(len(problem.cluster.devices), len(problem.profile.layers))
     if problem.max_stages:
         for stages in range(problem.max_stages + 1, most_stages + 1):
             deeper = replace(problem, max_stages=stages)
-            yield Relaxation("stages", f"use >= {stages} stages", deeper)
+            yield Allowance("stages", f"use >= {stages} stages", deeper)
     for size in range(min(problem.micro_batch_sizes) - 1, 0, -1):
         if problem.global_batch % size == 0:
             leaner = replace(problem, micro_batch_sizes=(size,))
-            yield Relaxation("size", f"use micro-batches of {size}", leaner)
+            yield Allowance("size", f"use micro-batches of {size}", leaner)
     for percent in range(ceil(100 * problem.memory_reserve) - 1, -1, -1):
         text = f"keep only {percent} % of each device's memory free (--memory-reserve)"
         fuller = replace(problem, memory_reserve=percent / 100)
-        yield Relaxation("reserve", text, fuller)
+        yield Allowance("reserve", text, fuller)
 
 
 def first_fitting(problem: PlanningProblem, chain: ChainCosts) -> Plan | None:

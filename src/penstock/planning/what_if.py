@@ -7,7 +7,7 @@ from functools import cached_property
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.what_if import (
     DeviceChange,
-    FigureChange,
+    NumberChange,
     read_bandwidth_change,
     read_device_change,
     read_latency_change,
@@ -47,8 +47,8 @@ __all__ = [
 class WhatIf:
     """What is changed; ``words`` names each change as it was asked for."""
 
-    bandwidth: FigureChange | None = None
-    latency: FigureChange | None = None
+    bandwidth: NumberChange | None = None
+    latency: NumberChange | None = None
     devices: tuple[DeviceChange, ...] = ()
     micro_batches: int = 0
     schedule: str = ""

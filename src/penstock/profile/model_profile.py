@@ -211,7 +211,7 @@ def check_profile(profile: ModelProfile) -> None:
                 profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
             )
         for figure in ("parameter_bytes", "buffer_bytes"):
-            check_figure(
+            check_number(
                 profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
             )
     for edge in profile.edges:
@@ -225,7 +225,7 @@ def check_profile(profile: ModelProfile) -> None:
             check_affine(profile, f"tensor '{edge.tensor}': {figure}", getattr(edge, figure))
     check_shares(profile)
     for shared in profile.shared:
-        check_figure(profile, f"shared parameter '{shared.name}': bytes", shared.bytes)
+        check_number(profile, f"shared parameter '{shared.name}': bytes", shared.bytes)
         if not all(0 <= layer < len(profile.layers) for layer in shared.layers):
             raise BadInput(
                 f"profile '{profile.name}': shared parameter '{shared.name}' is used by layers "
@@ -256,10 +256,10 @@ def check_affine(profile: ModelProfile, figure: str, cost: Affine) -> None:
     """Raise if a cost is negative or infinite at one sample or at the profiled batch."""
     for samples in (1, profile.batch_size):
         value = cost.at(samples)
-        check_figure(profile, f"{figure} of {samples} samples", value)
+        check_number(profile, f"{figure} of {samples} samples", value)
 
 
-def check_figure(profile: ModelProfile, figure: str, value: float) -> None:
+def check_number(profile: ModelProfile, figure: str, value: float) -> None:
     """Raise if a number is negative or infinite."""
     if not 0 <= value < float("inf"):
         raise BadInput(

@@ -118,15 +118,17 @@ def layer_of(node: NodeEntry, path: str | Path) -> LayerCost:
             f"profile '{path}': node {node.id} has no configuration without tensor parallelism "
             f"(key '1' of TMPCs); profile it with one"
         )
-    way = alone[0]
+    configuration = alone[0]
     return LayerCost(
         name=f"{node.id} {node.name}",
-        forward_s=Affine(0.0, way.time * FORWARD_SHARE),
-        backward_input_s=Affine(0.0, way.time * (1 - FORWARD_SHARE) / 2),
-        backward_weight_s=Affine(0.0, way.time * (1 - FORWARD_SHARE) / 2),
-        parameter_bytes=round(way.parameter_bytes),
-        saved_bytes=Affine(0.0, way.bytes_in_flight),
-        workspace_bytes=Affine(max(0.0, way.bytes_once - 2 * way.parameter_bytes), 0.0),
+        forward_s=Affine(0.0, configuration.time * FORWARD_SHARE),
+        backward_input_s=Affine(0.0, configuration.time * (1 - FORWARD_SHARE) / 2),
+        backward_weight_s=Affine(0.0, configuration.time * (1 - FORWARD_SHARE) / 2),
+        parameter_bytes=round(configuration.parameter_bytes),
+        saved_bytes=Affine(0.0, configuration.bytes_in_flight),
+        workspace_bytes=Affine(
+            max(0.0, configuration.bytes_once - 2 * configuration.parameter_bytes), 0.0
+        ),
     )
 
 

@@ -105,9 +105,9 @@ def row_marks(
     """A device: what it computes, and below it what it sends and receives."""
     marks: list[Mark] = [Slab(axis.left, y, axis.width, heights.compute, "row")]
     height = heights.compute / len(row.compute)
-    thin = 1.0 if len(row.compute) > 1 else 0.0
+    gap = 1.0 if len(row.compute) > 1 else 0.0
     for index, lane in enumerate(row.compute):
-        marks += lane_marks(lane, axis, y + index * height, height - thin, NARROWEST, with_labels)
+        marks += lane_marks(lane, axis, y + index * height, height - gap, NARROWEST, with_labels)
     if has_transfers:
         for index, lane in enumerate((row.sends, row.receives)):
             place = y + heights.compute + 1 + index * heights.lane

@@ -6,7 +6,7 @@ from itertools import count, pairwise
 import numpy as np
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import all_reduce_ways
+from penstock.cluster.collectives import all_reduce_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.schedule import Schedule
@@ -125,8 +125,8 @@ class Catalogue:
 
         def make() -> TiedGroup:
             devices = list(dict.fromkeys(d for user in users for d in stages[user].devices))
-            ways = all_reduce_ways(self.cluster, devices)
-            shares = tuple(share_of(ways, -1, size) for size in sizes) if ways else ()
+            costs = all_reduce_costs(self.cluster, devices)
+            shares = tuple(share_of(costs, -1, size) for size in sizes) if costs else ()
             return TiedGroup(users, shares, group_ports(self.cluster, devices))
 
         key = (users, tuple(stages[user].number for user in users), tuple(sizes))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import BUCKET_BYTES, Way, all_reduce_ways
+from penstock.cluster.collectives import BUCKET_BYTES, AllReduceCost, all_reduce_costs
 from penstock.profile.model_profile import SharedParameter
 from penstock.simulate.layer_sums import LayerSums
 
@@ -74,11 +74,11 @@ def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:
         yield sizes.lowest(layers.start), rest_bytes
 
 
-def share_of(ways: Sequence[Way], segment: int, size_bytes: float) -> GradientShare:
+def share_of(costs: Sequence[AllReduceCost], segment: int, size_bytes: float) -> GradientShare:
     """Gradients in equal buckets of at most `BUCKET_BYTES`, with the fastest all-reduce."""
     count = ceil(size_bytes / BUCKET_BYTES)
     bucket_bytes = size_bytes / count
-    seconds = min(way.latency_s + way.s_per_byte * bucket_bytes for way in ways)
+    seconds = min(cost.latency_s + cost.s_per_byte * bucket_bytes for cost in costs)
     return GradientShare(segment, count, seconds, bucket_bytes)
 
 
@@ -102,8 +102,8 @@ def shares_of_stage(
         for shared in sums.profile.shared
         if shared.bytes and shared.layers and all(layer in layers for layer in shared.layers)
     ]
-    ways = all_reduce_ways(cluster, devices)
-    return tuple(stops), tuple(share_of(ways, *size) for size in sizes)
+    costs = all_reduce_costs(cluster, devices)
+    return tuple(stops), tuple(share_of(costs, *size) for size in sizes)
 
 
 def bytes_of_own(layers: range, sums: LayerSums) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from penstock.cluster.collectives import (
     BUCKET_BYTES,
     RowTransfer,
-    all_reduce_ways,
+    all_reduce_costs,
     message_resources,
     row_messages,
 )
@@ -185,7 +185,7 @@ def reduction(
 ) -> Iterator[ReductionOccupation]:
     """One all-reduce, with the latency of as many buckets as it may have; none for one device."""
     cluster = problem.cluster
-    ways = all_reduce_ways(cluster, devices)
+    ways = all_reduce_costs(cluster, devices)
     if not ways or not size_bytes:
         return
     # Buckets are nearly always more than half full.

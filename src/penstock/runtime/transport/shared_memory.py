@@ -86,7 +86,7 @@ class SlotRing:
         view = views[place] = flat.view(shape)
         return view
 
-    def has_room(self) -> bool:
+    def has_free_slot(self) -> bool:
         """Whether a slot is free; for the writing end."""
         if self.head - self.tail < self.slots:
             return True
@@ -137,7 +137,7 @@ class SharedMemoryTransport:
         words = segment.words
 
         def send(tensors: Sequence[torch.Tensor]) -> None:
-            if unsent or not ring.has_room():
+            if unsent or not ring.has_free_slot():
                 self._send(peer, tensors)
                 return
             head = ring.head
@@ -164,7 +164,7 @@ class SharedMemoryTransport:
             self._flush_one(peer)
         for tensor in tensors:
             for piece in pieces(tensor.detach(), ring.slot_bytes):
-                if not unsent and ring.has_room():
+                if not unsent and ring.has_free_slot():
                     ring.slot(ring.head, piece.dtype, tuple(piece.shape)).copy_(piece)
                     ring.head += 1
                 else:
@@ -261,7 +261,7 @@ class SharedMemoryTransport:
     def _flush_one(self, peer: int) -> None:
         ring, unsent = self._into[peer], self._unsent[peer]
         before = ring.head
-        while unsent and ring.has_room():
+        while unsent and ring.has_free_slot():
             piece = unsent.popleft()
             self._unsent_count -= 1
             ring.slot(ring.head, piece.dtype, tuple(piece.shape)).copy_(piece)

@@ -23,6 +23,7 @@ from penstock.runtime.processes.gathering import gathered
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.verify.own_module import OwnRun, run_own_module
+from penstock.runtime.verify.reference_memory import memory_for_reference
 from penstock.runtime.verify.result import (
     Difference,
     Values,
@@ -30,7 +31,6 @@ from penstock.runtime.verify.result import (
     compare,
     not_compared,
 )
-from penstock.runtime.verify.room import room_for_reference
 from penstock.runtime.verify.same_dropout import OtherMasks, Slices, masks_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 
@@ -117,7 +117,7 @@ def untouched(worker: Worker) -> Iterator[None]:
 
 def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
     """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
-    return different_lengths(batches) or room_for_reference(worker, batches)
+    return different_lengths(batches) or memory_for_reference(worker, batches)
 
 
 def reference_of(

@@ -85,7 +85,7 @@ class PredictedSteps:
         for part in self._parts:
             check_predictable(part)
         self._known: list[Group] = []
-        self._ways: dict[torch.Tensor, tuple[StepFunction, Group]] = {}
+        self._update_rules: dict[torch.Tensor, tuple[StepFunction, Group]] = {}
 
     @torch.no_grad()
     def predict(self, parameter: nn.Parameter, updates: int, into: torch.Tensor) -> None:
@@ -93,24 +93,24 @@ class PredictedSteps:
         state = self._optimizer.state
         step = None
         if updates and parameter in state:
-            step_of, group = self._way_of(parameter)
+            step_of, group = self._update_rule_of(parameter)
             step = step_of(parameter.detach(), state[parameter], group)
         if step is None:
             into.copy_(parameter)
         else:
             torch.sub(parameter, step, alpha=updates, out=into)
 
-    def _way_of(self, parameter: nn.Parameter) -> tuple[StepFunction, Group]:
+    def _update_rule_of(self, parameter: nn.Parameter) -> tuple[StepFunction, Group]:
         """The step function and group of a parameter; loading a state creates new groups."""
         if self._optimizer.param_groups is not self._known:
             self._known = self._optimizer.param_groups
-            self._ways = {
+            self._update_rules = {
                 own: (STEPS[type(part)], group)
                 for part in self._parts
                 for group in part.param_groups
                 for own in group["params"]
             }
-        return self._ways[parameter]
+        return self._update_rules[parameter]
 
 
 def check_predictable(optimizer: Optimizer) -> None:

@@ -9,7 +9,7 @@ from penstock.runtime.memory.free_memory import FreeMemory, free_memory
 from penstock.runtime.rank import Worker
 from penstock.words import size_text
 
-__all__ = ["room_for_reference"]
+__all__ = ["memory_for_reference"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Need:
         return f"{size_text(self.bytes)} more on rank 0 ({', '.join(parts)})"
 
 
-def room_for_reference(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
+def memory_for_reference(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
     """Why the reference does not fit on rank 0; empty if it may. All ranks must call this.
 
     The estimate is a lower bound: operators inside a layer may keep more than their results.
