@@ -4,6 +4,8 @@ from types import FunctionType
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+from numba.core.errors import TypingError
 
 from penstock.flat_record import reader
 from penstock.kernels import compiled, fingerprint
@@ -59,3 +61,8 @@ def test_a_list_may_begin_anywhere() -> None:
     array = np.array([0, 0, 5, 4, 0, 0], dtype=np.int64)
     array.view(np.float64)[5] = 2.25
     assert compiled(advance_other)(array) == 2.25
+
+
+def test_a_record_does_not_lie_in_an_array_with_gaps() -> None:
+    with pytest.raises(TypingError, match="only an array without gaps"):
+        compiled(advance)(np.zeros(14, dtype=np.int64)[::2])

@@ -10,25 +10,36 @@ from numba.core.types import Array, BaseTuple, CPointer
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-__all__ = ["borrowed"]
+__all__ = ["address_of", "borrowed", "refuse_gaps"]
+
+
+def refuse_gaps(kind: Any) -> None:
+    """Raise a typing error of numba unless an array of this type is contiguous."""
+    if kind.layout != "C":
+        raise TypingError(f"only an array without gaps can be borrowed, not {kind}")
+
+
+def address_of(kind: Any, context: Any, builder: Any, array: Any) -> Any:
+    """The code of the address of an array."""
+    return make_array(kind)(context, builder, array).data
 
 
 def address(typing_context, lent: Any):
     """The type and the code of `borrowed`; numba shows what is raised as a typing error."""
 
     def of_array(context, builder, signature, arguments):
-        return make_array(lent)(context, builder, arguments[0]).data
+        return address_of(lent, context, builder, arguments[0])
 
     def of_record(context, builder, signature, arguments):
         values = [builder.extract_value(arguments[0], place) for place in range(len(kinds))]
         for place, kind in enumerate(lent.types):
             if isinstance(kind, Array):
-                values[place] = make_array(kind)(context, builder, values[place]).data
+                values[place] = address_of(kind, context, builder, values[place])
         return context.make_tuple(builder, signature.return_type, values)
 
     for kind in [lent] if isinstance(lent, Array) else lent.types:
-        if isinstance(kind, Array) and kind.layout != "C":
-            raise TypingError(f"only an array without gaps can be borrowed, not {kind}")
+        if isinstance(kind, Array):
+            refuse_gaps(kind)
     if isinstance(lent, Array):
         return CPointer(lent.dtype)(lent), of_array
     fields: Any = lent.types

@@ -26,7 +26,8 @@ from numba.core.imputils import lower_getattr_generic, lower_setattr_generic
 from numba.core.types import CPointer, Type, float64, int64
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
+
+from penstock.borrowed import address_of, refuse_gaps
 
 __all__ = ["Part", "reader"]
 
@@ -43,8 +44,9 @@ def reader(name: str, parts: tuple[Part, ...]) -> Any:
 
     def read(typing_context, array: Any):
         def code(context, builder, signature, arguments):
-            return make_array(array)(context, builder, arguments[0]).data
+            return address_of(array, context, builder, arguments[0])
 
+        refuse_gaps(array)
         return RecordType(name, parts)(array), code
 
     return intrinsic(read)
