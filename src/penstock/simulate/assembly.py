@@ -29,7 +29,6 @@ from penstock.simulate.assembly_tables import (
     TIE_HEAD,
     Joined,
     count_all,
-    last_of,
     number_links,
     stage_table,
 )
@@ -84,7 +83,7 @@ def fill_streams(state, joined, table):
     instance_of = np.zeros(state.instances, dtype=np.int64)
     for s in range(state.instances - 1, -1, -1):
         instance_of[joined.groups[s]] = s
-    for group in range(last_of(joined.groups, joined.instances) + 1):
+    for group in range(joined.device_groups):
         s = instance_of[group]
         for i in range(table[s, REPLICAS]):
             for k in range(each):

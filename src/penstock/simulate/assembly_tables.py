@@ -17,7 +17,7 @@ from penstock.simulate.layout import SEVERAL, STANDS_STILL
 Whole: TypeAlias = npt.NDArray[np.int64]
 Real: TypeAlias = npt.NDArray[np.float64]
 
-__all__ = ["Joined", "count_all", "last_of", "number_links", "stage_table"]
+__all__ = ["Joined", "count_all", "number_links", "stage_table"]
 
 
 class Joined(NamedTuple):
@@ -44,7 +44,9 @@ class Joined(NamedTuple):
     streams_each: int
     records_spans: int
     instances: int
+    device_groups: int
     hosts: int
+    has_links: bool
     boundaries: int
     ties: int
     host_slots: Whole
@@ -72,14 +74,6 @@ PAIR = 5
 TIE_HEAD = 4
 
 
-def last_of(numbers, count):
-    """The highest of some numbers, at least 0."""
-    highest = 0
-    for k in range(count):
-        highest = max(highest, numbers[k])
-    return highest
-
-
 def stage_table(joined):
     """Where each instance's records start, its first replica and device, the head of its record."""
     table = np.zeros((joined.instances + 1, 9), dtype=np.int64)
@@ -99,7 +93,7 @@ def stage_table(joined):
 
 def place_devices(joined, table):
     """Write the first device position of every instance; the last row holds the device count."""
-    groups = last_of(joined.groups, joined.instances) + 1
+    groups = joined.device_groups
     first = np.zeros(groups + 1, dtype=np.int64)
     for s in range(joined.instances):
         first[joined.groups[s] + 1] = table[s, REPLICAS]
@@ -119,7 +113,7 @@ def number_links(joined, table):
     first, place = np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
     for device in range(devices):
         first[device] = -1
-    if last_of(joined.separate_links, hosts) == 0:
+    if not joined.has_links:
         return first, place, 0
     host_of, held = np.zeros(devices, dtype=np.int64), np.zeros(hosts, dtype=np.int64)
     for s in range(joined.instances):
@@ -170,7 +164,7 @@ def count_messages(state, joined, each):
 
 def count_instances(state, joined, table, each):
     """Count the segments of all instances, the buckets of their replicas, and the spans."""
-    counted = np.zeros(last_of(joined.groups, joined.instances) + 1, dtype=np.int64)
+    counted = np.zeros(joined.device_groups, dtype=np.int64)
     for s in range(joined.instances):
         replicas, segments, group = table[s, REPLICAS], table[s, SEGMENTS], joined.groups[s]
         state.instance_segments += segments
@@ -212,8 +206,7 @@ def count_all(state, joined, table, links):
     state.items += state.messages * joined.micro_batches
     state.wires = 2 * state.devices + 2 * joined.hosts + links[2]
     state.resources = state.wires + state.streams
-    groups = last_of(joined.groups, joined.instances) + 1
-    state.words = joined.order_start[groups * joined.streams_each]
+    state.words = joined.order_start[joined.device_groups * joined.streams_each]
     state.awaited = (1 + joined.streams_each) * state.replicas * joined.micro_batches
     state.records_spans = joined.records_spans
     state.item_spans = joined.records_spans * state.items
