@@ -87,10 +87,10 @@ class Wishes(NamedTuple):
 class Played(NamedTuple):
     """The state of a play, as arrays that change in place.
 
-    ``done[row * places + q]`` counts the actions of a row on place ``q``; ``arrival_s[(row *
-    places + q) * indices + i]`` is when what action ``i`` needs arrives (no row for W). By group:
-    how many W are pending, where its next action goes in the order, bytes in use, seconds of work
-    left, and the end of its last action.
+    ``done[row * places + q]`` counts the actions of a row on place ``q``; ``arrival_s`` says when
+    what each action needs arrives (see `action_at`; no row for W). By group: how many W are
+    pending, where its next action goes in the order, bytes in use, seconds of work left, and the
+    end of its last action.
     """
 
     done: np.ndarray
@@ -179,6 +179,11 @@ def next_group(wake_s):
     return k - len(wake_s) // 2
 
 
+def action_at(row, q, i, pipe):
+    """Where keys and arrivals keep action ``i`` of a row on place ``q``."""
+    return (row * pipe.places + q) * pipe.indices + i
+
+
 def leaves_room(q, pipe, played):
     """Whether all older micro-batches still fit one after the other after a forward on ``q``."""
     ways, way, saved_bytes = pipe.ways, pipe.way, pipe.saved_bytes
@@ -224,7 +229,7 @@ def choose(g, now_s, pipe, wishes, played):
                     continue
             elif i >= pipe.micro_batches[q] or i - done[BACKWARD * places + q] >= wishes.depth[q]:
                 continue
-            action = (row * places + q) * pipe.indices + i
+            action = action_at(row, q, i, pipe)
             at_s = max(now_s, played.arrival_s[action])
             if at_s == np.inf:
                 continue
@@ -259,7 +264,7 @@ def next_weights(g, pipe, wishes, played):
         q = pipe.members[x]
         i = played.done[WEIGHTS * places + q]
         if i < played.done[BACKWARD * places + q]:
-            key = wishes.keys[(WEIGHTS * places + q) * pipe.indices + i]
+            key = wishes.keys[action_at(WEIGHTS, q, i, pipe)]
             if found < 0 or key < best:
                 best, found = key, q
     return found
@@ -318,13 +323,13 @@ def seconds_of(row, q, i, at, pipe, order):
 def send_on(row, q, i, free_s, pipe, played):
     """Let what an F, I or B made arrive where it is needed: the place, and when; -1 if at none."""
     if row == FORWARD and (q + 1) % pipe.stages == 0:
-        played.arrival_s[(BACKWARD * pipe.places + q) * pipe.indices + i] = free_s
+        played.arrival_s[action_at(BACKWARD, q, i, pipe)] = free_s
         return -1, free_s
     if row == WEIGHTS or (row == BACKWARD and q % pipe.stages == 0):
         return -1, free_s
     there_s = free_s + pipe.transfer_s[q if row == FORWARD else q - 1]
     there = q + 1 if row == FORWARD else q - 1
-    played.arrival_s[(row * pipe.places + there) * pipe.indices + i] = there_s
+    played.arrival_s[action_at(row, there, i, pipe)] = there_s
     return there, there_s
 
 
@@ -340,7 +345,7 @@ def play_wishes(arrays, policy, state, best_s, order):
         set_wake(wake_s, g, 0.0)
     for q in range(0, pipe.places, pipe.stages):
         for i in range(pipe.micro_batches[q]):
-            action = (FORWARD * pipe.places + q) * pipe.indices + i
+            action = action_at(FORWARD, q, i, pipe)
             played.arrival_s[action] = max(0.0, wishes.keys[action] - wishes.lead_s)
     end_s = 0.0
     for _ in range(order.shape[1]):
