@@ -95,16 +95,9 @@ def test_figures_of_the_first_page_are_those_of_the_benchmarks() -> None:
     runs = results("prediction/schedules")["rows"]
     assert len(runs) == 11 and "eleven schedules" in text
     assert f"they were {least_and_most_too_short(runs)} too short" in text
-    shared_cores = [
-        *results("prediction/schedules_4_workers_first")["rows"],
-        *results("prediction/schedules_4_workers")["rows"],
-    ]
+    shared_cores = both_runs("schedules")
     assert f"predictions were {least_and_most_too_short(shared_cores)} too short" in text
-    long_actions = [
-        *results("prediction/wide_4_workers_first")["rows"],
-        *results("prediction/wide_4_workers")["rows"],
-    ]
-    worst = max(abs(run["error"]) for run in long_actions)
+    worst = max(abs(run["error"]) for run in both_runs("wide"))
     assert f"the same eleven schedules were within {100 * worst:.1f} %" in text
     first, straight = min(runs, key=lambda run: run["predicted_s"]), runs[0]
     assert straight["plan"] == "1f1b"
@@ -125,6 +118,12 @@ def results(name: str) -> Any:
     """Those of a benchmark, or those in one of its files."""
     path = ROOT / "benchmarks" / (f"{name}.json" if "/" in name else f"{name}/results.json")
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def both_runs(kind: str) -> list[dict[str, Any]]:
+    """The predictions on four workers that share two cores, which were made twice."""
+    runs = (f"prediction/{kind}_4_workers{which}" for which in ("_first", ""))
+    return [row for run in runs for row in results(run)["rows"]]
 
 
 def least_and_most_too_short(runs: list[dict[str, Any]]) -> str:
