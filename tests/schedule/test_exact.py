@@ -1,5 +1,6 @@
 """The optimal schedule against all orders, against its bound, and against every other family."""
 
+import os
 import sys
 from random import Random
 
@@ -15,6 +16,7 @@ from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.placement import PlacementStyle, folded
 from penstock.schedule.registry import FAMILIES
+from penstock.schedule.searched import solver_process
 from penstock.schedule.searched.exact import ExactAnswer, exact, find_exact
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
@@ -32,6 +34,22 @@ TINY = {
     "in flight": {"stages": 2, "micro_batches": 2, "in_flight_limit": (2, 1)},
     "memory": {"stages": 2, "micro_batches": 2, "memory_bytes": (1.5, 2.0)},
 }
+
+ABORTS = PipelineShape(
+    6,
+    5,
+    placement=folded(3, 2),
+    costs=(
+        StageCost(1, 42350001, 1, 12100000, saved_bytes=100, kept_bytes=100),
+        StageCost(16133294, 121000001, 108900001, 0, saved_bytes=50, kept_bytes=25),
+        StageCost(16133294, 54450001, 1, 16133293, saved_bytes=150, kept_bytes=75),
+        StageCost(84700001, 18150001, 1, 24200000, saved_bytes=150, kept_bytes=150),
+        StageCost(102850001, 16133294, 16133294, 114950000, saved_bytes=50, kept_bytes=50),
+        StageCost(18150001, 66550001, 1, 36300000, saved_bytes=50, kept_bytes=50),
+    ),
+    memory_bytes=(300, 300, 300),
+)
+"""With cuts, OR-Tools 9.15 aborts its process while it solves this."""
 
 HARD = PipelineShape(
     8,
@@ -155,6 +173,30 @@ def test_a_search_that_is_cut_short_gives_the_best_so_far_with_its_bound() -> No
     assert makespan_bound_s(HARD) * (1 - 1e-9) <= answer.bound_s < answer.makespan_s
     timed = find_exact(HARD, time_limit_s=0.05)
     assert timed.bound_s <= timed.makespan_s
+
+
+def test_an_abort_of_the_solver_is_survived() -> None:
+    answer = find_exact(ABORTS, split=False, work_limit=0.02)
+    validate(answer.schedule, ABORTS)
+    assert makespan_bound_s(ABORTS, split=False) <= answer.bound_s <= answer.makespan_s
+
+
+def test_without_any_answer_the_best_known_schedule_is_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    abort = [sys.executable, "-c", "import os; input(); os.abort()"]
+    solver_process.end_child(solver_process.started_child(os.getpid()))
+    monkeypatch.setattr(solver_process, "COMMAND", abort)
+    answer = find_exact(HARD, work_limit=0.01)
+    validate(answer.schedule, HARD)
+    assert makespan_bound_s(HARD) * (1 - 1e-9) <= answer.bound_s < answer.makespan_s
+
+
+def test_a_solver_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    solver_process.end_child(solver_process.started_child(os.getpid()))
+    monkeypatch.setattr(solver_process, "COMMAND", [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(RuntimeError, match=r"exit code 3; try: .*SystemExit"):
+        find_exact(HARD, work_limit=0.01)
 
 
 def test_it_gives_the_same_schedule_every_time() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from penstock.errors import BadInput
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.bound import arcs_of, windows_of
+from penstock.schedule.searched.solver_process import solved
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["Solution", "solve"]
@@ -66,18 +67,11 @@ def solve(
         model.add_hint(present, action in known)
         if action in known:
             model.add_hint(variable, known[action])
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 1
-    # With linear relaxations, proofs about memory of stages that share a device are much faster.
-    solver.parameters.linearization_level = 2
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.max_deterministic_time = work_limit
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    answer = solved(str(model.proto), work_limit=work_limit, time_limit_s=time_limit_s)
+    if answer is None:
         return Solution(dict(known), least)
-    bound = max(least, round(solver.best_objective_bound))
-    return Solution({action: solver.value(at) for action, at in start.items()}, bound)
+    starts = {action: answer.values[variable.index] for action, variable in start.items()}
+    return Solution(starts, max(least, round(answer.bound)))
 
 
 def cp_sat():
