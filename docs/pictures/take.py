@@ -18,7 +18,7 @@ def main() -> None:
         )
         page = browser.new_page(viewport={"width": 1280, "height": 900}, device_scale_factor=1.5)
         page.goto(report.resolve().as_uri())
-        page.wait_for_selector(".bar")
+        page.wait_for_selector("#chart")
         box = page.locator("section").first.bounding_box()
         assert box is not None
         page.screenshot(

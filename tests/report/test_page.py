@@ -1,107 +1,63 @@
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from opened_page import OpenedPage
 
 from penstock.plan.plan import Plan, Stage
 from penstock.report.page import page_html, write_report
+from penstock.report.palette import LIGHT
 from penstock.report.record import RunRecord, read_run
 from penstock.simulate.simulation import simulate_plan
-from penstock.timeline.json_file import read_timeline
-from penstock.timeline.metrics import COMPUTE
+from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.words import seconds_text
-
-CHROMIUM = "/usr/bin/chromium"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield chromium
-        chromium.close()
-
-
-class Opened:
-    """The report of a run in a browser, with everything that it asked for or complained of."""
-
-    def __init__(self, page: Page, report: Path) -> None:
-        self.page, self.requests, self.complaints = page, [], []
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.goto(report.as_uri())
-        page.wait_for_selector(".bar")
-
-    def bars(self, panel: str) -> int:
-        return self.page.locator(f'[data-panel="{panel}"] .bar').count()
 
 
 @pytest.fixture
-def opened(browser: Browser, run_directory: Path) -> Iterator[Opened]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Opened(page, write_report(run_directory))
-    page.close()
+def opened(open_page: Callable[..., OpenedPage], run_directory: Path) -> OpenedPage:
+    return open_page(write_report(run_directory))
 
 
-def test_the_page_opens_without_complaints_and_asks_for_nothing_else(
-    opened: Opened, run_directory: Path
+def test_both_timelines_share_one_time_axis_with_the_predicted_one_above(
+    opened: OpenedPage, run_directory: Path
 ) -> None:
-    assert opened.complaints == []
-    assert opened.requests == [(run_directory / "report.html").as_uri()]
+    record = read_run(run_directory)
+    titles = [text for text in opened.words() if ": " in text]
+    predicted_s, measured_s = (iteration_s(t) for t in (record.predicted, record.measured))
+    assert titles == [
+        f"Predicted: {seconds_text(predicted_s)}",
+        f"Measured: {seconds_text(measured_s)}",
+    ]
+    assert opened.seen_s() == (0.0, pytest.approx(measured_s))
+    upper, lower = (opened.place(row, predicted_s) for row in (0, 4))
+    assert upper[0] == lower[0] and upper[1] < lower[1]
+    # The prediction is shorter: a dark dashed line marks its end, in its own rows only.
+    darkest = [
+        min(opened.colour(row, predicted_s, float(down)) for down in range(20)) for row in (0, 4)
+    ]
+    assert darkest[0] < "#88" and darkest[1] > "#d0"
 
 
-def test_every_event_of_both_timelines_is_a_bar(opened: Opened, run_directory: Path) -> None:
-    for name in ("predicted", "measured"):
-        events = read_timeline(run_directory / f"{name}.json").events
-        assert len(events) > 40
-        assert opened.bars(name) == len(events)
-
-
-def test_both_timelines_share_one_time_axis_with_the_predicted_one_above(opened: Opened) -> None:
-    first, second = (
-        opened.page.locator(f'[data-panel="{name}"] .bar.F').first.bounding_box()
-        for name in ("predicted", "measured")
+def test_a_block_tells_its_exact_times(opened: OpenedPage, run_directory: Path) -> None:
+    event = read_run(run_directory).predicted.events[-1]
+    assert f"{event.start_s * 1e3:.3f} ms to {event.end_s * 1e3:.3f} ms" in opened.told_of(
+        event.device, event
     )
-    assert first is not None and second is not None
-    assert first["x"] == pytest.approx(second["x"], abs=0.5)
-    assert first["y"] < second["y"]
 
 
-def test_a_bar_tells_its_exact_times(opened: Opened, run_directory: Path) -> None:
-    event = read_timeline(run_directory / "predicted.json").events[0]
-    opened.page.locator('[data-panel="predicted"] .bar').first.hover()
-    text = opened.page.locator("#tip").inner_text()
-    assert f"{event.end_s * 1e3:.3f} ms" in text
-    assert f"micro-batch {event.micro_batch}" in text
+def test_the_wheel_alone_scrolls_the_page(opened: OpenedPage) -> None:
+    whole_s = opened.seen_s()
+    opened.page.mouse.move(*opened.place(1, 0.05))
+    opened.page.mouse.wheel(0, 200)
+    opened.page.wait_for_function("() => window.scrollY > 0")
+    assert opened.seen_s() == whole_s
 
 
-def test_dragging_zooms_both_timelines_and_the_button_shows_all_again(opened: Opened) -> None:
-    opened.page.evaluate("document.getElementById('timelines').scrollIntoView()")
-    box = opened.page.locator("#timelines").bounding_box()
-    assert box is not None
-    before = opened.page.locator(".bar.F").first.bounding_box()
-    mouse, y = opened.page.mouse, box["y"] + 60
-    mouse.move(box["x"] + 130, y)
-    mouse.down()
-    mouse.move(box["x"] + 400, y)
-    mouse.up()
-    wider = opened.page.locator(".bar.F").first.bounding_box()
-    assert before is not None and wider is not None and wider["width"] > 2 * before["width"]
-    opened.page.locator("#reset-zoom").click()
-    again = opened.page.locator(".bar.F").first.bounding_box()
-    assert again is not None
-    assert (again["x"], again["width"]) == (before["x"], before["width"])
-
-
-def test_memory_loss_and_throughput_are_drawn(opened: Opened) -> None:
+def test_memory_loss_and_throughput_are_drawn(opened: OpenedPage) -> None:
     page = opened.page
     assert page.locator("#loss path.line").count() == 2
     assert page.locator("#throughput path.line").count() == 1
@@ -111,13 +67,11 @@ def test_memory_loss_and_throughput_are_drawn(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("width", [800, 1280])
-def test_nothing_is_cut_off_at_the_side(opened: Opened, width: int) -> None:
+def test_nothing_is_cut_off_at_the_side(opened: OpenedPage, width: int) -> None:
     opened.page.set_viewport_size({"width": width, "height": 900})
-    opened.page.wait_for_function(
-        "w => document.getElementById('timelines').querySelector('.row').getBoundingClientRect()"
-        ".right <= w",
-        arg=width,
-    )
+    opened.settle()
+    chart = opened.page.locator("#chart").bounding_box()
+    assert chart is not None and chart["x"] + chart["width"] <= width
     for place in (
         "document.documentElement",
         *(f"document.querySelectorAll('.wide')[{i}]" for i in (0, 1)),
@@ -136,7 +90,7 @@ def test_the_page_says_prediction_measurement_and_error(run_directory: Path) -> 
 
 
 def test_lengths_have_a_table_of_their_own_and_a_mean(
-    browser: Browser, run_directory: Path
+    open_page: Callable[..., OpenedPage], run_directory: Path
 ) -> None:
     place = run_directory / "summary.json"
     assert "Lengths of the batches" not in page_html(read_run(run_directory))
@@ -157,16 +111,14 @@ def test_lengths_have_a_table_of_their_own_and_a_mean(
         },
     ]
     place.write_text(json.dumps(json.loads(place.read_text()) | {"by_length": rows}))
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    opened = Opened(page, write_report(run_directory))
-    found = page.locator("section", has_text="Lengths of the batches").locator("tbody tr")
+    opened = open_page(write_report(run_directory))
+    found = opened.page.locator("section", has_text="Lengths of the batches").locator("tbody tr")
     assert found.all_inner_texts() == [
         "length 16\t75.0 %\t110 ms\t100 ms\t+10.0 %\t9",
         "length 512\t25.0 %\t500 ms\tno such step\t\t0",
     ]
-    assert "mean over the lengths" in page.inner_text(".tiles")
+    assert "mean over the lengths" in opened.page.inner_text(".tiles")
     assert opened.complaints == []
-    page.close()
 
 
 def test_names_are_shown_as_they_are_whatever_they_hold(run_directory: Path) -> None:
@@ -203,20 +155,19 @@ def looped(record: RunRecord) -> RunRecord:
 
 
 def test_a_device_of_several_stages_has_one_row_with_all_its_work(
-    browser: Browser, run_directory: Path, tmp_path: Path
+    open_page: Callable[..., OpenedPage], run_directory: Path, tmp_path: Path
 ) -> None:
     record = looped(read_run(run_directory))
     path = tmp_path / "looped.html"
     path.write_text(page_html(record))
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    opened = Opened(page, path)
+    opened = open_page(path)
     assert opened.complaints == []
-    names = page.locator("#timelines .row-name").all_text_contents()
-    assert names == ["device 0stages 0, 2", "device 1stages 1, 3"] * 2
-    assert opened.bars("predicted") == len(record.predicted.events)
-    pale = page.locator('[data-panel="predicted"] .bar.pale').count()
-    upper = sum(e.stage >= 2 and e.kind in COMPUTE - {"STEP"} for e in record.predicted.events)
-    assert pale == upper > 0
-    assert "pale: every second stage of a device" in page.locator(".legend").first.inner_text()
-    assert page.locator("[id='memory-0']").count() == 1
-    page.close()
+    words = opened.words()
+    names = [text for text in words if text.startswith(("device", "stages"))]
+    assert names == ["device 0", "stages 0, 2", "device 1", "stages 1, 3"] * 2
+    for event in record.predicted.events:
+        tints = LIGHT.tints if event.stage >= 2 and event.kind in COMPUTE else LIGHT.kinds
+        assert opened.colour_of(event.device, event) == tints[event.kind]
+    legend = opened.page.locator(".legend").first
+    assert "dark to light: the 2 stages of a device" in legend.inner_text()
+    assert opened.page.locator("[id='memory-0']").count() == 1

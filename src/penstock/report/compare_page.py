@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from penstock.document import write_text
 from penstock.errors import BadInput
 from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_drawing
 from penstock.report.drawing_svg import drawing_svg
+from penstock.report.html_page import asset, html_page
 
 __all__ = ["check_picture_path", "write_picture"]
 
@@ -39,9 +38,9 @@ def write_picture(
     """
     picture = drawing_svg(compare_drawing(plans, head), "comparison")
     if path.endswith(".html"):
-        page = (files("penstock.report") / "assets" / "compare.html").read_text(encoding="utf-8")
         paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in words if text)
-        picture = Template(page).substitute(
-            title=escape(head.title), picture=picture, words=paragraphs
+        body = (
+            f'<main class="compare">\n{picture}<div class="words">\n{paragraphs}\n</div>\n</main>'
         )
+        picture = html_page(head.title, body, asset("page.css"))
     write_text(path, picture)

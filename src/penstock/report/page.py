@@ -1,20 +1,22 @@
 """The report of a run: one HTML file that needs only a browser."""
 
-import json
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from penstock.document import write_text
 from penstock.report import sections
-from penstock.report.figures import page_figures
+from penstock.report.figures import chart_data, timeline_panels
+from penstock.report.html_page import asset, html_page
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run
+from penstock.report.timelines_html import (
+    TIMELINE_SCRIPTS,
+    timelines_data,
+    timelines_html,
+)
 
 __all__ = ["page_html", "write_report"]
-
-SCRIPTS = ("drawing.js", "timelines.js", "charts.js")
 
 
 def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
@@ -33,13 +35,14 @@ def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
 
 
 def page_html(record: RunRecord) -> str:
-    """The page with embedded style, script and data, so that it opens without a network."""
-    title = record.summary.job
-    return Template(asset("page.html")).substitute(
-        title=escape(title),
+    """The page of a run."""
+    panels = timeline_panels(record)
+    label = "Predicted timeline above measured timeline, one row for each device"
+    body = Template(asset("report.html")).substitute(
+        title=escape(record.summary.job),
         facts=sections.facts(record),
         tiles=sections.tiles(record),
-        legend=sections.legend(record),
+        timelines=timelines_html(panels, label, with_memory=False, fills_window=False),
         plan_note=sections.plan_note(record),
         plan_table=sections.plan_table(record),
         time_table=sections.time_table(record),
@@ -54,21 +57,7 @@ def page_html(record: RunRecord) -> str:
             f"<code>ui.perfetto.dev</code>: <code>trace.json</code>. Rebuild this page with "
             f"<code>penstock report {escape(str(record.directory))}</code>."
         ),
-        style=asset("page.css"),
-        script="\n".join(asset(name) for name in SCRIPTS),
-        data=embedded_json(page_figures(record)),
     )
-
-
-def asset(name: str) -> str:
-    """The content of a file in the package's ``assets``."""
-    return (files("penstock.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def embedded_json(value: object) -> str:
-    """JSON that cannot end the script element that contains it, whatever its strings are.
-
-    >>> embedded_json({"name": "</script>"})
-    '{"name":"\\\\u003c/script>"}'
-    """
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    style = asset("page.css") + asset("timelines.css")
+    data = timelines_data(panels) | chart_data(record)
+    return html_page(record.summary.job, body, style, (*TIMELINE_SCRIPTS, "charts.js"), data)

@@ -5,7 +5,6 @@ from html import escape
 
 from penstock.plan.plan import Stage
 from penstock.report.device_stages import stages_by_device
-from penstock.report.palette import KIND_WORDS
 from penstock.report.record import LengthRecord, RunRecord
 from penstock.report.tables import recompute_text
 from penstock.timeline.metrics import (
@@ -20,7 +19,6 @@ from penstock.words import layers_text, percent_text, seconds_text, size_text
 
 __all__ = [
     "facts",
-    "legend",
     "length_section",
     "loss_legend",
     "memory_figures",
@@ -92,19 +90,6 @@ def tile(name: str, value: str, more: str, verdict: str = "") -> str:
         f'<div class="value {verdict}">{escape(value)}</div>'
         f'<div class="more">{escape(more)}</div></div>'
     )
-
-
-def legend(record: RunRecord) -> str:
-    """The colours of the kinds of event that occur."""
-    occurring = {e.kind for t in (record.predicted, record.measured) for e in t.events}
-    entries = [
-        f'<li><span class="swatch" style="background:var(--{kind})"></span>{word}</li>'
-        for kind, word in KIND_WORDS.items()
-        if kind in occurring
-    ]
-    if any(len(stages) > 1 for stages in stages_by_device(record.plan).values()):
-        entries.append("<li>pale: every second stage of a device</li>")
-    return "\n".join(entries)
 
 
 def plan_note(record: RunRecord) -> str:

@@ -81,8 +81,10 @@ function watchCurve(svg, series, place, format) {
 function drawMemory(device) {
   const svg = document.getElementById(`memory-${device.device}`);
   if (!svg) return;
-  const end = run.timelines[0].end_s;
-  const peak = Math.max(...device.predicted.map((p) => p[1]), device.measured_peak_bytes || 0, 1);
+  const [{ end_s: end, rows: predicted }] = run.timelines;
+  const row = predicted.find((one) => one.device === device.device);
+  const points = [...(row?.memory ?? [])];
+  const peak = Math.max(highest(points), device.measured_peak_bytes, 1);
   const limitShown = device.limit_bytes > 0 && device.limit_bytes <= peak * 3;
   const high = Math.max(peak, limitShown ? device.limit_bytes : 0) * 1.12;
   const values = ticks(0, high, 4).values.map((value) => [value, bytes(value)]);
@@ -91,7 +93,6 @@ function drawMemory(device) {
     xLabels: (n) => timeLabels(0, end, Math.max(2, n)),
   };
   const { x, y, box } = frame(svg, chart);
-  const points = [...device.predicted];
   if (points.length) {
     points.push([end, points[points.length - 1][1]]);
     const line = path(points, x, y, true);
@@ -113,7 +114,6 @@ function drawMemory(device) {
 }
 
 function drawAll() {
-  drawTimelines();
   run.devices.forEach(drawMemory);
   drawCurve("loss", [
     { name: "training", label: "training", points: run.training },
@@ -130,4 +130,3 @@ new ResizeObserver(() => {
   drawnWidth = document.body.clientWidth;
   drawAll();
 }).observe(document.body);
-document.getElementById("reset-zoom").onclick = resetZoom;

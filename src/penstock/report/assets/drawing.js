@@ -2,7 +2,6 @@
 // Draws the figures of a report from the JSON that the page carries. No library, no network.
 
 const run = JSON.parse(document.getElementById("run-data").textContent);
-const COMPUTE = new Set(["F", "B", "I", "W", "R", "STEP"]);
 const WORDS = {
   F: "forward", B: "backward", I: "backward for inputs", W: "backward for weights",
   R: "recompute", SEND: "send", RECV: "receive", REDUCE: "gradient all-reduce",
@@ -29,6 +28,9 @@ function bytes(value) {
   while (value >= 1000 && step < units.length - 1) { value /= 1000; step += 1; }
   return `${step ? value.toPrecision(3) : Math.round(value)} ${units[step]}`;
 }
+
+// The largest of many values, each with the time before it.
+const highest = (pairs) => pairs.reduce((most, [, value]) => Math.max(most, value), 0);
 
 function ticks(low, high, count) {
   const rough = (high - low) / count || 1;

@@ -1,0 +1,142 @@
+"""Timelines as an interactive part of a page, one above the other; `timelines.js` draws them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from string import Template
+
+from penstock.document import Json
+from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows
+from penstock.report.device_stages import stage_names
+from penstock.report.html_page import asset
+from penstock.report.palette import KIND_WORDS, THEMES, Style, Theme, fill_of, ink_on
+
+__all__ = [
+    "TIMELINE_SCRIPTS",
+    "TimelinePanel",
+    "timelines_data",
+    "timelines_html",
+]
+
+TIMELINE_SCRIPTS = ("drawing.js", "timelines.js")
+"""The assets that a page with this part needs."""
+
+
+@dataclass(frozen=True)
+class TimelinePanel:
+    """One of the timelines, with words above it if it has a title."""
+
+    chart: GanttRows
+    title: str = ""
+    note: str = ""
+
+
+def timelines_html(
+    panels: Sequence[TimelinePanel], label: str, with_memory: bool, fills_window: bool
+) -> str:
+    """The controls, the legend and the place of the picture, which ``label`` describes.
+
+    ``with_memory`` says whether memory is shown from the start. On a page that is longer than the
+    window, the wheel zooms with Ctrl only.
+    """
+    return Template(asset("timelines.html")).substitute(
+        label=escape(label),
+        legend=legend(panels),
+        memory="checked" if with_memory else "",
+        wheel="" if fills_window else " with Ctrl",
+    )
+
+
+def timelines_data(panels: Sequence[TimelinePanel]) -> dict[str, Json]:
+    """The data that the script draws."""
+    styles = styles_of(panels)
+    number = {style: index for index, style in enumerate(styles)}
+    return {
+        "timelines": [
+            {
+                "title": panel.title,
+                "note": panel.note,
+                "end_s": panel.chart.end_s,
+                "rows": [row_data(row, number) for row in panel.chart.rows],
+            }
+            for panel in panels
+        ],
+        "kinds": [style.kind for style in styles],
+        "themes": {name: theme_data(theme, styles) for name, theme in THEMES.items()},
+    }
+
+
+def styles_of(panels: Sequence[TimelinePanel]) -> tuple[Style, ...]:
+    """All styles that occur, the darkest of each kind first."""
+    found = {style for panel in panels for style in panel.chart.styles}
+    order = list(KIND_WORDS)
+    return tuple(sorted(found, key=lambda style: (order.index(style.kind), style.shade)))
+
+
+def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
+    """The data of a device with its lanes."""
+    return {
+        "device": row.device,
+        "stages": stage_names(row.stages),
+        "limit_bytes": row.limit_bytes,
+        "compute": [lane_data(lane, number) for lane in row.compute],
+        "messages": [lane_data(lane, number, peers=True) for lane in (row.sends, row.receives)],
+        "memory": [[rounded(time_s), rounded(size)] for time_s, size in row.memory],
+    }
+
+
+def lane_data(
+    blocks: Iterable[DrawnEvent], number: dict[Style, int], peers: bool = False
+) -> dict[str, Json]:
+    """The blocks of a lane in the order of their starts, as one list for each of their values."""
+    ordered = sorted(blocks, key=lambda block: block.start_s)
+    events = [block.event for block in ordered]
+    return {
+        "style": [number[block.style] for block in ordered],
+        "stage": [event.stage for event in events],
+        "micro_batch": [event.micro_batch for event in events],
+        "start_s": [rounded(event.start_s) for event in events],
+        "end_s": [rounded(event.end_s) for event in events],
+        "peer": [event.peer for event in events if peers],
+        "bytes": [rounded(event.bytes) for event in events if peers],
+    }
+
+
+def rounded(value: float) -> float:
+    """A number with nine digits, which keeps the page small."""
+    return float(f"{value:.9g}")
+
+
+def theme_data(theme: Theme, styles: Sequence[Style]) -> dict[str, Json]:
+    """The colours of a theme: of its parts, of each style, and of the text on each style."""
+    fills = [fill_of(style, theme) for style in styles]
+    return {
+        "ink": theme.ink,
+        "quiet": theme.quiet,
+        "grid": theme.grid,
+        "row": theme.row,
+        "area": theme.area,
+        "limit": theme.limit,
+        "fills": [*fills],
+        "inks": [ink_on(fill) for fill in fills],
+    }
+
+
+def legend(panels: Sequence[TimelinePanel]) -> str:
+    """The colours of the kinds that occur, and what their shades mean."""
+    lines: list[str] = []
+    for kind, words in KIND_WORDS.items():
+        own = [style for style in styles_of(panels) if style.kind == kind]
+        fills = [[fill_of(style, THEMES[name]) for name in ("light", "dark")] for style in own]
+        swatches = "".join(
+            f'<span class="swatch" style="background:light-dark({light},{dark})"></span>'
+            for light, dark in fills
+        )
+        if own:
+            lines.append(f"<li>{swatches}{words}</li>")
+    shades = max(panel.chart.shades for panel in panels)
+    if any(panel.chart.mirrored for panel in panels):
+        lines.append("<li>light: odd micro-batches, the other way round</li>")
+    elif shades > 1:
+        lines.append(f"<li>dark to light: the {shades} stages of a device</li>")
+    return "\n".join(lines)
