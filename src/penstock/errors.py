@@ -49,7 +49,19 @@ class RunFailed(PenstockError):
 
 
 class LossNotFinite(RunFailed):
-    """The loss became NaN or infinite; no optimizer step was taken with it."""
+    """The loss became NaN or infinite; no optimizer step was taken with it.
+
+    ``step`` is the step of the batch. ``at`` puts the place where it appeared into the message.
+    """
+
+    def __init__(self, text: str, step: int = 0) -> None:
+        super().__init__(text)
+        self.step = step
+
+    def at(self, place: str) -> "LossNotFinite":
+        """The same error with the place before the remedy, which follows the last semicolon."""
+        before, mark, remedy = str(self).rpartition("; ")
+        return LossNotFinite(f"{before}{mark}{place}; {remedy}", self.step)
 
 
 class Stalled(RunFailed):

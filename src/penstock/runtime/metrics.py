@@ -9,7 +9,7 @@ import torch
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.gradients.noise import GradientNoise
 
-__all__ = ["RankTotals", "StepMetrics", "Totals", "clip_factor", "fingerprint"]
+__all__ = ["NoTerms", "RankTotals", "StepMetrics", "Totals", "clip_factor", "fingerprint"]
 
 FINGERPRINT_VALUES = 256
 
@@ -23,8 +23,9 @@ class StepMetrics:
     time without compute, up to the end of the pipeline's drain. ``seconds`` is the time of the
     slowest rank up to there, plus the slowest optimizer step of the step before.
 
-    ``skipped`` means that gradients overflowed float16: their norm is not finite, and weights and
-    learning rate did not change. ``loss_scale`` is the factor on the loss (1: no loss scaling).
+    ``skipped`` means that weights and learning rate did not change: gradients overflowed float16,
+    or the step was left out because of ``non_finite``, the place where loss or gradients became NaN
+    or infinite. ``loss_scale`` is the factor on the loss (1: no loss scaling).
     ``gradient_noise`` is estimated if `Pipeline` was asked for it. ``metrics`` are the user's
     metrics, computed in training mode before the weights are updated.
     """
@@ -40,11 +41,16 @@ class StepMetrics:
     loss_scale: float = 1.0
     gradient_noise: GradientNoise | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    non_finite: str = ""
 
     @property
     def samples_per_s(self) -> float:
         """Throughput of this step."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+
+class NoTerms(LossNotFinite):
+    """No target of a batch counts in the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +125,18 @@ class Totals:
         repair the loss, which is computed without the scale.
         """
         if self.weight == 0:
-            raise LossNotFinite(
+            raise NoTerms(
                 f"no target of the batch of step {step} counts in the loss (all are ignored), so "
-                f"its mean is undefined; skip such batches"
+                f"its mean is undefined; skip such batches",
+                step,
             )
         what = "loss" if not isfinite(self.loss) else "gradient norm"
         value = self.loss if what == "loss" else self.gradient_norm
         if not isfinite(value) and not (loss_scaled and what == "gradient norm"):
             raise LossNotFinite(
                 f"{what} is {value} at step {step} (learning rate {learning_rate:g}), no optimizer "
-                f"step was taken; lower the learning rate, clip the gradients or check the data"
+                f"step was taken; lower the learning rate, clip the gradients or check the data",
+                step,
             )
 
 

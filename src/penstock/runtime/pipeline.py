@@ -37,7 +37,7 @@ from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tens
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
-from penstock.runtime.settings import RankSettings, Verification, check_settings
+from penstock.runtime.settings import OnNonFinite, RankSettings, Verification, check_settings
 from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.find_module import module_for
@@ -84,7 +84,8 @@ class Pipeline:
     takes time once. ``verify="first-step"`` compares the first step with the whole model, as
     `verify` does, before anything changes; `verified` is the result. With
     ``optimizer_sync="after"``, `stream` may take an optimizer step before all ranks have agreed
-    whether to clip or skip it; a wrong step is undone exactly.
+    whether to clip or skip it; a wrong step is undone exactly. With ``on_non_finite="skip"`` a
+    step whose loss or gradients are NaN or infinite is left out on all ranks, without an error.
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -118,8 +119,9 @@ class Pipeline:
         dynamic: Dynamic | None = None,
         verify: Verification = "off",
         optimizer_sync: OptimizerSync = "before",
+        on_non_finite: OnNonFinite = "stop",
     ) -> None:
-        check_settings(clip_norm, timeout_s, verify, optimizer_sync)
+        check_settings(clip_norm, timeout_s, verify, optimizer_sync, on_non_finite)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
         scaling = loss_scaling_for(autocast, loss_scaling)
@@ -156,6 +158,7 @@ class Pipeline:
             learning_rate_schedule,
             clip_norm=clip_norm,
             loss_scaling=scaling,
+            on_non_finite=on_non_finite,
         )
         self._first = FirstStep(self._worker) if verify == "first-step" else None
         both = self._worker, self._training
@@ -221,7 +224,8 @@ class Pipeline:
         Raises:
             BadInput: a batch is not like the example, or not the same on all ranks; nothing was
                 changed.
-            LossNotFinite: loss or gradients are NaN or infinite; no optimizer step was taken.
+            LossNotFinite: loss or gradients are NaN or infinite, first in the layer and micro-batch
+                that the message names; no optimizer step was taken.
             RunFailed: a rank failed, which the message names; the pipeline cannot be used any more.
                 Or the first step was verified and differs from that of the whole model.
         """
@@ -305,6 +309,11 @@ class Pipeline:
         """
         self._drain()
         return self._inference.predict(batch, everywhere=everywhere)
+
+    def skip_step(self) -> None:
+        """Count a step without taking it; a checkpoint then continues behind its batch."""
+        self._drain()
+        self._training.steps += 1
 
     def stop(self) -> None:
         """Ask all ranks to end the training; `stopping` is true after the next step."""

@@ -124,8 +124,7 @@ class Worker:
     def _runner(
         self, place: Place, program: StageProgram, compiler: StageCompiler | None
     ) -> ModuleRunner:
-        devices = self.plan.device_groups[place.group]
-        norm, launching = None, nullcontext
+        norm, launching = self.norm_of(place, program), nullcontext
         if self.buckets.shared:
             launching = partial(self.buckets.launching, place.stage)
         if self.plan.mirrored and uses_batch_norm(program.module):
@@ -134,9 +133,6 @@ class Worker:
                 f"'{self.plan.schedule}' holds it twice: the copies would average different "
                 f"statistics; use a schedule that holds every stage once"
             )
-        if devices in self._norm_groups and uses_batch_norm(program.module):
-            group = self._norm_groups[devices]
-            norm = SynchronisedBatchNorm(group, place.replica, len(devices))
         return runner_of(
             self.graph,
             self.plan.stages[place.stage],
@@ -149,6 +145,13 @@ class Worker:
             compiler=compiler,
             take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
         )
+
+    def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
+        """How the replicas of a stage share the statistics of batch norm; None without any."""
+        devices = self.plan.device_groups[place.group]
+        if devices not in self._norm_groups or not uses_batch_norm(program.module):
+            return None
+        return SynchronisedBatchNorm(self._norm_groups[devices], place.replica, len(devices))
 
     def share_values(self) -> None:
         """After the optimizer's step, send the parameters stepped here to ranks that did not."""

@@ -9,10 +9,13 @@ from penstock.errors import BadInput
 from penstock.runtime.transport.channels import TransportChoice
 from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = ["RankSettings", "Verification", "check_settings"]
+__all__ = ["OnNonFinite", "RankSettings", "Verification", "check_settings"]
 
 Verification: TypeAlias = Literal["first-step", "off"]
 """When training is compared with the whole model."""
+
+OnNonFinite: TypeAlias = Literal["stop", "skip"]
+"""Whether a step with NaN or infinity raises an error, or is left out on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,13 @@ class RankSettings:
 
 
 def check_settings(
-    clip_norm: float | None, timeout_s: float, verify: str, optimizer_sync: str
+    clip_norm: float | None, timeout_s: float, verify: str, optimizer_sync: str, on_non_finite: str
 ) -> None:
     """Raise `BadInput` for an invalid setting."""
     choices = {
         "verify": (verify, get_args(Verification)),
         "optimizer_sync": (optimizer_sync, get_args(OptimizerSync)),
+        "on_non_finite": (on_non_finite, get_args(OnNonFinite)),
     }
     for name, (choice, choices_of) in choices.items():
         if choice not in choices_of:

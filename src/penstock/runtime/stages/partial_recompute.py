@@ -21,7 +21,7 @@ from penstock.plan.plan import Stage
 from penstock.runtime.stages.call import StageCall
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
-__all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage"]
+__all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage", "recompute_run"]
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,24 @@ def parts_of_stage(
     parts: list[RecomputeRun] = []
     for recomputed, run in groupby(stage.layers, stage.recompute_layers.__contains__):
         layers = tuple(run)
-        part = graph.stage(range(layers[0], layers[-1] + 1))
-        if not set(part.batch_inputs) <= set(program.batch_inputs):
-            raise BadInput(
-                f"layers {layers[0]} to {layers[-1]} cannot be run apart from their stage, because "
-                f"they take the number of samples from elsewhere; recompute a neighbour too, or all"
-            )
-        hold_tensors_of(part.module, program.module)
-        leaves = tuple(program.batch_inputs.index(leaf) for leaf in part.batch_inputs)
-        parts.append(RecomputeRun(part, recomputed, leaves))
+        part = range(layers[0], layers[-1] + 1)
+        parts.append(recompute_run(graph, part, program, recomputed=recomputed))
     return tuple(parts)
+
+
+def recompute_run(
+    graph: LayerGraph, layers: range, program: StageProgram, *, recomputed: bool
+) -> RecomputeRun:
+    """The part ``layers`` of the stage ``program``; raises BadInput as `parts_of_stage`."""
+    part = graph.stage(layers)
+    if not set(part.batch_inputs) <= set(program.batch_inputs):
+        raise BadInput(
+            f"layers {layers[0]} to {layers[-1]} cannot be run apart from their stage, because "
+            f"they take the number of samples from elsewhere; recompute a neighbour too, or all"
+        )
+    hold_tensors_of(part.module, program.module)
+    leaves = tuple(program.batch_inputs.index(leaf) for leaf in part.batch_inputs)
+    return RecomputeRun(part, recomputed, leaves)
 
 
 def hold_tensors_of(module: nn.Module, whole: nn.Module) -> None:
@@ -81,8 +89,8 @@ def hold_tensors_of(module: nn.Module, whole: nn.Module) -> None:
 class PartlyRecomputed(ModuleRunner):
     """A stage that runs part by part if a micro-batch is recomputed, and as a whole otherwise.
 
-    ``call_of`` creates the call of a part in training (``None``: the fastest). All other options
-    are those of `ModuleRunner`.
+    ``call_of`` creates the call of a part in training (``None``: the fastest). ``make`` creates the
+    runner of a part. All other options are those of `ModuleRunner`.
     """
 
     def __init__(
@@ -92,14 +100,14 @@ class PartlyRecomputed(ModuleRunner):
         device: torch.device,
         *,
         call_of: Callable[[StageProgram], StageCall | None] = lambda _: None,
+        make: Callable[..., ModuleRunner] = ModuleRunner,
         **options: Any,
     ) -> None:
         super().__init__(program, device, **options)
         for_parts = {k: v for k, v in options.items() if k not in ("around_last_backward", "call")}
         self._parts = parts
         self._runners = [
-            ModuleRunner(part.program, device, call=call_of(part.program), **for_parts)
-            for part in parts
+            make(part.program, device, call=call_of(part.program), **for_parts) for part in parts
         ]
         self._share_parameters = share_parameters(parts)
         self._apart: frozenset[int] = frozenset()

@@ -8,14 +8,16 @@ would drop the same units. So stages draw from their own stream, seeded by seed 
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 
 from penstock.runtime.stages.replay import random_state, restore_random_state
 
-__all__ = ["RandomStream"]
+__all__ = ["RandomState", "RandomStream"]
 
-State = tuple[torch.Tensor, torch.Tensor | None]
+RandomState: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""The states of the generators of the CPU and of the device, if it is a GPU."""
 
 
 class RandomStream:
@@ -28,7 +30,7 @@ class RandomStream:
         own = None
         if device.type == "cuda":
             own = torch.Generator(device).manual_seed(number).get_state()
-        self.state: State = torch.Generator().manual_seed(number).get_state(), own
+        self.state: RandomState = torch.Generator().manual_seed(number).get_state(), own
 
     @contextmanager
     def drawn(self) -> Iterator[None]:

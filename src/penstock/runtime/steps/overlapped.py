@@ -33,6 +33,7 @@ from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import Ready
 from penstock.runtime.stages.runner import LossTerm
+from penstock.runtime.steps.bad_step import StepBegin, after_bad_step, begin_of_step
 from penstock.runtime.steps.plain_step import metrics_of, timed_step
 from penstock.runtime.steps.training import Training, mean_factor
 from penstock.runtime.steps.undo import KeptStep
@@ -46,9 +47,13 @@ Leaves: TypeAlias = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A step that has not been checked yet, and the function that waits for its numbers."""
+    """A step that has not been checked yet, and the function that waits for its numbers.
 
-    samples: int
+    ``leaves`` are those of its batch, ``begin`` is what was kept before it.
+    """
+
+    leaves: Leaves
+    begin: StepBegin
     seed: float
     learning_rate: float
     rows: Callable[[], list[list[float]]]
@@ -102,7 +107,11 @@ class OverlappedTraining:
         samples = leaves[0].shape[0]
         ready = worker.stages.prepared(samples, True)
         worker.begin()
+        begin = begin_of_step(worker, training)
         done = self._warm_up(leaves, ready)
+        if done is None:
+            # The step before may have been left out since, which restored its buffers.
+            begin = begin_of_step(worker, training)
         seed, rate = training.seed(samples), training.learning_rate
         with worker.failures.shared():
             if done is not None:
@@ -116,7 +125,7 @@ class OverlappedTraining:
             if not weight:
                 numbers = rows()
                 rows = lambda: numbers  # noqa: E731
-        self._unchecked = Unchecked(samples, seed, rate, rows, taken=weight > 0)
+        self._unchecked = Unchecked(leaves, begin, seed, rate, rows, taken=weight > 0)
         self._step(weight, seed)
 
     def _passes(self, ready: Ready, done: int, seed: float) -> tuple[float, list[LossTerm]]:
@@ -185,20 +194,13 @@ class OverlappedTraining:
             channels.begin_with(first)
             with worker.random.drawn():
                 execute(ready.steps[:count], channels, worker.clock, drains=False)
-        try:
-            stands = self._check()
-        except (BadInput, LossNotFinite):
-            forget()
-            raise
-        if stands:
-            return count
-        forget()
-        return None
+        return count if self._check(forget) else None
 
-    def _check(self) -> bool:
+    def _check(self, forget: Callable[[], None] = lambda: None) -> bool:
         """Wait for the numbers of the latest step, and correct the step if it was wrong.
 
-        Returns whether it was right.
+        Returns whether it was right. If it was not, ``forget`` is called first: it discards the
+        forwards that have used its weights.
 
         Raises:
             BadInput, LossNotFinite: see `stream`; the step was undone.
@@ -207,31 +209,40 @@ class OverlappedTraining:
         step, self._unchecked = self._unchecked, None
         if step is None:
             return True
+        samples = step.leaves[0].shape[0]
         with worker.failures.shared():
             rows = step.rows()
         try:
             totals, worker.means = worker.numbers.put_together(rows, worker.metrics, step.seed)
-            update = training.judge(totals, step.samples, step.learning_rate)
-        except (BadInput, LossNotFinite):
-            if step.taken:
-                self._undo()
+        except BadInput:
+            self._undo(step, forget)
             raise
+        try:
+            update = training.judge(totals, samples, step.learning_rate)
+        except LossNotFinite as failure:
+            self._undo(step, forget)
+            update = after_bad_step(worker, training, step.begin, [step.leaves], step.seed, failure)
+            self._expects_no_clipping = False
+            self._done.append(metrics_of(training.steps, totals, update, samples, worker.means))
+            return False
         factor = training.clip_factor(totals)
         as_expected = not update.skipped and factor == 1.0
-        if step.taken and not as_expected:
-            self._undo()
+        if not (step.taken and as_expected):
+            self._undo(step, forget)
         if not step.taken and not update.skipped:
             worker.buckets.scale(mean_factor(totals.weight, step.seed))
         if not update.skipped and not (step.taken and as_expected):
             training.step(worker.buckets, factor)
         self._expects_no_clipping = as_expected
-        metrics = metrics_of(training.steps, totals, update, step.samples, worker.means)
+        metrics = metrics_of(training.steps, totals, update, samples, worker.means)
         self._done.append(metrics)
         return step.taken and as_expected
 
-    def _undo(self) -> None:
-        self._keeper.undo()
-        self.undone += 1
+    def _undo(self, step: Unchecked, forget: Callable[[], None]) -> None:
+        forget()
+        if step.taken:
+            self._keeper.undo()
+            self.undone += 1
 
     def _has_loss(self, step: PreparedAction) -> bool:
         return step.kind == "F" and self._worker.stages.runners[step.stage].program.is_last

@@ -6,8 +6,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from penstock.errors import LossNotFinite
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.rank import Worker
+from penstock.runtime.steps.bad_step import after_bad_step, begin_of_step
 from penstock.runtime.steps.training import Training, Update
 from penstock.runtime.user_metrics import Means
 
@@ -30,11 +32,15 @@ def flushed_step(
     samples = sum(leaves[0].shape[0] for leaves in batches)
     worker.check_noise(len(batches))
     seed = training.seed(samples)
+    begin = begin_of_step(worker, training)
     totals = worker.run(*batches, within=within, seed=seed)
     if before_update is not None:
         before_update(totals, seed)
     with timed_step(worker):
-        update = training.update(totals, seed, samples, worker.buckets)
+        try:
+            update = training.update(totals, seed, samples, worker.buckets)
+        except LossNotFinite as failure:
+            update = after_bad_step(worker, training, begin, batches, seed, failure)
         if not update.skipped:
             worker.share_values()
     return metrics_of(training.steps, totals, update, samples, worker.means)
@@ -66,4 +72,5 @@ def metrics_of(
         update.loss_scale,
         update.noise,
         {name: value for name, (value, _) in means.items()},
+        update.non_finite,
     )

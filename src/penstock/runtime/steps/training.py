@@ -17,6 +17,7 @@ from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.gradients.noise import GradientNoise, NoiseAverage
 from penstock.runtime.metrics import Totals, clip_factor
+from penstock.runtime.settings import OnNonFinite
 from penstock.runtime.steps.optimizer_state import (
     ParameterGroup,
     group_settings,
@@ -40,12 +41,16 @@ MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The result of one step's update, with the learning rate and loss scale that it used."""
+    """The result of one step's update, with the learning rate and loss scale that it used.
+
+    ``non_finite`` is the place of the bad numbers because of which the step was left out, if any.
+    """
 
     learning_rate: float
     loss_scale: float
     skipped: bool
     noise: GradientNoise | None
+    non_finite: str = ""
 
 
 class Training:
@@ -54,7 +59,9 @@ class Training:
     ``parameters`` are those that this rank steps, by their first names in the model. Without
     ``optimizer`` steps are only counted. ``steps`` also counts steps that were skipped because
     gradients overflowed, so that a resumed run continues with the right batch. The learning-rate
-    schedule counts only steps that were taken.
+    schedule counts only steps that were taken. ``on_non_finite`` says what follows a step whose
+    loss or gradients are not finite. ``left_out`` is the number of latest steps that were left out
+    one after another.
     """
 
     def __init__(
@@ -66,8 +73,10 @@ class Training:
         *,
         clip_norm: float | None = None,
         loss_scaling: LossScaling | None = None,
+        on_non_finite: OnNonFinite = "stop",
     ) -> None:
-        self.steps = 0
+        self.steps = self.left_out = 0
+        self.on_non_finite: OnNonFinite = on_non_finite
         self.noise = NoiseAverage()
         self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
         self._clip_norm = clip_norm
@@ -122,10 +131,18 @@ class Training:
         if scaler is not None:
             scaler.update(overflow, totals.weight, self.steps + 1)
         self.steps += 1
+        self.left_out = 0
         noise = None
         if totals.noisy_square > 0 and not overflow:
             noise = self.noise.add(totals.variance, totals.noisy_square, samples)
         return Update(rate, scale, overflow, noise)
+
+    def leave_out(self, why: str) -> Update:
+        """Count a step that is not taken because its numbers are not finite."""
+        self.steps += 1
+        self.left_out += 1
+        scale = self.scaler.scale if self.scaler is not None else 1.0
+        return Update(self.learning_rate, scale, True, None, why)
 
     def clip_factor(self, totals: Totals) -> float:
         """The factor that clips the gradients of the mean loss."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.capture.lengths import LengthsOf
-from penstock.errors import BadInput
+from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.ordering import order_of
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.iteration import SizeCache
@@ -182,7 +182,13 @@ class EndlessTraining:
         own = [row[-OWN_NUMBERS:] for row in rows]
         totals = replace(totals, gradient_norm=sqrt(sum(row[0] for row in own)))
         step = self._training.steps - len(self._fed)
-        totals.check_finite(step, fed.learning_rate)
+        try:
+            totals.check_finite(step, fed.learning_rate)
+        except LossNotFinite as failure:
+            raise failure.at(
+                f"schedule '{worker.plan.schedule}' has changed weights since, so the layer cannot "
+                f"be found; go back to the last checkpoint"
+            ) from None
         means = {**means, **self._staleness(own)}
         return StepMetrics(
             step,
@@ -237,6 +243,11 @@ def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) ->
         raise BadInput(f"{what}, and loss scaling needs one update of all stages; use bfloat16")
     if worker.held.owners:
         raise BadInput(f"{what}, and shard_optimizer needs one update of all stages; leave it out")
+    if training.on_non_finite == "skip":
+        raise BadInput(
+            f'{what}, so a step cannot be left out afterwards; set on_non_finite to "stop" (or to '
+            f'"roll-back" in a job)'
+        )
     if worker.noise is not None:
         raise BadInput(f"{what}, and gradient_noise needs one update of all stages; leave it out")
     keeping = "autocast" if worker.autocast_dtype is not None else "compile" * compiled

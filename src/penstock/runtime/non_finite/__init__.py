@@ -1,0 +1,1 @@
+"""Loss or gradients that are NaN or infinite: where they appeared first, and what follows."""

@@ -1,0 +1,135 @@
+"""Finds where a step became NaN or infinite, by carrying it out again layer by layer.
+
+A step costs nothing more for this. Only when its loss or gradient norm is not finite, every rank
+runs it again, from the same weights, random numbers and batches. It looks at the output of every
+layer, and at the gradients of every layer's backward. Of all ranks' signs, the one nearest to the
+cause is the place.
+
+    weights    a parameter was bad before the step
+    forward    of two micro-batches the earlier one, of two layers the earlier one
+    backward   of two micro-batches the earlier one, of two layers the later one
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from penstock.capture.kept_buffers import kept_buffers
+from penstock.runtime.non_finite.sign import PASSES, Sign, SignLog
+from penstock.runtime.non_finite.watched_stage import WatchedStage, single_layers
+from penstock.runtime.rank import Worker
+from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.stages.random_stream import RandomState
+
+__all__ = ["Inspection", "inspect_step"]
+
+Batches: TypeAlias = Sequence[Sequence[torch.Tensor]]
+
+
+class Inspection:
+    """What was found: ``sign`` (``None``: nothing) and the place in words."""
+
+    def __init__(self, worker: Worker, sign: Sign | None, batches: Batches) -> None:
+        self.sign = sign
+        self._names, self._batches = worker.graph.layer_names, batches
+
+    @property
+    def is_of_weights(self) -> bool:
+        """Whether weights were bad before the step, so that no batch is to blame."""
+        return self.sign is not None and PASSES[self.sign.number] == "weights"
+
+    def __str__(self) -> str:
+        """The place in words."""
+        sign = self.sign
+        if sign is None:
+            return (
+                "carried out again, the step made no such number (look for failing hardware, or "
+                "for an operator whose results vary)"
+            )
+        layer = f"layer '{self._names[sign.layer]}' (stage {sign.stage}, rank {sign.rank}"
+        if self.is_of_weights:
+            return f"parameter '{sign.tensor}' of {layer}) was not finite before the step"
+        kind = PASSES[sign.number]
+        gradient = f", gradient of '{sign.tensor}'" if sign.tensor else ""
+        return (
+            f"it appeared first in the {kind} of {layer}, micro-batch {sign.micro_batch}"
+            f"{gradient}){self._in_batch()}"
+        )
+
+    def _in_batch(self) -> str:
+        """What is wrong with the batch itself, if anything."""
+        for leaves in self._batches:
+            for number, leaf in enumerate(leaves):
+                if leaf.is_floating_point() and leaf.isnan().any():
+                    row = int(leaf.isnan().flatten(1).any(1).nonzero()[0]) if leaf.dim() > 1 else 0
+                    return f"; tensor {number} of the batch has NaN in row {row}"
+        return ""
+
+
+def inspect_step(worker: Worker, batches: Batches, seed: float, random: RandomState) -> Inspection:
+    """Carry out a step again and look for its first bad number; all ranks must call this.
+
+    ``random`` is the state of this rank's random numbers before the step. Weights, buffers and
+    random numbers are kept; gradients are not.
+
+    Raises:
+        RunFailed: this rank or another failed; the worker cannot be used again.
+    """
+    log = SignLog(worker.world.rank)
+    note_weights(worker, log)
+    stages = worker.world.agreed(lambda: watched_stages(worker, log))
+    worker.clock.restart()
+    worker.buckets.zero()
+    after, worker.random.state = worker.random.state, random
+    named = [dict(enumerate(leaves)) for leaves in batches]
+    buffers = [buffer for _, buffer in worker.held.named_buffers()]
+    with kept_buffers(buffers), worker.failures.shared(), worker.random.drawn():
+        for leaves in named:
+            lengths = worker.graph.lengths_of(leaves)
+            ready = stages.prepared(leaves[0].shape[0], True, lengths)
+            # No batch is the last one: gradients of replicas are looked at before their sum.
+            stages.take(leaves, ready.iteration, seed, last=False)
+            stages.run(ready)
+    worker.random.state = after
+    found = [sign for sign in worker.world.gather(log.first) if sign is not None]
+    return Inspection(worker, min(found, default=None), batches)
+
+
+def note_weights(worker: Worker, log: SignLog) -> None:
+    """Note the parameters of this rank that are not finite."""
+    layers = {use.name: use.layers[0] for use in worker.graph.parameter_uses}
+    for name, parameter in worker.held.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            layer = layers[name]
+            log.add("weights", worker.plan.stage_of_layer(layer), layer, tensor=name)
+
+
+def watched_stages(worker: Worker, log: SignLog) -> RankStages[WatchedStage]:
+    """This rank's stages, layer by layer."""
+    programs = worker.stages.programs
+    runners: dict[int, WatchedStage] = {}
+    for place in worker.places:
+        number, program = place.stage, programs[place.stage]
+        layers = single_layers(worker.graph, worker.plan.stages[number], program)
+        norm = worker.norm_of(place, program)
+        runners[number] = WatchedStage(
+            number,
+            program,
+            layers,
+            worker.world.device,
+            log,
+            autocast=worker.autocast_dtype,
+            synchronised=norm is not None,
+            around_forward=norm.counting if norm is not None else None,
+        )
+    return RankStages(
+        worker.plan,
+        worker.world,
+        worker.transport,
+        worker.clock,
+        boundaries=worker.stages.boundaries,
+        programs=programs,
+        runners=runners,
+        metrics=None,
+    )
