@@ -22,10 +22,13 @@ __all__ = [
     "log_and_stop",
     "nan_after_three",
     "regression",
+    "spoil_a_weight_once",
     "wider_after_three",
 ]
 
 WIDTH = 16
+
+SPOILT: list[Pipeline] = []
 
 
 def build() -> nn.Module:
@@ -142,3 +145,13 @@ def log_and_stop(pipe: Pipeline, event: Event) -> None:
             file.write(f"{type(event).__name__}\n")
     if isinstance(event, StepMetrics) and event.step == 4 and pipe.rank == 1:
         pipe.stop()
+
+
+def spoil_a_weight_once(pipe: Pipeline, event: Event) -> None:
+    """A callback: after step 3 one weight becomes NaN, the first time that this happens."""
+    if isinstance(event, StepMetrics) and event.step == 3 and pipe not in SPOILT:
+        with torch.no_grad():
+            for name, parameter in pipe.named_parameters():
+                if name == "2.weight":
+                    parameter[5, 7] = torch.nan
+        SPOILT.append(pipe)

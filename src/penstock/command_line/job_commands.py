@@ -134,10 +134,16 @@ def train(
         f"iteration {1000 * result.measured_s:.1f} ms, predicted "
         f"{1000 * result.predicted_s:.1f} ms ({100 * error:+.1f} %)",
         *(f"  {length}" for length in result.by_length),
+        *left_out_text(result.left_out_steps),
         f"checkpoint {result.checkpoint}",
         f"report     {result.report}",
         *([f"weights    {result.weights}"] if result.weights else []),
     )
+
+
+def left_out_text(steps: tuple[int, ...]) -> list[str]:
+    """A line on steps that were left out, if any."""
+    return [f"left out   steps {', '.join(map(str, steps))} (NaN or infinity)"] if steps else []
 
 
 def verify(

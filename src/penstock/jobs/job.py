@@ -13,7 +13,7 @@ from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.errors import BadInput
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
-from penstock.runtime.pipeline import Verification
+from penstock.runtime.settings import OnNonFinite, Verification
 from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
@@ -31,6 +31,7 @@ RECORDED = (
     "skipped",
     "loss_scale",
     "gradient_noise_scale",
+    "non_finite",
     "verified",
     "lengths",
 )
@@ -119,6 +120,9 @@ class Job:
     next step. ``build_model``, ``data``, ``loss``, metrics and callbacks must be importable
     functions, because each worker process imports them.
 
+    ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
+    gradients are not finite, train again from the last checkpoint, and leave out its batch.
+
     Raises:
         BadInput: a number out of range, or settings that contradict each other.
     """
@@ -147,6 +151,7 @@ class Job:
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     callbacks: tuple[Callback, ...] = ()
     verify: Verification = "first-step"
+    on_non_finite: OnNonFinite | Literal["roll-back"] = "stop"
     weights: Weights | None = None
     save_weights: Path | None = None
     dynamic: Dynamic | Literal["auto"] = field(
@@ -212,6 +217,11 @@ def check_job(job: Job) -> None:
     for setting, (value, least) in at_least.items():
         if not least <= value < float("inf"):
             raise BadInput(f"job '{job.name}': {setting} is {value}; it must be >= {least}")
+    if job.on_non_finite == "roll-back" and not job.checkpoint_every:
+        raise BadInput(
+            f"job '{job.name}': on_non_finite is \"roll-back\", and checkpoint_every is 0; set it "
+            f"to the number of steps between checkpoints"
+        )
     if job.optimizer_sync == "after" and job.accumulate > 1:
         raise BadInput(
             f"job '{job.name}': optimizer_sync is \"after\", and steps take {job.accumulate} "

@@ -18,15 +18,24 @@ class Records:
     """
 
     def __init__(self, directory: RunDirectory, start: int, *, writes: bool) -> None:
-        self._writes = writes
-        if not writes:
+        self._directory, self._writes = directory, writes
+        self._open(start)
+
+    def _open(self, start: int) -> None:
+        if not self._writes:
             return
+        directory = self._directory
         write_rows(directory.metrics, rows_before(directory.metrics, start) if start else [])
         # Importing TensorBoard takes a second, and only rank 0 needs it.
         from torch.utils.tensorboard import SummaryWriter
 
         self._file = directory.metrics.open("a", buffering=1)
         self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
+
+    def go_back(self, step: int) -> None:
+        """Drop what was recorded after ``step``; these steps will be taken again."""
+        self.close()
+        self._open(step)
 
     def step(
         self,
@@ -48,6 +57,9 @@ class Records:
         }
         if metrics.skipped:
             row |= {"skipped": 1, "gradient_norm": None}
+        if metrics.non_finite:
+            # JSON has no NaN, and loss, norm and metrics of such a step say nothing.
+            row = {"step": step, "skipped": 1, "non_finite": metrics.non_finite}
         if metrics.loss_scale != 1.0:
             row["loss_scale"] = metrics.loss_scale
         if metrics.gradient_noise is not None and metrics.gradient_noise.scale is not None:
@@ -74,5 +86,5 @@ class Records:
             return
         self._file.write(f"{json.dumps(row)}\n")
         for name, value in row.items():
-            if name not in ("step", "verified", "lengths") and value is not None:
+            if name not in ("step", "verified", "lengths", "non_finite") and value is not None:
                 self._board.add_scalar(name, value, step)

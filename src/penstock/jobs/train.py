@@ -92,6 +92,7 @@ class TrainResult:
     run_directory: Path
     weights: Path | None = None
     by_length: tuple[MeasuredLength, ...] = ()
+    left_out_steps: tuple[int, ...] = ()
 
 
 def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> TrainResult:
@@ -332,6 +333,8 @@ def finish(
         "loss": first.loss,
         "samples_per_s": samples_per_s,
     }
+    if first.left_out:
+        summary["left_out_steps"] = list(first.left_out)
     if lengths:
         summary["by_length"] = [found.to_json() for found in lengths]
     directory.write_summary(summary)
@@ -348,6 +351,7 @@ def finish(
         run_directory=directory.path,
         weights=job.save_weights,
         by_length=lengths,
+        left_out_steps=first.left_out,
     )
 
 

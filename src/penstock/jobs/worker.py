@@ -4,19 +4,20 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 
-from penstock.errors import BadInput
+from penstock.errors import BadInput, LossNotFinite
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.jobs.progress import display_for
 from penstock.jobs.records import Records
+from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
 from penstock.plan.plan import Plan
 from penstock.runtime.memory.measured_memory import MeasuredMemory
@@ -53,7 +54,8 @@ class WorkerReport:
     """What a worker returns; ``timeline`` is that of a step of about median time.
 
     ``start`` is the number of steps taken before. ``verified`` says how the first step compared
-    with the user's module, if it was compared.
+    with the user's module, if it was compared. ``left_out`` are the steps that were not taken
+    because loss or gradients were not finite.
     """
 
     steps: int
@@ -64,6 +66,7 @@ class WorkerReport:
     peak_memory_bytes: float
     verified: str
     start: int = 0
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass
@@ -115,6 +118,8 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         callbacks=job.callbacks,
         verify=job.verify,
         optimizer_sync=job.optimizer_sync,
+        # A run that rolls back does so where the pipeline stops.
+        on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
     )
 
 
@@ -144,10 +149,19 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     lengths = deque[Mapping[str, int]]()
     with closing(display), closing(Records(directory, start, writes=first)) as records:
-        steps = trained(pipe, job, start, memory, lengths)
+
+        def gone_back(to: int, why: str) -> None:
+            records.go_back(to)
+            display.note(why)
+
+        back = RollBack(pipe, directory.checkpoints, gone_back)
+        steps = trained(pipe, job, start, memory, lengths, back)
         words = "the first step" if job.verify == "off" else "the first step, and the model's own"
-        for step, metrics in enumerate(notice_of_first(steps, display.note, words), start + 1):
-            loss, samples = metrics.loss, metrics.samples
+        for metrics in notice_of_first(steps, display.note, words):
+            step, loss, samples = metrics.step, metrics.loss, metrics.samples
+            if metrics.non_finite:
+                back.left_out.add(step)
+                display.note(f"step {step} was left out: {metrics.non_finite}")
             sampled = is_sampled(step, start, job.steps)
             measured.add(metrics.seconds, pipe.timeline() if sampled else None)
             verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
@@ -182,6 +196,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         timeline=timeline,
         verified=str(pipe.verified or ""),
         start=start,
+        left_out=tuple(sorted(back.left_out)),
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
 
@@ -210,16 +225,44 @@ def trained(
     start: int,
     memory: list[MeasuredMemory],
     lengths: deque[Mapping[str, int]],
+    back: RollBack,
 ) -> Iterator[StepMetrics]:
     """Train to the end of the run, step by step; adds the memory of one step to ``memory``.
 
     The lengths of each step's batch are added to ``lengths``; a step of several batches adds none.
+    If the job rolls back, steps after the last checkpoint are taken again after a bad one.
+    """
+    while True:
+        try:
+            yield from trained_on(pipe, job, start, memory, lengths, back.left_out)
+            return
+        except LossNotFinite as failure:
+            if job.on_non_finite != "roll-back":
+                raise
+            start = back.after(failure)
+            lengths.clear()
+
+
+def trained_on(
+    pipe: Pipeline,
+    job: Job,
+    start: int,
+    memory: list[MeasuredMemory],
+    lengths: deque[Mapping[str, int]],
+    left_out: Collection[int],
+) -> Iterator[StepMetrics]:
+    """Train from step ``start`` to the end of the run, without the steps in ``left_out``.
+
     Without a flush, or with ``optimizer_sync="after"``, steps follow one another without a pause up
     to the next evaluation or checkpoint.
     """
     steps = noting_lengths(pipe, steps_of(job, start), lengths)
     if not updates_per_batch(pipe.plan) and job.optimizer_sync == "before":
         for step, batches in enumerate(steps, start + 1):
+            if step in left_out:
+                pipe.skip_step()
+                lengths.pop()
+                continue
             if step == measured_step(start, job.steps):
                 with pipe.measuring_memory() as measured:
                     metrics = pipe.step(*batches)
@@ -232,7 +275,13 @@ def trained(
     while step != before:
         before = step
         every = [n for n in (job.evaluate_every, job.checkpoint_every) if n]
-        pause = min((n - step % n for n in every), default=job.steps)
+        if step + 1 in left_out and next(steps, None) is not None:
+            pipe.skip_step()
+            lengths.pop()
+            step += 1
+            continue
+        pauses = [n - step % n for n in every] + [n - 1 - step for n in left_out if n > step]
+        pause = min(pauses, default=job.steps)
         stream = pipe.stream(batch for (batch,) in islice(steps, pause))
         if step == start:
             stream = measured_first(pipe, stream, memory)

@@ -194,6 +194,8 @@ def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[EvaluationRe
             raise BadInput(f"{where} is not JSON ({cause.msg}); delete the line") from cause
         if isinstance(value, dict) and "evaluation_loss" in value:
             evaluations.append(parse_row(EvaluationRecord, value, where))
+        elif isinstance(value, dict) and "non_finite" in value:
+            continue  # a step that was left out has no loss
         else:
             steps.append(parse_row(StepRecord, value, where))
     return tuple(steps), tuple(evaluations)
