@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Infeasible,
         LossNotFinite,
         PenstockError,
+        ReplicasDiffer,
         RunFailed,
         Stalled,
     )
@@ -71,6 +72,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "PlanningProblem",
+    "ReplicasDiffer",
     "ResumableLoader",
     "RunFailed",
     "Saved",
@@ -113,6 +115,7 @@ PLACES = {
         "Infeasible",
         "LossNotFinite",
         "PenstockError",
+        "ReplicasDiffer",
         "RunFailed",
         "Stalled",
     ),

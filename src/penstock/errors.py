@@ -6,6 +6,7 @@ PenstockError
   x Infeasible             3   no plan satisfies the limits
   + RunFailed              4   a run started and could not go on
     x LossNotFinite        4   the loss became NaN or infinite
+    x ReplicasDiffer       4   copies of a weight that must be equal are not
     x Stalled              4   a wait exceeded its bound; says who waited for whom
 """
 
@@ -17,6 +18,7 @@ __all__ = [
     "Infeasible",
     "LossNotFinite",
     "PenstockError",
+    "ReplicasDiffer",
     "RunFailed",
     "Stalled",
 ]
@@ -62,6 +64,10 @@ class LossNotFinite(RunFailed):
         """The same error with the place before the remedy, which follows the last semicolon."""
         before, mark, remedy = str(self).rpartition("; ")
         return LossNotFinite(f"{before}{mark}{place}; {remedy}", self.step)
+
+
+class ReplicasDiffer(RunFailed):
+    """Copies of a weight on several ranks are not equal; the message says which rank differs."""
 
 
 class Stalled(RunFailed):

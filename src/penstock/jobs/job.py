@@ -114,11 +114,11 @@ class Job:
     ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16. ``weights`` are
     the first weights, as in `Pipeline`; ``save_weights`` is a directory for the final weights.
 
-    ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync`` and ``dynamic`` are
-    those of `Pipeline`. ``dynamic`` may also be ``"auto"``: dimensions in which the first batches
-    of the data differ are dynamic. A callback that calls ``pipe.stop()`` ends the run after the
-    next step. ``build_model``, ``data``, ``loss``, metrics and callbacks must be importable
-    functions, because each worker process imports them.
+    ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync``, ``dynamic`` and
+    ``compare_replicas_every`` are those of `Pipeline`. ``dynamic`` may also be ``"auto"``:
+    dimensions in which the first batches of the data differ are dynamic. A callback that calls
+    ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics
+    and callbacks must be importable functions, because each worker process imports them.
 
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
@@ -151,6 +151,7 @@ class Job:
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     callbacks: tuple[Callback, ...] = ()
     verify: Verification = "first-step"
+    compare_replicas_every: int = 50
     on_non_finite: OnNonFinite | Literal["roll-back"] = "stop"
     weights: Weights | None = None
     save_weights: Path | None = None
@@ -210,6 +211,7 @@ def check_job(job: Job) -> None:
         "evaluate_every": (job.evaluate_every, 0),
         "evaluation_batches": (job.evaluation_batches, 1),
         "checkpoint_every": (job.checkpoint_every, 0),
+        "compare_replicas_every": (job.compare_replicas_every, 0),
         "optimizer.warm_up_steps": (job.optimizer.warm_up_steps, 0),
         "optimizer.learning_rate": (job.optimizer.learning_rate, 0),
         "optimizer.weight_decay": (job.optimizer.weight_decay, 0),

@@ -148,6 +148,7 @@ class JobEntry(Entry):
     weights: str | WeightsEntry | None = None
     save_weights: str | None = None
     verify: Literal["first-step", "off"] | None = None
+    compare_replicas_every: int | None = None
     on_non_finite: Literal["stop", "skip", "roll-back"] | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
     loss_scaling: LossScalingEntry = LossScalingEntry()

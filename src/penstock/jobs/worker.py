@@ -118,6 +118,7 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         callbacks=job.callbacks,
         verify=job.verify,
         optimizer_sync=job.optimizer_sync,
+        compare_replicas_every=job.compare_replicas_every,
         # A run that rolls back does so where the pipeline stops.
         on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
     )

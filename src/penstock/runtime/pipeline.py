@@ -86,6 +86,7 @@ class Pipeline:
     ``optimizer_sync="after"``, `stream` may take an optimizer step before all ranks have agreed
     whether to clip or skip it; a wrong step is undone exactly. With ``on_non_finite="skip"`` a
     step whose loss or gradients are NaN or infinite is left out on all ranks, without an error.
+    ``compare_replicas_every``: compare the copies of weights every that many steps (0: never).
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -120,8 +121,11 @@ class Pipeline:
         verify: Verification = "off",
         optimizer_sync: OptimizerSync = "before",
         on_non_finite: OnNonFinite = "stop",
+        compare_replicas_every: int = 50,
     ) -> None:
-        check_settings(clip_norm, timeout_s, verify, optimizer_sync, on_non_finite)
+        check_settings(
+            clip_norm, timeout_s, compare_replicas_every, verify, optimizer_sync, on_non_finite
+        )
         check_metrics(metrics or {})
         check_callbacks(callbacks)
         scaling = loss_scaling_for(autocast, loss_scaling)
@@ -140,14 +144,15 @@ class Pipeline:
             plan,
             self._world,
             programs,
-            RankSettings(autocast, transport, shard_optimizer, gradient_noise, seed),
+            RankSettings(
+                autocast, transport, shard_optimizer, gradient_noise, seed, compare_replicas_every
+            ),
             metrics=MetricSums(metrics, self._graph) if metrics else None,
             also_crossed=view.boundaries,
             compiler=compiler,
         )
         self._worker.held.share_first_values(self._worker.groups)
-        if compiler is not None:
-            prepare_compiled(compiler, self._worker, batch)
+        self._worker.compile_for(batch, compiler)
         self._inference = Inference(self._worker, view, metrics or {})
         self._callbacks = tuple(callbacks)
         self._checkpoints = CheckpointWriter(self._world)
@@ -228,6 +233,7 @@ class Pipeline:
                 that the message names; no optimizer step was taken.
             RunFailed: a rank failed, which the message names; the pipeline cannot be used any more.
                 Or the first step was verified and differs from that of the whole model.
+            ReplicasDiffer: copies of a weight are not equal; the step was not taken.
         """
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
@@ -489,10 +495,3 @@ class Pipeline:
 
     def __exit__(self, *reason: object) -> None:
         self.close()
-
-
-def prepare_compiled(compiler: StageCompiler, worker: Worker, batch: Batch) -> None:
-    """Compile the stages of ``worker`` for batches of the same size as ``batch``."""
-    leaves = worker.graph.batch_leaves(batch)
-    lengths = worker.graph.lengths_of(dict(enumerate(leaves)))
-    compiler.prepare(worker.plan, worker.world, leaves, worker.autocast, lengths)

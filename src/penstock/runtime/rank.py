@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import clock_for
@@ -21,6 +21,7 @@ from penstock.runtime.processes.host_memory import keep_freed_memory
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.settings import RankSettings
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.stages.building import runner_of
@@ -39,9 +40,9 @@ __all__ = ["Worker"]
 class Worker:
     """Runs one rank's part of iterations, without an optimizer.
 
-    ``held`` are the tensors of this rank. ``stages`` are its stages with the work prepared for each
-    batch size. ``numbers`` exchanges loss and norms with the other ranks. ``failures`` makes all
-    ranks fail together.
+    ``held`` are the tensors of this rank, and ``replicas`` compares them with the copies on other
+    ranks. ``stages`` are its stages with the work prepared for each batch size. ``numbers``
+    exchanges loss and norms with the other ranks. ``failures`` makes all ranks fail together.
 
     ``programs`` are the stages' programs. A rank that the plan does not use has none and only takes
     part in exchanges. ``metrics`` are computed in every iteration. ``also_crossed`` are boundary
@@ -76,6 +77,7 @@ class Worker:
         self._closed = False
         self.failures = Failures(world, self._abort)
         self.held = Holdings(graph, plan, world.rank, programs, sharded=settings.shard_optimizer)
+        self.replicas = ReplicaCheck(graph, plan, world, self.held, settings.compare_replicas_every)
         self.groups = make_groups(world, [*self.held.holders.values(), *plan.device_groups])
         self._norm_groups = make_groups(world, plan.device_groups)
         boundaries = boundaries_of(graph, plan)
@@ -145,6 +147,14 @@ class Worker:
             compiler=compiler,
             take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
         )
+
+    def check_replicas(self, step: int) -> None:
+        """Compare copies of weights before step ``step``, if it is time to.
+
+        Raises:
+            ReplicasDiffer: two copies are not equal.
+        """
+        self.replicas.run(step, self.numbers, self.failures)
 
     def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
         """How the replicas of a stage share the statistics of batch norm; None without any."""
@@ -252,6 +262,14 @@ class Worker:
         self.buckets.close()
         self.failures.first = self.failures.first or "it was closed"
         self.world.leave()
+
+    def compile_for(self, batch: Batch, compiler: StageCompiler | None) -> None:
+        """Compile the stages, if they are to be, for batches of the same size as ``batch``."""
+        if compiler is None:
+            return
+        leaves = self.graph.batch_leaves(batch)
+        lengths = self.graph.lengths_of(dict(enumerate(leaves)))
+        compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The autocast context of a forward."""

@@ -30,10 +30,16 @@ class RankSettings:
     shard_optimizer: bool = False
     gradient_noise: bool = False
     seed: int = 0
+    compare_replicas_every: int = 50
 
 
 def check_settings(
-    clip_norm: float | None, timeout_s: float, verify: str, optimizer_sync: str, on_non_finite: str
+    clip_norm: float | None,
+    timeout_s: float,
+    compare_replicas_every: int,
+    verify: str,
+    optimizer_sync: str,
+    on_non_finite: str,
 ) -> None:
     """Raise `BadInput` for an invalid setting."""
     choices = {
@@ -49,3 +55,8 @@ def check_settings(
         raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
     if not timeout_s > 0:
         raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")
+    if compare_replicas_every < 0:
+        raise BadInput(
+            f"compare_replicas_every is {compare_replicas_every}; it must be a number of steps, or "
+            f"0 for never"
+        )

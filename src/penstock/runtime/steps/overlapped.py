@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 import torch
 
-from penstock.errors import BadInput, LossNotFinite
+from penstock.errors import BadInput, LossNotFinite, ReplicasDiffer
 from penstock.plan.ordering import order_of
 from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.metrics import StepMetrics
@@ -203,7 +203,7 @@ class OverlappedTraining:
         forwards that have used its weights.
 
         Raises:
-            BadInput, LossNotFinite: see `stream`; the step was undone.
+            BadInput, LossNotFinite, ReplicasDiffer: see `stream`; the step was undone.
         """
         worker, training = self._worker, self._training
         step, self._unchecked = self._unchecked, None
@@ -213,8 +213,9 @@ class OverlappedTraining:
         with worker.failures.shared():
             rows = step.rows()
         try:
+            worker.check_replicas(training.steps + 1)
             totals, worker.means = worker.numbers.put_together(rows, worker.metrics, step.seed)
-        except BadInput:
+        except (BadInput, ReplicasDiffer):
             self._undo(step, forget)
             raise
         try:

@@ -32,6 +32,7 @@ def flushed_step(
     samples = sum(leaves[0].shape[0] for leaves in batches)
     worker.check_noise(len(batches))
     seed = training.seed(samples)
+    worker.check_replicas(training.steps + 1)
     begin = begin_of_step(worker, training)
     totals = worker.run(*batches, within=within, seed=seed)
     if before_update is not None:
