@@ -1,4 +1,4 @@
-"""Architectures of transformers as the census judges them: a sample now, all of them when slow."""
+"""Architectures of transformers as the census judges them: a sample now, all quick ones when slow."""
 
 import importlib
 import json
@@ -31,6 +31,10 @@ SAMPLE = (
 """Small and of distinct kinds: attention, mixtures of experts, convolutions, state spaces, ..."""
 
 
+QUICK_S = 5.0
+"""Two thirds of all architectures took no longer when they were recorded."""
+
+
 @pytest.fixture(scope="module")
 def judging() -> Any:
     sys.path.insert(0, str(CENSUS))
@@ -58,10 +62,13 @@ def test_nothing_is_recorded_as_wrong_or_as_a_crash_and_refusals_are_one_line() 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(4 * 3600)
-def test_the_whole_census_is_as_recorded(tmp_path: Path) -> None:
+@pytest.mark.timeout(3600)
+def test_every_quick_architecture_is_as_recorded(tmp_path: Path) -> None:
+    """The others take hours; `benchmarks/models.py` judges them too."""
     out = tmp_path / "results.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "models.py"), "--out", str(out)]
-    subprocess.run(command, check=True)
+    quick = [name for name, row in RECORDED.items() if row["wall_s"] <= QUICK_S]
+    assert len(quick) > len(RECORDED) / 2
+    script = str(ROOT / "benchmarks" / "models.py")
+    subprocess.run([sys.executable, script, "--out", str(out), "--only", *quick], check=True)
     found = {row["name"]: row["outcome"] for row in json.loads(out.read_text())["rows"]}
-    assert found == {name: RECORDED[name]["outcome"] for name in found}
+    assert found == {name: RECORDED[name]["outcome"] for name in quick}
