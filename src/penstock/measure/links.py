@@ -1,10 +1,11 @@
 """Measures latency and bandwidth of the links of a process group by sending messages."""
 
+import json
 import os
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import combinations
 from statistics import median
 
@@ -21,6 +22,9 @@ __all__ = ["MeasuredLink", "measure_links", "usable_cores", "usable_memory_bytes
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 ROUND_TRIPS = 10
 """Measured round trips; one more before them is a warm-up."""
+
+MEMBER_BYTES = 1024
+"""The bytes that describe a rank to the others."""
 
 SEEN_IN_LARGEST = 0.1
 """The fitted bandwidth is used if it explains this fraction of the largest message's seconds."""
@@ -60,14 +64,28 @@ def measure_links(device: torch.device | str = "cpu") -> Cluster:
             "call torch.distributed.init_process_group first, under torchrun"
         )
     where = torch.device(device)
-    members: list[Member | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(members, this_member(where))
-    figures = {pair: measured_pair(*pair, where) for pair in combinations(range(len(members)), 2)}
-    gathered: list[dict[tuple[int, int], MeasuredLink | None]] = [{} for _ in members]
-    distributed.all_gather_object(gathered, figures)
-    # The lower rank of a pair measured it.
-    measured = {pair: found for pair in figures if (found := gathered[pair[0]][pair])}
-    return cluster_of([member for member in members if member], measured)
+    members = gathered_members(this_member(where), where)
+    pairs = list(combinations(range(len(members)), 2))
+    # The lower rank of a pair measures it, all others add zeros.
+    figures = torch.zeros(len(pairs), 2, dtype=torch.float64, device=where)
+    for place, pair in enumerate(pairs):
+        if link := measured_pair(*pair, where):
+            figures[place] = torch.tensor(astuple(link), dtype=torch.float64)
+    if pairs:
+        distributed.all_reduce(figures)
+    links = (MeasuredLink(*row) for row in figures.tolist())
+    return cluster_of(members, dict(zip(pairs, links, strict=True)))
+
+
+def gathered_members(own: Member, device: torch.device) -> list[Member]:
+    """The members of all ranks, by rank; they are sent as JSON, padded with spaces."""
+    text = json.dumps(asdict(own)).encode().ljust(MEMBER_BYTES)
+    if len(text) > MEMBER_BYTES:
+        raise BadInput(f"host name and device name '{own.kind}' are too long to be sent")
+    sent = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    rows = [torch.empty_like(sent) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(rows, sent)
+    return [Member(**json.loads(bytes(row.tolist()))) for row in rows]
 
 
 def this_member(device: torch.device) -> Member:

@@ -6,6 +6,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from torch import distributed
 
 from penstock.errors import BadInput
+from penstock.runtime.processes.world import join_world
 
 __all__ = [
     "add_ranks",
@@ -78,3 +80,17 @@ def listening_addresses() -> list[str]:
     rows = [line.split() for table in tables for line in table.splitlines()[1:]]
     listening = [row[1].split(":") for row in rows if row[3] == "0A"]
     return [address for address, own in listening if own == port]
+
+
+def gather_what_cannot_be_sent() -> list[str]:
+    """Rank 1 sends an object of a class that messages do not hold, and then its number."""
+    world = join_world("cpu", 60.0)
+    value = threading.Event() if world.rank == 1 else None
+    texts: list[str] = []
+    for gather in (world.gather, world.gather_to_first):
+        try:
+            gather(value)
+            texts.append("no error")
+        except BadInput as refusal:
+            texts.append(f"BadInput: {refusal}")
+    return [*texts, str(world.gather(world.rank))]

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.plain_values import from_json, to_json
+from penstock.runtime.plain_values import from_json, to_json
 
 __all__ = ["ResumableLoader", "StatefulLoader", "loader_from_json", "loader_to_json"]
 

@@ -25,7 +25,7 @@ from penstock.runtime.checkpoints.loader_state import (
     loader_from_json,
     loader_to_json,
 )
-from penstock.runtime.checkpoints.plain_values import to_json
+from penstock.runtime.plain_values import to_json
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.steps.training import Training, merged_states

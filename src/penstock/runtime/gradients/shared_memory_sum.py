@@ -144,7 +144,7 @@ def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucke
         size += -(-(CACHE_LINE_BYTES + bucket.flat.nbytes) // PAGE_BYTES) * PAGE_BYTES
     memory = os.memfd_create("penstock gradients")
     os.ftruncate(memory, size)
-    offers = world.gather(Offer(os.getpid(), memory, size, starts))
+    offers = world.gather(Offer(os.getpid(), memory, size, starts), Offer)
 
     def open_all() -> dict[int, mmap.mmap]:
         return {

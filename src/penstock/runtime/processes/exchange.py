@@ -1,59 +1,96 @@
-"""Exchanges Python values between the ranks of a group.
+"""Exchanges values between the ranks of a group, as typed bytes.
 
-Only `encode` and `decode` know how a value becomes bytes. Every rank of the group must call the
-other functions. The group must accept CPU tensors.
+Every rank of the group must call these functions, with the same ``types``: the dataclasses that the
+values may hold. The group must accept CPU tensors. A value that cannot be sent is an error on its
+sender and on all receivers, so that none of them waits for it.
 """
 
-import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["decode", "encode", "gather_everywhere", "gather_to_first", "tell_from_first"]
+from penstock.errors import BadInput
+from penstock.runtime.processes.typed_bytes import decode, encode
+
+__all__ = ["gather_everywhere", "gather_to_first", "tell_from_first"]
 
 
-def encode(value: object) -> torch.Tensor:
-    """Pickle a value into a tensor of bytes."""
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+@dataclass(frozen=True)
+class NotSent:
+    """Stands for a value that could not be sent."""
+
+    why: str
 
 
-def decode(data: torch.Tensor) -> Any:
-    """The value that `encode` was given."""
-    return pickle.loads(data.numpy().tobytes())
+def gather_everywhere(
+    value: object, group: dist.ProcessGroup, types: tuple[type, ...] = ()
+) -> list[Any]:
+    """The values of all ranks, by rank.
 
-
-def gather_everywhere(value: object, group: dist.ProcessGroup) -> list[Any]:
-    """The values of all ranks, by rank."""
-    own, sizes, rows = padded(value, group)
+    Raises:
+        BadInput: a rank's value cannot be sent.
+    """
+    own, sizes, rows = padded(to_bytes(value, types), group)
     dist.all_gather(rows, own, group=group)
-    return [decode(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+    return [from_bytes(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
 
 
-def gather_to_first(value: object, group: dist.ProcessGroup) -> list[Any]:
-    """The values of all ranks, by rank, on the first rank; empty on others."""
-    own, sizes, rows = padded(value, group)
+def gather_to_first(
+    value: object, group: dist.ProcessGroup, types: tuple[type, ...] = ()
+) -> list[Any]:
+    """The values of all ranks, by rank, on the first rank; empty on others.
+
+    Raises:
+        BadInput: a rank's value cannot be sent; on the first rank and on that one.
+    """
+    data = to_bytes(value, types)
+    own, sizes, rows = padded(data, group)
     first = dist.get_rank(group) == 0
     dist.gather(own, rows if first else None, group=group, group_dst=0)
-    return [decode(row[:size]) for row, size in zip(rows, sizes, strict=True)] if first else []
+    if not first:
+        from_bytes(data, types)
+        return []
+    return [from_bytes(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
 
 
-def tell_from_first(value: object, group: dist.ProcessGroup) -> Any:
-    """The first rank's value on every rank."""
+def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, ...] = ()) -> Any:
+    """The first rank's value on every rank.
+
+    Raises:
+        BadInput: it cannot be sent.
+    """
     first = dist.get_rank(group) == 0
-    data = encode(value) if first else torch.empty(0, dtype=torch.uint8)
+    data = to_bytes(value, types) if first else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([len(data)])
     dist.broadcast(size, group=group, group_src=0)
     data = data if first else torch.empty(int(size), dtype=torch.uint8)
     dist.broadcast(data, group=group, group_src=0)
-    return value if first else decode(data)
+    told = from_bytes(data, types)
+    return value if first else told
+
+
+def to_bytes(value: object, types: tuple[type, ...]) -> torch.Tensor:
+    """The bytes of a value, or of why it cannot be sent."""
+    try:
+        return encode(value, types)
+    except BadInput as cause:
+        return encode(NotSent(str(cause)), (NotSent,))
+
+
+def from_bytes(data: torch.Tensor, types: tuple[type, ...]) -> Any:
+    """The value in ``data``; raises `BadInput` if it is the reason why there is none."""
+    value = decode(data, (*types, NotSent))
+    if isinstance(value, NotSent):
+        raise BadInput(value.why)
+    return value
 
 
 def padded(
-    value: object, group: dist.ProcessGroup
+    data: torch.Tensor, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
     """This rank's bytes padded to the longest, the lengths of all ranks, and receive buffers."""
-    data = encode(value)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, torch.tensor([len(data)]), group=group)
     sizes = [int(length) for length in lengths]

@@ -62,24 +62,27 @@ class World:
         own_gpu = self.device.type == "cuda" and len(places) == self.size
         return "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
 
-    def gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank, on every rank."""
+    def gather(self, value: T, *types: type) -> list[T]:
+        """The values of all ranks, by rank, on every rank.
+
+        ``types`` are the dataclasses that the values may hold besides plain values and tensors.
+        """
         if self.control is None:
             return [value]
-        return gather_everywhere(value, self.control)
+        return gather_everywhere(value, self.control, types)
 
-    def gather_to_first(self, value: T) -> list[T]:
-        """The values of all ranks, by rank, on rank 0; empty on others."""
+    def gather_to_first(self, value: T, *types: type) -> list[T]:
+        """The values of all ranks, by rank, on rank 0; empty on others; see `gather`."""
         if self.control is None:
             return [value]
-        return gather_to_first(value, self.control)
+        return gather_to_first(value, self.control, types)
 
-    def from_first(self, value: T | None) -> T:
-        """Rank 0's value on every rank."""
+    def from_first(self, value: T | None, *types: type) -> T:
+        """Rank 0's value on every rank; see `gather`."""
         if self.control is None:
             assert value is not None
             return value
-        return tell_from_first(value, self.control)
+        return tell_from_first(value, self.control, types)
 
     def agreed(self, make: Callable[[], T], refusal: type[Exception] = BadInput) -> T:
         """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.

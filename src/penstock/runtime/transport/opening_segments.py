@@ -43,7 +43,9 @@ def join_segments(
     memory = os.memfd_create("penstock")
     os.ftruncate(memory, size)
     ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    invitations = world.gather(Invitation(os.getpid(), memory, bell, size, rings))
+    invitations = world.gather(
+        Invitation(os.getpid(), memory, bell, size, rings), Invitation, RingSize
+    )
 
     def open_all() -> dict[int, SharedSegment]:
         own = SharedSegment(mmap.mmap(memory, size), rings, bell)

@@ -20,7 +20,15 @@ from penstock.capture.torch_calls import TorchCalls
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.verify.without_dropout import RECURRENT, drops
 
-__all__ = ["DropoutStates", "Masks", "OtherMasks", "SameDropout", "Slices", "masks_of"]
+__all__ = [
+    "DropoutCall",
+    "DropoutStates",
+    "Masks",
+    "OtherMasks",
+    "SameDropout",
+    "Slices",
+    "masks_of",
+]
 
 
 class OtherMasks(Exception):

@@ -31,7 +31,7 @@ from penstock.runtime.verify.result import (
     compare,
     not_compared,
 )
-from penstock.runtime.verify.same_dropout import OtherMasks, Slices, masks_of
+from penstock.runtime.verify.same_dropout import DropoutCall, OtherMasks, Slices, masks_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 
 __all__ = [
@@ -134,7 +134,7 @@ def reference_of(
     rank has drawn: the module draws the same if possible.
     """
     world, graph, held = worker.world, worker.graph, worker.held
-    drawn = world.gather_to_first(slices or {})
+    drawn = world.gather_to_first(slices or {}, DropoutCall)
     others = {
         n: t for n, t in worker.held.owned_tensors().items() if 0 not in worker.held.holders[n]
     }
@@ -161,7 +161,7 @@ def reference_of(
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
             found = Reference(name, False, why, None)
-    told = world.from_first(None if found is None else replace(found, run=None))
+    told = world.from_first(None if found is None else replace(found, run=None), Reference)
     return told if found is None else found
 
 
@@ -243,4 +243,4 @@ def compared(
         found = Values(totals.loss, gradients, buffers)
         theirs = Values(own.loss, own.gradients, own.buffers)
         result = compare(worker, found, theirs, types=own.types, reference_name=reference.name)
-    return world.from_first(result)
+    return world.from_first(result, VerifyResult, Difference)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.plain_values import from_json, to_json
+from penstock.runtime.plain_values import from_json, to_json
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text())
