@@ -25,6 +25,7 @@ from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.processes.world import make_default_group
 from penstock.runtime.weights.pretrained import sources_of
 
 __all__ = [
@@ -200,7 +201,7 @@ def cost_job(job: Job, *, workers: int, device: str = "cpu") -> CostedJob:
 
 def cost_worker(job: Job, device: str) -> CostedJob:
     """Run by each measuring worker: links first, then layers, all workers at the same time."""
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    make_default_group("nccl" if device == "cuda" else "gloo")
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     cluster = measure_links(device)

@@ -91,8 +91,12 @@ def test_workers_of_all_launches_are_forks_of_one_server_that_see_what_has_chang
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which sockets listen")
-def test_the_store_listens_on_loopback_only() -> None:
-    assert launch_workers(listening_addresses, workers=1) == (["0100007F"],)
+def test_store_and_ranks_listen_on_loopback_only() -> None:
+    of_ranks = launch_workers(listening_addresses, workers=2)
+    for store, own in of_ranks:
+        assert store == ["0100007F"]
+        assert own
+        assert set(own) == {"0100007F"}
 
 
 def test_no_directory_is_left_but_where_a_worker_says_why_it_failed(

@@ -1,4 +1,4 @@
-"""Exchanges values between the ranks of a group, as typed bytes.
+"""Exchanges values between the ranks of a group, as typed bytes with the run's tag.
 
 Every rank of the group must call these functions, with the same ``types``: the dataclasses that the
 values may hold. The group must accept CPU tensors. A value that cannot be sent is an error on its
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.errors import BadInput
+from penstock.errors import BadInput, RunFailed
+from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_match
 from penstock.runtime.processes.typed_bytes import decode, encode
 
 __all__ = ["gather_everywhere", "gather_to_first", "tell_from_first"]
@@ -72,15 +73,23 @@ def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, 
 
 
 def to_bytes(value: object, types: tuple[type, ...]) -> torch.Tensor:
-    """The bytes of a value, or of why it cannot be sent."""
+    """The tag and bytes of a value, or of why it cannot be sent."""
     try:
-        return encode(value, types)
+        data = encode(value, types)
     except BadInput as cause:
-        return encode(NotSent(str(cause)), (NotSent,))
+        data = encode(NotSent(str(cause)), (NotSent,))
+    tag = torch.frombuffer(bytearray(tag_of(data.numpy())), dtype=torch.uint8)
+    return torch.cat([tag, data])
 
 
 def from_bytes(data: torch.Tensor, types: tuple[type, ...]) -> Any:
     """The value in ``data``; raises `BadInput` if it is the reason why there is none."""
+    tag, data = data[:TAG_BYTES], data[TAG_BYTES:]
+    if not tags_match(tag.numpy().tobytes(), tag_of(data.numpy())):
+        raise RunFailed(
+            f"a message was not sent by a rank of this run; give all ranks the same {SECRET}, and "
+            f"keep others from the ports of the ranks"
+        )
     value = decode(data, (*types, NotSent))
     if isinstance(value, NotSent):
         raise BadInput(value.why)

@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -36,11 +37,15 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed
+from penstock.runtime.processes.secret import SECRET
+from penstock.runtime.processes.store import serve_store
 
-__all__ = ["launch_workers", "loopback_store", "threads_per_worker"]
+__all__ = ["launch_workers", "threads_per_worker"]
 
 IMPORTED_ONCE = (__name__, "penstock.runtime.pipeline")
 """The modules that the fork server imports; they must start no threads and use no devices."""
+
+LOOPBACK = "127.0.0.1"
 
 LINGER_S = 1.0
 """Seconds that a failed worker waits before it exits, so that a killed peer is noticed first."""
@@ -92,7 +97,7 @@ def launch_workers(
     if workers < 1:
         raise BadInput(f"workers is {workers}; at least 1 is needed")
     threads = threads or threads_per_worker(workers)
-    store = loopback_store()
+    store = serve_store(LOOPBACK)
     with log_files(log_directory) as directory, quiet_torchrun(), restored_signals():
         call = (function, arguments, threads, directory)
         try:
@@ -109,22 +114,6 @@ def launch_workers(
         if result.is_failed():
             raise root_cause(result, directory)
     return tuple(result.return_values[rank] for rank in range(workers))
-
-
-def loopback_store() -> distributed.TCPStore:  # pyright: ignore[reportPrivateImportUsage]
-    """The workers' store, served by this process; other machines cannot reach it.
-
-    The kernel chooses a free port. Torch's own socket would listen on all interfaces.
-    """
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    return distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
 
 
 @contextmanager
@@ -149,14 +138,18 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
     forks = sys.platform == "linux"
     # Forked workers have the server's environment, which may be older than this process's.
     common = dict(os.environ) | {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),
         "OMP_NUM_THREADS": str(threads),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
         "TORCHELASTIC_RESTART_COUNT": "0",
+        SECRET: secrets.token_hex(32),
     }
+    if "lo" in (name for _, name in socket.if_nameindex()):
+        # Gloo would choose the interface of the host's name, which others may reach.
+        common.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ranks = range(workers)
     if forks:
         forkserver.set_forkserver_preload(list(IMPORTED_ONCE))

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput
 from penstock.runtime.processes.exchange import (
@@ -19,8 +18,9 @@ from penstock.runtime.processes.exchange import (
     gather_to_first,
     tell_from_first,
 )
+from penstock.runtime.processes.store import SealedStore, meet
 
-__all__ = ["World", "join_world"]
+__all__ = ["World", "join_world", "make_default_group"]
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     return joined
 
 
-def make_default_group() -> None:
+def make_default_group(backend: str = "gloo") -> None:
     """Join all ranks in torch's default group, which `World.leave` destroys.
 
     Each default group of a process uses its own keys in the store. Otherwise ranks would find the
@@ -187,7 +187,7 @@ def make_default_group() -> None:
     store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
     prefix = f"penstock/{next(DEFAULT_GROUPS)}"
     own = dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
 
 
 @cache
@@ -198,9 +198,9 @@ def met_at(address: str, port: str) -> tuple[Any, int, int]:
     read from it when rank 0 has left a group.
     """
     timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store, rank, size = meet(address, port, timeout)
     store.set_timeout(timeout)
-    return store, rank, size
+    return SealedStore(store), rank, size
 
 
 def check_environment() -> None:

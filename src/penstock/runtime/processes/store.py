@@ -1,0 +1,128 @@
+"""The store by which the ranks of a run find one another.
+
+It listens where ranks need it and nowhere else. Every value in it carries the tag of the run's
+secret, so that ranks take none from anybody else.
+"""
+
+import errno
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from penstock.errors import BadInput, RunFailed
+from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_match
+
+__all__ = ["SealedStore", "meet", "serve_store"]
+
+
+class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
+    """A store whose values carry the run's tag, for their key; counters carry none."""
+
+    def __init__(self, inner: dist.Store) -> None:  # pyright: ignore[reportPrivateImportUsage]
+        super().__init__()
+        self._inner = inner
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Store ``value`` with its tag."""
+        self._inner.set(key, sealed(key, value))
+
+    def get(self, key: str) -> bytes:
+        """The value of ``key``; waits until there is one.
+
+        Raises:
+            RunFailed: no rank of this run has written it.
+        """
+        return opened(key, self._inner.get(key))
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """Store a value if the present one is as expected (empty: none); returns the value then."""
+        before = sealed(key, expected_value) if expected_value else ""
+        return opened(key, self._inner.compare_set(key, before, sealed(key, desired_value)))
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a counter, and return it."""
+        return self._inner.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have values."""
+        return self._inner.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys have values."""
+        self._inner.wait(keys, *([timeout] if timeout is not None else []))
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a value."""
+        return self._inner.delete_key(key)
+
+    def num_keys(self) -> int:
+        """The number of values and counters."""
+        return self._inner.num_keys()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time limit of `get`."""
+        self._inner.set_timeout(timeout)
+
+
+def sealed(key: str, value: bytes | str) -> Any:
+    """``value`` after its tag, as text of hexadecimal digits, which every store accepts."""
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    return (tag_of(data, key) + data).hex()
+
+
+def opened(key: str, stored: bytes) -> bytes:
+    """The value that `sealed` was given."""
+    try:
+        whole = bytes.fromhex(stored.decode())
+    except ValueError:
+        whole = b""
+    tag, data = whole[:TAG_BYTES], whole[TAG_BYTES:]
+    if not tags_match(tag, tag_of(data, key)):
+        raise RunFailed(
+            f"'{key}' in the run's store was not written by a rank of this run; give all ranks the "
+            f"same {SECRET}, and keep others from the port of the store"
+        )
+    return data
+
+
+def meet(address: str, port: str, timeout: timedelta) -> tuple[Any, int, int]:
+    """The store at ``address``, this rank and the number of ranks.
+
+    Under torchrun its agent serves the store. Otherwise rank 0 does, on the interface that has
+    ``address``, or on all interfaces if none has (it belongs to a service that forwards).
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        try:
+            store = serve_store(address, int(port))
+        except OSError as cause:
+            if cause.errno == errno.EADDRINUSE:
+                raise BadInput(
+                    f"port {port} of {address} is taken; choose another MASTER_PORT"
+                ) from cause
+        else:
+            return store, rank, size
+    return next(rendezvous("env://", timeout=timeout))
+
+
+def serve_store(address: str, port: int = 0) -> dist.TCPStore:  # pyright: ignore[reportPrivateImportUsage]
+    """A store that this process serves, on the interface with ``address`` only.
+
+    Port 0: the kernel chooses one. Torch's own socket would listen on all interfaces.
+
+    Raises:
+        OSError: the port is taken, or no interface of this machine has the address.
+    """
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.create_server(place[:2], family=family)
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        address,
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )

@@ -1,0 +1,81 @@
+"""The store listens where it must, and strangers cannot make a rank accept what they write."""
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runtime.processes.workers_under_test import (
+    join_with_a_secret_of_ones_own,
+    read_what_a_stranger_wrote,
+    send_with_a_secret_of_ones_own,
+)
+
+from penstock.errors import BadInput
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.processes.secret import run_key
+from penstock.runtime.processes.store import serve_store
+
+# Linux answers to all of 127.0.0.0/8, so a store on all interfaces would be found at both.
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
+
+
+def reachable(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def outer_address() -> str:
+    """The address from which this machine would speak to others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return ELSEWHERE  # the machine has no network
+        return probe.getsockname()[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_a_store_is_reached_at_the_address_that_it_was_given_only() -> None:
+    on_loopback, named = serve_store(HERE), serve_store(ELSEWHERE)
+    assert reachable(HERE, on_loopback.port)
+    assert not reachable(ELSEWHERE, on_loopback.port)
+    assert not reachable(outer_address(), on_loopback.port)
+    assert reachable(ELSEWHERE, named.port)
+    assert not reachable(HERE, named.port)
+
+
+def test_what_a_stranger_writes_into_the_store_is_refused() -> None:
+    for before, after in launch_workers(read_what_a_stranger_wrote, workers=2):
+        assert before == "by rank 1"
+        assert after.startswith("RunFailed: 'told' in the run's store was not written by")
+
+
+@pytest.mark.parametrize(
+    ("deed", "refused"),
+    [
+        (join_with_a_secret_of_ones_own, "in the run's store was not written by a rank of this"),
+        (send_with_a_secret_of_ones_own, "RunFailed: a message was not sent by a rank of this run"),
+    ],
+)
+def test_a_rank_without_the_secret_is_refused(deed: Callable[[], str], refused: str) -> None:
+    for text in launch_workers(deed, workers=2):
+        assert refused in text
+
+
+def test_the_secret_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    file.write_text("of this run\n")
+    monkeypatch.setenv("PENSTOCK_SECRET", "of this run")
+    given = run_key()
+    monkeypatch.delenv("PENSTOCK_SECRET")
+    assert run_key() == b""
+    monkeypatch.setenv("PENSTOCK_SECRET_FILE", str(file))
+    assert run_key() == given
+    monkeypatch.setenv("PENSTOCK_SECRET_FILE", str(file) + "s")
+    with pytest.raises(BadInput, match=r"PENSTOCK_SECRET_FILE is .*which cannot be read"):
+        run_key()
