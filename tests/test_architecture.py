@@ -35,7 +35,7 @@ PUBLIC_AND_BY_NAME = {
     "runtime/pipeline.py: Pipeline.__init__",
     "runtime/without_flush/in_process.py: InProcessPipeline.__init__",
     "ask_planner.py: plan_pipeline",
-    "planning/questions.py: planning_problem",
+    "planning/planning_problem.py: planning_problem",
 }
 """Users write these calls; all but the first three arguments are given by name."""
 

@@ -46,7 +46,7 @@ def halves(problem: PlanningProblem, score: Score) -> Plan:
 
 PROGRAM = """
 from penstock.cluster.presets import find_cluster
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.registry import PLANNERS

@@ -15,7 +15,7 @@ from penstock.planning.answers import score_until
 from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.comparison import AUTO, Comparison, compare_plans
 from penstock.planning.explanation import explain_plan, explanation_words
-from penstock.planning.questions import planning_problem, schedules_named
+from penstock.planning.planning_problem import planning_problem, schedules_named
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled

@@ -25,7 +25,7 @@ from penstock.planners.data_parallel import data_parallel
 from penstock.planners.gpipe import gpipe
 from penstock.planners.pipedream.pipedream import pipedream
 from penstock.planners.spp.spp import spp, spp_on_order
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.simulate.score import make_score
 

@@ -24,7 +24,7 @@ from penstock.measure.layer_times import measure_profile
 from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.planning.answers import find_plan
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.score import make_score
 

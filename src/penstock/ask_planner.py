@@ -6,7 +6,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
 from penstock.plan.problem import MEMORY_RESERVE, RecomputeChoice
 from penstock.planning.answers import TimeLimit
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.planning.time_limit import plan_within
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
@@ -32,7 +32,7 @@ def plan_pipeline(
 
     ``batch`` is the number of samples of an iteration, ``micro_batch_size`` 0 tries every divisor
     of it, ``schedule`` is explained in
-    `penstock.planning.questions.schedules_named`, ``max_stages`` 0 any number of stages.
+    `penstock.planning.planning_problem.schedules_named`, ``max_stages`` 0 any number of stages.
     ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
     ``memory_reserve`` is the share of each device's memory that the plan leaves free.
 

@@ -35,7 +35,7 @@ def test_lines_come_at_most_every_two_seconds() -> None:
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str], small_plan: Plan) -> None:
     with planning_progress(Terminal(as_json=False, quiet=True)) as progress:
-        progress.tell(SearchStep("x", small_plan, 1.0))
+        progress.show_step(SearchStep("x", small_plan, 1.0))
         progress.note("y")
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""

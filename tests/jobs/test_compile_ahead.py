@@ -10,7 +10,7 @@ from penstock.jobs.compile_ahead import planners_compiled_beside
 from penstock.kernels import is_on_disk, when_compiling
 from penstock.planners.dapple.kernel import explore
 from penstock.planners.registry import STARTING_PLANNERS
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 
 names = []

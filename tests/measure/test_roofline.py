@@ -20,7 +20,7 @@ from penstock.measure.layer_runs import LayerRun
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import LayerCost
 from penstock.simulate.simulation import simulate_plan

@@ -17,7 +17,7 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.leanest import leanest, reach
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.search.registry import PLANNERS

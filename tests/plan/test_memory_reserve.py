@@ -14,7 +14,7 @@ from penstock.cluster.toml_file import cluster_from_toml, write_cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import simulate_plan
 

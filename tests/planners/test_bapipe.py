@@ -20,7 +20,7 @@ from penstock.planners.bapipe.partition import (
     memory_fine_tuned,
 )
 from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score

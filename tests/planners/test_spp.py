@@ -36,7 +36,7 @@ from penstock.planners.spp.device_order import (
 from penstock.planners.spp.minimum_cut import minimum_cut
 from penstock.planners.spp.partition import partition
 from penstock.planners.spp.spp import MOST_CUTS, spp, spp_on_order
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score

@@ -9,7 +9,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit, find_plan, score_until
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
@@ -107,7 +107,9 @@ def test_a_plan_of_a_schedule_that_is_not_allowed_is_not_told(
 ) -> None:
     asked = replace(planning_problem(small_profile, small_cluster, 12), schedules=("zb-h1",))
     told: list[Plan | None] = []
-    plan = find_plan(asked, "search", make_score(asked), tell=lambda step: told.append(step.plan))
+    plan = find_plan(
+        asked, "search", make_score(asked), on_step=lambda step: told.append(step.plan)
+    )
     assert plan.schedule == "zb-h1"
     assert any(told)
     assert {one.schedule for one in told if one} == {"zb-h1"}

@@ -10,7 +10,7 @@ from penstock.plan.plan import Plan
 from penstock.planners.spp.bound import spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import Baselines, assess_plan, baselines_of
-from penstock.planning.questions import planning_problem, problem_of_plan
+from penstock.planning.planning_problem import planning_problem, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan

@@ -13,7 +13,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import assumed_split, with_input_share
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import ModelProfile

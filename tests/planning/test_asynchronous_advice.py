@@ -13,7 +13,7 @@ from penstock.planning import asynchronous_advice
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.asynchronous_advice import MEASURED, advice_words, without_flush
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.score import make_score

@@ -18,7 +18,7 @@ from penstock.planning.comparison import (
     compare_plans,
     require_a_plan,
 )
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.planning.time_limit import TimeIsUp, plan_within
 from penstock.profile.model_profile import ModelProfile
 from penstock.search import registry
@@ -89,12 +89,14 @@ def test_a_planner_that_never_looks_at_the_clock_is_stopped(
 def test_a_search_that_is_stopped_answers_with_its_best_so_far(
     problem: PlanningProblem, small_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tells_then_sleeps(*_: object, tell: Callable[[SearchStep], None], **__: object) -> Plan:
-        tell(SearchStep("first", small_plan, 1.0))
+    def reports_then_sleeps(
+        *_: object, on_step: Callable[[SearchStep], None], **__: object
+    ) -> Plan:
+        on_step(SearchStep("first", small_plan, 1.0))
         time.sleep(60)
         raise AssertionError
 
-    monkeypatch.setattr("penstock.planning.time_limit.find_plan", tells_then_sleeps)
+    monkeypatch.setattr("penstock.planning.time_limit.find_plan", reports_then_sleeps)
     score = make_score(problem)
     assert plan_within(problem, "search", score, limit=TimeLimit(0.1, time.monotonic)) == small_plan
 
@@ -105,12 +107,14 @@ def test_a_limit_stops_planning_from_python_too(
     small_plan: Plan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def tells_then_sleeps(*_: object, tell: Callable[[SearchStep], None], **__: object) -> Plan:
-        tell(SearchStep("first", small_plan, 1.0))
+    def reports_then_sleeps(
+        *_: object, on_step: Callable[[SearchStep], None], **__: object
+    ) -> Plan:
+        on_step(SearchStep("first", small_plan, 1.0))
         time.sleep(60)
         raise AssertionError
 
-    monkeypatch.setattr("penstock.planning.time_limit.find_plan", tells_then_sleeps)
+    monkeypatch.setattr("penstock.planning.time_limit.find_plan", reports_then_sleeps)
     assert plan_pipeline(small_profile, small_cluster, 12, time_limit_s=0.1) == small_plan
 
 

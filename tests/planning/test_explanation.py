@@ -16,7 +16,7 @@ from penstock.planning.explanation import (
     why_slower,
 )
 from penstock.planning.path_shares import all_reduces, path_shares, utilisations
-from penstock.planning.questions import problem_of_plan
+from penstock.planning.planning_problem import problem_of_plan
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.timeline.timeline import Event, Timeline
 

@@ -8,7 +8,7 @@ from scripts import script_at
 from penstock.cluster.presets import find_cluster
 from penstock.errors import BadInput
 from penstock.plan.cost import device_memory_bytes
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile import built_in
 from penstock.profile.built_in import MODELS
 from penstock.profile.find import find_profile

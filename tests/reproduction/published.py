@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.cluster.presets import find_cluster
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile import built_in
 from penstock.profile.model_profile import ModelProfile
 from penstock.profile.model_table import model_from_table

@@ -14,11 +14,11 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan
-from penstock.planning.questions import planning_problem, schedules_named
+from penstock.planning.planning_problem import planning_problem, schedules_named
 from penstock.profile.built_in import packaged
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.families import family_steps, named
+from penstock.search.families import family_steps, under_schedule
 from penstock.search.judged import Judged
 from penstock.search.registry import PLANNERS
 from penstock.search.skeletons import load_s, skeletons
@@ -66,7 +66,7 @@ def test_no_schedule_beats_the_load_of_its_skeleton(
     for skeleton in found[:: max(1, len(found) // 6)]:
         for name in skeleton.schedules:
             try:
-                seconds = score(named(skeleton.plan, name))
+                seconds = score(under_schedule(skeleton.plan, name))
             except BadInput:
                 continue
             assert seconds >= skeleton.load_s * (1 - 1e-9), name

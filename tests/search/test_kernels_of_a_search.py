@@ -7,7 +7,7 @@ PLAN = """
 from penstock.cluster.presets import find_cluster
 from penstock.kernels import kernels
 from penstock.planning.answers import find_plan
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.simulate.score import make_score
 

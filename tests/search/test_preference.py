@@ -11,7 +11,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan
-from penstock.planning.questions import planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.search.preference import on_whole_hosts, packed, preferred, scatter
 from penstock.simulate.score import make_score
@@ -22,7 +22,7 @@ def test_stages_of_a_llama_are_on_neighbours_of_one_host() -> None:
     asked = planning_problem(llama_like(), two_hosts(), 128, schedule="1f1b")
     score = make_score(asked)
     seconds = [inf]
-    plan = find_plan(asked, "search", score, tell=lambda step: seconds.append(step.seconds))
+    plan = find_plan(asked, "search", score, on_step=lambda step: seconds.append(step.seconds))
     assert scatter(asked.cluster, plan) == (0, 0)
     assert score(plan) <= min(seconds) * (1 + asked.as_fast)
 

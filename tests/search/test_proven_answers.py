@@ -21,7 +21,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, score_of
 from penstock.plan.schedule_costs import with_costs
 from penstock.planning.answers import find_plan
-from penstock.planning.questions import schedules_named
+from penstock.planning.planning_problem import schedules_named
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.placement import placement_of_style
 from penstock.simulate.score import make_score

@@ -10,7 +10,7 @@ from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan
-from penstock.planning.questions import planning_problem, synchronous_schedules
+from penstock.planning.planning_problem import planning_problem, synchronous_schedules
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.score import make_score

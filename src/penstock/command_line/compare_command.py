@@ -83,7 +83,7 @@ def compare(
     from penstock.document import check_place
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
-    from penstock.planning.questions import planning_problem
+    from penstock.planning.planning_problem import planning_problem
     from penstock.report.compare_page import check_picture_path, write_picture
     from penstock.report.tables import comparison_table, refusal_lines
 
@@ -178,7 +178,7 @@ def compared_lines(
         schedules,
         perf_counter,
         limit_s=wanted.time_limit_s or inf,
-        tell=lambda planner, step: progress.tell(step, planner),
+        on_step=lambda planner, step: progress.show_step(step, planner),
     ):
         line = compared_line(found, problem, wanted)
         progress.note(row_text(line.row))
@@ -226,7 +226,7 @@ def names_in(text: str) -> list[str]:
 def schedules_in(text: str) -> list[str]:
     """The schedules in a list separated by commas; ``all`` stands for each synchronous one."""
     from penstock.planning.comparison import AUTO
-    from penstock.planning.questions import synchronous_schedules
+    from penstock.planning.planning_problem import synchronous_schedules
 
     names = names_in(text) or [AUTO]
     return [

@@ -59,14 +59,14 @@ def plan(
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.asynchronous_advice import advice_words, without_flush
     from penstock.planning.plan_files import PlanInputs, write_planned
-    from penstock.planning.questions import named, planning_problem
+    from penstock.planning.planning_problem import member_named, planning_problem
     from penstock.planning.time_limit import plan_within
     from penstock.search.registry import PLANNERS
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
     start_numba_without_scipy()
-    named(PLANNERS, planner, "planner")
+    member_named(PLANNERS, planner, "planner")
     if out:
         check_place(out)
     inputs = PlanInputs(profile, cluster, profile_batch)
@@ -88,7 +88,7 @@ def plan(
         # The bound takes a part of the time, but leaves the planners half of it.
         left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
         limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found = plan_within(problem, planner, score, limit=limit, tell=progress.tell)
+        found = plan_within(problem, planner, score, limit=limit, on_step=progress.show_step)
         planning_s = perf_counter() - start_s
         planned = assess_plan(found, problem, baselines_of(problem, score), bound)
     if out:

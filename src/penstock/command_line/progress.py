@@ -35,7 +35,7 @@ class PlanningProgress:
         self.note = note
         self.bound_s = bound_s
 
-    def tell(self, step: "SearchStep", planner: str = "") -> None:
+    def show_step(self, step: "SearchStep", planner: str = "") -> None:
         """Show a step of a planner."""
         self.show(step_words(step, planner, self.bound_s))
 

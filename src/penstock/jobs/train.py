@@ -23,7 +23,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, MEMORY_RESERVE, PlanningProblem
 from penstock.plan.undoable_step import with_undoable_step
 from penstock.planning.answers import find_plan
-from penstock.planning.questions import schedules_named
+from penstock.planning.planning_problem import schedules_named
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint

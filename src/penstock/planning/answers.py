@@ -9,7 +9,7 @@ from penstock.errors import Infeasible
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.planning.questions import named
+from penstock.planning.planning_problem import member_named
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
 from penstock.search.registry import PLANNERS, STARTING_PLANNERS
@@ -34,44 +34,44 @@ def find_plan(
     score: Score,
     *,
     limit: TimeLimit | None = None,
-    tell: Callable[[SearchStep], None] | None = None,
+    on_step: Callable[[SearchStep], None] | None = None,
 ) -> Plan:
     """What the planner of that name answers.
 
-    After the time limit the best plan so far is the answer; at least one plan that fits is found,
-    however long that takes. ``tell`` is called with every step.
+    After the time limit the best plan so far is the answer. At least one plan that fits is found,
+    however long that takes. ``on_step`` is called with every step.
 
-    Schedules that a published planner does not know take over the devices of the plan that it
-    makes for those that it knows (`penstock.search.families.rescheduled`).
+    A published planner does not know all schedules. For the others, its plan for the schedules that
+    it knows provides the devices (`penstock.search.families.rescheduled`).
 
     Raises:
         BadInput: no planner has the name.
         Infeasible: nothing fits; the message says what would.
     """
-    named(PLANNERS, planner, "planner")
+    member_named(PLANNERS, planner, "planner")
     others = [name for name in problem.schedules if not FAMILIES[name].is_planned]
     if planner == "search" or not others:
-        return searched_plan(problem, planner, score, limit, tell)
+        return searched_plan(problem, planner, score, limit, on_step)
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     base = replace(problem, schedules=known or PlanningProblem.schedules)
     deadline_s = limit.clock() + limit.seconds if limit else inf
     limited = score_until(score, deadline_s, limit.clock) if limit else score
-    # Plans of schedules that are not allowed are no answer, not even when time is up.
-    tell_first = tell if known or tell is None else without_plans(tell)
+    # A plan of a schedule that is not allowed is never an answer, not even when time is up.
+    first_on_step = on_step if known or on_step is None else without_plans(on_step)
     found: list[Plan] = []
     try:
-        first = searched_plan(base, planner, score, limit, tell_first)
+        first = searched_plan(base, planner, score, limit, first_on_step)
         found += [first] if known else []
     except Infeasible:
         wide = replace(base, cluster=with_boundless_memory(base.cluster))
-        tell_first = without_plans(tell) if tell else None
+        first_on_step = without_plans(on_step) if on_step else None
         if limit:
             limit = replace(limit, seconds=max(0.0, deadline_s - limit.clock()))
-        first = searched_plan(wide, planner, make_score(wide), limit, tell_first)
+        first = searched_plan(wide, planner, make_score(wide), limit, first_on_step)
     for name in others:
         best = min(found, key=score, default=None)
-        if tell:
-            tell(SearchStep(f"schedule {name}", best, score(best) if best else inf))
+        if on_step:
+            on_step(SearchStep(f"schedule {name}", best, score(best) if best else inf))
         if best and limit and limit.clock() > deadline_s:
             break
         plan = rescheduled(problem, first, name, limited)
@@ -84,9 +84,9 @@ def find_plan(
     return min(found, key=score)
 
 
-def without_plans(tell: Callable[[SearchStep], None]) -> Callable[[SearchStep], None]:
-    """``tell`` without the plans, only with what is being tried."""
-    return lambda step: tell(SearchStep(step.doing, None, inf))
+def without_plans(on_step: Callable[[SearchStep], None]) -> Callable[[SearchStep], None]:
+    """``on_step`` called without the plan of each step, only with what is being tried."""
+    return lambda step: on_step(SearchStep(step.doing, None, inf))
 
 
 def searched_plan(
@@ -94,21 +94,21 @@ def searched_plan(
     planner: str,
     score: Score,
     limit: TimeLimit | None,
-    tell: Callable[[SearchStep], None] | None,
+    on_step: Callable[[SearchStep], None] | None,
 ) -> Plan:
-    """What a planner answers where it knows all schedules; see `find_plan`."""
+    """The plan of a planner that knows all schedules of the problem; see `find_plan`."""
     make = PLANNERS[planner]
     deadline_s = limit.clock() + limit.seconds if limit else inf
     limited = score_until(score, deadline_s, limit.clock) if limit else score
     if planner != "search":
-        if tell:
-            tell(SearchStep(f"planner {planner}", None, inf))
+        if on_step:
+            on_step(SearchStep(f"planner {planner}", None, inf))
         return make(problem, limited)
     best: Plan | None = None
     for step in search_steps(problem, limited, STARTING_PLANNERS):
         best = step.plan
-        if tell:
-            tell(step)
+        if on_step:
+            on_step(step)
         if limit and best is not None and limit.clock() >= deadline_s:
             return best
     if best is None:
@@ -117,10 +117,10 @@ def searched_plan(
 
 
 def score_until(score: Score, deadline_s: float, clock: Callable[[], float]) -> Score:
-    """``score`` until the deadline; after it only plans scored before have a time.
+    """``score`` until the deadline; after it, infinite for plans that were not scored before.
 
     At least one plan that fits is scored, however long that takes. Plans are compared without
-    their planners' names, because a planner may take over the plan of another.
+    their planners' names, because a planner may return the plan of another.
     """
     known: dict[Plan, float] = {}
     found = False

@@ -1,4 +1,4 @@
-"""What a plan promises: the simulator's prediction beside a proven bound and simpler ways."""
+"""What is predicted of a plan, beside a proven bound and the times without a pipeline."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +19,14 @@ from penstock.simulate.simulation import Prediction, simulate_plan
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
 
 PLAIN = "1f1b"
-"""The schedule of plans of one stage, for which all schedules that keep the order are the same."""
+"""The schedule of plans of one stage, for which all synchronous schedules are the same."""
 
 
 @dataclass(frozen=True)
 class Baselines:
     """Seconds of an iteration without a pipeline; infinite where memory does not allow it.
 
-    One device is counted as if its memory were enough, because it is the yardstick.
+    One device counts as if its memory were enough, because all plans are compared with it.
     """
 
     one_device_s: float
@@ -35,13 +35,13 @@ class Baselines:
 
 @dataclass(frozen=True)
 class PlannedPipeline:
-    """A plan with what the simulator promises of it.
+    """A plan with what the simulator predicts of it.
 
-    ``spp_bound_s`` is SPP's bound of a plan in its order of work, infinite for other orders. Where
-    batches have different lengths, ``prediction`` is that of the mean costs, which the bound is of,
-    and ``by_length`` has what each length takes. ``memory_reserve`` is the share of each device's
-    memory that the plan had to leave free. ``assumed_split`` is there where the plan splits
-    backwards and the profile does not.
+    ``spp_bound_s`` is SPP's bound for a plan in SPP's order of work, infinite for other orders.
+    Where batches have different lengths, ``prediction`` and the bound are for the mean costs, and
+    ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
+    device's memory that the plan had to leave free. ``assumed_split`` is given where the plan
+    splits backwards and the profile does not.
     """
 
     plan: Plan
@@ -79,7 +79,7 @@ class PlannedPipeline:
         return self.baselines.data_parallel_s / self.prediction.iteration_s
 
     def to_json(self, planning_s: float) -> dict[str, Json]:
-        """The keys that the command line promises; what is infinite becomes null."""
+        """The keys that the command line documents; an infinite value becomes null."""
         stages = plan_to_json(self.plan)["stages"]
         by_length: list[Json] = [found.to_json() for found in self.by_length]
         lengths = {"expected_s": expected_s(self.by_length), "by_length": by_length}
@@ -107,7 +107,7 @@ class PlannedPipeline:
 
 
 def finite(value: float) -> float | None:
-    """``value``, or none where it is infinite, which JSON cannot say."""
+    """``value``, or None where it is infinite, for which JSON has no number."""
     return value if value < inf else None
 
 

@@ -1,7 +1,8 @@
-"""How much of a plan's time rests on a split of the backward that nobody measured.
+"""How much a plan's time depends on a split of the backward that nobody measured.
 
-Published profiles have one time for the backward of a layer. Readers divide it evenly into the
-half for the inputs and the half for the weights, which schedules with split backwards do apart.
+Published profiles have one time for the backward of a layer. Schedules with split backwards do the
+part for the inputs and the part for the weights apart, so readers of such profiles assume that both
+take equally long.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ ASSUMED = 0.5
 """The share of a backward that readers of profiles give to its inputs."""
 
 OTHERS = {1 / 3: "a third", 2 / 3: "two thirds"}
-"""Shares that the same plan is played with."""
+"""Other shares with which the same plan is simulated."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,19 @@ class AssumedSplit:
         return {"input_share": ASSUMED, "others": others}
 
     def __str__(self) -> str:
-        told = " and ".join(
+        times = " and ".join(
             f"{seconds_text(seconds)} ({100 * (seconds / self.iteration_s - 1):+.1f} %) with "
             f"{OTHERS[share]}"
             for share, seconds in self.others
         )
         return (
             f"the profile has no times for the halves of a backward: half of it is assumed to be "
-            f"for the inputs; the same plan takes {told}"
+            f"for the inputs; the same plan takes {times}"
         )
 
 
 def assumed_split(problem: PlanningProblem, plan: Plan, iteration_s: float) -> AssumedSplit | None:
-    """What the plan takes with other splits; none where the split is known or plays no part.
+    """Seconds of the plan with other splits; None where the split is known or plays no part.
 
     The order of work stays the one that was made for the assumed split.
     """
@@ -65,7 +66,7 @@ def assumed_split(problem: PlanningProblem, plan: Plan, iteration_s: float) -> A
 
 
 def whole_backwards_words(problem: PlanningProblem) -> str:
-    """What plans take at least for which the split plays no part."""
+    """The least time of plans for which the split plays no part, as a sentence."""
     bound = lower_bound(replace(problem, schedules=PlanningProblem.schedules))
     return f"No plan with {bound.covers} takes less than {seconds_text(bound.seconds)}."
 

@@ -1,7 +1,8 @@
-"""Whether training without a flush would pay: what it gains in time, against what it costs.
+"""Whether training without a flush would pay: its gain in time against its cost in samples.
 
-The gain is simulated, the cost was measured: how many more samples than synchronous training it
-took to the same loss (docs/benchmarks/convergence.md). Recommended only where the first is larger.
+The gain is simulated. The cost was measured: how many more samples than synchronous training are
+needed for the same loss (docs/benchmarks/convergence.md). It is recommended only where the gain is
+larger.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,10 @@ MEASURED: dict[str, tuple[str, float]] = {
     "AdamW": ("xpipe", 1.07),
     "Muon": ("2bw", 1.46),
 }
-"""For each optimizer the schedule that needed the fewest samples in its worst case, and how many.
+"""For each optimizer, the schedule that needed the fewest samples in its worst case, and how many.
 
-They are over those of synchronous training; infinite where it never came to the loss in some case.
+The number is relative to synchronous training. It is infinite where the loss was not reached in
+some case.
 """
 
 
@@ -35,7 +37,7 @@ They are over those of synchronous training; infinite where it never came to the
 class WithoutFlush:
     """The same stages under ``schedule``, with an optimizer: ``gain`` is how many times as fast.
 
-    ``samples`` are what an equal loss took, over those of synchronous training; ``fits`` says
+    ``samples`` are those needed for an equal loss, relative to synchronous training. ``fits`` says
     whether the stages then fit in memory.
     """
 
@@ -67,12 +69,12 @@ def without_flush(
 ) -> tuple[WithoutFlush, ...]:
     """The plan's stages in steady state without a flush, for every optimizer that was measured.
 
-    Nothing for a plan of one stage, or one that does not flush anyway. Where a device holds several
-    stages, the layers are cut anew, one stage on each set of devices. An update then comes after as
-    few micro-batches as the schedule's source has it.
+    Empty for a plan of one stage, or one that does not flush anyway. Where a device holds several
+    stages, the layers are cut anew, one stage on each set of devices. Updates are as frequent as in
+    the schedule's source.
 
-    With ``only_paying`` what does not pay is left out; where the plan idles too little for that it
-    is not even simulated, which takes many times as long as an iteration of the plan.
+    With ``only_paying``, options that do not pay are left out. Those that cannot pay, because the
+    plan idles too little, are not simulated: that takes many times as long as one iteration.
     """
     plan = planned.plan
     if len(plan.stages) < 2 or not FAMILIES[plan.schedule].flushes:
@@ -81,7 +83,7 @@ def without_flush(
         return ()
     if plan.placement or plan.mirrored:
         plan = recut(problem, bare(plan), "straight", 1)
-    # The devices are busy for this part of an iteration, and have as much to do without a flush.
+    # Devices are busy for this part of an iteration, and have as much to compute without a flush.
     busy = 1.0 - planned.prediction.bubble
     found: list[WithoutFlush] = []
     for optimizer, (schedule, samples) in MEASURED.items():

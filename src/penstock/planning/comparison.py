@@ -11,7 +11,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.answers import TimeLimit
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
-from penstock.planning.questions import AUTO, SETS, named, schedules_named
+from penstock.planning.planning_problem import AUTO, SETS, member_named, schedules_named
 from penstock.planning.time_limit import TimeIsUp, plan_within
 from penstock.schedule.registry import FAMILIES
 from penstock.search.registry import PLANNERS
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why a planner that should have answered did not: it broke, or it took too long."""
+    """Why a planner returned neither a plan nor a refusal: it failed, or it took too long."""
 
     reason: str
 
@@ -82,12 +82,12 @@ def compare_plans(
     clock: Callable[[], float],
     *,
     limit_s: float = inf,
-    tell: Callable[[str, SearchStep], None] | None = None,
+    on_step: Callable[[str, SearchStep], None] | None = None,
 ) -> Iterator[Comparison]:
     """Every planner with every schedule, in order; the default planner, which takes longest, last.
 
-    ``limit_s`` is for each planner. ``tell`` is called with a planner's name and its steps. A
-    planner that breaks or takes too long is one row without a plan.
+    ``limit_s`` is for each planner. ``on_step`` is called with a planner's name and its steps. A
+    planner that fails or takes too long gives one row without a plan.
 
     Raises:
         BadInput: an unknown planner or schedule.
@@ -107,9 +107,9 @@ def compare_plans(
         for planner in sorted(planners, key=lambda name: name == "search"):
             narrowed = replace(problem, schedules=allowed[planner, schedule])
             start_s = clock()
-            listen = None if tell is None else teller(tell, planner)
+            report = None if on_step is None else with_planner(on_step, planner)
             limit = TimeLimit(limit_s, clock) if limit_s < inf else None
-            found = answer_of(narrowed, planner, score, limit, listen)
+            found = answer_of(narrowed, planner, score, limit, report)
             planning_s = clock() - start_s
             if isinstance(found, Plan):
                 outcome = assess_plan(found, problem, baselines, bound)
@@ -121,9 +121,9 @@ def compare_plans(
 def check_names(planners: Sequence[str], schedules: Sequence[str]) -> None:
     """Raise `BadInput` for an unknown planner or schedule, with what was probably meant."""
     for planner in planners:
-        named(PLANNERS, planner, "planner")
+        member_named(PLANNERS, planner, "planner")
     for schedule in schedules:
-        named(dict.fromkeys((*SETS, *FAMILIES)), schedule, "schedule")
+        member_named(dict.fromkeys((*SETS, *FAMILIES)), schedule, "schedule")
 
 
 def answer_of(
@@ -131,11 +131,11 @@ def answer_of(
     planner: str,
     score: Score,
     limit: TimeLimit | None,
-    tell: Callable[[SearchStep], None] | None,
+    on_step: Callable[[SearchStep], None] | None,
 ) -> Plan | Infeasible | NoAnswer:
-    """What a planner answers; whatever it raises is an answer too."""
+    """A planner's plan, or why there is none; whatever the planner raises becomes a reason."""
     try:
-        return plan_within(problem, planner, score, limit=limit, tell=tell, may_fail=True)
+        return plan_within(problem, planner, score, limit=limit, on_step=on_step, may_fail=True)
     except Infeasible as refusal:
         return refusal
     except TimeIsUp:
@@ -145,15 +145,17 @@ def answer_of(
         return NoAnswer(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def teller(tell: Callable[[str, SearchStep], None], planner: str) -> Callable[[SearchStep], None]:
-    """``tell`` with the planner's name filled in."""
-    return lambda step: tell(planner, step)
+def with_planner(
+    on_step: Callable[[str, SearchStep], None], planner: str
+) -> Callable[[SearchStep], None]:
+    """``on_step`` with the planner's name filled in."""
+    return lambda step: on_step(planner, step)
 
 
 def best_first(comparisons: Sequence[Comparison], planners: Sequence[str]) -> list[Comparison]:
-    """The fastest plan first, those without a plan last; of equal ones the planner named first.
+    """The fastest plan first, those without a plan last; equal ones in the order of ``planners``.
 
-    Times that differ by rounding only count as equal.
+    Times that differ only by rounding count as equal.
     """
     in_order = sorted(comparisons, key=lambda c: (c.iteration_s, planners.index(c.planner)))
     ordered: list[Comparison] = []

@@ -1,6 +1,6 @@
-"""Which resource binds a plan, and why one plan beats another, in numbers and in words.
+"""Which resource limits a plan, and why one plan beats another, in numbers and in words.
 
-Everything is read off the simulated timeline: the shares are those of its critical path.
+Everything comes from the simulated timeline: the shares are those of its critical path.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ from penstock.words import percent_text, seconds_text, size_text
 
 __all__ = ["Explanation", "explain_plan", "explanation_words", "why_slower"]
 
-TOLD = 0.02
+LEAST_SHARE = 0.02
 """A share below this part of the iteration is left out of the words."""
 
 NEAR_THE_LIMIT = 0.9
-"""From this part on a device counts as full."""
+"""A device counts as full from this part of its memory on."""
 
 BINDS: dict[ShareKind, str] = {
     "compute": "computing in {where}",
@@ -42,7 +42,7 @@ BINDS: dict[ShareKind, str] = {
     "optimizer step": "the optimizer step",
     "waiting": "waits",
 }
-"""What binds a plan, by kind of share."""
+"""What limits a plan, by kind of share."""
 
 CAUSES: dict[ShareKind, str] = {
     "compute": "computing in its busiest stage ({where}) takes {its}",
@@ -53,7 +53,7 @@ CAUSES: dict[ShareKind, str] = {
     "optimizer step": "its optimizer step takes {its}",
     "waiting": "it waits {its}",
 }
-"""Why a plan is slower than another, by kind of share; `all_reduce_words` says more of that."""
+"""Why a plan is slower than another, by kind of share; that of all-reduce is `all_reduce_words`."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Explanation:
         return sum(share.seconds for share in self.shares if share.kind == kind)
 
     def where(self, kind: ShareKind) -> str:
-        """Where most of one kind passes."""
+        """The place where most of one kind is spent."""
         return next((share.where for share in self.shares if share.kind == kind), "")
 
     def to_json(self) -> dict[str, Json]:
@@ -98,10 +98,10 @@ class Explanation:
 
 
 def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanation:
-    """What binds a plan of ``problem``.
+    """What limits a plan of ``problem``.
 
-    What memory forbids is said of schedules that planners search over: to try a change under
-    another one is to make its order anew.
+    What memory forbids is given for the planners' own schedules only. Under the others each change
+    that is tried would need a new order.
     """
     timeline, plan = planned.prediction.timeline, planned.plan
     shares = path_shares(timeline, problem.cluster)
@@ -127,7 +127,7 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
 
 
 def explanation_words(explanation: Explanation) -> list[str]:
-    """What binds a plan, in sentences."""
+    """What limits a plan, in sentences."""
     words = [binding_words(explanation), path_words(explanation), busy_words(explanation)]
     fullest, forbidden = explanation.fullest, explanation.forbidden
     if forbidden and forbidden.fullest:
@@ -143,23 +143,23 @@ def explanation_words(explanation: Explanation) -> list[str]:
 
 
 def sentence(words: str) -> str:
-    """With a capital at its beginning and a full stop."""
+    """The words with a capital at the beginning and a full stop."""
     return f"{words[0].upper()}{words[1:]}."
 
 
 def memory_words(fullness: Fullness) -> str:
-    """The bytes in use, those that may be, and the reserve where there is one."""
+    """The bytes in use, the limit, and the reserve where there is one."""
     words = f"{size_text(fullness.needed_bytes)} of {size_text(fullness.limit_bytes)}"
     reserve = fullness.reserved_bytes
     return f"{words}, with {size_text(reserve)} kept free" if reserve else words
 
 
 def binding_words(explanation: Explanation) -> str:
-    """What the iteration waits for most, and what comes next."""
+    """The shares of the iteration, the largest first."""
     parts = [
         f"{share_words(share)}, {percent_text(share.seconds / explanation.iteration_s)}"
         for share in explanation.shares
-        if share.seconds >= TOLD * explanation.iteration_s
+        if share.seconds >= LEAST_SHARE * explanation.iteration_s
     ]
     if not parts:
         return "Nothing takes any time."
@@ -168,7 +168,7 @@ def binding_words(explanation: Explanation) -> str:
 
 
 def share_words(share: PathShare) -> str:
-    """What a share of the critical path is, with its place."""
+    """A share of the critical path in words, with its place."""
     return BINDS[share.kind].format(where=share.where)
 
 
@@ -200,7 +200,7 @@ def busy_words(explanation: Explanation) -> str:
 
 
 def why_slower(winner: Explanation, other: Explanation) -> str:
-    """Why ``other`` loses against ``winner``: where the seconds between them pass."""
+    """Why ``other`` is slower than ``winner``: the shares that differ most."""
     loss_s = other.iteration_s - winner.iteration_s
     if loss_s <= 1e-9 * winner.iteration_s:
         return f"{other.planner} is as fast as {winner.planner}."
@@ -233,7 +233,7 @@ def cause_words(winner: Explanation, other: Explanation, kind: ShareKind) -> str
 
 
 def all_reduce_words(explanation: Explanation) -> str:
-    """How long a plan's all-reduce outlasts its backwards, and how much of it they hide."""
+    """How long a plan's all-reduce takes after its backwards, and how much of it they hide."""
     found = explanation.all_reduce
     if found is None:
         return "plan has no all-reduce"

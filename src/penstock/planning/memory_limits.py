@@ -19,13 +19,13 @@ __all__ = [
     "fullest_of",
 ]
 
-WORTH_A_WORD = 1e-3
+LEAST_GAIN = 1e-3
 """A smaller gain, as a part of the iteration, is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fullness:
-    """A device with the bytes that a plan needs of it, those that it may use, and its reserve."""
+    """A device with the bytes that a plan needs, the bytes that it may use, and the reserve."""
 
     device: int
     needed_bytes: float
@@ -34,13 +34,13 @@ class Fullness:
 
     @property
     def share(self) -> float:
-        """The part in use of the memory that may be used; above 1 where it does not fit."""
+        """The part of the limit that is needed; above 1 where the plan does not fit."""
         return self.needed_bytes / self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A plan that differs in one respect, in words; what it takes and the fullest device then."""
+    """A plan that differs in one respect, in words; its seconds, and its fullest device."""
 
     text: str
     plan: Plan
@@ -51,11 +51,11 @@ class Change:
 def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change | None:
     """Of the small changes to ``plan`` that memory alone forbids, the one that gains most.
 
-    ``stage`` is the one whose layers are given away. Nothing where no such change gains
-    `WORTH_A_WORD` of the iteration.
+    ``stage`` is the one whose layers are moved. None where no such change gains `LEAST_GAIN` of the
+    iteration.
     """
     free_score = make_score(replace(problem, cluster=with_boundless_memory(problem.cluster)))
-    best, best_s = None, free_score(plan) * (1 - WORTH_A_WORD)
+    best, best_s = None, free_score(plan) * (1 - LEAST_GAIN)
     for change in changes_of(plan, stage):
         fullest = fullest_device(problem, change.plan)
         if fullest.share <= 1:
@@ -67,7 +67,7 @@ def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change |
 
 
 def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
-    """The plan without recompute, with one layer of ``stage`` moved, with deeper warm-up."""
+    """The plan without recompute, with one layer of ``stage`` moved, or with a deeper warm-up."""
     if any(s.recompute for s in plan.stages):
         stages = tuple(replace(s, recompute=False) for s in plan.stages)
         yield Change("keeping all activations", replace(plan, stages=stages))
@@ -84,7 +84,7 @@ def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
 
 
 def with_cut(plan: Plan, stage: int, start: int) -> Plan:
-    """The plan with ``stage`` starting at another layer; stages that recompute do so throughout."""
+    """The plan with ``stage`` starting at another layer; recompute is for all layers of a stage."""
     stages = list(plan.stages)
     before, after = stages[stage - 1], stages[stage]
     wider, narrower = range(before.layers.start, start), range(start, after.layers.stop)
@@ -94,13 +94,13 @@ def with_cut(plan: Plan, stage: int, start: int) -> Plan:
 
 
 def fullest_device(problem: PlanningProblem, plan: Plan) -> Fullness:
-    """The device of which ``plan`` needs the largest part of its memory."""
+    """The device with the largest part of its memory needed by ``plan``."""
     peaks = dict(zip(plan.devices, peak_memory_bytes(problem, plan), strict=True))
     return fullest_of(problem.cluster, peaks)
 
 
 def fullest_of(cluster: Cluster, peaks: Mapping[int, float]) -> Fullness:
-    """The device with the largest part of its memory in use, by the peak bytes of each."""
+    """The device with the largest part of its memory in use, from the peak bytes of each."""
     fullnesses = (
         Fullness(index, peak, device.memory_bytes, device.reserved_bytes)
         for index, peak in peaks.items()

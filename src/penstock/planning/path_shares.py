@@ -1,4 +1,4 @@
-"""What the length of an iteration consists of, by the resource that the critical path waits for."""
+"""The length of an iteration, divided by the resource that the critical path waits for."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -41,18 +41,18 @@ SHARE_KINDS: tuple[ShareKind, ...] = get_args(ShareKind)
 NETWORK = ("SEND", "RECV", "REDUCE")
 """Events that engines, links and ports carry."""
 
-NOTHING = 1e-9
+ROUNDING = 1e-9
 """A share below this part of the iteration is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathShare:
-    """Seconds of the critical path of one kind, and where most of them pass.
+    """Seconds of the critical path of one kind, and where most of them are spent.
 
-    *compute* is the forwards and backwards of the stage that computes most of the path;
-    *fill and drain* is one forward and one backward of every other stage, which a micro-batch has
-    to pass in any pipeline; *other stages* is what they compute beyond that, because stages hold
-    one another up.
+    - *compute*: the forwards and backwards of the stage that computes most of the path;
+    - *fill and drain*: one forward and one backward of every other stage, which a micro-batch has
+      to pass in any pipeline;
+    - *other stages*: what they compute beyond that, because stages wait for one another.
     """
 
     kind: ShareKind
@@ -64,8 +64,8 @@ class PathShare:
 class AllReduce:
     """The gradient all-reduce of a stage.
 
-    Of its ``seconds``, ``hidden_s`` pass while its device computes; it ends ``after_s`` after the
-    last backward.
+    Its device computes during ``hidden_s`` of its ``seconds``. It ends ``after_s`` after the last
+    backward.
     """
 
     stage: int
@@ -78,7 +78,7 @@ class AllReduce:
 class Utilisation:
     """A resource and the share of the iteration in which it is occupied.
 
-    ``carries``: it is an engine, a link or a port, not a device that computes.
+    ``carries``: the resource is an engine, a link or a port, not a device that computes.
     """
 
     resource: str
@@ -100,7 +100,7 @@ def path_shares(timeline: Timeline, cluster: Cluster) -> tuple[PathShare, ...]:
     shares = [
         PathShare(kind, total_s, longest(places[kind]))
         for kind, total_s in seconds.items()
-        if total_s > NOTHING * sum(seconds.values())
+        if total_s > ROUNDING * sum(seconds.values())
     ]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
 
@@ -115,7 +115,7 @@ def busiest_stage(path: Sequence[PathStep]) -> int:
 
 
 def kind_of(event: Event, centre: int, passed: set[tuple[int, str]]) -> ShareKind:
-    """The share that an event of the path belongs to; ``passed`` are stages and ways so far."""
+    """The kind of share of an event of the path; ``passed``: stages and directions so far."""
     match event.kind:
         case "SEND" | "RECV":
             return "transfers"
@@ -128,15 +128,15 @@ def kind_of(event: Event, centre: int, passed: set[tuple[int, str]]) -> ShareKin
         case "F" | "B" | "I" | "W":
             if event.stage == centre:
                 return "compute"
-            way = (event.stage, "down" if event.kind == "F" else "up")
-            if way in passed:
+            direction = (event.stage, "down" if event.kind == "F" else "up")
+            if direction in passed:
                 return "other stages"
-            passed.add(way)
+            passed.add(direction)
             return "fill and drain"
 
 
 def place_of(event: Event, cluster: Cluster) -> str:
-    """Where an event takes place: its stage, or the way of a message."""
+    """Where an event takes place: its stage, or the hosts of a message."""
     if event.kind not in ("SEND", "RECV"):
         return f"stage {event.stage}"
     ends = (event.device, event.peer) if event.kind == "SEND" else (event.peer, event.device)
@@ -203,7 +203,7 @@ def has_own_link(event: Event, cluster: Cluster) -> bool:
 
 
 def link_of(event: Event, cluster: Cluster) -> str:
-    """The link of a message's two devices: one for both ways where messages take turns."""
+    """The link between a message's devices; one for both directions where it is half duplex."""
     ends = (event.device, event.peer) if event.kind == "SEND" else (event.peer, event.device)
     if cluster.hosts[cluster.host_index[event.device]].half_duplex:
         return f"the link between devices {min(ends)} and {max(ends)}"
@@ -213,7 +213,7 @@ def link_of(event: Event, cluster: Cluster) -> str:
 def hosts_of_reductions(
     events: Iterable[Event], cluster: Cluster
 ) -> dict[tuple[float, float, float], set[int]]:
-    """The hosts of each gradient bucket's devices, by what identifies the bucket."""
+    """The hosts of each gradient bucket's devices; the times and bytes identify a bucket."""
     hosts: dict[tuple[float, float, float], set[int]] = defaultdict(set)
     for event in events:
         if event.kind == "REDUCE":

@@ -1,4 +1,4 @@
-"""A plan on disk with what was predicted of it, and where its profile and cluster are.
+"""A plan on disk, with its prediction and the names of its profile and cluster.
 
     plan.json             the plan, to be read and edited by hand
     plan.predicted.json   the output of ``penstock plan --json`` and what the plan was made for
@@ -27,7 +27,7 @@ __all__ = ["PlanInputs", "inputs_of_plan", "prediction_path", "write_planned"]
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What a plan was made from, as given on the command line; empty where it was not given."""
+    """The profile and cluster of a plan, as given on the command line; empty where not given."""
 
     profile: str = ""
     cluster: str = ""
@@ -92,7 +92,7 @@ def write_planned(
 
 
 def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
-    """What to simulate a plan with: as given, else as recorded, else the files of its run.
+    """The inputs to simulate a plan with: as given, else as recorded, else the files of its run.
 
     Raises:
         BadInput: no profile or no cluster is given, recorded or beside the plan.

@@ -1,4 +1,4 @@
-"""A planner's answer within a time, also from planners that do not look at the clock."""
+"""A planner's answer within a time limit, also from planners that do not look at the clock."""
 
 import signal
 import threading
@@ -17,8 +17,8 @@ __all__ = ["TimeIsUp", "plan_within"]
 PATIENCE = 1.25
 """A planner that has not stopped by itself after so many times its limit is stopped."""
 
-AGAIN_S = 1.0
-"""Seconds until a planner that may not be stopped yet is looked at again."""
+RETRY_S = 1.0
+"""Seconds between alarms while a planner may not be stopped yet."""
 
 
 class TimeIsUp(Exception):
@@ -31,32 +31,32 @@ def plan_within(
     score: Score,
     *,
     limit: TimeLimit | None = None,
-    tell: Callable[[SearchStep], None] | None = None,
+    on_step: Callable[[SearchStep], None] | None = None,
     may_fail: bool = False,
 ) -> Plan:
     """`find_plan`, stopped soon after the limit even where the planner does not look at the clock.
 
-    Then the best plan that it reported is the answer; where it reported none, it goes on until
-    it does, or, where it ``may_fail``, gives up. Planners can be stopped in the main thread only.
+    Then the best plan that it reported is the answer. If it reported none, it continues until it
+    does, unless it ``may_fail``. Planners can be stopped in the main thread only.
 
     Raises:
         BadInput: no planner has the name.
         Infeasible: nothing fits; the message says what would.
-        TimeIsUp: it gave up.
+        TimeIsUp: it was stopped without a plan.
     """
     best: Plan | None = None
 
-    def listen(step: SearchStep) -> None:
+    def keep_best(step: SearchStep) -> None:
         nonlocal best
         best = step.plan or best
-        if tell:
-            tell(step)
+        if on_step:
+            on_step(step)
 
     try:
         with stopped_after(
             limit.seconds * PATIENCE if limit else inf, lambda: may_fail or best is not None
         ):
-            return find_plan(problem, planner, score, limit=limit, tell=listen)
+            return find_plan(problem, planner, score, limit=limit, on_step=keep_best)
     except TimeIsUp:
         if best is None:
             raise
@@ -76,7 +76,7 @@ def stopped_after(seconds: float, may_stop: Callable[[], bool]) -> Generator[Non
             raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), AGAIN_S)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), RETRY_S)
     try:
         yield
     finally:

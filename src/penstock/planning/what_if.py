@@ -22,7 +22,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
-from penstock.planning.questions import named, problem_of_plan
+from penstock.planning.planning_problem import member_named, problem_of_plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What is changed; ``words`` names each change as it was asked for."""
+    """The changes; ``words`` names each as it was asked for."""
 
     bandwidth: NumberChange | None = None
     latency: NumberChange | None = None
@@ -62,7 +62,7 @@ def read_what_if(
     micro_batches: int = 0,
     schedule: str = "",
 ) -> WhatIf:
-    """The changes that people ask for in words; what is empty or 0 stays.
+    """The changes that people ask for in words; an empty or 0 argument changes nothing.
 
     >>> read_what_if(link_bandwidth="x2", devices=["3 slower 20 %"]).words
     ('link bandwidth x2', 'device 3 slower 20 %')
@@ -71,7 +71,7 @@ def read_what_if(
         BadInput: a change that cannot be read, or an unknown schedule.
     """
     if schedule:
-        named(FAMILIES, schedule, "schedule")
+        member_named(FAMILIES, schedule, "schedule")
     words = [
         *([f"link bandwidth {link_bandwidth}"] if link_bandwidth else []),
         *([f"link latency {link_latency}"] if link_latency else []),
@@ -90,7 +90,7 @@ def read_what_if(
 
 
 def changed_cluster(cluster: Cluster, asked: WhatIf) -> Cluster:
-    """The cluster after the changes; the very same where there are none.
+    """The cluster after the changes; the same object where there are none.
 
     Raises:
         BadInput: the cluster has no such device.
@@ -105,12 +105,12 @@ def changed_cluster(cluster: Cluster, asked: WhatIf) -> Cluster:
 
 
 def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
-    """The plan after the changes; ``problem`` is what it is priced with for another schedule.
+    """The plan after the changes; ``problem`` gives the costs for another schedule's order.
 
-    Micro-batches keep their size, so that more of them are a larger batch. Under another schedule
-    the plan keeps its layers and devices, and loses its limit of micro-batches in flight; where
-    that schedule holds several stages on a device, or only one, the layers are cut anew, and
-    devices that computed activations again do so in all their stages.
+    Micro-batches keep their size, so more of them are a larger batch. Under another schedule the
+    plan keeps its layers and devices, and loses its limit of micro-batches in flight. Where that
+    schedule has another number of stages on a device, the layers are cut anew. Devices that
+    recomputed activations then do so in all their stages.
 
     Raises:
         BadInput: there are too few layers for the stages that the schedule needs.
@@ -124,7 +124,7 @@ def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
 
 
 def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
-    """The plan with as many stages a device as ``schedule`` holds, cut anew where it had others."""
+    """The plan with as many stages on a device as ``schedule`` has; cut anew if it had others."""
     family = FAMILIES[schedule]
     style = family.placement
     groups, stages = len(plan.device_groups), len(plan.stages)
@@ -151,7 +151,7 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
 
 @dataclass(frozen=True)
 class PlayedPlan:
-    """A plan as it was played, with what it was played on.
+    """A simulated plan with its problem.
 
     ``repeated`` is the prediction of several iterations in a row, where they are asked for.
     """
@@ -179,11 +179,11 @@ class PlayedPlan:
 
     @cached_property
     def explanation(self) -> Explanation:
-        """What binds the plan."""
+        """What limits the plan."""
         return explain_plan(self.planned, self.problem)
 
     def to_json(self, seconds: float, explained: bool) -> dict[str, Json]:
-        """The keys of a plan, and of several iterations; what binds it where that is asked for."""
+        """The keys of a plan, and of several iterations; what limits it where that is asked for."""
         values = self.planned.to_json(seconds)
         if self.repeated:
             values |= {
@@ -203,12 +203,12 @@ def play(
     iterations: int = 1,
     optimizer_sync: OptimizerSync = "before",
 ) -> PlayedPlan:
-    """Play one iteration of a plan on a cluster, and ``iterations`` in a row where more are asked.
+    """Simulate one iteration of a plan on a cluster, and ``iterations`` in a row if more than one.
 
-    ``optimizer_sync`` is that of `simulate_plan`, and counts in the latter.
+    ``optimizer_sync`` is that of `simulate_plan`, for several iterations.
 
     Raises:
-        BadInput: the plan is not one for this profile or cluster, or its schedule cannot be played.
+        BadInput: the plan does not fit the profile or the cluster, or its schedule refuses it.
     """
     problem = problem_of_plan(plan, profile, cluster)
     planned = assess_plan(plan, problem, baselines_of(problem, make_score(problem)))
@@ -226,7 +226,7 @@ def play(
 
 
 def play_changed(before: PlayedPlan, asked: WhatIf) -> PlayedPlan:
-    """The same with the changes that are asked for.
+    """Simulate the same plan with the changes that are asked for.
 
     Raises:
         BadInput: no such device, or the plan cannot have the schedule.

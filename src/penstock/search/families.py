@@ -20,7 +20,7 @@ from penstock.search.judged import Judged, actions_of, climb
 from penstock.search.skeletons import Skeleton, load_s, skeletons_of_plans
 from penstock.search.step import SearchStep
 
-__all__ = ["family_steps", "named", "plain_families", "rescheduled"]
+__all__ = ["family_steps", "plain_families", "rescheduled", "under_schedule"]
 
 EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
 """Families that are not tried by themselves where quicker or leaner ones are."""
@@ -74,7 +74,7 @@ def judged_skeletons(
         if actions <= 0:
             break
         for name in skeleton.schedules:
-            plan = named(skeleton.plan, name)
+            plan = under_schedule(skeleton.plan, name)
             seconds = judged.judge(plan)
             # What is refused, or does not fit, is not played.
             actions -= actions_of(plan) if seconds < inf else actions_of(plan) // 10
@@ -98,7 +98,7 @@ def load_of(leader: tuple[float, Plan]) -> float:
     return load_s(leader[1]) if leader[1].costs else inf
 
 
-def named(plan: Plan, schedule: str) -> Plan:
+def under_schedule(plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule; planners' own schedules need no costs."""
     if FAMILIES[schedule].is_planned:
         return replace(plan, schedule=schedule, costs=(), memory_bytes=())

@@ -1,4 +1,4 @@
-"""What is asked of a planner, from names and sizes as people give them."""
+"""Makes a planning problem from the names and sizes that people give."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from penstock.simulate.simulation import check_plan_fits_inputs
 __all__ = [
     "AUTO",
     "SETS",
-    "named",
+    "member_named",
     "planning_problem",
     "problem_of_plan",
     "schedules_named",
@@ -27,24 +27,24 @@ __all__ = [
 Value = TypeVar("Value")
 
 AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"
-"""Instead of schedules: those that a planner chooses among by itself, all synchronous ones, and of
-those that the runtime carries out the ones that never split a backward."""
+"""Names that may stand for schedules: those that a planner chooses among by itself, all synchronous
+ones, and those that the runtime carries out and that never split a backward."""
 
 SETS = (AUTO, ANY, WHOLE)
 """Names that stand for several schedules."""
 
 NOT_RUN = frozenset({"fbp-as"})
-"""Synchronous schedules that the runtime does not carry out: forwards beside backwards."""
+"""Synchronous schedules that the runtime does not carry out: a forward and a backward at once."""
 
 
-def named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
-    """The member of a registry by name.
+def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
+    """The member of a registry that has a name.
 
-    >>> named({"1f1b": 1, "gpipe": 2}, "gpipe", "schedule")
+    >>> member_named({"1f1b": 1, "gpipe": 2}, "gpipe", "schedule")
     2
 
     Raises:
-        BadInput: there is none; says which was probably meant.
+        BadInput: no member has the name; the message says which was probably meant.
     """
     if name in registry:
         return registry[name]
@@ -69,10 +69,10 @@ def planning_problem(
 ) -> PlanningProblem:
     """The problem for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
-    ``schedule`` is explained in `schedules_named`. ``planner`` is for schedule "auto": `search`
-    chooses among more than the others. ``max_stages`` 0 allows any number of stages.
-    ``memory_reserve`` is the share of each device's memory that plans leave free. Of plans that are
-    slower than the best by the part ``as_fast`` at most, `search` answers with the simplest.
+    `schedules_named` explains ``schedule``. ``planner`` counts for schedule "auto" only: `search`
+    chooses among more schedules than the others. ``max_stages`` 0 allows any number of stages.
+    ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
+    the simplest of the plans that are slower than the fastest by at most the share ``as_fast``.
 
     Raises:
         BadInput: an unknown schedule, a reserve of all memory, or sizes that do not go together.
@@ -94,12 +94,15 @@ def planning_problem(
 
 
 def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
-    """The schedules that a plan of ``planner`` may use where it is asked for ``schedule``.
+    """The schedules that a plan of ``planner`` may use where ``schedule`` is asked for.
 
-    One name or several with commas between them. "auto" are those that the planner chooses among
-    by itself: `search` all that the runtime carries out and that give the gradients of one device,
-    any other planner those of its paper, or `PlanningProblem.schedules`. "whole-backwards" are
-    those of `search` that never split a backward. "any" are all with the gradients of one device.
+    ``schedule`` is one name, or several with commas between them. Three names stand for several:
+
+    - "auto": those that the planner chooses among by itself. `search` uses all that the runtime
+      carries out and that give the gradients of one device. Any other planner uses those of its
+      paper, or `PlanningProblem.schedules`.
+    - "whole-backwards": those of `search` that never split a backward.
+    - "any": all that give the gradients of one device.
 
     Raises:
         BadInput: an unknown schedule.
@@ -113,20 +116,20 @@ def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
             run = [one for one in every if name == ANY or one not in NOT_RUN]
             found += [one for one in run if name != WHOLE or not FAMILIES[one].splits]
         else:
-            named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
+            member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
             found.append(name)
     return tuple(dict.fromkeys(found))
 
 
 def synchronous_schedules() -> tuple[str, ...]:
-    """Every schedule that flushes before it updates weights, but for what searches for a proof."""
+    """Every schedule that flushes before it updates weights, except the exact ones."""
     return tuple(n for n, family in FAMILIES.items() if family.flushes and not family.proves)
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
     """The problem that ``plan`` solves: any micro-batch size, the schedules of its planner.
 
-    It has all memory of the devices: what is there decides whether a given plan fits.
+    It keeps no memory reserve, because a given plan may use all memory that there is.
 
     Raises:
         BadInput: the plan does not fit to the profile or the cluster.
