@@ -1,11 +1,14 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from opened_page import OpenedPage
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
+from penstock.report.compare_page import write_picture
 from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_drawing
 from penstock.report.drawing import Curve, Mark, Rule, Words
 from penstock.report.drawing_svg import drawing_svg
@@ -126,6 +129,22 @@ def test_columns_keep_the_time_of_every_kind() -> None:
     for kind in ("F", "B"):
         shown_s = sum((b.end_s - b.start_s) * b.strength for b in lane.compute if b.kind == kind)
         assert shown_s == pytest.approx(200.0, rel=0.02)
+
+
+def test_the_style_of_the_page_leaves_the_picture_as_it_is(
+    open_page: Callable[..., OpenedPage], tmp_path: Path
+) -> None:
+    plan, timeline = deep(32, 16)
+    path = tmp_path / "compare.html"
+    write_picture(str(path), [compared(plan, timeline, 16.0, "deep")], HEAD, ["Bound by work."])
+    opened = open_page(path)
+    assert opened.complaints == [] and "Bound by work." in opened.page.inner_text("main")
+    drawn = opened.page.evaluate(
+        """() => [...document.querySelectorAll(".comparison [stroke-width]")].map((one) =>
+            [one.getAttribute("stroke-width") + "px", getComputedStyle(one).strokeWidth])"""
+    )
+    assert len(drawn) > 60
+    assert all(said == done for said, done in drawn)
 
 
 def test_stages_that_share_devices_share_a_lane(

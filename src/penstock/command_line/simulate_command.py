@@ -186,7 +186,8 @@ class TimelineFiles:
 
 def title_of(plan: "Plan") -> str:
     """The title of a picture of the plan."""
-    return f"{plan.schedule}: {plan.micro_batches} micro-batches of {plan.micro_batch_size}"
+    samples = "1 sample" if plan.micro_batch_size == 1 else f"{plan.micro_batch_size} samples"
+    return f"{plan.schedule}: {plan.micro_batches} micro-batches of {samples}"
 
 
 def change_parts(

@@ -39,8 +39,9 @@ def write_picture(
     picture = drawing_svg(compare_drawing(plans, head), "comparison")
     if path.endswith(".html"):
         paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in words if text)
+        below = f"<section>\n{paragraphs}\n</section>\n" if paragraphs else ""
         body = (
-            f'<main class="compare">\n{picture}<div class="words">\n{paragraphs}\n</div>\n</main>'
+            f'<main class="compare">\n<section class="wide">\n{picture}</section>\n{below}</main>'
         )
         picture = html_page(head.title, body, asset("page.css"))
     write_text(path, picture)

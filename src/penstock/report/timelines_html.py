@@ -77,7 +77,7 @@ def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
     """The data of a device with its lanes."""
     return {
         "device": row.device,
-        "stages": stage_names(row.stages),
+        "stages": stage_names(row.stages, most=20),
         "limit_bytes": row.limit_bytes,
         "compute": [lane_data(lane, number) for lane in row.compute],
         "messages": [lane_data(lane, number, peers=True) for lane in (row.sends, row.receives)],

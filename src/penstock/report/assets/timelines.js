@@ -94,13 +94,17 @@ function drawLane(lane, y, height, colours) {
     shares.set(style, (shares.get(style) || 0) + share);
   };
   const flush = () => {
+    // A low lane has no room for a stack: the fuller a column, the stronger its colour.
+    const stacks = height > 8;
     let bottom = y + height;
     for (const [style, share] of [...shares].sort((a, b) => a[0] - b[0])) {
-      const part = Math.max(share * height, 1);
-      bottom -= part;
+      const part = stacks ? Math.max(share * height, 1) : height;
+      pen.globalAlpha = stacks ? 1 : Math.min(0.3 + 0.7 * share, 1);
       pen.fillStyle = colours.fills[style];
-      pen.fillRect(column, bottom, 1, part);
+      pen.fillRect(column, bottom - part, 1, part);
+      if (stacks) bottom -= part;
     }
+    pen.globalAlpha = 1;
     shares = new Map();
   };
   for (let i = 0; i < lane.start_s.length && lane.start_s[i] <= range.high; i += 1) {
@@ -212,8 +216,8 @@ function drawAxis(colours, labels) {
   pen.fillStyle = colours.quiet;
   pen.textAlign = "center";
   for (const [time, label] of labels) {
-    const x = xOf(time);
-    if (x + pen.measureText(label).width / 2 <= canvas.clientWidth) pen.fillText(label, x, 15);
+    const most = canvas.clientWidth - pen.measureText(label).width / 2;
+    pen.fillText(label, Math.min(xOf(time), most), 15);
   }
 }
 
