@@ -108,3 +108,16 @@ def test_numbers_and_dotted_values_of_documents_are_read() -> None:
     }
     dotted = f'a.b.c = "{"x." * 100}"'
     assert parse_toml(dotted, "a.toml", "job") == {"a": {"b": {"c": "x." * 100}}}
+
+
+def test_half_of_a_character_is_refused_and_both_halves_are_read() -> None:
+    assert parse_json('"\\ud83d\\ude00"', "a.json", "plan") == "\U0001f600"
+    with pytest.raises(BadInput, match="half of a character"):
+        parse_json('{"\\ud83d": 1}', "a.json", "plan")
+
+
+def test_a_message_that_repeats_a_long_value_keeps_its_beginning_and_its_end() -> None:
+    message = str(BadInput(f"key 'a' is '{'x' * 5000}\n'; use 'b'"))
+    assert len(message) <= 300
+    assert message.startswith("key 'a' is 'xxx")
+    assert message.endswith("xxx '; use 'b'")

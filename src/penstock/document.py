@@ -44,6 +44,9 @@ LONGEST_SHOWN = 60
 LONGEST_INTEGER = 20
 """The most characters of a 64-bit integer."""
 
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""A half of a character outside the basic plane, as JSON writes it."""
+
 MOST_PARTS = 50
 LONG_KEY = re.compile(rf"^(?:[^=\n.]*\.){{{MOST_PARTS},}}[^=\n]*[=\]]", re.MULTILINE)
 """Keys with many parts: the TOML reader takes memory in proportion to their number squared."""
@@ -104,19 +107,22 @@ def parse_json(text: str, path: str | Path, thing: str) -> Json:
     """The value of a JSON text.
 
     Raises:
-        BadInput: a syntax error, with its line and column; a key twice in one object, or a whole
-            number of more than 64 bits.
+        BadInput: a syntax error, with its line and column; a key twice in one object, a whole
+            number of more than 64 bits, or half of a character.
     """
     try:
-        return json.loads(
-            text,
-            object_pairs_hook=object_of,
-            parse_int=integer,
-        )
+        value: Json = json.loads(text, object_pairs_hook=object_of, parse_int=integer)
+        if SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except json.JSONDecodeError as error:
         raise BadInput(
             f"{thing} '{path}' is not valid JSON: line {error.lineno}, column {error.colno}: "
             f"{error.msg}; correct it or write the file again"
+        ) from None
+    except UnicodeEncodeError:
+        raise BadInput(
+            f"{thing} '{path}' holds half of a character (\\ud...); correct it"
         ) from None
     except ValueError as error:
         raise BadInput(f"{thing} '{path}' holds {error}; correct it") from None

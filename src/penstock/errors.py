@@ -24,6 +24,12 @@ __all__ = [
 ]
 
 
+def shortened(text: str, longest: int) -> str:
+    """A text of at most ``longest`` characters, of which a third are the end of a longer one."""
+    end = longest // 3
+    return text if len(text) <= longest else f"{text[: longest - end - 5]} ... {text[-end:]}"
+
+
 class PenstockError(Exception):
     """Anything that Penstock refuses or reports; ``str()`` is one line fit for a user."""
 
@@ -31,13 +37,22 @@ class PenstockError(Exception):
 
 
 class BadInput(PenstockError):
-    """What the user gave cannot be used; the message names thing, value, limit and remedy."""
+    """What the user gave cannot be used; the message names thing, value, limit and remedy.
+
+    A message is one line. One that repeats a long value is shortened in the middle.
+    """
 
     exit_code = 2
+    longest: ClassVar[int] = 300
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(" ".join(message.split()), self.longest))
 
 
 class CaptureFailed(BadInput):
     """The model cannot be traced; the message names the line of user code and the way out."""
+
+    longest = 2000
 
 
 class Infeasible(PenstockError):

@@ -241,3 +241,16 @@ def test_the_graph_preset_is_asymmetric_and_its_best_ring_is_the_fast_one():
     assert cluster.bandwidth(0, 3) == 25e9 / 8
     assert cluster.bandwidth(3, 0) == 10e9 / 8
     assert best_ring(cluster, range(8)) == [0, 3, 6, 1, 4, 7, 2, 5]
+
+
+def test_a_cluster_has_at_most_65536_devices_and_is_read_at_once(tmp_path: Path):
+    path = tmp_path / "large.toml"
+    text = (
+        '[[hosts]]\nname = "h"\ncount = {}\n[[hosts.devices]]\nkind = "d"\nmemory = 1\ncount = {}'
+    )
+    path.write_text('name = "large"\n' + text.format(65536, 1))
+    with pytest.raises(BadInput, match="device 0 cannot reach device 1"):
+        read_cluster(path)
+    path.write_text('name = "large"\n' + text.format(65536, 65536))
+    with pytest.raises(BadInput, match="has 4294967296 devices; at most 65536"):
+        read_cluster(path)

@@ -102,6 +102,5 @@ def test_the_order_of_a_plan_is_its_schedules():
 
 
 def test_an_unknown_schedule_is_answered_with_those_there_are():
-    known = ", ".join(sorted(FAMILIES))
-    with pytest.raises(BadInput, match=rf"'zigzag' is unknown; use one of {known}"):
+    with pytest.raises(BadInput, match=rf"'zigzag' is unknown; .*{len(FAMILIES)} .*penstock list"):
         order_of(Plan(PLAN.stages, 3, 4, "zigzag"))

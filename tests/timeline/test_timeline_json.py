@@ -59,7 +59,7 @@ def spoilt(**changes: object) -> str:
 
 
 REFUSED = {
-    "not JSON": ("{", "not JSON"),
+    "not JSON": ("{", "not valid JSON"),
     "not an object": ("[]", "not a JSON object"),
     "another schema": (spoilt(schema="penstock-timeline-0"), "schema 'penstock-timeline-0'"),
     "other columns": (spoilt(event_fields=["device"]), "event_fields"),

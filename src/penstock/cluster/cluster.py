@@ -1,7 +1,9 @@
 """Devices, hosts and the links between them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, permutations, product
 
 from penstock.errors import BadInput
 
@@ -237,18 +239,16 @@ def check_link(cluster: Cluster, link: Link) -> None:
 
 def check_connected(cluster: Cluster, links: set[tuple[int, int]]) -> None:
     """Raise for the first pair of devices that cannot send to each other."""
-    host_index, devices = cluster.host_index, range(len(cluster.devices))
-    for index, host in enumerate(cluster.hosts):
-        if host.link_bytes_per_s and host.port_bytes_per_s:
-            continue
-        members = [device for device in devices if host_index[device] == index]
-        others = [device for device in devices if host_index[device] != index]
-        pairs: dict[str, list[tuple[int, int]]] = {}
+    stop, count = 0, len(cluster.devices)
+    for host in cluster.hosts:
+        start, stop = stop, stop + len(host.devices)
+        members = range(start, stop)
+        pairs: dict[str, Iterator[tuple[int, int]]] = {}
         if not host.link_bytes_per_s:
-            pairs["link_bytes_per_s"] = [(i, j) for i in members for j in members if i != j]
+            pairs["link_bytes_per_s"] = permutations(members, 2)
         if not host.port_bytes_per_s:
-            ways = [((i, j), (j, i)) for i in members for j in others]
-            pairs["port_bytes_per_s"] = [pair for both in ways for pair in both]
+            ways = product(members, chain(range(start), range(stop, count)))
+            pairs["port_bytes_per_s"] = (pair for i, j in ways for pair in ((i, j), (j, i)))
         for figure, needed in pairs.items():
             for source, target in needed:
                 if (source, target) not in links:

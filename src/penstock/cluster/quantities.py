@@ -1,7 +1,7 @@
 """Quantities with units, as in cluster files."""
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Literal, TypeAlias
 
 __all__ = ["Dimension", "parse_quantity"]
@@ -41,5 +41,5 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     try:
         # Decimal arithmetic, so that "5 us" gives exactly the float 5e-6.
         return float(Decimal(figure) * Decimal(str(units[unit])))
-    except InvalidOperation:
-        raise ValueError(f"'{figure}' is not a number") from None
+    except ArithmeticError:
+        raise ValueError(f"'{figure}' is not a number that a computer holds") from None

@@ -44,7 +44,8 @@ def in_si(dimension: Dimension) -> BeforeValidator:
 Bytes = Annotated[float, in_si("memory")]
 BytesPerSecond = Annotated[float, in_si("bandwidth")]
 Seconds = Annotated[float, in_si("time")]
-Count = Annotated[int, Field(ge=1, le=65536)]
+MOST_DEVICES = 65536
+Count = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 
 
 class DeviceEntry(Entry):
@@ -108,6 +109,9 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
         BadInput: a syntax error, an unknown key or unit, or a number out of range.
     """
     entry = check_document(ClusterEntry, parse_toml(text, path, "cluster"), path)
+    devices = sum(host.count * sum(device.count for device in host.devices) for host in entry.hosts)
+    if devices > MOST_DEVICES:
+        raise BadInput(f"{path}: the cluster has {devices} devices; at most {MOST_DEVICES} can be")
     links = tuple(Link(x.source, x.target, x.bandwidth, x.latency) for x in entry.links)
     try:
         return Cluster(entry.name, tuple(h for host in entry.hosts for h in hosts_of(host)), links)

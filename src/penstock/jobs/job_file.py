@@ -29,6 +29,7 @@ Modules are searched beside the file, in the working directory, and among instal
 """
 
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,6 +48,8 @@ from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.weights.pretrained import Weights
 
 __all__ = ["find_job", "read_job"]
+
+NUMBER = re.compile("[0-9]{1,9}")
 
 TABLES = {"base", "optimizer", "loss_scaling", "weights", "save_weights", "dynamic"}
 """Keys of a file that do not directly set a field of `Job`."""
@@ -248,9 +251,9 @@ def dynamic_of(table: Mapping[str, Mapping[str, LengthEntry]]) -> Dynamic:
     """
     found: dict[str | int | tuple[str | int, ...], dict[int, str | Length]] = {}
     for key, dimensions in table.items():
-        own = found[int(key) if key.isdigit() else key] = {}
+        own = found[int(key) if NUMBER.fullmatch(key) else key] = {}
         for dim, named in dimensions.items():
-            if not dim.isdigit():
+            if not NUMBER.fullmatch(dim):
                 raise BadInput(
                     f"dynamic.{key} has the key '{dim}', but dimensions are numbers; write "
                     f'{key} = {{ 1 = "length" }}'

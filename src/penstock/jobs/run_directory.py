@@ -158,17 +158,20 @@ def latest_run(job_name: str, out: str | Path | None) -> RunDirectory:
 def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
     """The rows of ``metrics.jsonl`` up to and including ``step``, which a resumed run keeps.
 
-    A last line that a crash cut off is dropped.
+    Damaged lines are dropped, such as a last one that a crash cut off.
     """
     return [row for row in read_rows(path) if row["step"] <= step]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of ``metrics.jsonl``; empty if there is no such file."""
+    """The undamaged rows of ``metrics.jsonl``; empty if there is no such file."""
     rows: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
+        with suppress(BadInput):
+            row = parse_json(line, path, "metrics")
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
     return rows
 
 

@@ -18,8 +18,8 @@ def order_of(plan: Plan) -> Schedule:
     family = FAMILIES.get(plan.schedule)
     if family is None:
         raise BadInput(
-            f"the plan's schedule '{plan.schedule}' is unknown; use one of "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"the plan's schedule '{plan.schedule}' is unknown; use one of the "
+            f"{len(FAMILIES)} that 'penstock list' names"
         )
     shape = plan.shape()
     schedule = family.make(shape)

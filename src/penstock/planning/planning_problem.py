@@ -49,8 +49,8 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
     if name in registry:
         return registry[name]
     near = get_close_matches(name.lower(), registry, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "use one of those"
-    raise BadInput(f"{thing} '{name}' is unknown; there are {', '.join(registry)}; {hint}")
+    hint = f"did you mean '{near[0]}'?" if near else "use one that 'penstock list' names"
+    raise BadInput(f"{thing} '{name}' is unknown; {hint}")
 
 
 def planning_problem(

@@ -113,8 +113,8 @@ def node_of(line: str, where: str) -> Node:
         match = re.search(rf"{figure}=(\[[^\]]*\]|[^,\s]+)", figures)
         if not match:
             raise BadInput(
-                f"{where}: '{line.strip()[:60]}' has no {figure}; a node is written "
-                f"'node1 -- name -- {', '.join(f'{f}=1.0' for f in FIGURES)}'"
+                f"{where}: '{line.strip()[:60]}' has no {figure}; write it like "
+                f"'node1 -- name -- {FIGURES[0]}=1.0, {figure}=1.0, ...'"
             )
         values[figure] = sum_of(match.group(1), f"{where}: {figure}")
     forward, backward, activation, parameters = (values[figure] for figure in FIGURES)

@@ -1,6 +1,5 @@
 """Reads a run directory: plan, prediction, measurement, and the steps of the training."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -9,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster
-from penstock.document import Json, parse_json, read_text
+from penstock.document import parse_json, read_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
@@ -53,7 +52,13 @@ class EvaluationRecord(RecordLine):
     evaluation_loss: float
 
 
-class LengthRecord(RecordLine):
+class FiniteLine(RecordLine):
+    """A JSON object whose numbers are finite."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class LengthRecord(FiniteLine):
     """Predicted and measured seconds of the steps whose batches were about this long."""
 
     lengths: dict[str, int]
@@ -63,7 +68,7 @@ class LengthRecord(RecordLine):
     steps: int
 
 
-class RunSummary(RecordLine):
+class RunSummary(FiniteLine):
     """The main numbers of a run; peaks are in the order of the plan's devices."""
 
     name: str = ""
@@ -189,9 +194,9 @@ def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[EvaluationRe
             continue
         where = f"{path}, line {number}"
         try:
-            value: Json = json.loads(line)
-        except json.JSONDecodeError as cause:
-            raise BadInput(f"{where} is not JSON ({cause.msg}); delete the line") from cause
+            value = parse_json(line, path, "metrics")
+        except BadInput as cause:
+            raise BadInput(f"line {number} of {cause}, or delete the line") from cause
         if isinstance(value, dict) and "evaluation_loss" in value:
             evaluations.append(parse_row(EvaluationRecord, value, where))
         elif isinstance(value, dict) and "non_finite" in value:

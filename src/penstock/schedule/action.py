@@ -45,7 +45,7 @@ def parse_action(text: str) -> Action:
     Raises:
         BadInput: the text is not a stage number, one of F B I W R, and a micro-batch number.
     """
-    match = re.fullmatch(r"(\d+)([FBIWR])(\d+)", text.strip())
+    match = re.fullmatch(r"(\d{1,9})([FBIWR])(\d{1,9})", text.strip())
     if not match:
         raise BadInput(
             f"action '{text}' is not of the form <stage><kind><micro-batch> with kind one of "

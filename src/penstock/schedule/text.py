@@ -25,7 +25,7 @@ def parse_schedule(text: str) -> Schedule:
 
 def parse_line(line: str) -> tuple[Action, ...]:
     """The actions of one line; if it has a single stage, its actions do not repeat the stage."""
-    match = re.fullmatch(r"\s*stage (\d+(?:,\d+)*)((?:\s+\S+)*)\s*", line)
+    match = re.fullmatch(r"\s*stage (\d+(?:,\d+)*)((?:\s.*)?)", line)
     if not match:
         raise BadInput(
             f"line '{line.strip()}' does not start with its stage or stages; write it like "

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast, get_args
 
-from penstock.document import write_text
+from penstock.document import parse_json, read_text, write_text
 from penstock.errors import BadInput
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
@@ -136,15 +136,5 @@ def read_timeline(path: Path | str) -> Timeline:
     Raises:
         BadInput: no such file, not JSON, or not a timeline of this schema.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as cause:
-        raise BadInput(f"cannot read timeline '{path}': {cause}; check the path") from cause
-    try:
-        values: object = json.loads(text)
-    except json.JSONDecodeError as cause:
-        raise BadInput(
-            f"timeline '{path}' is not JSON (line {cause.lineno}: {cause.msg}); "
-            f"simulate or run the plan again"
-        ) from cause
+    values = parse_json(read_text(path, "timeline"), path, "timeline")
     return timeline_from_json(values, f"timeline '{path}'")

@@ -12,10 +12,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import ConfigDict
 
+from penstock.document import Entry, check_document
 from penstock.errors import BadInput
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
@@ -41,6 +43,26 @@ WITH_PICKLE = (
     "it has format 1, which is read with pickle and can run code; if you wrote it yourself, "
     "read it with allow_pickle=True (penstock train --allow-pickle)"
 )
+
+
+class Ignoring(Entry):
+    """A table whose other keys are read elsewhere."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class FileEntry(Ignoring):
+    """A file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+class StateEntry(Ignoring):
+    """What every state has."""
+
+    step: int
+    files: dict[str, FileEntry]
 
 
 def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
@@ -86,6 +108,7 @@ def read_state(path: Path) -> dict[str, Any]:
         )
     if state.pop("sha256", None) != checksum_of(state):
         raise BadInput(f"{STATE_FILE} of checkpoint '{path}' is damaged: its checksum is wrong")
+    check_document(StateEntry, state, path / STATE_FILE)
     return state
 
 

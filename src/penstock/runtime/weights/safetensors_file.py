@@ -48,6 +48,9 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a header raises that is not as it should be."""
+
 LARGEST_HEADER = 100_000_000
 """The largest header in bytes, as in the format's own readers."""
 
@@ -98,7 +101,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise BadInput(f"weights '{path}' cannot be read: {cause.strerror}; copy them again") from (
             cause
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+    except MALFORMED as cause:
         raise BadInput(
             f"'{path}' is not a whole safetensors file ({cause}); copy or download it again"
         ) from cause

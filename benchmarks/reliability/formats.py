@@ -1,0 +1,145 @@
+"""The readers of files: for each the way it is called, and the file name that it expects."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["READERS", "Reader"]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a kind of file is read; ``mend`` makes a changed file pass the first check."""
+
+    file: str
+    read: Callable[[Path], object]
+    mend: Callable[[bytes], bytes] | None = None
+
+
+def cluster(path: Path) -> object:
+    """A cluster's TOML."""
+    from penstock.cluster.toml_file import read_cluster
+
+    return read_cluster(path)
+
+
+def job(path: Path) -> object:
+    """A job's TOML; its modules are imported."""
+    from penstock.jobs.job_file import read_job
+
+    return read_job(path)
+
+
+def profile(path: Path) -> object:
+    """A profile's JSON."""
+    from penstock.profile.find import read_any_profile
+
+    return read_any_profile(path)
+
+
+def pipedream(path: Path) -> object:
+    """PipeDream's graph text."""
+    from penstock.profile.pipedream_text import read_pipedream
+
+    return read_pipedream(path, 64)
+
+
+def piper(path: Path) -> object:
+    """Piper's JSON."""
+    from penstock.profile.piper_json import read_piper
+
+    return read_piper(path)
+
+
+def table(path: Path) -> object:
+    """A model's table."""
+    from penstock.profile.model_table import read_model_table
+
+    return read_model_table(path)
+
+
+def plan(path: Path) -> object:
+    """A plan's JSON."""
+    from penstock.plan.json_file import read_plan
+
+    return read_plan(path)
+
+
+def schedule(path: Path) -> object:
+    """A schedule's text."""
+    from penstock.document import read_text
+    from penstock.schedule.text import parse_schedule
+
+    return parse_schedule(read_text(path, "schedule"))
+
+
+def timeline(path: Path) -> object:
+    """A timeline's JSON."""
+    from penstock.timeline.json_file import read_timeline
+
+    return read_timeline(path)
+
+
+def steps(path: Path) -> object:
+    """The steps of a run, as the report and a resumed run read them."""
+    from penstock.jobs.run_directory import rows_before
+    from penstock.report.record import read_metrics
+
+    rows_before(path, 2)
+    return read_metrics(path)
+
+
+def summary(path: Path) -> object:
+    """The summary of a run."""
+    from penstock.report.record import read_summary
+
+    return read_summary(path)
+
+
+def header(path: Path) -> object:
+    """The header of a file with tensors."""
+    from penstock.runtime.weights.safetensors_file import read_header
+
+    return read_header(path)
+
+
+def state(path: Path) -> object:
+    """The state of a checkpoint."""
+    from penstock.errors import BadInput
+    from penstock.runtime.checkpoints.checkpoint import damage_of, read_state
+    from penstock.runtime.checkpoints.plain_values import from_json
+
+    if len(problem := damage_of(path.parent)) > 300:
+        raise BadInput(problem)
+    found = read_state(path.parent)
+    return from_json(found.get("loader"), "the loader's place")
+
+
+def with_checksum(data: bytes) -> bytes:
+    """A state whose checksum is right, if it is JSON at all."""
+    try:
+        content = json.loads(data)
+        content.pop("sha256", None)
+        text = json.dumps(content, sort_keys=True).encode()
+        return json.dumps({**content, "sha256": hashlib.sha256(text).hexdigest()}).encode()
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return data
+
+
+READERS = {
+    "cluster": Reader("cluster.toml", cluster),
+    "job": Reader("job.toml", job),
+    "profile": Reader("profile.json", profile),
+    "pipedream": Reader("graph.txt", pipedream),
+    "piper": Reader("piper.json", piper),
+    "table": Reader("model.toml", table),
+    "plan": Reader("plan.json", plan),
+    "schedule": Reader("schedule.txt", schedule),
+    "timeline": Reader("timeline.json", timeline),
+    "steps": Reader("metrics.jsonl", steps),
+    "summary": Reader("summary.json", summary),
+    "header": Reader("rank-00000.safetensors", header),
+    "state": Reader("state.json", state, with_checksum),
+}
