@@ -1,5 +1,7 @@
 """Plans judged by their loads alone: the load by hand, and what walks over it find."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -94,3 +96,30 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
     asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
     plans = list(evenly_loaded_plans(asked, plan_on(0, 1), 0))
     assert min(map(make_score(asked), plans)) == 0
+
+
+INTERRUPTED = """
+import _thread, threading
+from penstock.cluster.presets import find_cluster
+from penstock.plan.problem import PlanningProblem
+from penstock.planners.data_parallel import data_parallel
+from penstock.profile.find import find_profile
+from penstock.search.loads import evenly_loaded_plans
+from penstock.simulate.score import make_score
+
+problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (8,))
+start = data_parallel(problem, make_score(problem))
+plans = evenly_loaded_plans(problem, start, 0)
+next(plans)  # the loop is compiled
+threading.Timer(0.05, _thread.interrupt_main).start()
+try:
+    while True:
+        list(evenly_loaded_plans(problem, start, 0))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_during_a_walk_is_an_exception_and_no_crash() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

@@ -55,8 +55,9 @@ def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Ite
     )
     for power in POWERS:
         layout = layout_of(problem, start)
-        found_s, found = compiled(wander)(arrays_of(problem), layout, walk._replace(power=power))
         most = len(layout.cuts) - 1
+        found = Layout(*(np.zeros((len(sizes) * most, len(part)), np.int64) for part in layout))
+        found_s = compiled(wander)(arrays_of(problem), layout, walk._replace(power=power), found)
         for number in np.argsort(found_s)[:KEPT].tolist():
             if found_s[number] < inf:
                 yield plan_of(problem, found, number, int(sizes[number // most]))

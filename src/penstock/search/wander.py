@@ -149,21 +149,15 @@ def copy_of(layout):
     )
 
 
-def wander(a: SearchArrays, start: Layout, walk: Walk) -> tuple[Reals, Layout]:
+def wander(a: SearchArrays, start: Layout, walk: Walk, found: Layout) -> Reals:
     """The best plans on a random walk (Kirkpatrick et al., Science 1983).
 
-    Returns, for each micro-batch size and in it for each number of stages, the least `load_s`, and
-    its layout as a row of each array.
+    Returns, for each micro-batch size and in it for each number of stages, the least `load_s`. Its
+    layout is written into the arrays of ``found``, as a row of each.
     """
     np.random.seed(walk.seed)
     count, most = len(walk.sizes), len(start.cuts) - 1
     found_s = np.full(count * most, np.inf)
-    found = Layout(
-        np.zeros((count * most, len(start.order)), dtype=np.int64),
-        np.zeros((count * most, len(start.cuts)), dtype=np.int64),
-        np.zeros((count * most, len(start.starts)), dtype=np.int64),
-        np.zeros((count * most, 1), dtype=np.int64),
-    )
     now, new, size = copy_of(start), copy_of(start), walk.first
     now_s = load_s(a, now, walk.sizes[size], walk.batch, walk.recompute, walk.power)
     for step in range(walk.steps):
@@ -183,4 +177,4 @@ def wander(a: SearchArrays, start: Layout, walk: Walk) -> tuple[Reals, Layout]:
             copy_into(found.cuts[kind], now.cuts)
             copy_into(found.starts[kind], now.starts)
             found.stages[kind, 0] = now.stages[0]
-    return found_s, found
+    return found_s
