@@ -1,7 +1,9 @@
 """Models and data of the training tests, named by job files that `job_file` writes."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +24,7 @@ __all__ = [
     "log_and_stop",
     "nan_after_three",
     "regression",
+    "slow_down_rank_one",
     "spoil_a_weight_once",
     "wider_after_three",
 ]
@@ -155,3 +158,17 @@ def spoil_a_weight_once(pipe: Pipeline, event: Event) -> None:
                 if name == "2.weight":
                     parameter[5, 7] = torch.nan
         SPOILT.append(pipe)
+
+
+def slow_down_rank_one(pipe: Pipeline, event: Event) -> None:
+    """A callback: from step 4 on every forward of rank 1 sleeps for 30 ms in its layers."""
+    if isinstance(event, StepMetrics) and event.step == 4 and pipe.rank == 1:
+        for runner in pipe._worker.stages.runners.values():
+            call = runner._training_call
+            run = call.run
+
+            def slow(*given: Any, run: Any = run) -> Any:
+                time.sleep(0.03)
+                return run(*given)
+
+            call.run = slow  # type: ignore[method-assign]

@@ -75,6 +75,12 @@ class Records:
         metrics = {f"evaluation_{name}": value for name, value in evaluation.metrics.items()}
         self._write(step, {"step": step, "evaluation_loss": evaluation.loss, **metrics})
 
+    def drift(self, step: int, factors: Mapping[str, float]) -> None:
+        """Show on TensorBoard how many times as long as planned each stage and link took."""
+        if self._writes:
+            for name, factor in factors.items():
+                self._board.add_scalar(f"drift/{name}", factor, step)
+
     def close(self) -> None:
         """Flush everything to disk."""
         if self._writes:

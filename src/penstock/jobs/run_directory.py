@@ -17,7 +17,7 @@ from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import ModelProfile
-from penstock.timeline.json_file import write_timeline
+from penstock.timeline.json_file import read_timeline, write_timeline
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["RunDirectory", "latest_run", "new_run", "read_rows", "rows_before", "write_rows"]
@@ -93,6 +93,10 @@ class RunDirectory:
     def write_predicted(self, timeline: Timeline) -> None:
         """Save the simulated iteration."""
         write_timeline(timeline, self.path / "predicted.json")
+
+    def read_predicted(self) -> Timeline:
+        """What `write_predicted` wrote."""
+        return read_timeline(self.path / "predicted.json")
 
     def write_measured(self, timeline: Timeline) -> None:
         """Save a measured iteration."""

@@ -16,9 +16,10 @@ from penstock.jobs.job import Job
 from penstock.jobs.measured_lengths import MeasuredLength, mean_s, measured_lengths
 from penstock.jobs.profile_job import cluster_for, cost_job
 from penstock.jobs.progress import show_cursor
+from penstock.jobs.replanning import Replanned, as_found
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run, read_rows
 from penstock.jobs.worker import WARM_UP_STEPS, WorkerReport, WorkerTask, train_worker
-from penstock.plan.json_file import read_plan
+from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, MEMORY_RESERVE, PlanningProblem
 from penstock.plan.undoable_step import with_undoable_step
@@ -35,12 +36,16 @@ from penstock.search.registry import PLANNERS
 from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.timeline.drift import Drift
 from penstock.waiting import notice_if_long
 
 __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "train_job"]
 
 STEADY_ITERATIONS = 6
 """Iterations to simulate for the steady-state step time."""
+
+LEAST_GAIN = 0.05
+"""Share of a step's time that a new plan must save to be worth a word."""
 
 Log = Callable[[str], None]
 """Prints one line about what happens."""
@@ -93,6 +98,7 @@ class TrainResult:
     weights: Path | None = None
     by_length: tuple[MeasuredLength, ...] = ()
     left_out_steps: tuple[int, ...] = ()
+    drift: tuple[str, ...] = ()
 
 
 def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> TrainResult:
@@ -150,7 +156,7 @@ def train_in(
     reports = run_workers(task, request.workers, directory, say)
     start = reports[0].start
     lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
-    return finish(job, request, directory, plan, prediction, reports, lengths)
+    return finish(job, request, directory, plan, prediction, reports, lengths, say)
 
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
@@ -223,6 +229,11 @@ def plan_for(
         if max(before.devices) < request.workers and before.global_batch == job.batch_size:
             return before
         say("the run gets a new plan, because the workers or the batch size changed")
+    return new_plan(job, request, profile, cluster)
+
+
+def new_plan(job: Job, request: TrainRequest, profile: ModelProfile, cluster: Cluster) -> Plan:
+    """A plan of the requested planner."""
     if request.planner not in PLANNERS:
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
     problem = replace(
@@ -313,6 +324,7 @@ def finish(
     prediction: Prediction,
     reports: tuple[WorkerReport, ...],
     lengths: tuple[MeasuredLength, ...],
+    say: Log,
 ) -> TrainResult:
     """Write the measured timeline, the summary and the report."""
     first = reports[0]
@@ -333,6 +345,14 @@ def finish(
         "loss": first.loss,
         "samples_per_s": samples_per_s,
     }
+    drift = tuple(map(str, first.drifts))
+    if first.drifts:
+        with notice_if_long(say, "planning again, since ranks or links were slower than planned"):
+            again = replanned(job, request, directory, plan, first.drifts)
+        drift += (again,)
+        summary["drift"] = list(drift)
+    for text in drift:
+        say(text)
     if first.left_out:
         summary["left_out_steps"] = list(first.left_out)
     if lengths:
@@ -352,7 +372,27 @@ def finish(
         weights=job.save_weights,
         by_length=lengths,
         left_out_steps=first.left_out,
+        drift=drift,
     )
+
+
+def replanned(
+    job: Job,
+    request: TrainRequest,
+    directory: RunDirectory,
+    plan: Plan,
+    drifts: tuple[Drift, ...],
+) -> str:
+    """What planning again would bring; a plan that gains enough is written beside the old one."""
+    profile, cluster = as_found(plan, *directory.read_costs(), drifts)
+    found = new_plan(job, request, profile, cluster)
+    now, then = (predict(job, each, profile, cluster).iteration_s for each in (plan, found))
+    again = Replanned(found, now, then)
+    if again.gain < LEAST_GAIN:
+        return "planning again with these times would bring nothing"
+    place = directory.path / "replanned.json"
+    write_plan(found, place)
+    return f"{again}; to do so: --resume --out {directory.path} --plan {place}"
 
 
 def in_words(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from penstock.errors import BadInput, LossNotFinite
+from penstock.jobs.drift_watch import DriftWatch
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
@@ -25,6 +26,7 @@ from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.user_metrics import Evaluation
 from penstock.runtime.without_flush.order import updates_per_batch
+from penstock.timeline.drift import Drift
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
 
@@ -34,6 +36,10 @@ WARM_UP_STEPS = 3
 """Steps at the start that are not measured: caches fill and connections are made."""
 
 SAMPLED_TIMELINES = 20
+"""How many iterations of a run are looked at in full, unless it is long."""
+
+LONGEST_UNSAMPLED = 100
+"""Of so many steps at least one is looked at in full."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class WorkerReport:
 
     ``start`` is the number of steps taken before. ``verified`` says how the first step compared
     with the user's module, if it was compared. ``left_out`` are the steps that were not taken
-    because loss or gradients were not finite.
+    because loss or gradients were not finite. ``drifts`` were slower than planned at the end.
     """
 
     steps: int
@@ -67,14 +73,17 @@ class WorkerReport:
     verified: str
     start: int = 0
     left_out: tuple[int, ...] = ()
+    drifts: tuple[Drift, ...] = ()
 
 
 @dataclass
 class Measurements:
-    """Times of the steps so far, and timelines of some of them."""
+    """Times of the steps so far, and timelines of some of the latest."""
 
     seconds: list[float] = field(default_factory=list)
-    timelines: list[tuple[float, Timeline]] = field(default_factory=list)
+    timelines: deque[tuple[float, Timeline]] = field(
+        default_factory=lambda: deque(maxlen=2 * SAMPLED_TIMELINES)
+    )
 
     def add(self, seconds: float, timeline: Timeline | None) -> None:
         """Add a step."""
@@ -155,6 +164,8 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             records.go_back(to)
             display.note(why)
 
+        planned = directory.read_predicted() if first else Timeline((), 0)
+        watch = DriftWatch(planned, job.accumulate, display.note)
         back = RollBack(pipe, directory.checkpoints, gone_back)
         steps = trained(pipe, job, start, memory, lengths, back)
         words = "the first step" if job.verify == "off" else "the first step, and the model's own"
@@ -163,8 +174,10 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             if metrics.non_finite:
                 back.left_out.add(step)
                 display.note(f"step {step} was left out: {metrics.non_finite}")
-            sampled = is_sampled(step, start, job.steps)
-            measured.add(metrics.seconds, pipe.timeline() if sampled else None)
+            timeline = pipe.timeline() if is_sampled(step, start, job.steps) else None
+            measured.add(metrics.seconds, timeline)
+            if timeline is not None and first and not job.dynamic:
+                records.drift(step, watch.add(step, timeline))
             verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
             records.step(step, metrics, verified, lengths.popleft())
             if verified:
@@ -198,6 +211,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         verified=str(pipe.verified or ""),
         start=start,
         left_out=tuple(sorted(back.left_out)),
+        drifts=watch.drifts,
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
 
@@ -334,8 +348,8 @@ def steps_of(job: Job, start: int) -> Iterator[tuple[object, ...]]:
 
 
 def is_sampled(step: int, start: int, steps: int) -> bool:
-    """Whether to collect a step's timeline: about 20 in a run, the last one, none in warm-up."""
-    every = max(1, (steps - start) // SAMPLED_TIMELINES)
+    """Whether to collect a step's timeline: at least 20 in a run, the last one, none in warm-up."""
+    every = max(1, min((steps - start) // SAMPLED_TIMELINES, LONGEST_UNSAMPLED))
     warm = step - start > WARM_UP_STEPS or steps - start <= WARM_UP_STEPS
     return step == steps or (warm and step % every == 0)
 

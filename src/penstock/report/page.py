@@ -46,7 +46,7 @@ def page_html(record: RunRecord) -> str:
         plan_note=sections.plan_note(record),
         plan_table=sections.plan_table(record),
         time_table=sections.time_table(record),
-        length_section=sections.length_section(record),
+        length_section=sections.length_section(record) + sections.drift_section(record),
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
         memory_legend=sections.memory_legend(record),
         loss_legend=sections.loss_legend(record),

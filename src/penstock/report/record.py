@@ -81,6 +81,7 @@ class RunSummary(FiniteLine):
     measured_s: float
     measured_peak_memory_bytes: tuple[float, ...] = ()
     by_length: tuple[LengthRecord, ...] = ()
+    drift: tuple[str, ...] = ()
 
 
 RowType = TypeVar("RowType", bound=RecordLine)

@@ -18,6 +18,7 @@ from penstock.timeline.timeline import Timeline
 from penstock.words import layers_text, percent_text, seconds_text, size_text
 
 __all__ = [
+    "drift_section",
     "facts",
     "length_section",
     "loss_legend",
@@ -198,6 +199,18 @@ def length_section(record: RunRecord) -> str:
         '<section>\n  <div class="head"><h2>Lengths of the batches</h2>'
         "<p>Each step counts at the nearest of the lengths that were measured before.</p></div>\n"
         f'  <div class="wide">\n{table(heads, rows)}\n  </div>\n</section>'
+    )
+
+
+def drift_section(record: RunRecord) -> str:
+    """The ranks and links that were slower than planned; empty if there were none."""
+    if not record.summary.drift:
+        return ""
+    found = "".join(f"<li>{escape(text)}</li>" for text in record.summary.drift)
+    return (
+        '<section>\n  <div class="head"><h2>Slower than planned</h2>'
+        "<p>What was steadily slow at the end of the run, and what planning again would bring.</p>"
+        f"</div>\n  <ul>{found}</ul>\n</section>"
     )
 
 

@@ -1,0 +1,78 @@
+"""What planning again would bring, with the profile and the cluster as the run has found them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.cluster.cluster import Cluster, Link
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import LayerCost, ModelProfile
+from penstock.timeline.drift import Drift
+from penstock.words import percent_text, seconds_text
+
+__all__ = ["Replanned", "as_found"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """A plan made with the times of a run, and seconds of a step under the old plan and under it.
+
+    Both are predicted, from the same times.
+    """
+
+    plan: Plan
+    now_s: float
+    then_s: float
+
+    @property
+    def gain(self) -> float:
+        """The share of the step's time that would be saved."""
+        return 1 - self.then_s / self.now_s
+
+    def __str__(self) -> str:
+        return (
+            f"planning again with these times would take a step from {seconds_text(self.now_s)} to "
+            f"{seconds_text(self.then_s)} (by prediction, {percent_text(self.gain)} less)"
+        )
+
+
+def as_found(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, drifts: Sequence[Drift]
+) -> tuple[ModelProfile, Cluster]:
+    """Profile and cluster with the times of a run that drifted.
+
+    All layers take longer by the common factor. What all replicas of a stage have in common beyond
+    that is the cost of its layers. The rest is the speed of a device.
+    """
+    stages = {drift.part[1:]: drift.factor for drift in drifts if drift.part.kind == "stage"}
+    layers = [slower(layer, drifts[0].common if drifts else 1.0) for layer in profile.layers]
+    speeds = [device.speed for device in cluster.devices]
+    for number, stage in enumerate(plan.stages):
+        factors = {device: stages.get((number, device), 1.0) for device in plan.devices_of(number)}
+        common = min(factors.values())
+        for layer in stage.layers:
+            layers[layer] = slower(layers[layer], common)
+        for device, factor in factors.items():
+            speeds[device] = min(speeds[device], cluster.devices[device].speed * common / factor)
+    links = dict(cluster.special_links)
+    for kind, source, target in (drift.part for drift in drifts):
+        if kind == "link":
+            factor = next(d.factor for d in drifts if d.part == (kind, source, target))
+            rate = cluster.bandwidth(source, target) / factor
+            links[source, target] = Link(source, target, rate, cluster.latency(source, target))
+    own = iter(speeds)
+    hosts = tuple(
+        replace(host, devices=tuple(replace(d, speed=next(own)) for d in host.devices))
+        for host in cluster.hosts
+    )
+    found = replace(profile, layers=tuple(layers))
+    return found, replace(cluster, hosts=hosts, links=tuple(links.values()))
+
+
+def slower(layer: LayerCost, factor: float) -> LayerCost:
+    """A layer whose times are ``factor`` times as long."""
+    return replace(
+        layer,
+        forward_s=layer.forward_s.scaled(factor),
+        backward_input_s=layer.backward_input_s.scaled(factor),
+        backward_weight_s=layer.backward_weight_s.scaled(factor),
+    )

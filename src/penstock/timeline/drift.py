@@ -1,0 +1,147 @@
+"""How a measured iteration differs from the planned one: slow ranks and slow links.
+
+Both timelines are read in the same way. A stage's time on a device is the time of its actions. A
+message's time is visible only if its receiver waited for it: from the start of the send to the end
+of the receipt.
+
+All compute times may be longer than planned by a common factor, since the profile was measured
+elsewhere or cores are shared. It is the lower median over stages and devices. Only what is longer
+than that makes a straggler.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+from typing import Literal, NamedTuple, TypeAlias
+
+from penstock.timeline.metrics import COMPUTE
+from penstock.timeline.timeline import Event, Timeline
+from penstock.words import seconds_text
+
+__all__ = ["Compared", "Drift", "Part", "Times", "common_factor", "compared", "steady_drifts"]
+
+LEAST_FACTOR = 1.5
+"""A stage or link that takes less than so many times its planned time is no drift."""
+
+LEAST_SHARE = 0.05
+"""Neither is one that adds less than this share of the planned iteration."""
+
+
+class Part(NamedTuple):
+    """A stage on a device (``first``, ``second``), or the link from one device to another."""
+
+    kind: Literal["stage", "link"]
+    first: int
+    second: int
+
+    def __str__(self) -> str:
+        if self.kind == "stage":
+            return f"stage_{self.first}_rank_{self.second}"
+        return f"link_{self.first}_to_{self.second}"
+
+
+class Times(NamedTuple):
+    """Planned and measured seconds of an iteration."""
+
+    planned_s: float
+    measured_s: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as long as planned it took."""
+        return self.measured_s / self.planned_s
+
+
+Compared: TypeAlias = Mapping[Part, Times]
+"""The times of all parts that both timelines show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A part that steadily takes ``factor`` times as long as planned.
+
+    For a stage that is beyond the factor ``common`` of all stages and devices.
+    """
+
+    part: Part
+    times: Times
+    factor: float
+    common: float
+
+    def __str__(self) -> str:
+        kind, first, second = self.part
+        planned_s, measured_s = map(seconds_text, self.times)
+        spent = f"{measured_s} a step (planned: {planned_s}), {self.factor:.3g} times as"
+        if kind == "link":
+            return f"the link from rank {first} to rank {second} is slow: {spent} long as planned"
+        return f"stage {first} on rank {second} is a straggler: {spent} slow as the other ranks"
+
+
+def compared(planned: Timeline, measured: Timeline, batches: int = 1) -> Compared:
+    """The times of a planned iteration and of a measured one of several batches."""
+    expected, found = part_seconds(planned), part_seconds(measured)
+    return {
+        part: Times(seconds, found[part] / batches)
+        for part, seconds in expected.items()
+        if part in found and seconds > 0
+    }
+
+
+def common_factor(times: Compared) -> float:
+    """The factor that the compute times of all devices have in common; 1 without any."""
+    return median_low([t.factor for part, t in times.items() if part.kind == "stage"] or [1.0])
+
+
+def steady_drifts(samples: Sequence[Compared], iteration_s: float) -> tuple[Drift, ...]:
+    """The parts that are slow in every one of the samples, the slowest first."""
+    found: list[Drift] = []
+    common = median(common_factor(sample) for sample in samples) if samples else 1.0
+    for part in samples[-1] if samples else ():
+        times = [sample[part] for sample in samples if part in sample]
+        factors = [
+            sample[part].factor / (common_factor(sample) if part.kind == "stage" else 1.0)
+            for sample in samples
+            if part in sample
+        ]
+        excess_s = min(t.measured_s * (1 - 1 / f) for t, f in zip(times, factors, strict=True))
+        steady = len(times) == len(samples) and min(factors) >= LEAST_FACTOR
+        if steady and excess_s >= LEAST_SHARE * iteration_s:
+            middle = Times(times[0].planned_s, median(t.measured_s for t in times))
+            found.append(Drift(part, middle, median(factors), common))
+    return tuple(sorted(found, key=lambda drift: -drift.factor))
+
+
+def part_seconds(timeline: Timeline) -> dict[Part, float]:
+    """Seconds of an iteration that each stage takes on each device, and each link if visible."""
+    found: dict[Part, float] = defaultdict(float)
+    sent: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    received: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    ends: dict[int, list[float]] = defaultdict(list)
+    for event in timeline.events:
+        if event.kind == "SEND":
+            sent[event.device, event.peer].append(event)
+        elif event.kind == "RECV":
+            received[event.peer, event.device].append(event)
+        elif event.kind in COMPUTE and event.kind != "STEP":
+            found[Part("stage", event.stage, event.device)] += event.end_s - event.start_s
+            ends[event.device].append(event.end_s)
+    for link, events in sent.items():
+        # Messages of a link arrive in the order in which they were sent.
+        if len(events) == len(received[link]):
+            visible = visible_seconds(events, received[link], ends[link[1]])
+            if visible:
+                found[Part("link", *link)] = median(visible) * len(events)
+    return dict(found)
+
+
+def visible_seconds(
+    sent: Sequence[Event], received: Sequence[Event], ends: Sequence[float]
+) -> list[float]:
+    """Seconds of the messages for which the receiver waited; its actions end at ``ends``."""
+    found: list[float] = []
+    for begin, end in zip(sent, received, strict=True):
+        before = [s for s in ends if s <= end.end_s]
+        if not before or max(before) <= begin.start_s:
+            found.append(end.end_s - begin.start_s)
+    return found

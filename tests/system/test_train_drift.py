@@ -1,0 +1,36 @@
+"""`penstock train` names a rank that becomes slow, and says what planning again would bring."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_jobs import job_file
+
+from penstock.jobs.job_file import find_job
+from penstock.jobs.train import TrainRequest, train_job
+from penstock.plan.json_file import write_plan
+from penstock.plan.plan import Plan, Stage
+
+pytestmark = pytest.mark.timeout(280)
+
+STAGES = (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,)))
+
+
+def test_a_rank_that_sleeps_in_its_layers_is_named(tmp_path: Path) -> None:
+    write_plan(Plan(STAGES, 4, 4, "1f1b"), tmp_path / "given.json")
+    said: list[str] = []
+    job = job_file(tmp_path, steps=16, callbacks='["training_jobs:slow_down_rank_one"]')
+    request = TrainRequest(
+        workers=2, plan=tmp_path / "given.json", out=tmp_path / "run", shown=False, verify=False
+    )
+    result = train_job(find_job(job), request, log=said.append)
+    first, *_, again = result.drift
+    assert first.startswith("stage 1 on rank 1 is a straggler: "), result.drift
+    assert again.startswith("planning again with these times would")
+    assert first in said and again in said
+    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["drift"] == list(result.drift)
+    assert "stage 1 on rank 1 is a straggler" in result.report.read_text()
+    board = b"".join(p.read_bytes() for p in (tmp_path / "run" / "tensorboard").iterdir())
+    assert b"drift/stage_1_rank_1" in board and b"drift/all_ranks" in board

@@ -1,0 +1,127 @@
+"""Slow ranks and slow links are found by comparison with the plan, and noise is not."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cluster.cluster import Cluster, Link
+from penstock.jobs.drift_watch import STEADY_SAMPLES, DriftWatch
+from penstock.jobs.replanning import as_found
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.simulation import simulate_plan
+from penstock.timeline.drift import Drift, Part, Times
+from penstock.timeline.timeline import Timeline
+
+
+def slowed(cluster: Cluster, speeds: Sequence[float], links: Sequence[Link] = ()) -> Cluster:
+    """The cluster with devices of these speeds."""
+    host = cluster.hosts[0]
+    devices = tuple(replace(d, speed=s) for d, s in zip(host.devices, speeds, strict=True))
+    return replace(cluster, hosts=(replace(host, devices=devices),), links=tuple(links))
+
+
+def watched(planned: Timeline, measured: Sequence[Timeline]) -> tuple[list[str], tuple[Drift, ...]]:
+    """What is said while these iterations are measured, and what has drifted at the end."""
+    said: list[str] = []
+    watch = DriftWatch(planned, 1, said.append)
+    for step, timeline in enumerate(measured, 1):
+        watch.add(step, timeline)
+    return said, watch.drifts
+
+
+def test_a_slow_rank_is_named_once_when_it_is_steady(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    planned = simulate_plan(small_plan, small_profile, small_cluster).timeline
+    # All ranks are slower than planned, and one of the two replicas much more so.
+    slow = simulate_plan(
+        small_plan, small_profile, slowed(small_cluster, (0.8, 0.8, 0.4, 0.8))
+    ).timeline
+    said, drifts = watched(planned, [planned, *[slow] * (STEADY_SAMPLES - 1)])
+    assert not said and not drifts
+    said, drifts = watched(planned, [planned, *[slow] * (STEADY_SAMPLES + 3)])
+    assert len(said) == 1
+    assert said[0].startswith(f"step {STEADY_SAMPLES + 1}: stage 1 on rank 2 is a straggler: ")
+    assert said[0].endswith(", 2 times as slow as the other ranks")
+    assert [drift.part for drift in drifts] == [Part("stage", 1, 2)]
+    # It recovers.
+    assert not watched(planned, [slow] * 9 + [planned])[1]
+
+
+def test_a_slow_link_is_named(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    planned = simulate_plan(small_plan, small_profile, small_cluster).timeline
+    links = [Link(0, 1, 5e6, 1e-4)]
+    slow = simulate_plan(
+        small_plan, small_profile, slowed(small_cluster, (1.0,) * 4, links)
+    ).timeline
+    said, drifts = watched(planned, [slow] * STEADY_SAMPLES)
+    assert [drift.part for drift in drifts] == [Part("link", 0, 1)]
+    assert "the link from rank 0 to rank 1 is slow: " in said[0]
+
+
+def test_ranks_that_are_all_as_slow_are_no_stragglers(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    planned = simulate_plan(small_plan, small_profile, small_cluster).timeline
+    slow = simulate_plan(small_plan, small_profile, slowed(small_cluster, (0.3,) * 4)).timeline
+    assert watched(planned, [slow] * 9) == ([], ())
+
+
+@given(seed=st.integers(0, 10**6))
+def test_noise_is_no_drift(
+    seed: int, small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    """Events that last up to four times as long at random, but never on one rank for long."""
+    planned = simulate_plan(small_plan, small_profile, small_cluster).timeline
+    chance = random.Random(seed)
+
+    def noisy(step: int) -> Timeline:
+        # In every iteration another rank is disturbed.
+        factors = [chance.uniform(1.0, 1.2) for _ in range(4)]
+        factors[step % 4] = chance.uniform(1.0, 4.0)
+        events = tuple(
+            replace(e, end_s=e.start_s + (e.end_s - e.start_s) * factors[e.device])
+            for e in planned.events
+        )
+        return replace(planned, events=events)
+
+    said, _ = watched(planned, [noisy(step) for step in range(20)])
+    assert not [text for text in said if "straggler" in text]
+
+
+def test_a_batch_of_several_counts_once(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    planned = simulate_plan(small_plan, small_profile, small_cluster).timeline
+    twice = replace(planned, events=(*planned.events, *planned.events))
+    watch = DriftWatch(planned, 2, print)
+    factors = watch.add(1, twice)
+    assert factors["all_ranks"] == pytest.approx(1.0)
+    assert factors["stage_1_rank_2"] == pytest.approx(1.0)
+
+
+def test_what_drifted_is_in_the_costs_that_planning_gets(
+    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    """All ranks took twice as long. What replicas share are the layers; the rest is a device."""
+    times = Times(1.0, 3.0)
+    drifts = (
+        Drift(Part("stage", 1, 1), times, 3.0, 2.0),
+        Drift(Part("stage", 1, 2), times, 6.0, 2.0),
+        Drift(Part("link", 0, 1), times, 4.0, 2.0),
+    )
+    profile, cluster = as_found(small_plan, small_profile, small_cluster, drifts)
+    for number, (old, new) in enumerate(zip(small_profile.layers, profile.layers, strict=True)):
+        factor = 6.0 if 3 <= number < 7 else 2.0
+        assert new.forward_s.at(2) == pytest.approx(factor * old.forward_s.at(2))
+        assert new.backward_s.at(2) == pytest.approx(factor * old.backward_s.at(2))
+    assert [device.speed for device in cluster.devices] == [1.0, 1.0, 0.5, 1.0]
+    assert cluster.bandwidth(0, 1) == small_cluster.bandwidth(0, 1) / 4
+    assert cluster.bandwidth(1, 0) == small_cluster.bandwidth(1, 0)
