@@ -23,6 +23,7 @@ def main() -> None:
         assert box is not None
         page.screenshot(
             path=Path(__file__).with_name("report.png"),
+            full_page=True,
             clip={"x": 0, "y": 0, "width": 1280, "height": box["y"] + box["height"] + 16},
         )
         browser.close()

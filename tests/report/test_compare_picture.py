@@ -76,7 +76,7 @@ def test_one_axis_for_all_so_that_a_slower_plan_reaches_further(drawn: ComparedP
 def test_names_are_escaped_and_the_bound_says_its_argument(drawn: ComparedPlan) -> None:
     told = words(marks_of([drawn]))
     assert "model &lt;a&gt; &amp; b" in drawing_svg(compare_drawing([drawn], HEAD))
-    assert "dashed: no plan takes less than 20.0 ms: its work" in told
+    assert "dashed: the bound; no plan takes less than 20.0 ms: its work" in told
 
 
 def test_planners_with_the_same_plan_share_a_block(drawn: ComparedPlan) -> None:

@@ -146,6 +146,32 @@ def test_a_run_without_measured_memory_says_so(run_directory: Path) -> None:
     assert "not measured" in write_report(run_directory).read_text()
 
 
+def test_a_memory_limit_is_drawn_and_named_if_it_is_near(
+    open_page: Callable[..., OpenedPage], run_directory: Path, tmp_path: Path
+) -> None:
+    record = read_run(run_directory)
+    host = record.cluster.hosts[0]
+    tight = replace(host, devices=tuple(replace(d, memory_bytes=30e6) for d in host.devices))
+    near = replace(record, cluster=replace(record.cluster, hosts=(tight,)))
+    for number, (shown, drawn) in enumerate(((record, 0), (near, 1))):
+        path = tmp_path / f"{number}.html"
+        path.write_text(page_html(shown))
+        opened = open_page(path)
+        assert opened.page.locator("#memory-1 .limit").count() == drawn
+        section = opened.page.locator("section", has_text="Memory of each device")
+        names = section.locator(".legend li").all_inner_texts()
+        assert names == ["predicted over the iteration", "measured peak"] + ["limit"] * drawn
+
+
+def test_a_stage_that_is_held_twice_lists_all_its_devices(run_directory: Path) -> None:
+    record = read_run(run_directory)
+    stages = tuple(Stage(range(4 * s, 4 * s + 4), (s,), (2,)) for s in range(2))
+    plan = Plan(stages, 4, 2, "chimera")
+    timeline = simulate_plan(plan, record.profile, record.cluster).timeline
+    page = page_html(replace(record, plan=plan, predicted=timeline, measured=timeline))
+    assert "0 (cpu)<br>1 (cpu)" in page and "1 (cpu)<br>0 (cpu)" in page
+
+
 def looped(record: RunRecord) -> RunRecord:
     """The run with two stages on each of two devices."""
     stages = tuple(Stage(range(2 * s, 2 * s + 2), (s % 2,), (2,)) for s in range(4))

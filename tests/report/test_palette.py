@@ -89,6 +89,5 @@ def test_the_style_sheet_of_pages_has_the_same_colours() -> None:
     """It is written by hand, so that they could differ."""
     page = (files("penstock.report") / "assets" / "page.css").read_text()
     for text, theme in zip(page.split("prefers-color-scheme: dark"), THEMES.values(), strict=True):
-        colours = dict(re.findall(r"--([A-Z]+): (#\w+);", text))
-        assert {"F", "B", "I"} == colours.keys()
-        assert all(theme.kinds[kind] == colour for kind, colour in colours.items())
+        colours = dict(re.findall(r"--(F|B|limit): (#\w+);", text))
+        assert colours == {"F": theme.kinds["F"], "B": theme.kinds["B"], "limit": theme.limit}

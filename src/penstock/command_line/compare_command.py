@@ -327,7 +327,7 @@ def picture_head(lines: Sequence[ComparedLine], problem: "PlanningProblem") -> "
         title=f"{profile.name} on {cluster.name}",
         subtitle=(
             f"{len(profile.layers)} layers, {len(cluster.devices)} devices, "
-            f"{problem.global_batch} samples an iteration; every plan by the one simulator"
+            f"{problem.global_batch} samples an iteration; all plans simulated alike"
         ),
         bound_s=planned.bound.seconds if is_planned else 0.0,
         bound_argument=planned.bound.argument if is_planned else "",

@@ -19,7 +19,7 @@ from penstock.words import percent_text, seconds_text
 
 __all__ = ["ComparedPlan", "PictureHead", "compare_drawing"]
 
-WIDTH, MARGIN, GUTTER, RIGHT = 1360, 28, 176, 300
+WIDTH, MARGIN, GUTTER, RIGHT = 1360, 28, 176, 330
 PLOT = WIDTH - RIGHT - GUTTER
 SMALL = 11.5
 BAR_ROW, BAR = 36, 20
@@ -152,7 +152,7 @@ def bars_panel(
     marks += axis_marks(axis, bottom + 14)
     proof = f": {head.bound_argument}" if head.bound_argument else ""
     covers = f" ({head.bound_covers})" if head.bound_covers else ""
-    note = f"dashed: no plan takes less than {seconds_text(head.bound_s)}{covers}{proof}"
+    note = f"dashed: the bound; no plan takes less than {seconds_text(head.bound_s)}{covers}{proof}"
     marks.append(Words(shortened(note, 190), GUTTER, bottom + 34, 12, "limit"))
     return marks, bottom + 38
 
@@ -187,9 +187,9 @@ def gap_text(gap: float) -> str:
     """The distance from the lower bound in words.
 
     >>> gap_text(0.167), gap_text(15.0)
-    ('16.7 % above', '16.0x the bound')
+    ('16.7 % above the bound', '16.0x the bound')
     """
-    return f"{percent_text(gap)} above" if gap < 2 else f"{1 + gap:.1f}x the bound"
+    return f"{percent_text(gap)} above the bound" if gap < 2 else f"{1 + gap:.1f}x the bound"
 
 
 def plan_block(block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, top: float) -> Panel:

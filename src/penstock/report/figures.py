@@ -25,12 +25,12 @@ def timeline_panels(record: RunRecord) -> Sequence[TimelinePanel]:
 
 
 def chart_data(record: RunRecord) -> dict[str, Json]:
-    """Memory limits and measured peaks of the devices, and the curves."""
+    """The measured peaks of the devices, their memory limits where drawn, and the curves."""
     return {
         "devices": [
             {
                 "device": device,
-                "limit_bytes": record.cluster.devices[device].memory_bytes,
+                "limit_bytes": record.near_limits.get(device, 0.0),
                 "measured_peak_bytes": record.measured_peaks.get(device, 0.0),
             }
             for device in record.plan.devices

@@ -15,6 +15,7 @@ from penstock.plan.plan import Plan
 from penstock.profile.json_file import read_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.timeline.json_file import read_timeline
+from penstock.timeline.metrics import peak_memory_bytes
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["EvaluationRecord", "LengthRecord", "RunRecord", "RunSummary", "StepRecord", "read_run"]
@@ -119,6 +120,17 @@ class RunRecord:
         """Measured peak bytes by device, without devices that measured none."""
         peaks = zip(self.plan.devices, self.summary.measured_peak_memory_bytes, strict=False)
         return {device: peak for device, peak in peaks if peak > 0}
+
+    @property
+    def near_limits(self) -> dict[int, float]:
+        """The memory limits, by device, that are at most three times the peak."""
+        predicted, measured = peak_memory_bytes(self.predicted), self.measured_peaks
+        limits = {device: self.cluster.devices[device].memory_bytes for device in self.plan.devices}
+        return {
+            device: limit
+            for device, limit in limits.items()
+            if 0 < limit <= 3 * max(predicted[device], measured.get(device, 0.0))
+        }
 
 
 def read_run(directory: str | Path) -> RunRecord:

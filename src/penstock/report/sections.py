@@ -108,7 +108,7 @@ def plan_table(record: RunRecord) -> str:
         ("Stage", ""),
         ("Layers", "layers"),
         ("Device", "nowrap"),
-        ("Rows", "number"),
+        ("Samples", "number"),
         ("Recompute", ""),
         ("Parameters", "number"),
         ("Peak memory predicted", "number"),
@@ -120,23 +120,22 @@ def plan_table(record: RunRecord) -> str:
 
 
 def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
-    """The cells of a stage."""
+    """The cells of a stage, with its copy if the schedule has one."""
     predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
-    devices = [record.cluster.devices[device] for device in stage.devices]
+    homes = {record.plan.holder(index, micro_batch): None for micro_batch in (0, 1)}
+    numbers = [device for home in homes for device in home.devices]
+    devices = [record.cluster.devices[number] for number in numbers]
     return [
         str(index),
         layers_cell([record.profile.layers[i].name for i in stage.layers]),
-        lines(
-            f"{number} ({device.kind})"
-            for number, device in zip(stage.devices, devices, strict=True)
-        ),
-        lines(map(str, stage.slices)),
+        lines(f"{number} ({device.kind})" for number, device in zip(numbers, devices, strict=True)),
+        lines(str(rows) for home in homes for rows in home.slices),
         recompute_text(stage),
         size_text(record.profile.parameter_bytes(stage.layers)),
-        lines(size_text(predicted[device]) for device in stage.devices),
+        lines(size_text(predicted[number]) for number in numbers),
         lines(
-            size_text(measured[device]) if device in measured else "not measured"
-            for device in stage.devices
+            size_text(measured[number]) if number in measured else "not measured"
+            for number in numbers
         ),
         lines(size_text(device.memory_bytes) for device in devices),
     ]
@@ -233,9 +232,11 @@ def length_row(found: LengthRecord) -> list[str]:
 
 def memory_legend(record: RunRecord) -> str:
     """The legend of the memory figures."""
-    known = [("predicted over the iteration", "--F", ""), ("limit, where it is near", "--I", "")]
+    known = [("predicted over the iteration", "--F", "")]
     if record.measured_peaks:
-        known.insert(1, ("measured peak", "--ink", "dashed"))
+        known.append(("measured peak", "--ink", "dashed"))
+    if record.near_limits:
+        known.append(("limit", "--limit", "dashed"))
     return strokes(known)
 
 

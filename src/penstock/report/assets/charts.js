@@ -85,8 +85,7 @@ function drawMemory(device) {
   const row = predicted.find((one) => one.device === device.device);
   const points = [...(row?.memory ?? [])];
   const peak = Math.max(highest(points), device.measured_peak_bytes, 1);
-  const limitShown = device.limit_bytes > 0 && device.limit_bytes <= peak * 3;
-  const high = Math.max(peak, limitShown ? device.limit_bytes : 0) * 1.12;
+  const high = Math.max(peak, device.limit_bytes) * 1.12;
   const values = ticks(0, high, 4).values.map((value) => [value, bytes(value)]);
   const chart = {
     height: 150, gutter: 62, x: [0, end], y: [0, high], yLabels: values,
@@ -102,7 +101,7 @@ function drawMemory(device) {
   const level = (value, name) => svg.append(element("line", {
     class: `level ${name}`, x1: box.left, x2: box.right, y1: y(value), y2: y(value),
   }));
-  if (limitShown) level(device.limit_bytes, "limit");
+  if (device.limit_bytes > 0) level(device.limit_bytes, "limit");
   if (device.measured_peak_bytes > 0) level(device.measured_peak_bytes, "measured-peak");
   svg.onpointermove = (event) => {
     const pixel = event.clientX - svg.getBoundingClientRect().left;
