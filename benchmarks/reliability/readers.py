@@ -259,28 +259,39 @@ def main() -> None:
         name, first, count, folder = chosen.worker
         read_many(name, int(first), int(count), Path(folder))
         return
-    results: list[dict[str, Any]] = []
+    failed = False
     for name in chosen.only:
-        results.append(result := run_reader(name, chosen.first, chosen.count))
+        result = run_reader(name, chosen.first, chosen.count)
         if chosen.keep:
             keep(result)
-        print({key: value for key, value in result.items() if key != "failures"})
         for group in result["failures"]:
-            print(
-                f"  {group['times']} x {group['kind']} {group['place']}: {group['message'][:150]!r}"
-            )
             group.pop("numbers")
-        sys.stdout.flush()
+        print(json.dumps(result), flush=True)
+        failed |= bool(result["failures"])
+        if chosen.out:
+            add(result, chosen.out)
+    sys.exit(failed)
+
+
+def add(result: dict[str, Any], path: Path) -> None:
+    """Put a reader's result into the file of results, with date and machine."""
+    known = json.loads(path.read_text())["readers"] if path.exists() else []
     document = {
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "readers": results,
+        "readers": [*(r for r in known if r["reader"] != result["reader"]), result],
     }
-    if chosen.out:
-        chosen.out.write_text(json.dumps(document, indent=1) + "\n")
-    sys.exit(any(result["failures"] for result in results))
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def machine() -> str:
+    """The name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 if __name__ == "__main__":
