@@ -21,6 +21,7 @@ __all__ = [
     "ReplicasDiffer",
     "RunFailed",
     "Stalled",
+    "shortened",
 ]
 
 

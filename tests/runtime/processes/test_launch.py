@@ -14,6 +14,7 @@ from runtime.processes.workers_under_test import (
     add_ranks,
     collective_after_a_death,
     fail,
+    fail_without_a_folder,
     listening_addresses,
     parent_and_variable,
     threads_and_rank,
@@ -62,7 +63,10 @@ def running_launcher(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]
     """A process that launched two workers which sleep; and the workers' process numbers."""
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)
-    launcher = subprocess.Popen([sys.executable, script, TESTS, pids])
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    launcher = subprocess.Popen([sys.executable, script, TESTS, pids], env=environment)
     wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2, 60)
     return launcher, [int(line.split()[1]) for line in pids.read_text().splitlines()]
 
@@ -105,6 +109,9 @@ def test_no_directory_is_left_but_where_a_worker_says_why_it_failed(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     launch_workers(threads_and_rank, workers=1)
     assert not list(tmp_path.glob("penstock-*"))
+    with pytest.raises(BadInput):
+        launch_workers(fail, ("ours", 0), workers=1)
+    assert not list(tmp_path.glob("penstock-*"))
     with pytest.raises(RunFailed, match="penstock-workers-"):
         launch_workers(fail, ("foreign", 0), workers=1)
     assert len(list(tmp_path.glob("penstock-workers-*/worker-0-traceback.txt"))) == 1
@@ -121,6 +128,13 @@ def test_any_other_error_is_one_line_that_names_rank_place_and_traceback(tmp_pat
     assert "\n" not in str(found.value)
     assert "Traceback" in (tmp_path / "worker-0-traceback.txt").read_text()
     assert str(tmp_path / "worker-0-traceback.txt") in str(found.value)
+
+
+def test_a_failure_is_told_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"worker 0: ValueError: no such thing .* no traceback in"):
+        launch_workers(
+            fail_without_a_folder, (tmp_path / "logs",), workers=1, log_directory=tmp_path / "logs"
+        )
 
 
 def test_a_killed_worker_is_named_although_its_peers_fail_too() -> None:
@@ -144,9 +158,11 @@ def test_an_interrupted_launcher_leaves_no_orphans(
 
 
 def test_workers_die_with_a_launcher_that_was_killed(
-    running_launcher: tuple[subprocess.Popen[bytes], list[int]],
+    running_launcher: tuple[subprocess.Popen[bytes], list[int]], tmp_path: Path
 ) -> None:
     launcher, workers = running_launcher
+    assert any((tmp_path / "temporary").glob("pymp-*"))
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait(15)
     wait_until(lambda: not any(alive(pid) for pid in workers), 5)
+    wait_until(lambda: not any((tmp_path / "temporary").glob("pymp-*")), 15)

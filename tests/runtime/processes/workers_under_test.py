@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ __all__ = [
     "add_ranks",
     "collective_after_a_death",
     "fail",
+    "fail_without_a_folder",
     "parent_and_variable",
     "run_script",
     "sleep_for_ever",
@@ -59,6 +61,12 @@ def fail(kind: str, failing_rank: int) -> None:
             raise BadInput("batch size 7 is not 8; drop the last batch")
         raise ValueError("no such thing\nsecond line")
     sleep_for_ever(Path(os.devnull))
+
+
+def fail_without_a_folder(folder: Path) -> None:
+    """Fail when the folder for tracebacks is gone."""
+    shutil.rmtree(folder)
+    raise ValueError("no such thing\nsecond line")
 
 
 def sleep_for_ever(pid_file: Path) -> None:

@@ -6,11 +6,13 @@ written for torchrun runs here unchanged. On Linux workers are forked from a ser
 imported torch once for all launches of this process, since each import takes seconds.
 """
 
+import atexit
 import fcntl
 import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -19,9 +21,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, parent_process
+from datetime import timedelta
+from multiprocessing import forkserver, parent_process, util
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,9 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
-from penstock.errors import BadInput, PenstockError, RunFailed
+from penstock.errors import BadInput, PenstockError, RunFailed, shortened
 from penstock.runtime.processes.secret import SECRET
-from penstock.runtime.processes.store import serve_store
+from penstock.runtime.processes.store import meet, serve_store
 
 __all__ = ["launch_workers", "threads_per_worker"]
 
@@ -52,12 +55,35 @@ LINGER_S = 1.0
 
 POLL_S = 0.1
 
+SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
+"""Names to the fork server the folder of its socket. It ends after this process, so it removes the
+folder where this process was killed and could not."""
+
+if SOCKET_FOLDER in os.environ:
+    atexit.register(shutil.rmtree, os.environ.pop(SOCKET_FOLDER), ignore_errors=True)
+
+TOLD_WITHIN = timedelta(seconds=5)
+"""How long a failing worker tries to reach the launcher."""
+
+LONGEST_CAUSE = 200
+"""The most characters of another error in a message."""
+
+IN_MACHINE_CODE = "a library's machine code failed; its standard error may say which"
+SIGNAL_HINTS = {
+    signal.SIGKILL: "if nobody killed it, memory may have run out: try smaller micro-batches, "
+    "recompute or fewer workers",
+    signal.SIGSEGV: IN_MACHINE_CODE,
+    signal.SIGABRT: IN_MACHINE_CODE,
+    signal.SIGBUS: "shared memory may have run out: see how full /dev/shm is",
+}
+"""What to do about a worker that ended by a signal."""
+
 TORCHRUN_LOGGERS = ("torch.distributed.elastic.multiprocessing", "torch.multiprocessing.spawn")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failing worker wrote for the launcher."""
+    """What a failing worker puts into the store for the launcher."""
 
     rank: int
     time_s: float
@@ -104,6 +130,10 @@ def launch_workers(
             context = start(call, workers, store.port, threads)
         except SignalException as interruption:
             raise interrupted(interruption) from None
+        except (EOFError, ConnectionError) as lost:
+            raise RunFailed(
+                "the server that forks the workers was killed while it started them; run it again"
+            ) from lost
         try:
             result = context.wait(period=POLL_S)
         except SignalException as interruption:
@@ -112,7 +142,7 @@ def launch_workers(
             stop(context, shutdown_s)
         assert result is not None  # wait() without a limit ends with a result or an exception
         if result.is_failed():
-            raise root_cause(result, directory)
+            raise root_cause(result, workers, store)
     return tuple(result.return_values[rank] for rank in range(workers))
 
 
@@ -120,17 +150,21 @@ def launch_workers(
 def log_files(given: Path | None) -> Iterator[Path]:
     """Within, the directory of the workers' tracebacks, cleared of those of an earlier launch.
 
-    A temporary directory is removed afterwards, unless a worker has written a failure.
+    A temporary directory is removed afterwards, unless an error names a traceback in it.
     """
     directory = given or Path(tempfile.mkdtemp(prefix="penstock-workers-"))
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.glob("worker-*"):
         stale.unlink()
+    named = False
     try:
         yield directory
+    except PenstockError as error:
+        named = str(directory) in str(error)
+        raise
     finally:
-        if given is None and not any(directory.iterdir()):
-            directory.rmdir()
+        if given is None and not named:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PContext:
@@ -156,7 +190,8 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         # Libraries must not start threads at import, before a fork. And torch warns, when memory
         # is measured, that it has not seen all allocations.
         quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
-        with environment("OMP_NUM_THREADS", "1"), quiet:
+        socket_folder = environment(SOCKET_FOLDER, util.get_temp_dir())
+        with environment("OMP_NUM_THREADS", "1"), quiet, socket_folder:
             forkserver.ensure_running()
     # OpenMP reads its variable when torch is first imported, before `worker_main` runs. Workers
     # that are not forked must inherit it.
@@ -230,9 +265,16 @@ def compute_in_long_slices() -> None:
 
 
 def write_failure(failure: BaseException, rank: int, log_directory: Path) -> None:
-    """Write the one-line failure for the launcher, and the traceback for the user."""
+    """Tell the launcher the failure in a line, and write the traceback for the user.
+
+    The line goes through the store, because the disk may be full.
+    """
     trace = log_directory / f"worker-{rank}-traceback.txt"
-    trace.write_text("".join(traceback.format_exception(failure)))
+    place = f"the traceback is in {trace}"
+    try:
+        trace.write_text("".join(traceback.format_exception(failure)))
+    except OSError as cause:
+        place = f"there is no traceback in {trace} ({cause.strerror})"
     if isinstance(failure, PenstockError):
         kind, message = type(failure).__name__, str(failure)
     else:
@@ -240,24 +282,31 @@ def write_failure(failure: BaseException, rank: int, log_directory: Path) -> Non
         text = str(failure).strip().partition("\n")[0]
         kind = RunFailed.__name__
         message = (
-            f"worker {rank}: {type(failure).__name__}: {text} ({frame.filename}:{frame.lineno}); "
-            f"the traceback is in {trace}"
+            f"worker {rank}: {type(failure).__name__}: {shortened(text, LONGEST_CAUSE)} "
+            f"({frame.filename}:{frame.lineno}); {place}"
         )
     record = {"rank": rank, "time_s": time.time(), "kind": kind, "message": message}
-    (log_directory / f"worker-{rank}-failure.json").write_text(json.dumps(record))
+    with suppress(RuntimeError):  # the launcher has ended, so nobody reads it
+        store, _, _ = meet(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], TOLD_WITHIN)
+        store.set(failure_key(rank), json.dumps(record))
 
 
-def root_cause(result: RunProcsResult, log_directory: Path) -> PenstockError:
-    """The first failure: a killed worker if there is one, else the earliest written failure."""
+def failure_key(rank: int) -> str:
+    """The name of a worker's failure in the store."""
+    return f"penstock/worker/{rank}/failure"
+
+
+def root_cause(result: RunProcsResult, workers: int, store: Any) -> PenstockError:
+    """The first failure: a killed worker if there is one, else the earliest that was told."""
     for rank, failure in result.failures.items():
         if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
+            number = signal.Signals(-failure.exitcode)
             return RunFailed(
-                f"worker {rank} (process {failure.pid}) was killed by {name} and the others were "
-                f"stopped; if nobody killed it, memory may have run out: try smaller "
-                f"micro-batches, recompute or fewer workers"
+                f"worker {rank} (process {failure.pid}) was killed by {number.name} and the others "
+                f"were stopped; {SIGNAL_HINTS.get(number, 'resume the run from its checkpoint')}"
             )
-    records = [json.loads(path.read_text()) for path in log_directory.glob("worker-*-failure.json")]
+    keys = [failure_key(rank) for rank in range(workers)]
+    records = [json.loads(store.get(key)) for key in keys if store.check([key])]
     if not records:
         rank, failure = next(iter(result.failures.items()))
         return RunFailed(
