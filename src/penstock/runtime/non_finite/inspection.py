@@ -92,16 +92,18 @@ def inspect_step(worker: Worker, batches: Batches, seed: float, random: RandomSt
             stages.take(leaves, ready.iteration, seed, last=False)
             stages.run(ready)
     worker.random.state = after
-    found = [sign for sign in worker.world.gather(log.first) if sign is not None]
+    found = [sign for sign in worker.world.gather(log.first, Sign) if sign is not None]
     return Inspection(worker, min(found, default=None), batches)
 
 
 def note_weights(worker: Worker, log: SignLog) -> None:
     """Note the parameters of this rank that are not finite."""
-    layers = {use.name: use.layers[0] for use in worker.graph.parameter_uses}
+    layers = {use.name: use.layers for use in worker.graph.parameter_uses}
+    own = [layer for program in worker.stages.programs.values() for layer in program.layers]
     for name, parameter in worker.held.named_parameters():
         if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
-            layer = layers[name]
+            # A tied parameter is also used by layers of other ranks.
+            layer = next(layer for layer in layers[name] if layer in own)
             log.add("weights", worker.plan.stage_of_layer(layer), layer, tensor=name)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -16,7 +16,8 @@ PASSES: tuple[Pass, ...] = ("weights", "forward", "backward")
 """In the order in which a bad number spreads."""
 
 
-class Sign(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Sign:
     """A tensor that is not finite. Of two signs the smaller one is nearer to the cause.
 
     ``order`` counts layers in the order of the pass, so backwards it is negative. ``tensor`` is the
