@@ -86,5 +86,9 @@ class ReplicasDiffer(RunFailed):
     """Copies of a weight on several ranks are not equal; the message says which rank differs."""
 
 
+class WorkerLost(RunFailed):
+    """A worker was killed; the message says which and by what."""
+
+
 class Stalled(RunFailed):
     """A wait exceeded its bound; the message says which rank waited for which action of whom."""

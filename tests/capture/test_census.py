@@ -1,4 +1,4 @@
-"""Architectures of transformers as the census judges them: a sample now, all quick ones when slow."""
+"""Architectures of transformers as the census judges them: a sample; all quick ones when slow."""
 
 import importlib
 import json

@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_guide_works_as_printed(tmp_path: Path) -> None:
     for text in (*blocks("python"), *blocks("toml")):
         name = re.match(r"# (\S+)\n", text)

@@ -1,5 +1,7 @@
 """Models and data of the training tests, named by job files that `job_file` writes."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ __all__ = [
     "half_regression",
     "job_file",
     "log_and_stop",
+    "lose_a_worker",
     "nan_after_three",
     "regression",
     "slow_down_rank_one",
@@ -148,6 +151,13 @@ def log_and_stop(pipe: Pipeline, event: Event) -> None:
             file.write(f"{type(event).__name__}\n")
     if isinstance(event, StepMetrics) and event.step == 4 and pipe.rank == 1:
         pipe.stop()
+
+
+def lose_a_worker(pipe: Pipeline, event: Event) -> None:
+    """A callback: after step 5 the second of three ranks is killed."""
+    ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if isinstance(event, StepMetrics) and event.step == 5 and ranks == ("1", "3"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def spoil_a_weight_once(pipe: Pipeline, event: Event) -> None:

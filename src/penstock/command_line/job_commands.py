@@ -86,6 +86,14 @@ def train(
             help="Resume from a pickled checkpoint (format 1) too. It can run code.",
         ),
     ] = False,
+    may_lose: Annotated[
+        int,
+        Option(
+            min=0,
+            metavar="N",
+            help="Go on with fewer workers after up to N of them were killed or stopped answering.",
+        ),
+    ] = 0,
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = "",
@@ -120,6 +128,7 @@ def train(
         save_weights=Path(save_weights) if save_weights else None,
         verify=not no_verify,
         allow_pickle=allow_pickle,
+        may_lose=may_lose,
     )
     result = train_job(find_job(job), request, log=terminal.note)
     values = {
@@ -135,6 +144,7 @@ def train(
         f"{1000 * result.predicted_s:.1f} ms ({100 * error:+.1f} %)",
         *(f"  {length}" for length in result.by_length),
         *left_out_text(result.left_out_steps),
+        *([f"lost       {result.lost_workers} worker(s)"] if result.lost_workers else []),
         f"checkpoint {result.checkpoint}",
         f"report     {result.report}",
         *([f"weights    {result.weights}"] if result.weights else []),

@@ -2,15 +2,15 @@
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.cluster.cluster import Cluster
-from penstock.errors import BadInput
+from penstock.errors import BadInput, Infeasible, RunFailed, Stalled, WorkerLost
 from penstock.jobs.compile_ahead import planners_compiled_beside
 from penstock.jobs.job import Job
 from penstock.jobs.measured_lengths import MeasuredLength, mean_s, measured_lengths
@@ -41,6 +41,9 @@ from penstock.waiting import notice_if_long
 
 __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "train_job"]
 
+LOST = WorkerLost, Stalled
+"""After these errors the other workers can go on."""
+
 STEADY_ITERATIONS = 6
 """Iterations to simulate for the steady-state step time."""
 
@@ -60,7 +63,8 @@ class TrainRequest:
     under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display nothing.
     ``verify`` false: do not compare the first step with the whole model, whatever the job says.
     ``save_weights`` is a directory for the final weights (None: the job's). ``allow_pickle`` allows
-    to read checkpoints of format 1, which can run code.
+    to read checkpoints of format 1, which can run code. The run goes on after the loss of up to
+    ``may_lose`` workers that were killed or stopped answering.
     """
 
     workers: int = 4
@@ -76,13 +80,15 @@ class TrainRequest:
     save_weights: Path | None = None
     verify: bool = True
     allow_pickle: bool = False
+    may_lose: int = 0
 
 
 @dataclass(frozen=True)
 class TrainResult:
     """The result of a run; its fields are the keys of ``penstock train --json``.
 
-    If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them.
+    If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them. If
+    workers were lost, both are those of the workers that were left.
     """
 
     steps: int
@@ -99,6 +105,7 @@ class TrainResult:
     by_length: tuple[MeasuredLength, ...] = ()
     left_out_steps: tuple[int, ...] = ()
     drift: tuple[str, ...] = ()
+    lost_workers: int = 0
 
 
 def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> TrainResult:
@@ -107,8 +114,8 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     Raises:
         BadInput: the request or the job cannot be carried out.
         Infeasible: no plan fits in the memory of the workers.
-        RunFailed: a worker failed or was killed, or the loss was not finite. The last checkpoint is
-            complete, and ``resume`` continues from it.
+        RunFailed: a worker failed, more than ``may_lose`` were killed, or the loss was not finite.
+            The last checkpoint is complete, and ``resume`` continues from it.
         KeyboardInterrupt: Ctrl-C; the last checkpoint is complete as well.
     """
     say = log or (lambda text: print(text, file=sys.stderr, flush=True) if request.shown else None)
@@ -122,10 +129,40 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     given = read_plan(request.plan) if request.plan else None
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+    if not 0 <= request.may_lose < request.workers:
+        raise BadInput(
+            f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
+            f"{request.workers - 1} can be lost"
+        )
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
     with directory.held():
-        return train_in(directory, job, request, given, say)
+        return train_with_losses(directory, job, request, given, say)
+
+
+def train_with_losses(
+    directory: RunDirectory, job: Job, request: TrainRequest, given: Plan | None, say: Log
+) -> TrainResult:
+    """Train; after the loss of a worker go on with the others, as often as the request allows.
+
+    They get a plan for their number, from what was measured before. They start at the last
+    checkpoint, and take the steps after it again, with the same samples.
+    """
+    lost = 0
+    while True:
+        try:
+            return replace(train_in(directory, job, request, given, say), lost_workers=lost)
+        except LOST as cause:
+            if not request.may_lose:
+                raise
+            left, given, lost = request.workers - 1, None, lost + 1
+            say(f"{cause}; the run goes on with {left} worker(s)")
+            known = (directory.path / "plan.json").exists()
+            request = replace(request, workers=left, may_lose=request.may_lose - 1, resume=known)
+        except Infeasible as none:
+            if not lost:
+                raise
+            raise RunFailed(f"{request.workers} worker(s) cannot go on alone: {none}") from none
 
 
 def train_in(
@@ -153,7 +190,10 @@ def train_in(
     task = WorkerTask(
         job, plan, directory.path, resume_from, request.device, request.shown, request.allow_pickle
     )
-    reports = run_workers(task, request.workers, directory, say)
+    with last_checkpoint_said(directory, say, goes_on=request.may_lose > 0):
+        reports = launch_workers(
+            train_worker, (task,), workers=request.workers, log_directory=directory.logs
+        )
     start = reports[0].start
     lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
     return finish(job, request, directory, plan, prediction, reports, lengths, say)
@@ -302,17 +342,18 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
     return replace(prediction, iteration_s=several.steady_s, peak_memory_bytes=peaks)
 
 
-def run_workers(
-    task: WorkerTask, workers: int, directory: RunDirectory, say: Log
-) -> tuple[WorkerReport, ...]:
-    """Run the training; after a failure, print how to resume it."""
+@contextmanager
+def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) -> Iterator[None]:
+    """Within, a failure prints how to resume the run, unless the run ``goes_on`` by itself."""
     try:
-        return launch_workers(train_worker, (task,), workers=workers, log_directory=directory.logs)
-    except BaseException:
+        yield
+    except BaseException as failure:
         show_cursor()
-        with suppress(BadInput):
-            checkpoint = latest_checkpoint(directory.checkpoints)
-            say(f"the last checkpoint is {checkpoint}; --resume --out {directory.path} continues")
+        if not (goes_on and isinstance(failure, LOST)):
+            with suppress(BadInput):
+                checkpoint = latest_checkpoint(directory.checkpoints)
+                remedy = f"--resume --out {directory.path} continues"
+                say(f"the last checkpoint is {checkpoint}; {remedy}")
         raise
 
 

@@ -39,7 +39,7 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
-from penstock.errors import BadInput, PenstockError, RunFailed, shortened
+from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
 from penstock.runtime.processes.secret import SECRET
 from penstock.runtime.processes.store import meet, serve_store
 
@@ -117,7 +117,8 @@ def launch_workers(
     Raises:
         BadInput: fewer than one worker.
         PenstockError: a worker raised this error.
-        RunFailed: a worker raised another error, or was killed.
+        WorkerLost: a worker was killed.
+        RunFailed: a worker raised another error.
         KeyboardInterrupt: Ctrl-C, after the workers were stopped.
     """
     if workers < 1:
@@ -301,7 +302,7 @@ def root_cause(result: RunProcsResult, workers: int, store: Any) -> PenstockErro
     for rank, failure in result.failures.items():
         if failure.exitcode < 0:
             number = signal.Signals(-failure.exitcode)
-            return RunFailed(
+            return WorkerLost(
                 f"worker {rank} (process {failure.pid}) was killed by {number.name} and the others "
                 f"were stopped; {SIGNAL_HINTS.get(number, 'resume the run from its checkpoint')}"
             )
