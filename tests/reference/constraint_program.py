@@ -86,10 +86,10 @@ def choices_of(problem: PlanningProblem) -> list[Choice]:
     return found
 
 
-def best_pipeline(problem: PlanningProblem, seconds: float = 60.0) -> Optimum | None:
+def best_pipeline(problem: PlanningProblem, seconds: float = 600.0) -> Optimum | None:
     """The optimum over all numbers of stages; None where nothing fits.
 
-    ``seconds`` are for each number of stages.
+    ``seconds`` are for each number of stages. Proofs take some seconds, on a busy machine minutes.
 
     Raises:
         AssertionError: the optimum was not proven in time.

@@ -86,6 +86,7 @@ def test_no_plan_of_search_is_faster_than_the_optimum_nor_far_behind_it(seed: in
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_search_reaches_most_optima():
     found: list[float] = []
     for seed in range(24):
