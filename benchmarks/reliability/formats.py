@@ -107,7 +107,7 @@ def header(path: Path) -> object:
 
 def state(path: Path) -> object:
     """The state of a checkpoint."""
-    from penstock.runtime.checkpoints.plain_values import from_json
+    from penstock.runtime.plain_values import from_json
 
     from penstock.errors import BadInput
     from penstock.runtime.checkpoints.checkpoint import damage_of, read_state

@@ -189,3 +189,32 @@ def test_a_damaged_prediction_is_refused_with_the_way_round_it(
 ) -> None:
     (run_directory / "plan.predicted.json").write_text('{"format": "else"}')
     refused(penstock("simulate", run_directory / "plan.json"), 2, "delete it", "--profile")
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [(720720000, "at most 10000000"), (10**20, "at most 10000000"), (1, None)],
+)
+def test_a_batch_that_no_cluster_takes_is_refused_at_once(
+    penstock: Penstock, profile: Path, cluster: Path, batch: int, told: str | None
+) -> None:
+    answer = penstock("plan", profile, "--cluster", cluster, "--batch", batch, "--planner", "gpipe")
+    if told:
+        refused(answer, 2, f"{batch} samples", told)
+    else:
+        assert answer.code in (0, 3)
+
+
+def test_a_plan_of_too_many_micro_batches_is_refused_at_once(
+    penstock: Penstock, run_directory: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    given = json.loads((run_directory / "plan.json").read_text())
+    plan.write_text(json.dumps({**given, "micro_batches": 10**12}))
+    costs = ["--profile", run_directory / "profile.json"]
+    costs += ["--cluster", run_directory / "cluster.toml"]
+    answer = penstock("simulate", plan, *costs)
+    refused(answer, 2, "1000000000000 micro-batches", "at most 65536")
+    plan.write_text(json.dumps(given))
+    answer = penstock("simulate", plan, *costs, "--micro-batches", 10**20)
+    refused(answer, 2, "100000000000000000000 micro-batches", "at most 65536")

@@ -11,6 +11,7 @@ from torch import nn
 from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.errors import BadInput
+from penstock.plan.problem import check_batch, micro_batch_sizes_of
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.settings import OnNonFinite, Verification
@@ -185,8 +186,7 @@ class Job:
 
     def micro_batch_choices(self) -> tuple[int, ...]:
         """The micro-batch sizes a planner may use, largest first."""
-        divisors = (n for n in range(self.batch_size, 0, -1) if self.batch_size % n == 0)
-        return self.micro_batch_sizes or tuple(divisors)
+        return self.micro_batch_sizes or micro_batch_sizes_of(self.batch_size)
 
 
 def is_file_name(name: str) -> bool:
@@ -224,6 +224,7 @@ def check_job(job: Job) -> None:
             f"job '{job.name}': on_non_finite is \"roll-back\", and checkpoint_every is 0; set it "
             f"to the number of steps between checkpoints"
         )
+    check_batch(job.batch_size)
     if job.optimizer_sync == "after" and job.accumulate > 1:
         raise BadInput(
             f"job '{job.name}': optimizer_sync is \"after\", and steps take {job.accumulate} "
@@ -237,8 +238,8 @@ def check_job(job: Job) -> None:
             )
     for size in job.micro_batch_sizes:
         if size < 1 or job.batch_size % size:
-            divisors = [n for n in range(1, job.batch_size + 1) if job.batch_size % n == 0]
+            sizes = micro_batch_sizes_of(job.batch_size)
             raise BadInput(
                 f"job '{job.name}': micro-batch size {size} does not divide the batch size "
-                f"{job.batch_size}; use one of {divisors[:12]}"
+                f"{job.batch_size}; use one of {list(sizes[::-1][:12])}"
             )

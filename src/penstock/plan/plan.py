@@ -6,7 +6,10 @@ from penstock.errors import BadInput
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 
-__all__ = ["Plan", "Stage"]
+__all__ = ["MOST_MICRO_BATCHES", "Plan", "Stage"]
+
+MOST_MICRO_BATCHES = 65_536
+"""The most micro-batches of an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,11 @@ def check_plan(plan: Plan) -> None:
         raise BadInput(
             f"the plan has {plan.micro_batches} micro-batches of {plan.micro_batch_size} samples; "
             f"both must be >= 1"
+        )
+    if plan.micro_batches > MOST_MICRO_BATCHES:
+        raise BadInput(
+            f"the plan has {plan.micro_batches} micro-batches; at most {MOST_MICRO_BATCHES} can be "
+            f"simulated or run; make them larger"
         )
     expected_start = 0
     for index, stage in enumerate(plan.stages):

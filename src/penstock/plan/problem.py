@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.memory import with_memory_reserve
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan
+from penstock.plan.plan import MOST_MICRO_BATCHES, Plan
 from penstock.profile.model_profile import ModelProfile
 
 __all__ = [
@@ -18,13 +18,18 @@ __all__ = [
     "PlanningProblem",
     "RecomputeChoice",
     "Score",
+    "check_batch",
     "check_speeds",
+    "micro_batch_sizes_of",
     "score_of",
 ]
 
 MEMORY_RESERVE = 0.05
 """The share of each device's memory that plans leave free, where nothing else is asked for: for the
 allocator's gaps, and for what a profile does not know."""
+
+LARGEST_BATCH = 10_000_000
+"""The most samples of a global batch."""
 
 AS_FAST = 0.002
 """Plans that are slower than the best by at most this part count as being as fast, where nothing
@@ -74,6 +79,7 @@ class PlanningProblem:
             )
         reserved = with_memory_reserve(self.cluster, self.memory_reserve)
         object.__setattr__(self, "cluster", reserved)
+        check_batch(self.global_batch)
         if self.global_batch < 1 or not self.micro_batch_sizes:
             raise BadInput(
                 f"global batch {self.global_batch} with micro-batch sizes "
@@ -81,10 +87,10 @@ class PlanningProblem:
             )
         for size in self.micro_batch_sizes:
             if size < 1 or self.global_batch % size:
-                divisors = [n for n in range(1, self.global_batch + 1) if not self.global_batch % n]
+                sizes = micro_batch_sizes_of(self.global_batch)
                 raise BadInput(
                     f"micro-batch size {size} does not divide the global batch "
-                    f"{self.global_batch}; use one of {divisors[:12]}"
+                    f"{self.global_batch}; use one of {list(sizes[::-1][:12])}"
                 )
         check_speeds(self.profile, self.cluster)
         check_costs_at(self.profile, max(self.micro_batch_sizes))
@@ -101,6 +107,25 @@ class PlanningProblem:
                 f"optimizer_bytes_per_parameter_byte is "
                 f"{self.optimizer_bytes_per_parameter_byte}; it must be finite and >= 0"
             )
+
+
+def check_batch(batch: int) -> None:
+    """Raise `BadInput` for a global batch that is too large to plan for."""
+    if batch > LARGEST_BATCH:
+        raise BadInput(
+            f"the global batch has {batch} samples; at most {LARGEST_BATCH} can be planned for"
+        )
+
+
+def micro_batch_sizes_of(batch: int) -> tuple[int, ...]:
+    """All divisors of a batch, largest first; none that makes more micro-batches than a plan has.
+
+    >>> micro_batch_sizes_of(12)
+    (12, 6, 4, 3, 2, 1)
+    """
+    check_batch(batch)
+    counts = range(1, min(batch, MOST_MICRO_BATCHES) + 1)
+    return tuple(batch // count for count in counts if batch % count == 0)
 
 
 def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:

@@ -8,7 +8,13 @@ from typing import TypeVar
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.plan.problem import AS_FAST, MEMORY_RESERVE, PlanningProblem, RecomputeChoice
+from penstock.plan.problem import (
+    AS_FAST,
+    MEMORY_RESERVE,
+    PlanningProblem,
+    RecomputeChoice,
+    micro_batch_sizes_of,
+)
 from penstock.planners.registry import OWN_SCHEDULES
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
@@ -78,7 +84,7 @@ def planning_problem(
         BadInput: an unknown schedule, a reserve of all memory, or sizes that do not go together.
     """
     schedules = schedules_named(schedule, planner)
-    sizes = (micro_batch_size,) if micro_batch_size else divisors(batch)
+    sizes = (micro_batch_size,) if micro_batch_size else micro_batch_sizes_of(batch)
     return PlanningProblem(
         profile=profile,
         cluster=cluster,
@@ -140,12 +146,3 @@ def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan
     )
     # The bound of the problem must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, largest first.
-
-    >>> divisors(12)
-    (12, 6, 4, 3, 2, 1)
-    """
-    return tuple(n for n in range(number, 0, -1) if number % n == 0)
