@@ -125,14 +125,16 @@ def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> Gantt
 def is_mirrored(events: Iterable[Event]) -> bool:
     """Whether each device takes only even or only odd micro-batches of each stage."""
     devices: dict[tuple[int, int], set[int]] = defaultdict(set)
-    ways: dict[tuple[int, int], set[int]] = defaultdict(set)
+    directions: dict[tuple[int, int], set[int]] = defaultdict(set)
     for event in events:
         if event.kind in COMPUTE and event.micro_batch >= 0:
-            way = event.micro_batch % 2
-            ways[event.device, event.stage].add(way)
-            devices[event.stage, way].add(event.device)
-    both_ways = bool(devices) and all((stage, 1 - way) in devices for stage, way in devices)
-    return both_ways and all(len(seen) == 1 for seen in ways.values())
+            direction = event.micro_batch % 2
+            directions[event.device, event.stage].add(direction)
+            devices[event.stage, direction].add(event.device)
+    both_directions = bool(devices) and all(
+        (stage, 1 - direction) in devices for stage, direction in devices
+    )
+    return both_directions and all(len(seen) == 1 for seen in directions.values())
 
 
 def style_of(event: Event, shade_of: dict[int, int], shades: int, mirrored: bool) -> Style:

@@ -42,11 +42,11 @@ makes the bound too high."""
 
 
 class Arc(NamedTuple):
-    """``after`` starts at least ``way_s`` seconds after the end of ``before``."""
+    """``after`` starts at least ``transfer_s`` seconds after the end of ``before``."""
 
     before: Action
     after: Action
-    way_s: float
+    transfer_s: float
 
 
 class Wait(NamedTuple):
@@ -119,10 +119,10 @@ def windows_of(shape: PipelineShape, *, split: bool) -> HeadsAndTails:
     seconds = {action: shape.cost(action.stage).seconds(action.kind) for action in actions}
     head_s = dict.fromkeys(actions, 0.0)
     tail_s = dict.fromkeys(actions, 0.0)
-    for before, after, way_s in arcs:
-        head_s[after] = max(head_s[after], head_s[before] + seconds[before] + way_s)
-    for before, after, way_s in reversed(arcs):
-        tail_s[before] = max(tail_s[before], way_s + seconds[after] + tail_s[after])
+    for before, after, transfer_s in arcs:
+        head_s[after] = max(head_s[after], head_s[before] + seconds[before] + transfer_s)
+    for before, after, transfer_s in reversed(arcs):
+        tail_s[before] = max(tail_s[before], transfer_s + seconds[after] + tail_s[after])
     return HeadsAndTails(head_s, tail_s)
 
 
@@ -140,17 +140,17 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
     ``m + k`` waits for ``z`` of micro-batch ``m``. Otherwise ``k + 1`` would be between the two.
     """
     step = 2 if shape.mirrored else 1
-    way_s = [0.0, *transfers_s(shape).tolist(), 0.0]
+    transfer_s = [0.0, *transfers_s(shape).tolist(), 0.0]
     back: ActionKind = "I" if split else "B"
     waits = [
-        [waits_of(shape, stage, way, split=split) for stage in range(shape.stages)]
-        for way in range(min(step, shape.micro_batches))
+        [waits_of(shape, stage, direction, split=split) for stage in range(shape.stages)]
+        for direction in range(min(step, shape.micro_batches))
     ]
     for m in range(shape.micro_batches):
         for stage in range(shape.stages):
             forward = Action("F", stage, m)
             if stage > 0:
-                yield Arc(Action("F", stage - 1, m), forward, way_s[stage])
+                yield Arc(Action("F", stage - 1, m), forward, transfer_s[stage])
             if m >= step:
                 yield Arc(Action("F", stage, m - step), forward, 0.0)
             for end, of_stage, most in waits[m % step][stage]:
@@ -160,7 +160,7 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
             backward = Action(back, stage, m)
             yield Arc(Action("F", stage, m), backward, 0.0)
             if stage + 1 < shape.stages:
-                yield Arc(Action(back, stage + 1, m), backward, way_s[stage + 1])
+                yield Arc(Action(back, stage + 1, m), backward, transfer_s[stage + 1])
             if m >= step:
                 yield Arc(Action(back, stage, m - step), backward, 0.0)
         for stage in range(shape.stages if split else 0):
@@ -169,10 +169,10 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
                 yield Arc(Action("W", stage, m - step), Action("W", stage, m), 0.0)
 
 
-def waits_of(shape: PipelineShape, stage: int, way: int, *, split: bool) -> list[Wait]:
+def waits_of(shape: PipelineShape, stage: int, direction: int, *, split: bool) -> list[Wait]:
     """What F of ``stage`` may have to wait for until its memory is free, in one direction.
 
-    ``way`` is 0 for even micro-batches and 1 for the odd ones of a mirrored pipeline.
+    ``direction`` is 0 for even micro-batches and 1 for the odd ones of a mirrored pipeline.
 
     - The in-flight limit holds from F to the end of the backward.
     - Between F and the end of W a micro-batch holds at least what W needs.
@@ -194,27 +194,27 @@ def waits_of(shape: PipelineShape, stage: int, way: int, *, split: bool) -> list
     last: ActionKind = "W" if split else "B"
     waits = [Wait(last, stage, shape.limit(stage))]
     if shape.memory_bytes:
-        group, cost = shape.group_of(stage, way), shape.cost(stage)
-        room_bytes = shape.memory_bytes[group]
+        group, cost = shape.group_of(stage, direction), shape.cost(stage)
+        limit_bytes = shape.memory_bytes[group]
         kept_bytes = min(cost.saved_bytes, cost.bytes_until_weight_backward)
-        waits.append(Wait(last, stage, fits(kept_bytes, room_bytes)))
-        here = [s for s in range(shape.stages) if shape.group_of(s, way) == group]
+        waits.append(Wait(last, stage, fits(kept_bytes, limit_bytes)))
+        here = [s for s in range(shape.stages) if shape.group_of(s, direction) == group]
         up_to = dict(zip(here, accumulate(shape.cost(s).saved_bytes for s in here), strict=True))
         for later in here[here.index(stage) :]:
-            if fits(up_to[later], room_bytes) < 1:
+            if fits(up_to[later], limit_bytes) < 1:
                 raise BadInput(
                     f"one micro-batch saves {up_to[later]:.6g} bytes on the stages of device group "
-                    f"{group}, which has room for {room_bytes:.6g}; use smaller micro-batches, "
+                    f"{group}, which has room for {limit_bytes:.6g}; use smaller micro-batches, "
                     f"recompute, or more stages"
                 )
-            others = fits(up_to[stage], max(0.0, room_bytes * SLACK - up_to[later]))
+            others = fits(up_to[stage], max(0.0, limit_bytes * SLACK - up_to[later]))
             waits.append(Wait(back, later, 1 + others))
     return [wait for wait in waits if wait.most < shape.micro_batches]
 
 
-def fits(each_bytes: float, room_bytes: float) -> int:
+def fits(each_bytes: float, limit_bytes: float) -> int:
     """How many times ``each_bytes`` fits, rounded up where rounding errors could decide."""
-    return int(min(room_bytes / each_bytes * SLACK + 1e-9, 1e9)) if each_bytes > 0 else 10**9
+    return int(min(limit_bytes / each_bytes * SLACK + 1e-9, 1e9)) if each_bytes > 0 else 10**9
 
 
 def preemptive_end_s(jobs: list[tuple[float, float, float]]) -> float:

@@ -25,10 +25,10 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
     Raises:
         BadInput: two messages overtake one another; names the first pair.
     """
-    ways = (0, 1) if shape.mirrored else (0,)
-    for way in ways:
+    directions = (0, 1) if shape.mirrored else (0,)
+    for direction in directions:
         for kinds, word in ((FORWARDS, "activations"), (GRADIENTS, "gradients")):
-            sent = [passed(schedule, shape, s, way, kinds) for s in range(shape.stages)]
+            sent = [passed(schedule, shape, s, direction, kinds) for s in range(shape.stages)]
             for stage in range(shape.stages - 1):
                 if shape.group_of(stage) == shape.group_of(stage + 1):
                     continue
@@ -43,11 +43,15 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def passed(
-    schedule: Schedule, shape: PipelineShape, stage: int, way: int, kinds: npt.NDArray[np.bool_]
+    schedule: Schedule,
+    shape: PipelineShape,
+    stage: int,
+    direction: int,
+    kinds: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.int32]:
     """The micro-batches of one direction, in the order in which ``stage`` works on them."""
-    order = schedule.of(shape.group_of(stage, way))
+    order = schedule.of(shape.group_of(stage, direction))
     mine = (order.stages == stage) & kinds[order.kinds]
     if shape.mirrored:
-        mine &= order.micro_batches % 2 == way
+        mine &= order.micro_batches % 2 == direction
     return order.micro_batches[mine]

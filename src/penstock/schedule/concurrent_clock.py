@@ -81,7 +81,9 @@ class ConcurrentIteration:
                 if before not in self.spans:
                     self.arriving.setdefault(before, []).append(number)
                     return
-                ready_s = max(ready_s, self.spans[before][1] + self.way_s(before, stream.action))
+                ready_s = max(
+                    ready_s, self.spans[before][1] + self.transfer_s(before, stream.action)
+                )
         if ready_s > self.now_s:
             heappush(self.heap, (ready_s, number))
             return
@@ -121,7 +123,7 @@ class ConcurrentIteration:
         claims_s = claim_s + claim_of(other.action, self.costs[other.action.stage])
         return alone_s / claim_s * claims_s
 
-    def way_s(self, before: Action, after: Action) -> float:
+    def transfer_s(self, before: Action, after: Action) -> float:
         """Seconds of the transfer between two actions; zero within a group."""
         groups = {self.shape.group_of(each.stage, each.micro_batch) for each in (before, after)}
         first = min(before.stage, after.stage)

@@ -104,9 +104,11 @@ class PipelineShape:
         >>> PipelineShape(stages=4, micro_batches=1, placement=(0, 1, 1, 0)).stages_of(0)
         (0, 3)
         """
-        ways = (0, 1) if self.mirrored else (0,)
+        directions = (0, 1) if self.mirrored else (0,)
         return tuple(
-            s for s in range(self.stages) if any(self.group_of(s, way) == group for way in ways)
+            s
+            for s in range(self.stages)
+            if any(self.group_of(s, direction) == group for direction in directions)
         )
 
     def limit(self, stage: int) -> int:

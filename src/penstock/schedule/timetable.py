@@ -56,8 +56,11 @@ def schedule_from_slots(
 
 def groups_of_cells(shape: PipelineShape) -> npt.NDArray[np.int64]:
     """The device group of every stage and micro-batch, as an array of that shape."""
-    ways = np.array(
-        [[shape.group_of(stage, way) for way in (0, 1)] for stage in range(shape.stages)],
+    groups = np.array(
+        [
+            [shape.group_of(stage, direction) for direction in (0, 1)]
+            for stage in range(shape.stages)
+        ],
         dtype=np.int64,
     )
-    return ways[:, np.arange(shape.micro_batches) % 2]
+    return groups[:, np.arange(shape.micro_batches) % 2]

@@ -52,7 +52,10 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
             f"{shape.groups}; give one order for each"
         )
     groups = np.array(
-        [[shape.group_of(stage, way) for stage in range(shape.stages)] for way in (0, 1)]
+        [
+            [shape.group_of(stage, direction) for stage in range(shape.stages)]
+            for direction in (0, 1)
+        ]
     )
     for group, order in enumerate(schedule.orders):
         stages, micro = order.stages, order.micro_batches

@@ -104,8 +104,12 @@ def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
             backwards of a stage are split and others not.
     """
     weights = schedule.weights
-    ways = (0, 1) if shape.mirrored else (0,)
-    groups = [shape.group_of(stage, way) for way in ways for stage in range(shape.stages)]
+    directions = (0, 1) if shape.mirrored else (0,)
+    groups = [
+        shape.group_of(stage, direction)
+        for direction in directions
+        for stage in range(shape.stages)
+    ]
     if weights.micro_batches_per_update and len(set(groups)) < len(groups):
         raise BadInput(
             f"weights are updated every {weights.micro_batches_per_update} micro-batches and "

@@ -195,7 +195,7 @@ class Play:
                 return device.buckets_left == 0
             case "F" | "B" | "I" | "W" | "R":
                 keys: list[Key] = [
-                    (piece.replica, way, piece.micro_batch) for way in AWAITED[piece.kind]
+                    (piece.replica, source, piece.micro_batch) for source in AWAITED[piece.kind]
                 ]
                 if piece.kind == "F" and self.last_stream(stream.device).next_piece < piece.after:
                     return False

@@ -166,7 +166,7 @@ class StageCompiler:
 
 def rows_of(plan: Plan, rank: int, stage: int) -> int:
     """The rows of a full micro-batch that ``rank`` computes in ``stage``."""
-    homes = (plan.holder(stage, way) for way in (0, 1))
+    homes = (plan.holder(stage, direction) for direction in (0, 1))
     home = next(home for home in homes if rank in home.devices)
     return home.slices[home.devices.index(rank)]
 

@@ -192,13 +192,13 @@ class PipelineChannels:
             return None
         places = self._places[action.stage]
         slots = places.sent if action.kind == "F" else places.received
-        ways = [self._way_out(message, slots) for message in messages]
-        if len(ways) == 1:
-            return ways[0]
+        senders = [self._sender_of(message, slots) for message in messages]
+        if len(senders) == 1:
+            return senders[0]
 
         def send(result: Tensors) -> None:
-            for way in ways:
-                way(result)
+            for send_one in senders:
+                send_one(result)
 
         return send
 
@@ -268,7 +268,7 @@ class PipelineChannels:
                 return tensors
             first.tensors = tensors
 
-    def _way_out(self, message: Message, slots: Mapping[str, int]) -> Callable[[Tensors], None]:
+    def _sender_of(self, message: Message, slots: Mapping[str, int]) -> Callable[[Tensors], None]:
         parts = [(slots[part.spec.name], part) for part in message.parts]
         if message.receiver == self.device:
             arrival = self._arrivals[message]

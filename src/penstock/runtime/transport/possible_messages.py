@@ -43,9 +43,9 @@ def rare_messages(
     micro-batch.
     """
     known = {(message.sender, message.receiver) for message in usual}
-    for boundary, way in product(boundaries, (0, 1) if plan.mirrored else (0,)):
+    for boundary, direction in product(boundaries, (0, 1) if plan.mirrored else (0,)):
         stages = (boundary.producer, boundary.consumer)
-        here, there = (plan.holder(stage, way) for stage in stages)
+        here, there = (plan.holder(stage, direction) for stage in stages)
         for i, j in product(range(here.replicas), range(there.replicas)):
             if i != j and not may_cross(boundary, here, there):
                 continue
@@ -56,7 +56,7 @@ def rare_messages(
                 if source != target and (source, target) not in known:
                     known.add((source, target))
                     kind = "F" if passed == stages else "B"
-                    yield Message(kind, way, source, target, *passed, parts)
+                    yield Message(kind, direction, source, target, *passed, parts)
 
 
 def may_cross(boundary: BoundaryTensors, here: Stage, there: Stage) -> bool:

@@ -48,8 +48,8 @@ def chimera(shape: PipelineShape) -> Schedule:
 
 def steadily(shape: PipelineShape) -> Schedule:
     """Each direction starts one micro-batch every two cells of a forward and a backward."""
-    starts, way = np.divmod(np.arange(shape.micro_batches), 2)
-    starts = 2 * starts + way * (shape.groups % 2)
+    starts, direction = np.divmod(np.arange(shape.micro_batches), 2)
+    starts = 2 * starts + direction * (shape.groups % 2)
     stages = np.arange(shape.stages)[:, None]
     forwards = starts + stages
     backwards = starts + 2 * (shape.stages - 1) - stages
@@ -65,12 +65,12 @@ def in_units(shape: PipelineShape) -> Schedule:
     """
     odd = shape.groups % 2
     per_direction = (shape.groups + odd) // 2
-    number, way = np.divmod(np.arange(shape.micro_batches), 2)
+    number, direction = np.divmod(np.arange(shape.micro_batches), 2)
     units, within = np.divmod(number, per_direction)
     # A unit keeps each group busy for one forward and one backward of each of its micro-batches.
-    begins = 4 * per_direction * units + 2 * within + odd * way
+    begins = 4 * per_direction * units + 2 * within + odd * direction
     stages = np.arange(shape.stages)[:, None]
-    backwards = begins + 2 * shape.stages - 1 - stages + 2 * odd * (1 - way)
+    backwards = begins + 2 * shape.stages - 1 - stages + 2 * odd * (1 - direction)
     return schedule_from_slots(shape, begins + stages, backwards)
 
 

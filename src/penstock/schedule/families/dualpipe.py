@@ -49,9 +49,9 @@ def dualpipe(shape: PipelineShape) -> Schedule:
         steps = order_of_steps(rank, half, (shape.micro_batches + 1) // 2)
         kinds, far, numbers = steps
         # Odd micro-batches enter at the last group.
-        ways = far ^ int(group >= half)
+        directions = far ^ int(group >= half)
         stages = np.where(far, groups - 1 - rank, rank)
-        orders.append(order_of_existing(shape, kinds, stages, 2 * numbers + ways))
+        orders.append(order_of_existing(shape, kinds, stages, 2 * numbers + directions))
     return checked_fit(Schedule(tuple(orders)), shape, "dualpipe")
 
 

@@ -60,26 +60,26 @@ def hanayo(shape: PipelineShape) -> Schedule:
 def waves_of_blocks(shape: PipelineShape, blocks: Blocks) -> Schedule:
     """The order for these blocks: first the cells of all forwards, then of all backwards."""
     placement = shape.placement or (0,) * shape.stages
-    there = cells_of_way(placement, shape.groups, blocks)
-    back = cells_of_way(placement[::-1], shape.groups, blocks)[::-1]
+    there = cells_of_route(placement, shape.groups, blocks)
+    back = cells_of_route(placement[::-1], shape.groups, blocks)[::-1]
     turn = int((there[-1] - back[-1]).max())
     return schedule_from_slots(shape, 2 * there, 2 * (back + turn) + 1)
 
 
-def cells_of_way(way: Sequence[int], groups: int, blocks: Blocks) -> Numbers:
-    """The cell of every micro-batch on every stage along the groups of ``way``, wave after wave."""
-    rounds = len(way) // groups
+def cells_of_route(route: Sequence[int], groups: int, blocks: Blocks) -> Numbers:
+    """The cell of every micro-batch on each stage along the groups of ``route``, wave by wave."""
+    rounds = len(route) // groups
     waves = [2] * (rounds // 2)
     waves[-1] += rounds % 2
     rows: list[Numbers] = []
     for begin, end in pairwise(accumulate(waves, initial=0)):
         start = blocks.begin + begin * blocks.width + (end - begin) * blocks.within
-        cells = first_free_cells(way[begin * groups : end * groups], every=end - begin)
+        cells = first_free_cells(route[begin * groups : end * groups], every=end - begin)
         rows += [start + cell for cell in cells]
     return np.stack(rows)
 
 
-def first_free_cells(way: Sequence[int], every: int) -> list[int]:
+def first_free_cells(route: Sequence[int], every: int) -> list[int]:
     """Cells of one micro-batch that do not collide with the next one, ``every`` cells later.
 
     >>> first_free_cells([0, 1, 2, 2, 1, 0], every=2)
@@ -88,7 +88,7 @@ def first_free_cells(way: Sequence[int], every: int) -> list[int]:
     taken: set[tuple[int, int]] = set()
     cells: list[int] = []
     cell = 0
-    for group in way:
+    for group in route:
         while (group, cell % every) in taken:
             cell += 1
         taken.add((group, cell % every))

@@ -33,15 +33,15 @@ __all__ = ["V_HALF", "V_MIN", "ZB_V", "v_half", "v_min", "zb_v"]
 PERIOD = 6
 """Slots of a building block: F, I and W of two stages."""
 
-ZB_V_WAYS = (Rearrangement(up=-9, down=-9, patient=True), Rearrangement(up=-9, down=-9))
-V_HALF_WAYS = (
+ZB_V_REARRANGEMENTS = (Rearrangement(up=-9, down=-9, patient=True), Rearrangement(up=-9, down=-9))
+V_HALF_REARRANGEMENTS = (
     Rearrangement(),
     Rearrangement(patient=True),
     Rearrangement(up=-9),
     Rearrangement(up=-9, down=9, patient=True),
     Rearrangement(down=9, patient=True),
 )
-V_MIN_WAYS = (
+V_MIN_REARRANGEMENTS = (
     Rearrangement(),
     Rearrangement(up=-9, deeper=1),
     Rearrangement(deeper=1, patient=True),
@@ -85,7 +85,9 @@ def zb_v(shape: PipelineShape) -> Schedule:
     up = np.where(m < p, 2 * (u + m) - 1, steady + 4 * (m - p) + 2)
     from_up = np.where(m < u, 2 * (p + m), steady + 4 * (m - u) + 3)
     slots = by_stage((down, up, from_up, steady + 4 * m + 1))
-    return schedule_of_pattern(shape, Pattern(slots, most=2 * p, ways=ZB_V_WAYS))
+    return schedule_of_pattern(
+        shape, Pattern(slots, most=2 * p, rearrangements=ZB_V_REARRANGEMENTS)
+    )
 
 
 def v_half(shape: PipelineShape) -> Schedule:
@@ -117,7 +119,7 @@ def half_pattern(shape: PipelineShape) -> Pattern:
     turn = 0 if p % 2 else 3
     block = (2 * i, 3 * p - i - 2, 3 * p + turn + 2 * i - 1, 6 * p + turn - i - 2)
     slots = by_stage(repeated(block, shape.micro_batches))
-    return Pattern(slots, most=2 * (p // 2 + 1), ways=V_HALF_WAYS)
+    return Pattern(slots, most=2 * (p // 2 + 1), rearrangements=V_HALF_REARRANGEMENTS)
 
 
 def v_min(shape: PipelineShape) -> Schedule:
@@ -152,7 +154,7 @@ def v_min(shape: PipelineShape) -> Schedule:
     block = (i, 2 * p - i - 1, 2 * p + turn + i, 4 * p + turn - i - 1)
     slots = by_stage(repeated(block, shape.micro_batches))
     most = 2 * ((p + 1) // 3 + 1)
-    return schedule_of_pattern(shape, Pattern(slots, most, ways=V_MIN_WAYS))
+    return schedule_of_pattern(shape, Pattern(slots, most, rearrangements=V_MIN_REARRANGEMENTS))
 
 
 def groups_of_v(shape: PipelineShape, name: str) -> int:

@@ -54,12 +54,12 @@ class Pattern:
 
     ``slots[0, stage, m]`` and ``slots[1, stage, m]`` are the slots of F and I of micro-batch ``m``;
     only their order on a device group counts. A group holds at most ``most`` micro-batches, of all
-    its stages together, until their W have run. ``ways`` are the rearrangements to try.
+    its stages together, until their W have run. Each of the ``rearrangements`` is tried.
     """
 
     slots: Slots
     most: int
-    ways: tuple[Rearrangement, ...] = ()
+    rearrangements: tuple[Rearrangement, ...] = ()
 
 
 def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
@@ -78,10 +78,10 @@ def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
     drawn = drawing_of(shape, pattern)
     orders = [drawn.order]
     best, best_s = with_weights(drawn, drawn.order, lateness=0.0)
-    for way in pattern.ways:
+    for change in pattern.rearrangements:
         if best_s <= drawn.bound_s:
             break
-        other = rearrangement(drawn, way)
+        other = rearrangement(drawn, change)
         found, found_s = with_weights(drawn, other, lateness=0.0)
         if found_s + drawn.slack_s < best_s:
             orders[1:], best, best_s = [other], found, found_s
@@ -103,12 +103,12 @@ def check_room(shape: PipelineShape) -> None:
                 f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
                 f"micro-batch"
             )
-    for group, room_bytes in enumerate(shape.memory_bytes):
+    for group, limit_bytes in enumerate(shape.memory_bytes):
         each_bytes = sum(shape.cost(stage).saved_bytes for stage in shape.stages_of(group))
-        if each_bytes > room_bytes * ROUNDING:
+        if each_bytes > limit_bytes * ROUNDING:
             raise BadInput(
                 f"one micro-batch saves {each_bytes:.6g} bytes on the stages of device group "
-                f"{group}, which has room for {room_bytes:.6g}; use smaller micro-batches, "
+                f"{group}, which has room for {limit_bytes:.6g}; use smaller micro-batches, "
                 f"recompute or more stages"
             )
 
@@ -179,14 +179,14 @@ def with_weights(drawn: PlacedPattern, actions: Slots, lateness: float) -> tuple
     return looped(drawn, "filled", slack_s, drawn.first, actions, drawn.home, out=out)
 
 
-def rearrangement(drawn: PlacedPattern, way: Rearrangement) -> Slots:
+def rearrangement(drawn: PlacedPattern, change: Rearrangement) -> Slots:
     """Orders of F and I that the loop `rearranged` makes from the pattern."""
     slots = drawn.pattern.slots.copy()
-    slots[0, drawn.shape.groups :] += way.up
-    slots[1, : drawn.shape.groups] += way.down
-    deepest = np.minimum(depths(drawn) + way.deeper, drawn.pattern.most - 1)
+    slots[0, drawn.shape.groups :] += change.up
+    slots[1, : drawn.shape.groups] += change.down
+    deepest = np.minimum(depths(drawn) + change.deeper, drawn.pattern.most - 1)
     out = np.zeros(len(drawn.order), dtype=np.int64)
-    flat = (slots.ravel(), deepest, way.patient)
+    flat = (slots.ravel(), deepest, change.patient)
     return looped(drawn, "rearranged", drawn.slack_s, *flat, out=out)[0]
 
 
@@ -204,7 +204,7 @@ def looped(
     """What the loop ``name`` writes to ``out``, and what it returns."""
     counts = (drawn.shape.micro_batches, drawn.shape.stages, drawn.shape.groups)
     costs = (*counts, drawn.seconds, drawn.transfer_s, slack_s, *drawn.limits)
-    steps = 3 * len(out) * (1 + len(drawn.pattern.ways))
+    steps = 3 * len(out) * (1 + len(drawn.pattern.rearrangements))
     if steps > FEW_STEPS or "numba" in sys.modules:
         return out, loop(name, compiled=True)(LoopCosts(*costs), *flat, out)
     written: list[int] = out.tolist()

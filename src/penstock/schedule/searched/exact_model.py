@@ -52,8 +52,8 @@ def solve(
         )
         for action, head in windows.head_s.items()
     }
-    for before, after, way in arcs_of(shape, split=split):
-        model.add(start[after] >= start[before] + seconds[before] + round(way))
+    for before, after, transfer in arcs_of(shape, split=split):
+        model.add(start[after] >= start[before] + seconds[before] + round(transfer))
     recomputed = add_devices(model, shape, start, seconds, longest, split)
     add_memory(model, shape, start, seconds, longest, split)
     makespan = model.new_int_var(least, longest, "makespan")

@@ -22,13 +22,17 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
     Raises:
         BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
-    ways = 2 if shape.mirrored else 1
-    costs = [shape.cost(stage) for stage in range(shape.stages)] * ways
+    directions = 2 if shape.mirrored else 1
+    costs = [shape.cost(stage) for stage in range(shape.stages)] * directions
     group = np.array(
-        [shape.group_of(stage, way) for way in range(ways) for stage in range(shape.stages)]
+        [
+            shape.group_of(stage, direction)
+            for direction in range(directions)
+            for stage in range(shape.stages)
+        ]
     )
-    way = np.repeat(np.arange(ways), shape.stages)
-    micro_batches = (shape.micro_batches - way + ways - 1) // ways
+    direction = np.repeat(np.arange(directions), shape.stages)
+    micro_batches = (shape.micro_batches - direction + directions - 1) // directions
     forward_s, input_s, weight_s, saved_bytes, kept_bytes = np.array(
         [
             (
@@ -46,24 +50,24 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
         seconds[1:] = seconds[1] + seconds[2], np.zeros(len(group))
     work_s = np.zeros(shape.groups)
     np.add.at(work_s, group, micro_batches * seconds.sum(axis=0))
-    recompute = np.array((shape.recompute or (False,) * shape.stages) * ways)
+    recompute = np.array((shape.recompute or (False,) * shape.stages) * directions)
     rows = 3 if split else 2
     actions = rows * np.bincount(group, micro_batches, shape.groups).astype(np.int64)
     return ScheduleArrays(
         shape.stages,
-        ways,
+        directions,
         split,
         len(group),
-        -(-shape.micro_batches // ways),
+        -(-shape.micro_batches // directions),
         np.searchsorted(np.sort(group), np.arange(shape.groups + 1)),
         np.argsort(group, kind="stable"),
         group,
-        way,
+        direction,
         micro_batches,
         limits_of(shape, group, micro_batches),
         seconds,
         np.where(recompute, forward_s, 0.0),
-        np.tile(np.append(transfers_s(shape), 0.0), ways),
+        np.tile(np.append(transfers_s(shape), 0.0), directions),
         # Where W needs more than F saved, the difference is reserved from the forward on.
         np.maximum(saved_bytes, kept_bytes),
         np.ascontiguousarray(kept_bytes),
@@ -105,20 +109,20 @@ def rooms_of(
     """The bytes that each group may save; infinite without a limit."""
     if not shape.memory_bytes:
         return np.full(shape.groups, np.inf)
-    room_bytes = np.array(shape.memory_bytes, dtype=np.float64)
-    ways = len(group) // shape.stages
-    for way in range(ways):
-        mine = np.arange(len(group)) // shape.stages == way
+    limit_bytes = np.array(shape.memory_bytes, dtype=np.float64)
+    directions = len(group) // shape.stages
+    for direction in range(directions):
+        mine = np.arange(len(group)) // shape.stages == direction
         needed_bytes = np.zeros(shape.groups)
         np.add.at(needed_bytes, group[mine], (saved_bytes * (micro_batches > 0))[mine])
-        for short in np.flatnonzero(needed_bytes > room_bytes * (1 + 1e-10)).tolist():
+        for short in np.flatnonzero(needed_bytes > limit_bytes * (1 + 1e-10)).tolist():
             raise BadInput(
                 f"one micro-batch saves {needed_bytes[short]:.6g} bytes on the stages of device "
-                f"group {short}, which has room for {room_bytes[short]:.6g}; use smaller "
+                f"group {short}, which has room for {limit_bytes[short]:.6g}; use smaller "
                 f"micro-batches, recompute, or more stages"
             )
     # Sums are rounded; the tolerance of `validate` is ten times as large.
-    return room_bytes * (1 + 1e-10)
+    return limit_bytes * (1 + 1e-10)
 
 
 def quick_bound_s(arrays: ScheduleArrays, shape: PipelineShape) -> float:
@@ -130,10 +134,10 @@ def quick_bound_s(arrays: ScheduleArrays, shape: PipelineShape) -> float:
     """
     stages = shape.stages
     forward_s, back_s, weight_s = (row[:stages] for row in arrays.seconds)
-    way_s = arrays.transfer_s[:stages]
-    head_s = sums_before(forward_s + way_s)
-    tail_s = sums_before(back_s + way_s) + weight_s[0]
-    bound_s = float((forward_s + back_s + 2 * way_s).sum() + weight_s[0])
+    transfer_s = arrays.transfer_s[:stages]
+    head_s = sums_before(forward_s + transfer_s)
+    tail_s = sums_before(back_s + transfer_s) + weight_s[0]
+    bound_s = float((forward_s + back_s + 2 * transfer_s).sum() + weight_s[0])
     for g in range(shape.groups):
         own = arrays.members[arrays.first_of_group[g] : arrays.first_of_group[g + 1]]
         first_s, last_s = head_s[own % stages].min(), tail_s[own % stages].min()

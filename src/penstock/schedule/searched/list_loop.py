@@ -48,14 +48,14 @@ class ScheduleArrays(NamedTuple):
     """
 
     stages: int
-    ways: int
+    directions: int
     split: bool
     places: int
     indices: int
     first_of_group: np.ndarray
     members: np.ndarray
     group: np.ndarray
-    way: np.ndarray
+    direction: np.ndarray
     micro_batches: np.ndarray
     limit: np.ndarray
     seconds: np.ndarray
@@ -63,7 +63,7 @@ class ScheduleArrays(NamedTuple):
     transfer_s: np.ndarray
     saved_bytes: np.ndarray
     kept_bytes: np.ndarray
-    room_bytes: np.ndarray
+    limit_bytes: np.ndarray
     work_s: np.ndarray
     order_starts: np.ndarray
 
@@ -110,7 +110,7 @@ def list_order(arrays: ScheduleArrays, wishes: Wishes, best_s: float) -> tuple[n
     unfinished.
     """
     rows, places, indices = wishes.keys.shape
-    groups = len(arrays.room_bytes)
+    groups = len(arrays.limit_bytes)
     played = Played(
         np.zeros(rows * places, np.int64),
         np.full(2 * places * indices, np.inf),
@@ -135,27 +135,27 @@ def keys_of(
     """
     keys = np.empty((3, arrays.places, arrays.indices))
     costs = (arrays.seconds, arrays.transfer_s)
-    compiled(fill_keys)(keys, arrays.stages, arrays.ways, *costs, hops_s, turn_s, shift_s)
+    compiled(fill_keys)(keys, arrays.stages, arrays.directions, *costs, hops_s, turn_s, shift_s)
     return keys
 
 
-def fill_keys(keys, stages, ways, seconds, way_s, hops, turn_s, shift_s):
+def fill_keys(keys, stages, directions, seconds, transfer_s, hops, turn_s, shift_s):
     """The compiled part of `keys_of`."""
     begin_s, back_s = np.zeros(stages), np.zeros(stages)
     for s in range(1, stages):
-        hop_s = max(hops[0, int(2 * s >= stages)], seconds[0, s - 1] + way_s[s - 1])
+        hop_s = max(hops[0, int(2 * s >= stages)], seconds[0, s - 1] + transfer_s[s - 1])
         begin_s[s] = begin_s[s - 1] + hop_s
     total_s = 0.0
     turn_at_s = begin_s[stages - 1] + seconds[0, stages - 1] + turn_s
     back_s[stages - 1] = turn_at_s
     for s in range(stages - 2, -1, -1):
-        total_s += max(hops[1, int(2 * s >= stages)], seconds[1, s + 1] + way_s[s])
+        total_s += max(hops[1, int(2 * s >= stages)], seconds[1, s + 1] + transfer_s[s])
         back_s[s] = turn_at_s + total_s
-    for w in range(ways):
+    for w in range(directions):
         for s in range(stages):
             q = w * stages + s
             for i in range(keys.shape[2]):
-                later_s = (w + ways * i) * shift_s
+                later_s = (w + directions * i) * shift_s
                 keys[0, q, i] = begin_s[s] + later_s
                 keys[1, q, i] = back_s[s] + later_s
                 keys[2, q, i] = keys[1, q, i] + seconds[1, q]
@@ -186,26 +186,26 @@ def action_at(row, q, i, pipe):
 
 def leaves_room(q, pipe, played):
     """Whether all older micro-batches still fit one after the other after a forward on ``q``."""
-    ways, way, saved_bytes = pipe.ways, pipe.way, pipe.saved_bytes
+    directions, direction, saved_bytes = pipe.directions, pipe.direction, pipe.saved_bytes
     forwards, backwards = FORWARD * pipe.places, BACKWARD * pipe.places
     g = pipe.group[q]
     begin, end = pipe.first_of_group[g], pipe.first_of_group[g + 1]
-    new = played.done[forwards + q] * ways + way[q]
+    new = played.done[forwards + q] * directions + direction[q]
     for x in range(begin, end):
         other = pipe.members[x]
-        oldest = played.done[forwards + other] * ways + way[other]
+        oldest = played.done[forwards + other] * directions + direction[other]
         if oldest >= new:
             continue
         total = saved_bytes[q]
         for y in range(begin, end):
             c = pipe.members[y]
-            older = (oldest - way[c] + ways - 1) // ways
+            older = (oldest - direction[c] + directions - 1) // directions
             held = played.done[forwards + c] - max(older, played.done[backwards + c])
             total += saved_bytes[c] * max(0, held)
-            to_come = played.done[forwards + c] * ways + way[c] <= oldest
-            if to_come and way[c] == way[other]:
+            to_come = played.done[forwards + c] * directions + direction[c] <= oldest
+            if to_come and direction[c] == direction[other]:
                 total += saved_bytes[c]
-        if total > pipe.room_bytes[g]:
+        if total > pipe.limit_bytes[g]:
             return False
     return True
 
@@ -242,7 +242,7 @@ def choose(g, now_s, pipe, wishes, played):
             if row == FORWARD:
                 needs_weights = (
                     i - done[WEIGHTS * places + q] >= pipe.limit[q]
-                    or played.used_bytes[g] + pipe.saved_bytes[q] > pipe.room_bytes[g]
+                    or played.used_bytes[g] + pipe.saved_bytes[q] > pipe.limit_bytes[g]
                 )
                 if needs_weights and played.pending[g] == 0:
                     continue
@@ -336,7 +336,7 @@ def send_on(row, q, i, free_s, pipe, played):
 def play_wishes(arrays, policy, state, best_s, order):
     """Fill ``order``, group after group; the makespan, or infinity if not below ``best_s``."""
     pipe, wishes, played = borrowed(arrays), borrowed(policy), borrowed(state)
-    groups = len(arrays.room_bytes)
+    groups = len(arrays.limit_bytes)
     leaves = 1
     while leaves < groups:
         leaves *= 2

@@ -123,15 +123,15 @@ def drawn(draws: Draws) -> Policy:
 
 def wishes_of(policy: Policy, arrays: ScheduleArrays) -> Wishes:
     """The keys and depths that a policy leads to on a pipeline."""
-    stages, ways = arrays.stages, arrays.ways
+    stages, directions = arrays.stages, arrays.directions
     micro_batches = int(arrays.micro_batches[::stages].sum())
-    rounds = len(arrays.group) / len(arrays.room_bytes)
+    rounds = len(arrays.group) / len(arrays.limit_bytes)
     # A pipeline may cost nothing at all; avoid a division by zero.
     period_s = max(float(arrays.work_s.max()), 1e-30) / micro_batches
-    step_s = period_s / 3 / rounds * ways
+    step_s = period_s / 3 / rounds * directions
     if policy.even:
         step_s = float(arrays.seconds.max())
-        period_s = max(period_s, 3 * rounds / ways * step_s)
+        period_s = max(period_s, 3 * rounds / directions * step_s)
     hops_s = np.array(
         [
             (policy.forward_early * step_s, policy.forward_late * step_s),
@@ -139,7 +139,7 @@ def wishes_of(policy: Policy, arrays: ScheduleArrays) -> Wishes:
         ]
     )
     keys = keys_of(arrays, hops_s, policy.turn * period_s, policy.stretch * period_s)
-    periods = (keys[2] - keys[0])[:, 0] / (period_s * ways)
+    periods = (keys[2] - keys[0])[:, 0] / (period_s * directions)
     depth = np.ceil(periods * policy.depth_factor + policy.depth_more - 1e-9)
     return Wishes(
         keys,

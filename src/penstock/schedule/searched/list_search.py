@@ -147,7 +147,7 @@ def shake(search: ListSearch, draws: Draws) -> None:
     step_s = (
         float(arrays.work_s.max())
         / max(1, int(arrays.micro_batches.sum()))
-        * len(arrays.room_bytes)
+        * len(arrays.limit_bytes)
         / 3
     )
     for _ in range(1 + draws.below(3)):
@@ -193,12 +193,12 @@ def wishes_like(schedule: Schedule, shape: PipelineShape, search: ListSearch) ->
     """Wishes whose keys are the start times of a schedule, with several idle prices."""
     assert search.wishes is not None
     keys = np.zeros_like(search.wishes.keys)
-    ways = search.arrays.ways
+    directions = search.arrays.directions
     for order, start_s in zip(schedule.orders, times_of(schedule, shape).start_s, strict=True):
         for row, codes in enumerate(((F,), (B, I), (W,))):
             mine = np.isin(order.kinds, codes)
-            numbers, way = np.divmod(order.micro_batches[mine], ways)
-            keys[row, way * shape.stages + order.stages[mine], numbers] = start_s[mine]
+            numbers, direction = np.divmod(order.micro_batches[mine], directions)
+            keys[row, direction * shape.stages + order.stages[mine], numbers] = start_s[mine]
     whole = keys[2] == 0.0
     keys[2][whole] = (keys[1] + search.arrays.seconds[1][:, None])[whole]
     for idle_price in (0.0, 1.0, 1000.0):
@@ -219,10 +219,10 @@ def schedule_of(order: Numbers, arrays: ScheduleArrays, shape: PipelineShape) ->
     """The schedule with these rows, places and indices, group after group."""
     rows, places, numbers = order
     codes = np.array((F, I, W) if arrays.split else (F, B))
-    ways, stages = np.divmod(places, shape.stages)
+    directions, stages = np.divmod(places, shape.stages)
     per_group = np.bincount(arrays.group[places], minlength=shape.groups)
     ends = np.cumsum(per_group).tolist()
-    micro_batches = numbers * arrays.ways + ways
+    micro_batches = numbers * arrays.directions + directions
     return Schedule(
         tuple(
             with_recomputes(
