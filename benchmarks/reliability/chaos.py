@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -403,7 +403,24 @@ def unbroken(ranks: int, folder: Path) -> Unbroken:
     run = start(place, ranks, plan, resume=False)
     finished(run, RESUMED_LIMIT_S)
     assert run.process.returncode == 0, run.said()
+    slow_down(place.run)
     return Unbroken(plan, place.run, tensors_of(place))
+
+
+def slow_down(run: Path) -> None:
+    """Make measured costs a hundredfold, so that no busy core seems slower than planned."""
+    from penstock.cluster.toml_file import read_cluster, write_cluster
+
+    profile = json.loads((run / "profile.json").read_text())
+    for layer in profile["layers"]:
+        for figure in ("forward_s", "backward_input_s", "backward_weight_s"):
+            layer[figure] = {key: 100 * value for key, value in layer[figure].items()}
+    (run / "profile.json").write_text(json.dumps(profile))
+    cluster = read_cluster(run / "cluster.toml")
+    hosts = tuple(
+        replace(host, link_bytes_per_s=host.link_bytes_per_s / 100) for host in cluster.hosts
+    )
+    write_cluster(replace(cluster, hosts=hosts), run / "cluster.toml")
 
 
 def place_in(folder: Path) -> Place:

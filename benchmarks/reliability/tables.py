@@ -1,0 +1,59 @@
+"""The tables of docs/benchmarks/reliability.md, from the recorded results.
+
+python benchmarks/reliability/tables.py
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["faults_table", "readers_table"]
+
+HERE = Path(__file__).parent
+
+
+def readers_table(readers: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each reader."""
+    rows = [
+        "| reader | inputs | read | refused | failures | longest message | slowest |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for found in sorted(readers, key=lambda result: result["reader"]):
+        counts = " | ".join(f"{found[key]:,}" for key in ("inputs", "read", "refused", "failed"))
+        slowest = f"{found['longest_message']} | {found['slowest_s']:.2f} s"
+        rows.append(f"| {found['reader']} | {counts} | {slowest} |")
+    return "\n".join(rows)
+
+
+def faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each kind of fault: what became of the runs, and how quickly they ended."""
+    rows = [
+        "| fault | runs | resumed | started again | went on | ended within | flaws |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for kind in sorted({fault["kind"] for fault in faults}):
+        own = [fault for fault in faults if fault["kind"] == kind]
+        outcomes = Counter(outcome_of(fault) for fault in own)
+        ended = [fault["ended_s"] for fault in own if outcome_of(fault) != "went on"]
+        within = f"{max(ended):.0f} s" if ended else "-"
+        counts = [outcomes[name] for name in ("resumed", "started again", "went on")]
+        flaws = sum(bool(fault["flaws"]) for fault in own)
+        rows.append(
+            f"| {kind} | {len(own)} | {' | '.join(map(str, counts))} | {within} | {flaws} |"
+        )
+    return "\n".join(rows)
+
+
+def outcome_of(fault: Mapping[str, Any]) -> str:
+    """The column in which a fault is counted."""
+    outcome = fault["outcome"]
+    if outcome.startswith("resumed"):
+        return "resumed"
+    return outcome if outcome == "started again" else "went on"
+
+
+if __name__ == "__main__":
+    print(readers_table(json.loads((HERE / "readers.json").read_text())["readers"]))
+    print(faults_table(json.loads((HERE / "chaos.json").read_text())["faults"]))
