@@ -107,10 +107,9 @@ def header(path: Path) -> object:
 
 def state(path: Path) -> object:
     """The state of a checkpoint."""
-    from penstock.runtime.plain_values import from_json
-
     from penstock.errors import BadInput
     from penstock.runtime.checkpoints.checkpoint import damage_of, read_state
+    from penstock.runtime.plain_values import from_json
 
     if len(problem := damage_of(path.parent)) > 300:
         raise BadInput(problem)
