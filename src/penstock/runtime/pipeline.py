@@ -35,6 +35,7 @@ from penstock.runtime.gradients.loss_scaling import (
 )
 from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.processes.watch import doing
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
 from penstock.runtime.settings import OnNonFinite, RankSettings, Verification, check_settings
@@ -220,6 +221,7 @@ class Pipeline:
         names = (length.name for length in graph.lengths)
         return dict(zip(names, found, strict=True))
 
+    @doing("takes a step", acts=True)
     def step(self, *batches: Batch) -> StepMetrics:
         """Train on a batch: forward, backward, clipping, optimizer, learning-rate schedule.
 
@@ -425,6 +427,7 @@ class Pipeline:
         save_adapters(self._worker, Path(directory))
         return Path(directory)
 
+    @doing("saves a checkpoint")
     def save(
         self,
         directory: Path | str,

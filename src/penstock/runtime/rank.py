@@ -18,6 +18,7 @@ from penstock.runtime.iteration import Iteration, Place, check_sizes, places_of
 from penstock.runtime.metrics import Totals
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.host_memory import keep_freed_memory
+from penstock.runtime.processes.watch import BUILT, WATCH
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages
@@ -100,6 +101,7 @@ class Worker:
             runners=runners,
             metrics=metrics,
         )
+        WATCH.phase = BUILT
 
     def _buckets(self, programs: Mapping[int, StageProgram]) -> GradientBuckets:
         tied, held = self.graph.tied_names, self.held
@@ -257,6 +259,7 @@ class Worker:
         if self._closed:
             return
         self._closed = True
+        WATCH.phase = f"{WATCH.phase} and has closed its pipeline"
         if self.transport is not None and not self.has_ended:
             self.transport.close()
         self.buckets.close()

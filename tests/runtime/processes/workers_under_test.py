@@ -17,7 +17,8 @@ import torch
 from torch import distributed
 
 from penstock.errors import BadInput, PenstockError
-from penstock.runtime.processes.world import join_world, met_at
+from penstock.runtime.processes.store import met_at
+from penstock.runtime.processes.world import join_world
 
 __all__ = [
     "add_ranks",

@@ -26,6 +26,7 @@ from penstock.runtime.checkpoints.loader_state import (
     loader_to_json,
 )
 from penstock.runtime.plain_values import to_json
+from penstock.runtime.processes.watch import doing
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.steps.training import Training, merged_states
@@ -84,6 +85,7 @@ def saved_state(
     return worker.world.agreed(as_json)
 
 
+@doing("loads a checkpoint")
 def load_state(
     worker: Worker,
     training: Training,

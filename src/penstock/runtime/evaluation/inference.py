@@ -8,6 +8,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.evaluation.forward_pass import ForwardPass
 from penstock.runtime.evaluation.prediction import RankOutputs, predict
+from penstock.runtime.processes.watch import doing
 from penstock.runtime.rank import Worker
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
@@ -51,6 +52,7 @@ class Inference:
         self._prediction: ForwardPass | None = None
         self._outputs = RankOutputs()
 
+    @doing("evaluates", acts=True)
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch."""
         worker, sums = self._worker, self._sums
@@ -69,6 +71,7 @@ class Inference:
             {name: weight for name, (_, weight) in means.items()},
         )
 
+    @doing("predicts", acts=True)
     def predict(self, batch: Batch, *, everywhere: bool) -> Any:
         """The model's result on one batch."""
         worker, graph = self._worker, self._view.graph

@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import BadInput, RunFailed
+from penstock.runtime.processes.positions import EXCHANGE
 from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_match
 from penstock.runtime.processes.typed_bytes import decode, encode
+from penstock.runtime.processes.watch import WATCH, finish
 
 __all__ = ["gather_everywhere", "gather_to_first", "tell_from_first"]
 
@@ -34,7 +36,7 @@ def gather_everywhere(
         BadInput: a rank's value cannot be sent.
     """
     own, sizes, rows = padded(to_bytes(value, types), group)
-    dist.all_gather(rows, own, group=group)
+    finish(dist.all_gather(rows, own, group=group, async_op=True), *next_exchange())
     return [from_bytes(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
 
 
@@ -49,7 +51,8 @@ def gather_to_first(
     data = to_bytes(value, types)
     own, sizes, rows = padded(data, group)
     first = dist.get_rank(group) == 0
-    dist.gather(own, rows if first else None, group=group, group_dst=0)
+    work = dist.gather(own, rows if first else None, group=group, group_dst=0, async_op=True)
+    finish(work, *next_exchange())
     if not first:
         from_bytes(data, types)
         return []
@@ -65,9 +68,9 @@ def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, 
     first = dist.get_rank(group) == 0
     data = to_bytes(value, types) if first else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([len(data)])
-    dist.broadcast(size, group=group, group_src=0)
+    finish(dist.broadcast(size, group=group, group_src=0, async_op=True), *next_exchange())
     data = data if first else torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(data, group=group, group_src=0)
+    finish(dist.broadcast(data, group=group, group_src=0, async_op=True), *next_exchange())
     told = from_bytes(data, types)
     return value if first else told
 
@@ -96,12 +99,19 @@ def from_bytes(data: torch.Tensor, types: tuple[type, ...]) -> Any:
     return value
 
 
+def next_exchange() -> tuple[str, str]:
+    """What a rank waits for in the next exchange, and the name of this meeting on all ranks."""
+    WATCH.meetings += 1
+    return "all ranks", f"{EXCHANGE} {WATCH.meetings}"
+
+
 def padded(
     data: torch.Tensor, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
     """This rank's bytes padded to the longest, the lengths of all ranks, and receive buffers."""
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(lengths, torch.tensor([len(data)]), group=group)
+    work = dist.all_gather(lengths, torch.tensor([len(data)]), group=group, async_op=True)
+    finish(work, *next_exchange())
     sizes = [int(length) for length in lengths]
     own = torch.zeros(max(sizes), dtype=torch.uint8)
     own[: len(data)] = data

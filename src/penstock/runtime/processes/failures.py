@@ -8,7 +8,8 @@ from itertools import count
 
 from torch.distributed import distributed_c10d
 
-from penstock.errors import RunFailed
+from penstock.errors import RunFailed, Stalled
+from penstock.runtime.processes.watch import WATCH
 from penstock.runtime.processes.world import World
 
 __all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]
@@ -80,8 +81,12 @@ class Failures:
             raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
         except BaseException as failure:
             text = str(failure).partition("\n")[0] or type(failure).__name__
+            if isinstance(failure, Stalled):
+                text = WATCH.explained(text)
             who = f"rank {self._rank}"
             self._give_up(text if who in text else f"{who}: {text}")
+            if isinstance(failure, Stalled):
+                raise Stalled(text) from failure
             raise
 
     def _give_up(self, text: str) -> None:

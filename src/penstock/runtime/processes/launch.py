@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing import forkserver, parent_process, util
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
 from penstock.runtime.processes.secret import SECRET
-from penstock.runtime.processes.store import meet, serve_store
+from penstock.runtime.processes.store import meet, met_at, serve_store
 
 __all__ = ["launch_workers", "threads_per_worker"]
 
@@ -52,6 +53,9 @@ LOOPBACK = "127.0.0.1"
 
 LINGER_S = 1.0
 """Seconds that a failed worker waits before it exits, so that a killed peer is noticed first."""
+
+GRACE_S = 1.5
+"""How long the other workers have to end when one has failed: by themselves, then by SIGTERM."""
 
 POLL_S = 0.1
 
@@ -135,6 +139,9 @@ def launch_workers(
             raise RunFailed(
                 "the server that forks the workers was killed while it started them; run it again"
             ) from lost
+        # Torch would wait 30 s for a worker that does not end by SIGTERM, as one that is stopped.
+        processes = context._pc  # pyright: ignore[reportAttributeAccessIssue]
+        processes.join = partial(processes.join, grace_period=GRACE_S)
         try:
             result = context.wait(period=POLL_S)
         except SignalException as interruption:
@@ -228,6 +235,8 @@ def worker_main(
     if int(os.environ["LOCAL_WORLD_SIZE"]) > len(os.sched_getaffinity(0)):
         compute_in_long_slices()
     torch.set_num_threads(threads)
+    # From now on the other workers see whether this one is alive.
+    met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
     try:
         return function(*arguments)
     except BaseException as failure:

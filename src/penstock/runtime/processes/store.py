@@ -7,7 +7,9 @@ secret, so that ranks take none from anybody else.
 import errno
 import os
 import socket
+import time
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
@@ -15,8 +17,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput, RunFailed
 from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_match
+from penstock.runtime.processes.watch import BEAT_S, RARE_LIMIT_S, WATCH, CurrentWait
 
-__all__ = ["SealedStore", "meet", "serve_store"]
+__all__ = ["SealedStore", "meet", "met_at", "serve_store"]
 
 
 class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
@@ -52,8 +55,20 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         return self._inner.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys have values."""
-        self._inner.wait(keys, *([timeout] if timeout is not None else []))
+        """Wait until all keys have values, as long as the ranks answer."""
+        start_s = time.perf_counter()
+        limit_s = timeout.total_seconds() if timeout is not None else RARE_LIMIT_S
+        WATCH.wait = CurrentWait(lambda: "all ranks to join", -1, "the start", start_s)
+        while True:
+            left_s = limit_s - (time.perf_counter() - start_s)
+            try:
+                self._inner.wait(keys, timedelta(seconds=max(0.001, min(BEAT_S, left_s))))
+                break
+            except RuntimeError as cause:
+                if left_s <= 0 or ("imeout" not in str(cause) and "imed out" not in str(cause)):
+                    raise
+            WATCH.check()
+        WATCH.wait = None
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""
@@ -62,6 +77,10 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     def num_keys(self) -> int:
         """The number of values and counters."""
         return self._inner.num_keys()
+
+    def clone(self) -> "SealedStore":
+        """The same store over a connection of its own."""
+        return SealedStore(self._inner.clone())  # pyright: ignore[reportAttributeAccessIssue]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of `get`."""
@@ -87,6 +106,21 @@ def opened(key: str, stored: bytes) -> bytes:
             f"same {SECRET}, and keep others from the port of the store"
         )
     return data
+
+
+@cache
+def met_at(address: str, port: str) -> tuple[SealedStore, int, int]:
+    """The store of all ranks, this rank and the number of ranks, found once in a process.
+
+    The store is kept, because without torchrun's agent rank 0 serves it: a slower rank may still
+    read from it when rank 0 has left a group.
+    """
+    timeout = timedelta(seconds=RARE_LIMIT_S)
+    store, rank, size = meet(address, port, timeout)
+    store.set_timeout(timeout)
+    whole = SealedStore(store)
+    WATCH.begin(whole, rank, size)
+    return whole, rank, size
 
 
 def meet(address: str, port: str, timeout: timedelta) -> tuple[Any, int, int]:

@@ -4,10 +4,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,14 +17,12 @@ from penstock.runtime.processes.exchange import (
     gather_to_first,
     tell_from_first,
 )
-from penstock.runtime.processes.store import SealedStore, meet
+from penstock.runtime.processes.store import met_at
+from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH
 
 __all__ = ["World", "join_world", "make_default_group"]
 
 T = TypeVar("T")
-
-CONTROL_TIMEOUT_S = 1800.0
-"""Time limit of rare exchanges in which one rank may work alone (checkpoint, verification)."""
 
 DEFAULT_GROUPS = count()
 """Numbers the default groups created here, equally on every rank."""
@@ -153,10 +150,14 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         BadInput: torchrun's environment variables are incomplete.
     """
     owns_default_group = False
+    WATCH.limit_s, WATCH.phase = timeout_s, "builds the pipeline"
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         check_environment()
         make_default_group()
         owns_default_group = True
+    elif dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        WATCH.begin(store, dist.get_rank(), dist.get_world_size())
     alone = not dist.is_initialized() or dist.get_world_size() == 1
     rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     chosen = torch.device(device) if device is not None else own_device()
@@ -165,7 +166,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         torch.cuda.set_device(chosen)
     control = None
     if not alone:
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CONTROL_TIMEOUT_S))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=RARE_LIMIT_S))
         assert isinstance(group, dist.ProcessGroup)  # the group contains all ranks
         control = group
     here = World(rank, size, chosen, (), (), control, owns_default_group, timeout_s)
@@ -183,24 +184,11 @@ def make_default_group(backend: str = "gloo") -> None:
     Each default group of a process uses its own keys in the store. Otherwise ranks would find the
     addresses of the previous group and wait for closed sockets.
     """
-    timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
+    timeout = timedelta(seconds=RARE_LIMIT_S)
     store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
     prefix = f"penstock/{next(DEFAULT_GROUPS)}"
     own = dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
-
-
-@cache
-def met_at(address: str, port: str) -> tuple[Any, int, int]:
-    """The store of all ranks, this rank and the number of ranks, found once in a process.
-
-    The store is kept, because without torchrun's agent rank 0 serves it: a slower rank may still
-    read from it when rank 0 has left a group.
-    """
-    timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
-    store, rank, size = meet(address, port, timeout)
-    store.set_timeout(timeout)
-    return SealedStore(store), rank, size
 
 
 def check_environment() -> None:

@@ -4,6 +4,7 @@ Each directed pair of ranks has its own process group, so that its messages are 
 that no other traffic can delay. All ranks create all groups in the same order.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,10 @@ import torch.distributed as dist
 
 from penstock.runtime.processes.failures import PeerVanished
 from penstock.runtime.processes.waiting import failure_of
+from penstock.runtime.processes.watch import WATCH, CurrentWait
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message, MessagePart
+from penstock.runtime.transport.transport import position_words
 
 __all__ = ["GroupTransport"]
 
@@ -51,6 +54,8 @@ class GroupTransport:
         self._posted: dict[int, deque[Posted]] = {}
         self._sending: deque[tuple[Message, torch.Tensor, dist.Work | None]] = deque()
         self._actions = 1
+        self._position = 0
+        WATCH.action = lambda: position_words(self._position)
 
     def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
         """Post the first receives of every stream."""
@@ -70,6 +75,7 @@ class GroupTransport:
     def at(self, position: int) -> None:
         """Count the actions: the time limit of `announce` is proportional to their number."""
         self._actions += 1
+        self._position = position
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
         """A function that sends ``message``."""
@@ -117,9 +123,13 @@ class GroupTransport:
 
         def of_all() -> list[list[float]]:
             bound_s = self._world.timeout_s * max(actions, self._actions)
+            WATCH.wait = CurrentWait(
+                lambda: f"{what} of all ranks", -1, "numbers", time.perf_counter()
+            )
             with self._failing(f"{what} of all ranks", -1):
                 assert work is not None
                 work.wait(timedelta(seconds=bound_s))
+            WATCH.wait = None
             return [row.tolist() for row in rows]
 
         return of_all
@@ -149,12 +159,14 @@ class GroupTransport:
     def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
         if work is None:
             return
+        WATCH.wait = CurrentWait(lambda: str(message), peer, "", time.perf_counter())
         with self._failing(str(message), peer):
             # NCCL only orders streams here and is bounded by its own watchdog.
             if self._world.backend == "nccl":
                 work.wait()
             else:
                 work.wait(timedelta(seconds=self._world.timeout_s))
+        WATCH.wait = None
 
     @contextmanager
     def _failing(self, what: str, peer: int) -> Iterator[None]:

@@ -18,6 +18,7 @@ from enum import IntEnum
 
 from penstock.errors import Stalled
 from penstock.runtime.processes.failures import PeerFailed, PeerVanished
+from penstock.runtime.processes.watch import WATCH, CurrentWait
 
 __all__ = [
     "HEADER_BYTES",
@@ -137,12 +138,15 @@ class Segments:
         if self._spun_until(ready, peer, advance, start):
             return
         seen = progress() if progress is not None else None
+        WATCH.wait = CurrentWait(what, peer, "", start)
         while not self._slept_until(ready, advance):
-            self._check_peers(ready, what)
+            self._check_peers(ready, what, peer)
             if progress is not None and progress() != seen:
                 seen, start = progress(), time.perf_counter()
             if time.perf_counter() - start > self._timeout_s:
                 raise Stalled(f"rank {self.rank} waited {self._timeout_s:g} s for {what()}")
+            WATCH.check()
+        WATCH.wait = None
         # After a short sleep, spinning would have been better; after a long one, spin less.
         paid = time.perf_counter() - start < self._spin_limit_s
         wanted = self._spin_s * 2 if paid else self._spin_s / 2
@@ -179,10 +183,20 @@ class Segments:
         self.own.words[Word.ASLEEP] = 0
         return ready()
 
-    def _check_peers(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
+    def _check_peers(
+        self, ready: Callable[[], bool], what: Callable[[], str], awaited: int
+    ) -> None:
         for peer, segment in self.peers.items():
             if segment.words[Word.ABORTED]:
                 raise PeerFailed(peer, f"rank {peer} failed while rank {self.rank} waited")
+            # What it sent before it closed can still be read.
+            if peer == awaited and segment.words[Word.CLOSED] and not ready():
+                raise PeerVanished(
+                    peer,
+                    f"rank {peer} has closed its pipeline while rank {self.rank}, which "
+                    f"{WATCH.phase}, waited for {what()}; if its data end early, give every rank "
+                    f"the same batches",
+                )
         for handle, _ in self._poll.poll(0):
             peer = self._rank_of_process.get(handle)
             if peer is None:

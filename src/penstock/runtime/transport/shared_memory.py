@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from penstock.runtime.processes.watch import WATCH
 from penstock.runtime.transport.messages import Message
 from penstock.runtime.transport.segments import (
     CACHE_LINE_BYTES,
@@ -19,7 +20,7 @@ from penstock.runtime.transport.segments import (
     Word,
     own_core,
 )
-from penstock.runtime.transport.transport import position_name
+from penstock.runtime.transport.transport import position_words
 
 __all__ = ["SharedMemoryTransport", "ring_size"]
 
@@ -99,7 +100,8 @@ class SharedMemoryTransport:
 
     def __init__(self, segments: Segments, device: torch.device) -> None:
         self.segments = segments
-        self._words = segments.own.words
+        words = self._words = segments.own.words
+        WATCH.action = lambda: position_words(words[POSITION])
         self.on_cpu = device.type == "cpu"
         self.device = device
         rank = segments.rank
@@ -232,7 +234,7 @@ class SharedMemoryTransport:
         if counters[HEAD] <= tail:
             self.segments.wait(
                 lambda: counters[HEAD] > tail,
-                lambda: self._describe(message),
+                lambda: str(message),
                 message.sender,
                 self._flush if self._unsent_count else None,
             )
@@ -268,10 +270,6 @@ class SharedMemoryTransport:
             ring.head += 1
         if ring.head != before:
             self._publish(peer, ring)
-
-    def _describe(self, message: Message) -> str:
-        code = self.segments.peers[message.sender].words[POSITION]
-        return f"{message}, which {f'is at {position_name(code)}' if code else 'has not started'}"
 
 
 class RingInlet:

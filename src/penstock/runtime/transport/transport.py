@@ -8,7 +8,7 @@ import torch
 from penstock.runtime.transport.messages import Message
 from penstock.schedule.action import Action
 
-__all__ = ["Inlet", "Transport", "announced", "position_code", "position_name"]
+__all__ = ["Inlet", "Transport", "announced", "position_code", "position_words"]
 
 KINDS = "FBIWR"
 
@@ -108,12 +108,14 @@ def announced(
 def position_code(action: Action) -> int:
     """Encode an action as a number other than 0.
 
-    >>> position_name(position_code(Action("B", 3, 17)))
-    'B17'
+    >>> position_words(position_code(Action("B", 3, 17)))
+    'B17 of stage 3'
     """
     return (KINDS.index(action.kind) + 1) << 48 | action.stage << 32 | action.micro_batch
 
 
-def position_name(code: int) -> str:
-    """The action's kind and micro-batch, as used in error messages."""
-    return f"{KINDS[(code >> 48) - 1]}{code & 0xFFFFFFFF}"
+def position_words(code: int) -> str:
+    """The action in words; empty before the first."""
+    if not code:
+        return ""
+    return f"{KINDS[(code >> 48) - 1]}{code & 0xFFFFFFFF} of stage {code >> 32 & 0xFFFF}"

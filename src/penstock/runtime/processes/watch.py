@@ -1,0 +1,245 @@
+"""Tells the other ranks where this one is, so that a rank that waits too long can say why.
+
+A thread writes this rank's position into the store twice a second. It reads plain attributes that
+the runtime sets, so an action costs nothing more. A rank that has waited for some seconds reads the
+positions of all. A process that is stopped writes none.
+"""
+
+import atexit
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from functools import wraps
+from math import inf
+from threading import Event, Thread
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from penstock.errors import RunFailed, Stalled
+from penstock.runtime.processes.positions import Position, chain, circle
+
+__all__ = ["BEAT_S", "BUILT", "RARE_LIMIT_S", "WATCH", "CurrentWait", "doing", "finish"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BEAT_S = 0.5
+"""How often a rank writes its position."""
+
+LOOK_EVERY_S = 2.5
+"""How often a rank that waits reads the positions of the others, and when it does so first."""
+
+QUIET_S = 4.0
+"""A rank that has written nothing for so long does not answer."""
+
+LIMIT_S = 120.0
+"""How long a rank may give no answer, unless `Pipeline` was given another limit."""
+
+RARE_LIMIT_S = 1800.0
+"""Time limit of rare exchanges in which one rank may work alone (checkpoint, verification)."""
+
+
+BUILT, OWN_CODE = "has built its stages", "runs its own code"
+"""The phases before the first call of a pipeline, and between two calls."""
+
+
+class CurrentWait(NamedTuple):
+    """What a rank waits for; see `Position`. It began at ``since_s`` of `time.perf_counter`."""
+
+    what: Callable[[], str]
+    peer: int
+    meeting: str
+    since_s: float
+
+
+class Watch:
+    """This process's part in it. The runtime sets ``phase``, ``action`` and ``wait``.
+
+    ``acts``: the phase consists of actions. ``limit_s`` is how long another rank may not answer.
+    """
+
+    def __init__(self) -> None:
+        self.phase = "starts"
+        self.acts = False
+        self.action: Callable[[], str] = str
+        self.wait: CurrentWait | None = None
+        self.limit_s = LIMIT_S
+        self.rank, self.size = 0, 1
+        self.meetings = 0
+        self._beat = 0
+        self._reads: Any = None
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._positions: dict[int, Position | None] = {}
+        self._looked_s = self._looking_since_s = self._stuck_since_s = -inf
+        self._said = ""
+        self._stuck: tuple[tuple[int, float], ...] = ()
+        self._ended = Event()
+
+    def begin(self, store: Any, rank: int, size: int) -> None:
+        """Write positions into ``store`` from now on; does nothing if that has begun already."""
+        if self._reads is not None or size == 1:
+            return
+        self.rank, self.size = rank, size
+        # A store is locked while a rank waits in it, so the thread has a connection of its own.
+        self._reads = store.clone()
+        Thread(
+            target=self._write, args=(store.clone(),), name="penstock-watch", daemon=True
+        ).start()
+        atexit.register(self._ended.set)
+
+    def own(self) -> Position:
+        """The position of this rank."""
+        wait, action = self.wait, self.action() if self.acts else ""
+        if wait is None:
+            return Position(self._beat, self.phase, action)
+        what, peer, meeting, since_s = wait
+        waited_s = time.perf_counter() - since_s
+        return Position(self._beat, self.phase, action, what(), peer, meeting, since_s, waited_s)
+
+    def check(self) -> None:
+        """Called again and again by a rank that waits.
+
+        Raises:
+            Stalled: a rank has not answered for too long, or ranks wait for one another for ever.
+        """
+        now_s = time.perf_counter()
+        if self.wait is None or now_s - max(self.wait.since_s, self._looked_s) < LOOK_EVERY_S:
+            return
+        self._look()
+        silent_s = self.silent_s()
+        if any(seconds > self.limit_s for seconds in silent_s.values()):
+            waited_s = now_s - self.wait.since_s
+            text = f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}"
+            self._said = self.explained(text)
+            raise Stalled(self._said)
+        self._check_circle(now_s)
+
+    def explained(self, text: str) -> str:
+        """``text``, which says what this rank waited for, and why that did not come."""
+        if self._reads is None or text == self._said:
+            return text
+        self._look()
+        # Which ranks do not answer shows only after a while.
+        time.sleep(max(0.0, QUIET_S + BEAT_S - (time.perf_counter() - self._looking_since_s)))
+        self._look()
+        why = chain(self.rank, self._positions, self.silent_s())
+        return f"{text}; {why}" if why else text
+
+    def silent_s(self) -> dict[int, float]:
+        """The ranks that do not answer, and for how many seconds this rank has seen no sign."""
+        now_s = time.perf_counter()
+        ages = {rank: now_s - since_s for rank, (_, since_s) in self._seen.items()}
+        return {rank: age for rank, age in ages.items() if age > QUIET_S and rank != self.rank}
+
+    def _check_circle(self, now_s: float) -> None:
+        """Raise `Stalled` if ranks wait for one another and did so at the previous look."""
+        found = circle(self._positions)
+        waits = tuple((r, p.since_s) for r in found if (p := self._positions[r]) is not None)
+        if not waits or waits != self._stuck or any(r in self.silent_s() for r in found):
+            self._stuck, self._stuck_since_s = waits, now_s
+            return
+        if now_s - self._stuck_since_s < QUIET_S:
+            return
+        leaver, *others = (f"rank {r} {p.place}" for r in found if (p := self._positions[r]))
+        self._said = (
+            f"{leaver}, while {' and '.join(others)} and cannot go on without it; if the data of "
+            f"rank {found[0]} end early, give every rank the same batches"
+        )
+        raise Stalled(self._said)
+
+    def _look(self) -> None:
+        """Read the positions of all ranks."""
+        now_s = time.perf_counter()
+        if now_s - self._looked_s > 2 * LOOK_EVERY_S:
+            self._looking_since_s = now_s
+            self._seen.clear()
+        self._looked_s = now_s
+        for rank in range(self.size):
+            position = self.own() if rank == self.rank else self._read(rank)
+            self._positions[rank] = position
+            beat = position.beat if position is not None else -1
+            if position is not None and self._seen.get(rank, (-1, 0.0))[0] != beat:
+                self._seen[rank] = (beat, now_s)
+
+    def _read(self, rank: int) -> Position | None:
+        try:
+            if not self._reads.check([key_of(rank)]):
+                return None
+            return Position(**json.loads(self._reads.get(key_of(rank))))
+        except RuntimeError:
+            # The store has ended with its process.
+            return self._positions.get(rank)
+
+    def _write(self, store: Any) -> None:
+        while not self._ended.wait(BEAT_S if self._beat else 0.0):
+            self._beat += 1
+            try:
+                store.set(key_of(self.rank), json.dumps(asdict(self.own())))
+            except RuntimeError:
+                return
+
+
+WATCH = Watch()
+"""That of this process."""
+
+
+def key_of(rank: int) -> str:
+    """The key of a rank's position in the store."""
+    return f"penstock/position/{rank}"
+
+
+def after_batch(pipeline: object) -> str:
+    """How far a pipeline is, for a phase."""
+    steps = getattr(pipeline, "steps", None)
+    return f" after batch {steps}" if steps else ""
+
+
+def doing(what: str, *, acts: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a method or function the phase ``what`` while it runs; see `Watch`."""
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        @wraps(method)
+        def within(*args: Any, **kwargs: Any) -> R:
+            before = WATCH.phase, WATCH.acts
+            WATCH.phase, WATCH.acts = f"{what}{after_batch(args[0])}", acts
+            try:
+                return method(*args, **kwargs)
+            finally:
+                WATCH.phase, WATCH.acts = before
+                if WATCH.phase.startswith((BUILT, OWN_CODE)):
+                    WATCH.phase = f"{OWN_CODE}{after_batch(args[0])}"
+
+        return within
+
+    return decorate
+
+
+def finish(work: dist.Work | None, what: str, meeting: str = "") -> None:
+    """Wait for a collective of all ranks, as long as they answer.
+
+    Raises:
+        Stalled: a rank does not answer, or waits elsewhere for this one.
+        RunFailed: a rank has ended.
+    """
+    assert work is not None
+    start_s = time.perf_counter()
+    WATCH.wait = CurrentWait(lambda: what, -1, meeting, start_s)
+    while True:
+        try:
+            work.wait(timedelta(seconds=BEAT_S))
+            break
+        except RuntimeError as cause:
+            if "imed out" not in str(cause):
+                raise RunFailed(
+                    f"rank {WATCH.rank}, which {WATCH.phase}, lost another rank; see what that one "
+                    f"says"
+                ) from cause
+        if time.perf_counter() - start_s > RARE_LIMIT_S:
+            raise Stalled(
+                WATCH.explained(f"rank {WATCH.rank} waited {RARE_LIMIT_S:g} s for {what}")
+            )
+        WATCH.check()
+    WATCH.wait = None

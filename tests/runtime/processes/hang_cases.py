@@ -1,0 +1,62 @@
+"""Ranks that stop, hang or leave the others alone; run in worker processes."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from penstock.capture.chain import Chain
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.checkpoints import writer
+from penstock.runtime.pipeline import Pipeline
+
+__all__ = ["hang"]
+
+RANKS = 3
+
+
+class Hook(nn.Module):
+    """Passes its input on; with ``deed``, does that first."""
+
+    deed: str = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        do(self.deed)
+        return x
+
+
+def do(deed: str) -> None:
+    if deed == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif deed == "sleep":
+        time.sleep(600)
+
+
+def hang(where: str, deed: str, directory: Path, timeout_s: float, transport: str = "auto") -> None:
+    """Rank 1 stops, sleeps or leaves at a place; the others go on."""
+    culprit = os.environ["RANK"] == "1"
+    torch.manual_seed(0)
+    if where == "before" and culprit:
+        do(deed)
+    chain = Chain([nn.Sequential(nn.Linear(4, 4), Hook()) for _ in range(RANKS)], loss=nn.MSELoss())
+    batch = (torch.randn(8, 4), torch.randn(8, 4))
+    stages = tuple(Stage(range(n, n + 1 + (n == RANKS - 1)), (n,), (2,)) for n in range(RANKS))
+    plan = Plan(stages, 4, 2, "1f1b")
+    with Pipeline(chain, plan, batch, timeout_s=timeout_s, transport=transport) as pipe:
+        pipe.step(batch)
+        if where == "step" and culprit:
+            Hook.deed = deed
+        if where == "checkpoint" and culprit:
+            write = writer.write_part
+            writer.write_part = lambda *args: (do(deed), write(*args))[1]
+        if where == "data" and culprit:
+            if deed == "save":
+                pipe.save(directory)
+            return
+        if where == "checkpoint":
+            pipe.save(directory)
+        pipe.step(batch)
+        time.sleep(0.5)
