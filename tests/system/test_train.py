@@ -280,19 +280,40 @@ def test_a_killed_worker_ends_the_run_with_one_message(
     assert f"the last checkpoint is {checkpoint}; --resume" in message
 
 
+def test_sigterm_ends_a_run_after_a_step_with_a_checkpoint_of_it(
+    endless_run: tuple[subprocess.Popen[bytes], Path],
+) -> None:
+    process, run = endless_run
+    everyone = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert ends_within(process, everyone, 60) == 143
+    step = int(latest_checkpoint(run / "checkpoints").name.removeprefix("step-"))
+    assert list(losses(run))[-1] == step
+    told = (run.parent / "stderr").read_text()
+    assert f"stopped by SIGTERM after step {step}" in told
+    assert f"step-{step:08d}; --resume" in told
+
+
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    ("number", "times", "code"),
+    [
+        (signal.SIGINT, 1, 130),
+        # A second SIGTERM ends at once, without a new checkpoint.
+        pytest.param(signal.SIGTERM, 2, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_stops_and_can_be_resumed(
     endless_run: tuple[subprocess.Popen[bytes], Path],
     costs: Path,
     number: signal.Signals,
+    times: int,
     code: int,
 ) -> None:
     process, run = endless_run
     everyone = descendants(process.pid)
-    process.send_signal(number)
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.2)
     assert ends_within(process, everyone, 15) == code
     step = int(latest_checkpoint(run / "checkpoints").name.removeprefix("step-"))
     resumed = train(run.parent, None, workers=3, resume=True, steps=step + 2)

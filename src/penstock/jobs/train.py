@@ -1,5 +1,6 @@
 """Trains a job on this machine: measure, plan, predict, run, report."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,9 @@ STEADY_ITERATIONS = 6
 
 LEAST_GAIN = 0.05
 """Share of a step's time that a new plan must save to be worth a word."""
+
+WAIT_LIMIT_STEPS, LEAST_WAIT_LIMIT_S = 20, 60.0
+"""A rank waits for another at most as long as so many predicted steps, and as so many seconds."""
 
 Log = Callable[[str], None]
 """Prints one line about what happens."""
@@ -188,12 +192,26 @@ def train_in(
     say(f"plan: {in_words(plan)}; predicted {1000 * prediction.iteration_s:.0f} ms a step")
     say(f"starting {request.workers} workers")
     task = WorkerTask(
-        job, plan, directory.path, resume_from, request.device, request.shown, request.allow_pickle
+        job,
+        plan,
+        directory.path,
+        resume_from,
+        request.device,
+        request.shown,
+        request.allow_pickle,
+        timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * prediction.iteration_s),
     )
     with last_checkpoint_said(directory, say, goes_on=request.may_lose > 0):
         reports = launch_workers(
-            train_worker, (task,), workers=request.workers, log_directory=directory.logs
+            train_worker,
+            (task,),
+            workers=request.workers,
+            log_directory=directory.logs,
+            drains=True,
         )
+        if any(report.terminated for report in reports) and reports[0].steps < job.steps:
+            say(f"stopped by SIGTERM after step {reports[0].steps}")
+            raise SystemExit(128 + signal.SIGTERM)
     start = reports[0].start
     lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
     return finish(job, request, directory, plan, prediction, reports, lengths, say)

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ from penstock.jobs.progress import display_for
 from penstock.jobs.records import Records
 from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
+from penstock.jobs.termination import Termination
 from penstock.plan.plan import Plan
 from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
@@ -53,6 +54,7 @@ class WorkerTask:
     device: str = "cpu"
     shown: bool = True
     allow_pickle: bool = False
+    timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class WorkerReport:
     ``start`` is the number of steps taken before. ``verified`` says how the first step compared
     with the user's module, if it was compared. ``left_out`` are the steps that were not taken
     because loss or gradients were not finite. ``drifts`` were slower than planned at the end.
+    ``terminated``: SIGTERM has ended the training.
     """
 
     steps: int
@@ -74,6 +77,7 @@ class WorkerReport:
     start: int = 0
     left_out: tuple[int, ...] = ()
     drifts: tuple[Drift, ...] = ()
+    terminated: bool = False
 
 
 @dataclass
@@ -103,7 +107,7 @@ class Measurements:
         return typical_s, nearest[1]
 
 
-def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
+def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = 120.0) -> Pipeline:
     """The job's pipeline on this rank, with the optimizer's settings and first weights."""
     graph = build_and_capture(job)
     return Pipeline(
@@ -127,6 +131,7 @@ def pipeline_of(job: Job, plan: Plan, device: str) -> Pipeline:
         callbacks=job.callbacks,
         verify=job.verify,
         optimizer_sync=job.optimizer_sync,
+        timeout_s=timeout_s,
         compare_replicas_every=job.compare_replicas_every,
         # A run that rolls back does so where the pipeline stops.
         on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
@@ -141,13 +146,16 @@ def train_worker(task: WorkerTask) -> WorkerReport:
         RunFailed: a peer vanished or a stage failed.
     """
     job, shown = task.job, task.shown and os.environ["RANK"] == "0"
+    termination = Termination()
     with notice_if_long(say if shown else ignore, "building the model and the stages"):
-        made = pipeline_of(job, task.plan, task.device)
+        made = pipeline_of(job, task.plan, task.device, task.timeout_s)
     with made as pipe:
+        termination.stops(pipe)
         start = 0
         if task.resume_from:
             start = pipe.load(task.resume_from, allow_pickle=task.allow_pickle)
-        return train(pipe, task, start)
+        report = train(pipe, task, start)
+        return replace(report, terminated=termination.asked)
 
 
 def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
@@ -191,7 +199,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
                 # On the CPU, saving in the background would copy all state, which is not planned.
                 pipe.save(directory.checkpoints, wait=task.device == "cpu")
             if pipe.stopping:
-                display.note(f"step {step}: a callback has ended the training")
+                display.note(f"step {step}: a callback or a signal has ended the training")
                 break
         if step == start:
             raise BadInput(nothing_left(job, start))

@@ -259,7 +259,7 @@ class Worker:
         if self._closed:
             return
         self._closed = True
-        WATCH.phase = f"{WATCH.phase} and has closed its pipeline"
+        WATCH.closed()
         if self.transport is not None and not self.has_ended:
             self.transport.close()
         self.buckets.close()

@@ -27,6 +27,7 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing import forkserver, parent_process, util
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ def launch_workers(
     threads: int = 0,
     log_directory: Path | None = None,
     shutdown_s: float = 5.0,
+    drains: bool = False,
 ) -> tuple[Any, ...]:
     """Run ``function(*arguments)`` in ``workers`` processes and return their results by rank.
 
@@ -115,8 +117,9 @@ def launch_workers(
     ``torch.distributed.init_process_group("gloo")`` works. ``function`` must be importable.
     ``threads`` is the number of compute threads of each worker (0: the cores divided evenly). When
     one worker fails, or this process is interrupted, all are stopped within ``shutdown_s`` seconds.
-    When this process dies, the kernel stops them. Tracebacks go to ``log_directory``. On Linux
-    workers are forked from a server that has imported torch; they get the current environment.
+    When this process dies, the kernel stops them. With ``drains`` the first SIGTERM is passed on to
+    the workers, which end by themselves. Tracebacks go to ``log_directory``. On Linux workers are
+    forked from a server that has imported torch; they get the current environment.
 
     Raises:
         BadInput: fewer than one worker.
@@ -141,6 +144,8 @@ def launch_workers(
             ) from lost
         # Torch would wait 30 s for a worker that does not end by SIGTERM, as one that is stopped.
         processes = context._pc  # pyright: ignore[reportAttributeAccessIssue]
+        if drains and threading.current_thread() is threading.main_thread():
+            pass_on_first_sigterm(context)
         processes.join = partial(processes.join, grace_period=GRACE_S)
         try:
             result = context.wait(period=POLL_S)
@@ -214,12 +219,25 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         )
 
 
+def pass_on_first_sigterm(context: PContext) -> None:
+    """Pass the first SIGTERM to the workers, which end by themselves; a second one stops them."""
+    stops = signal.getsignal(signal.SIGTERM)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, stops)
+        for process in context.pids().values():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
+
+
 def stop(context: PContext, shutdown_s: float) -> None:
-    """Terminate the workers, kill those that do not end in time; Ctrl-C is ignored from now on."""
+    """Kill the workers that have not ended; Ctrl-C is ignored from now on."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    context.close(signal.SIGTERM, timeout=max(1, round(shutdown_s)))
+    context.close(signal.SIGKILL, timeout=max(1, round(shutdown_s)))
 
 
 def worker_main(

@@ -90,6 +90,11 @@ class Watch:
         ).start()
         atexit.register(self._ended.set)
 
+    def closed(self) -> None:
+        """The pipeline is closed: lets go of what belonged to it."""
+        self.phase += " and has closed its pipeline"
+        self.action, self.wait = str, None
+
     def own(self) -> Position:
         """The position of this rank."""
         wait, action = self.wait, self.action() if self.acts else ""
