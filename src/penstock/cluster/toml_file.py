@@ -160,7 +160,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
     """
     blocks = [table("", {"name": cluster.name})]
     for host in cluster.hosts:
-        figures: dict[str, str | float] = {
+        values: dict[str, str | float] = {
             "name": host.name,
             "link_bandwidth": host.link_bytes_per_s,
             "link_latency": host.link_latency_s,
@@ -170,7 +170,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
             "half_duplex": host.half_duplex,
             "separate_links": host.separate_links,
         }
-        blocks.append(table("[[hosts]]", figures))
+        blocks.append(table("[[hosts]]", values))
         for device, equal in groupby(host.devices):
             blocks.append(
                 table(
@@ -194,14 +194,14 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
     write_text(path, "\n".join(blocks))
 
 
-def table(head: str, figures: dict[str, str | float]) -> str:
+def table(head: str, entries: dict[str, str | float]) -> str:
     """One TOML table as text."""
     # JSON strings and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
     values = {
         key: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         if isinstance(value, str | bool)
         else repr(value)
-        for key, value in figures.items()
+        for key, value in entries.items()
     }
     lines = [head] * bool(head) + [f"{key} = {value}" for key, value in values.items()]
     return "\n".join(lines) + "\n"

@@ -174,10 +174,10 @@ def bar_row(one: ComparedPlan, axis: TimeAxis, y: float) -> list[Mark]:
     end = place(axis, row.iteration_s)
     if is_beyond(axis, row.iteration_s):
         marks += cut_marks(end - 22, y + 5, BAR + 6)
-    figures = gap_text(row.gap)
+    numbers = gap_text(row.gap)
     if row.speedup_over_data_parallel < inf:
-        figures += f" · {row.speedup_over_data_parallel:.2f}x data parallel"
-    tail = Words(figures, 0, 0, SMALL, "quiet")
+        numbers += f" · {row.speedup_over_data_parallel:.2f}x data parallel"
+    tail = Words(numbers, 0, 0, SMALL, "quiet")
     seconds = seconds_text(row.iteration_s)
     marks.append(Words(seconds, end + 9, middle + 4, 13, bold=True, tail=tail))
     return marks

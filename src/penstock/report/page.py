@@ -6,8 +6,8 @@ from string import Template
 
 from penstock.document import write_text
 from penstock.report import sections
-from penstock.report.figures import chart_data, timeline_panels
 from penstock.report.html_page import asset, html_page
+from penstock.report.page_data import chart_data, timeline_panels
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run
 from penstock.report.timelines_html import (
@@ -50,7 +50,7 @@ def page_html(record: RunRecord) -> str:
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
         memory_legend=sections.memory_legend(record),
         loss_legend=sections.loss_legend(record),
-        memory_figures=sections.memory_figures(record),
+        memory_charts=sections.memory_charts(record),
         loss_note=f"{record.summary.steps} steps of {record.plan.global_batch} samples",
         footer=(
             f"Run directory <code>{escape(str(record.directory))}</code>. The same timelines for "

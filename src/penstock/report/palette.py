@@ -1,4 +1,4 @@
-"""The colours of all timeline figures: one for each kind of event, a tint for each stage.
+"""The colours of all pictures of timelines: one for each kind of event, a tint for each stage.
 
 The colours of kinds follow Okabe and Ito, "Color Universal Design" (2008), whose palette is
 distinct for colour-blind readers. The stages of one device have different tints of these colours.
@@ -58,7 +58,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of a figure, as ``#rrggbb``.
+    """The colours of a picture, as ``#rrggbb``.
 
     ``tints`` are the colours of a device's last stage; stages in between get mixtures.
     ``compute``, ``fill`` (and drain), ``other`` (stages) and ``waiting`` are shares of a critical

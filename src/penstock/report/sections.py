@@ -22,7 +22,7 @@ __all__ = [
     "facts",
     "length_section",
     "loss_legend",
-    "memory_figures",
+    "memory_charts",
     "memory_legend",
     "plan_note",
     "plan_table",
@@ -175,10 +175,10 @@ def split_cell(timeline: Timeline, device: int) -> str:
         f'<i style="width:{share * 100:.2f}%;background:var(--{name})"></i>'
         for name, share in shares.items()
     )
-    figures = " · ".join(
+    words = " · ".join(
         f"<span>{name} {percent_text(share)}</span>" for name, share in shares.items()
     )
-    return f'<div class="split">{bars}</div><div class="quiet shares">{figures}</div>'
+    return f'<div class="split">{bars}</div><div class="quiet shares">{words}</div>'
 
 
 def length_section(record: RunRecord) -> str:
@@ -231,7 +231,7 @@ def length_row(found: LengthRecord) -> list[str]:
 
 
 def memory_legend(record: RunRecord) -> str:
-    """The legend of the memory figures."""
+    """The legend of the memory charts."""
     known = [("predicted over the iteration", "--F", "")]
     if record.measured_peaks:
         known.append(("measured peak", "--ink", "dashed"))
@@ -241,7 +241,7 @@ def memory_legend(record: RunRecord) -> str:
 
 
 def loss_legend(record: RunRecord) -> str:
-    """The legend of the loss figure."""
+    """The legend of the loss chart."""
     known = [("training", "--F", "")]
     if record.evaluations:
         known.append(("held-out data", "--B", ""))
@@ -256,8 +256,8 @@ def strokes(known: list[tuple[str, str, str]]) -> str:
     )
 
 
-def memory_figures(record: RunRecord) -> str:
-    """An empty figure for the memory curve of each device, with its peaks in words."""
+def memory_charts(record: RunRecord) -> str:
+    """An empty chart for the memory curve of each device, with its peaks in words."""
     predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
     parts: list[str] = []
     for device in record.plan.devices:

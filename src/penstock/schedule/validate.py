@@ -108,14 +108,14 @@ def check_complete(schedule: Schedule, shape: PipelineShape) -> None:
 def check_recomputes(schedule: Schedule, shape: PipelineShape) -> None:
     """Raise unless R precedes exactly the backwards that need it."""
     for order in schedule.orders:
-        again = order.kinds == RECOMPUTE
-        if not again.any() and not any(shape.recompute):
+        recomputed = order.kinds == RECOMPUTE
+        if not recomputed.any() and not any(shape.recompute):
             continue
         without = order_from_arrays(
-            order.kinds[~again], order.stages[~again], order.micro_batches[~again]
+            order.kinds[~recomputed], order.stages[~recomputed], order.micro_batches[~recomputed]
         )
         needed = cells_of(without, shape)[needs_recompute(without, shape)]
-        given = cells_of(order, shape)[again]
+        given = cells_of(order, shape)[recomputed]
         for action in recomputes_of(np.setdiff1d(needed, given), shape):
             raise BadInput(
                 f"stage {action.stage} recomputes, but {action} is missing before the backward of "

@@ -44,15 +44,15 @@ def held_by_group(order: Order, instance: Whole, members: tuple[int, ...]) -> tu
     kinds, works = order.kinds.astype(np.int64), np.searchsorted(np.array(members), instance)
     cells = order.micro_batches * np.int64(len(members)) + works
     recomputed = kinds == R
-    again = np.isin(cells, cells[recomputed]) if recomputed.any() else recomputed
+    recomputes = np.isin(cells, cells[recomputed]) if recomputed.any() else recomputed
     columns: list[Whole] = []
     for place in range(len(members)):
         mine = works == place
         forward, recompute = mine & (kinds == F), mine & recomputed
         freed = np.cumsum(mine & ((kinds == B) | (kinds == W)))
         before = np.concatenate(([0], freed[:-1]))
-        saved = np.cumsum((forward & ~again) | recompute) - before
-        inputs = np.cumsum(forward & again) - np.cumsum(recompute)
+        saved = np.cumsum((forward & ~recomputes) | recompute) - before
+        inputs = np.cumsum(forward & recomputes) - np.cumsum(recompute)
         columns += [saved, inputs]
     states = undominated(np.stack([works, *columns], axis=1))
     return tuple(
@@ -121,8 +121,8 @@ def device_samples(
         instance = workload.instances.of(in_iteration(action, workload))
         running_bytes = memories[instance].workspace_bytes
         if starts:
-            again = (action.stage, action.micro_batch) in recomputed
-            held[instance] = held[instance].after_start(action, again)
+            is_recomputed = (action.stage, action.micro_batch) in recomputed
+            held[instance] = held[instance].after_start(action, is_recomputed)
             workspace_bytes += running_bytes
         else:
             held[instance] = held[instance].after_end(action)

@@ -115,8 +115,8 @@ def early_backward_words(
 
     With depth 1 each backward directly follows its forward, so nothing is recomputed.
     """
-    again = recompute and depth > 1
-    cycle = [RECOMPUTE, BACKWARD, FORWARD] if again else [BACKWARD, FORWARD]
+    recomputes = recompute and depth > 1
+    cycle = [RECOMPUTE, BACKWARD, FORWARD] if recomputes else [BACKWARD, FORWARD]
     kind = np.concatenate([np.full(depth, FORWARD), np.tile(cycle, micro_batches)])
     micro = np.concatenate(
         [np.arange(depth), np.repeat(np.arange(micro_batches), len(cycle))], dtype=np.int64
@@ -125,7 +125,7 @@ def early_backward_words(
     kept = micro < micro_batches
     words = np.append(kind[kept] | micro[kept] << MICRO_SHIFT, STEP)
     words[-2] |= UPDATES
-    held = (Held(0, depth), Held(1, depth - 1)) if again else (Held(depth, 0),)
+    held = (Held(0, depth), Held(1, depth - 1)) if recomputes else (Held(depth, 0),)
     return words, tuple(Holding(0, (now,)) for now in held)
 
 
