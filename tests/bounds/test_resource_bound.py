@@ -298,7 +298,7 @@ def test_a_visit_takes_in_and_sends_what_passes_each_of_its_cuts():
     chain = chains_of(problem, 1)[0]
     limits = link_limits(problem.cluster)
     setting = Setting(problem, chain, limits, (1.0, 1.0, 1.0), 1)
-    links = visit_times(setting, Replicas(1, 1), 10, 1).fresh
+    links = visit_times(setting, Replicas(1, 1), 10, 1).first_visit
     # The first layer sends 3 MB and takes in 1 MB, the last the other way round, the middle both.
     for lo, sent, taken in ((0, 3, 1), (1, 4, 4), (2, 1, 3)):
         assert links.send[lo, lo + 1] == pytest.approx(10 * sent)

@@ -1,4 +1,4 @@
-"""The best that any placement of a plan can get out of a cluster's links."""
+"""The best rates of a cluster's links that any placement of a plan can use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from penstock.plan.run_tables import Floats
 __all__ = ["LinkLimits", "link_limits"]
 
 STRONG_DEVICES = 64
-"""Up to so many devices the directions of links count for what rings can do."""
+"""Up to so many devices, the bound on rings takes account of the directions of links."""
 
 
 @dataclass(frozen=True)
 class LinkLimits:
-    """What no set of devices can exceed, whichever devices they are.
+    """Rates that no set of devices exceeds, in bytes per second.
 
-    ``receive_rates[r]`` bounds the bytes per second that ``r`` devices take in together, each at
-    its best link; ``send_rates`` likewise. ``ring_rates[r]`` bounds the slowest link of a ring
-    all-reduce over ``r`` devices. ``inside_rate`` and ``across_rate``: the best of any link inside
-    a host, and between hosts.
+    ``receive_rates[r]`` bounds what ``r`` devices receive together, each at its best link;
+    ``send_rates`` what they send. ``ring_rates[r]`` bounds the slowest link of a ring all-reduce
+    over ``r`` devices. ``inside_rate`` and ``across_rate`` are the best rates of a link inside a
+    host, and between hosts.
     """
 
     cluster: Cluster
@@ -40,7 +40,7 @@ class LinkLimits:
 
     @property
     def best_rate(self) -> float:
-        """The most bytes per second that any one device takes in or sends."""
+        """The most bytes per second that any one device receives or sends."""
         return max(self.receive_rates[1], self.send_rates[1])
 
     @cached_property
@@ -58,7 +58,7 @@ class LinkLimits:
         return len(self.hosts_by_size)
 
     def two_levels(self, replicas: int) -> tuple[AllReduceCost, ...]:
-        """The least that an all-reduce in two levels takes on at least two hosts."""
+        """The least cost of an all-reduce in two levels, on at least two hosts."""
         hosts = max(2, self.fewest_hosts(replicas))
         if hosts >= replicas:
             return ()
@@ -70,8 +70,11 @@ class LinkLimits:
             ),
         )
 
-    def ways(self, replicas: int) -> tuple[AllReduceCost, ...]:
-        """The least that an all-reduce of ``replicas`` devices takes (see `all_reduce_costs`)."""
+    def least_all_reduce_costs(self, replicas: int) -> tuple[AllReduceCost, ...]:
+        """The least cost of an all-reduce of ``replicas`` devices by each algorithm.
+
+        The algorithms are those of `all_reduce_costs`.
+        """
         if replicas < 2:
             return ()
         flat = ring(replicas, self.latency_s, self.ring_rates[replicas])
@@ -87,7 +90,7 @@ def ring(replicas: int, latency_s: float, rate: float) -> AllReduceCost:
 
 
 def link_limits(cluster: Cluster) -> LinkLimits:
-    """The limits of ``cluster``; a minute's work of a second for a thousand devices."""
+    """The limits of ``cluster``."""
     rates, latencies = links_to_others(cluster)
     count = len(cluster.devices)
     if count == 1:
@@ -95,7 +98,7 @@ def link_limits(cluster: Cluster) -> LinkLimits:
     hosts = np.array(cluster.host_index)
     elsewhere = hosts[:, None] != hosts[None, :]
     beside = ~elsewhere & ~np.eye(count, dtype=bool)
-    # Over all its links together a device is no faster than so many times its best one.
+    # All links of a device together are at most so many times as fast as its best one.
     at_once = most_links_at_once(cluster)
     return LinkLimits(
         cluster,
@@ -110,9 +113,9 @@ def link_limits(cluster: Cluster) -> LinkLimits:
 
 
 def most_links_at_once(cluster: Cluster) -> int:
-    """How many messages may come into a device at once, or leave it, at most.
+    """The most messages that a device may receive, or send, at once.
 
-    On a host with separate links one over each of them, and one over the device's own engine.
+    On a host with separate links there may be one on each, and one on the device's own engine.
     """
     return max((len(h.devices) for h in cluster.hosts if h.separate_links), default=1)
 
@@ -131,10 +134,11 @@ def best_sums(rates: Floats) -> tuple[float, ...]:
 
 
 def best_rings(rates: Floats) -> tuple[float, ...]:
-    """Entry ``r``: what the slowest link of no ring over ``r`` devices exceeds, in any order.
+    """Entry ``r``: a rate that the slowest link of no ring over ``r`` devices exceeds.
 
-    Along a ring every device reaches every other, so ``r`` devices must be in one strong component
-    of the links that are as fast; for many devices only in one component whatever the directions.
+    Along a ring every device reaches every other. So ``r`` devices must be in one strongly
+    connected component of the links that are at least as fast. For many devices only connected
+    components are used, without directions.
     """
     count = len(rates)
     values = np.unique(rates[~np.eye(count, dtype=bool)])
@@ -163,7 +167,7 @@ def strong_rates(rates: Floats, values: Floats) -> tuple[float, ...]:
 
 
 def largest_strong_component(linked: NDArray[np.bool_]) -> int:
-    """The most devices that all reach one another."""
+    """The size of the largest strongly connected component."""
     reached = linked | np.eye(len(linked), dtype=bool)
     for _ in range(len(linked).bit_length()):
         reached = reached.astype(np.float32) @ reached.astype(np.float32) > 0
@@ -171,7 +175,7 @@ def largest_strong_component(linked: NDArray[np.bool_]) -> int:
 
 
 def component_rates(rates: Floats) -> tuple[float, ...]:
-    """`best_rings` by components: a spanning tree of the fastest links (Prim), cut rate by rate."""
+    """`best_rings` by connected components, from a maximum spanning tree (Prim)."""
     count = len(rates)
     either = np.maximum(rates, rates.T)
     joined = np.zeros(count, dtype=bool)
@@ -188,7 +192,7 @@ def component_rates(rates: Floats) -> tuple[float, ...]:
 
 
 def largest_components(count: int, edges: Sequence[tuple[float, int, int]]) -> tuple[float, ...]:
-    """Entry ``r``: the rate at which some component of the edges so fast has ``r`` devices."""
+    """Entry ``r``: the largest rate at which the edges at least as fast connect ``r`` devices."""
     component = list(range(count))
     members = {device: [device] for device in range(count)}
     best = [inf, inf] + [0.0] * (count - 1)

@@ -9,7 +9,7 @@ from penstock.bounds.shortened_chain import floor_of
 from penstock.bounds.visits import full_speeds, has_whole_backwards, may_be_mirrored
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.problem_memo import remembered
-from penstock.profile.model_profile import Affine, ModelProfile
+from penstock.profile.model_profile import Affine
 from penstock.schedule.registry import FAMILIES
 
 __all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
@@ -25,8 +25,8 @@ NOT_IN_MEMORY = "memory: in every cut of the model some layers fit no device"
 class LowerBound:
     """Seconds that no plan beats, and in words what they are spent on.
 
-    ``covers`` says which plans and orders are meant; ``micro_batch_size`` is the one with which the
-    bound is least, of several the first found.
+    ``covers`` says for which plans and orders the bound holds. ``micro_batch_size`` is the one with
+    the least bound; of several, the first found.
     """
 
     seconds: float
@@ -39,16 +39,16 @@ class LowerBound:
 def lower_bound(problem: PlanningProblem) -> LowerBound:
     """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
 
-    Which orders depends on the schedules that the problem allows; ``covers`` of the answer says it.
+    The orders depend on the schedules that the problem allows; ``covers`` of the answer names them.
 
-    - Schedules that flush: `penstock.bounds.resource_bound`. Where all of them have whole backwards
-      and one stage a device, it is for the orders of such plans only; else for every order of whole
-      or split backwards, any stages a device, one or both directions.
-    - Any that do not flush: all work and the slowest layer alone, which nothing escapes.
+    - All schedules flush: `penstock.bounds.resource_bound`. If all have whole backwards and one
+      stage a device, the bound holds for the orders of such plans only. Otherwise it holds for
+      every order of whole or split backwards, any stages a device, one or both directions.
+    - Some schedule does not flush: the bounds of `bound_of_size` alone, which hold for any order.
 
-    Never less than the bounds of `bound_of_size`, the least over the micro-batch sizes. Infinite
-    where no plan can fit in memory. Models and clusters that are too large for a program
-    (`penstock.bounds.resource_bound`) have only the latter.
+    The answer is the least over the micro-batch sizes, and never less than `bound_of_size`. It is
+    infinite where no plan can fit in memory. Models and clusters that are too large for
+    `penstock.bounds.resource_bound` have only `bound_of_size`.
     """
     simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
     if not all(FAMILIES[name].flushes for name in problem.schedules):
@@ -72,22 +72,21 @@ def lower_bound_s(problem: PlanningProblem) -> float:
 def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound:
     """The largest of three bounds for one micro-batch size, whatever the schedule.
 
-    - *work*: every layer computes all samples of the batch, at most ``b`` at a time, so it takes
+    - *work*: every layer computes all samples of the batch, at most ``b`` at a time. So it takes
       at least ``batch * min(c(1), c(b) / b)`` seconds of a device of speed 1, where ``c`` is its
-      forward plus backward cost (affine: the seconds per sample are extreme at the ends). All
-      that work is shared by all devices, at their full speeds.
-    - *one layer*: the same for the work of one layer alone, on the ``b`` fastest devices: a
+      forward plus backward cost. (It is affine, so the seconds per sample are extreme at the ends.)
+      All devices share that work, at their full speeds.
+    - *one layer*: the same for the work of one layer alone, on the ``b`` fastest devices, because a
       micro-batch of ``b`` samples has at most ``b`` slices. A mirrored pipeline holds every layer
-      twice: on ``2 b``.
-    - *one micro-batch* (whole backwards only): with each layer's cost at least ``f + q * rows``,
-      f, q >= 0, the mean over the rows of the time in which a row passes all layers, forward and
-      back, is at least ``sum of f / fastest speed + q * b / sum of speeds``: a row on replica
-      ``d`` with ``n_d`` of the rows waits for ``(f + q * n_d) / v_d``, and
-      ``sum of n_d^2 / v_d >= b^2 / sum of v_d``.
+      twice, so there it is ``2 b`` devices.
+    - *one micro-batch* (whole backwards only): let each layer cost at least ``f + q * rows`` with
+      f, q >= 0. A row on replica ``d``, which has ``n_d`` rows, waits for ``(f + q * n_d) / v_d``,
+      and ``sum of n_d^2 / v_d >= b^2 / sum of v_d``. So the mean row passes all layers, forward and
+      back, in at least ``sum of f / fastest speed + q * b / sum of speeds``.
 
     On hosts whose devices share cores only as many devices count as run at full speed.
     """
-    costs = layer_costs(problem.profile)
+    costs = [layer.forward_s + layer.backward_s for layer in problem.profile.layers]
     all_speeds = full_speeds(problem.cluster)
     holders = (1 + may_be_mirrored(problem)) * micro_batch_size
     speeds = all_speeds[:holders]
@@ -109,18 +108,13 @@ def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound
     return max(bounds, key=lambda bound: bound.seconds)
 
 
-def layer_costs(profile: ModelProfile) -> list[Affine]:
-    """Forward plus backward of every layer."""
-    return [layer.forward_s + layer.backward_s for layer in profile.layers]
-
-
 def least_per_sample(cost: Affine, most_samples: int) -> float:
     """The fewest seconds a sample can take in slices of 1 to ``most_samples``."""
     return max(0.0, min(cost.at(1), cost.at(most_samples) / most_samples))
 
 
 def gap(iteration_s: float, bound_s: float) -> float:
-    """By how much a plan is slower than a bound: 0.25 for a quarter more.
+    """By which share a plan is slower than a bound: 0.25 for a quarter more.
 
     >>> gap(1.25, 1.0)
     0.25

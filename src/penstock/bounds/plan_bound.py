@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from penstock.bounds.links import links_to_others
-from penstock.bounds.shortened_chain import floor_of, goes_whole
+from penstock.bounds.shortened_chain import floor_of
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
@@ -16,7 +16,7 @@ from penstock.profile.model_profile import Edge, ModelProfile
 __all__ = ["plan_bound_s"]
 
 MOST_ANSWERS = 100_000
-"""So many answers are kept of each sort."""
+"""So many answers of each kind are kept."""
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
@@ -26,10 +26,10 @@ Answer = TypeVar("Answer")
 class Prepared:
     """What the bounds of all plans of a problem share.
 
-    ``sums``: of forward fixed, per sample, backward fixed, per sample, parameter bytes, over the
-    first layers. ``near``: for each cut the tensors made right before it, each with its nearest
-    reader. ``receive_rates``: each device's best link. ``bucket_s``, ``stages``
-    and ``messages``: answers that are known.
+    ``sums``: prefix sums over the layers of the forward (fixed, per sample), the backward (fixed,
+    per sample) and the parameter bytes. ``near``: for each cut the tensors made right before it,
+    each with its nearest reader. ``receive_rates``: the best link into each device. ``bucket_s``,
+    ``stages`` and ``messages`` keep answers.
     """
 
     sums: tuple[tuple[float, ...], ...]
@@ -73,18 +73,18 @@ def near_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
 def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     """Seconds that no order of whole forwards and backwards can beat for ``plan``.
 
-    The largest over the stages, with ``A`` the forwards of the fastest replica of every earlier
-    stage, ``P = F + B`` of the slowest of this one, ``D`` the seconds its links receive of each
-    micro-batch:
+    The largest of three terms over all stages. ``A`` are the forwards of the fastest replica of
+    every earlier stage, ``P = F + B`` is of the slowest replica of this stage, and ``D`` are the
+    seconds in which its links receive a micro-batch:
 
         A + M * P + W              busy between fill and what follows the last backward
         A + M * P - B + T          its gradients: T from the start of the last backward on
         A + M * D + B + W          its links
 
-    ``T = max(B, B until the first bucket is full + all-reduce) + step``, and ``W`` becomes
-    ``max(T, B + W)`` from stage to stage: the drain, or the all-reduce of an earlier stage that
-    only starts in it. Between single devices ``A`` and ``W`` count the messages too; ``D`` is of
-    the tensors made right before the cut.
+    ``T = max(B, B until the first bucket is full + all-reduce) + step``. ``W`` becomes
+    ``max(T, B + W)`` from stage to stage: the drain, or an earlier stage's all-reduce that starts
+    in the drain. Between single devices ``A`` and ``W`` count the messages too. ``D`` counts the
+    tensors made right before the cut.
     """
     known = prepare(problem)
     batches = plan.micro_batches
@@ -106,11 +106,11 @@ def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
 
 
 def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tuple[float, ...]:
-    """What `plan_bound_s` needs of a stage.
+    """The times of a stage for `plan_bound_s`.
 
-    Least forward, backward, and time from the start of the last backward to the end, of any
-    replica; forward and backward of the slowest, and how much longer than its last backward its
-    gradients and step take.
+    Over all replicas, the least forward, the least backward, and the least time from the start of
+    the last backward to the end. Of the slowest replica, forward and backward together, and the
+    time from its last backward to the end of its gradients and step.
     """
     key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
     found = known.stages.get(key)
@@ -129,7 +129,7 @@ def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tupl
 
 
 def remember(answers: dict[Key, Answer], key: Key, answer: Answer) -> None:
-    """Keep an answer; start afresh where there are too many."""
+    """Keep an answer; forget all others where there are too many."""
     if len(answers) >= MOST_ANSWERS:
         answers.clear()
     answers[key] = answer
@@ -189,12 +189,12 @@ def messages(
 def messages_of_cut(
     known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage, rows: int
 ) -> tuple[float, ...]:
-    """`messages`, worked out."""
+    """`messages`, computed."""
     edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
     transfer_s = problem.cluster.transfer_s
     if before.replicas == stage.replicas == 1:
         one, other = before.devices[0], stage.devices[0]
-        back_rows = [1 if goes_whole(edge) else rows for edge in edges]
+        back_rows = [1 if edge.goes_whole else rows for edge in edges]
         down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
         up_s = sum(
             transfer_s(other, one, edge.gradient_bytes.at(n))
@@ -236,7 +236,7 @@ def gradient_tail_s(
 def bucket_s(known: Prepared, problem: PlanningProblem, stage: Stage) -> float:
     """Seconds to reduce one full bucket; smaller ones take more for each byte."""
     if stage.devices not in known.bucket_s:
-        ways = all_reduce_costs(problem.cluster, stage.devices)
-        seconds = min(way.latency_s + way.s_per_byte * BUCKET_BYTES for way in ways)
+        costs = all_reduce_costs(problem.cluster, stage.devices)
+        seconds = min(cost.latency_s + cost.s_per_byte * BUCKET_BYTES for cost in costs)
         known.bucket_s[stage.devices] = seconds
     return known.bucket_s[stage.devices]

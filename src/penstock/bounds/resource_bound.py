@@ -1,17 +1,21 @@
 """A bound that holds for every plan and every order: stages share devices, backwards are split.
 
-*The relaxation.* A plan is a chain of visits (`visits`) through the layers. Different
-sets of devices have none in common; each is counted at its first visit, its later ones are free of
-that. Every visit must fit within the asked time by itself (`own_terms`), and what all of them use
+*The relaxation.* A plan is a chain of visits (`visits`) through the layers. Two sets of devices
+have no device in common. A set is counted at its first visit; later visits to it count no further
+devices. Every visit must fit within a time ``T`` by itself (`visit_terms`). What all visits use
 must fit on the devices that were counted.
 
-*Prices.* On a set of ``r`` devices each of these is at most ``r T``: seconds of compute, with those
-in which they wait for their first work and for their last all-reduce; seconds of their links, the
-mean of both directions; seconds of all-reduce, times ``T / (T - F)``, since no gradient is complete
-before all forwards are done, at ``F`` at the earliest. So is every mean of the three. Which mean is
-a choice, one for each number of replicas; the cheapest chain then costs no more than any plan, and
-``T`` is too short if that is more than its devices have. No choice is wrong, only weak: the
-choices follow the answers of the chain (fictitious play, Brown 1951), a few steps.
+*Prices.* On a set of ``r`` devices each of three values is at most ``r T``:
+
+- seconds of compute, with those of waiting for the first work and for the last all-reduce;
+- seconds of the links, as the mean of both directions;
+- seconds of all-reduce, times ``T / (T - F)``: no gradient is complete before all forwards are
+  done, at ``F`` at the earliest.
+
+So is every weighted mean of the three. The weights are chosen for each number of replicas. Under
+any weights the cheapest chain costs no more than any plan, so ``T`` is too short if that is more
+than the devices have. Bad weights only make the bound weaker. A few steps learn them from the
+cheapest chains (fictitious play, Brown 1951).
 """
 
 from collections.abc import Sequence
@@ -20,12 +24,11 @@ from functools import cached_property
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.bounds.links import link_limits
 from penstock.bounds.resource_kernel import ChainVisits, Reached, cheapest
 from penstock.bounds.shortened_chain import ShortenedChain, shortened
-from penstock.bounds.visit_terms import ROUNDING, Visits, idle_s, visits_of, worth
+from penstock.bounds.visit_terms import ROUNDING, Visits, idle_s, least_speed, visits_of
 from penstock.bounds.visits import (
     Setting,
     full_speeds,
@@ -33,35 +36,35 @@ from penstock.bounds.visits import (
     may_be_mirrored,
 )
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import Floats
 
 __all__ = ["PRECISION", "Answer", "chains_of", "resource_bound"]
-
-Floats = npt.NDArray[np.float64]
 
 PRECISION = 2e-3
 MOST_STEPS, FEWEST_STEPS = 20, 2
 MOST_CELLS = 5e7
-"""Prices are learnt in so many steps; fewer where together they pass so many states and visits."""
+"""Steps in which prices are learnt; fewer where the steps would pass more cells than this."""
 HOPELESS_STEPS, HOPELESS = 7, 0.4
-"""Prices are not learnt on where after so many steps so much of the devices' time is left."""
+"""Learning ends where after so many steps such a share of the devices' time is unused."""
 
 SHARES = (0.0, 0.003, 0.02, 0.05, 0.1, 0.2)
-"""Shares of all work whose least layers are left out: each gives a bound, the largest counts."""
+"""The layers of least work, up to each of these shares of all work, are left out. Each share gives
+a bound, and the largest counts."""
 
 CHAINS = 2
 MOST_LAYERS = 96
-"""So many chains are tried, the longest ones of at most so many layers."""
+"""This many chains are tried: the longest ones with no more layers than that."""
 
 MOST_DEVICES = 256
-"""On more devices the states are too many: there only what is known of each size counts."""
+"""On more devices there are too many states: then only the floor of each size counts."""
 
 MOST_GROWTH, ANY_TIME_S = 1e9, 1e100
-"""Where a time so many times the floor is not kept, it is asked whether any time is."""
+"""If no chain fits within this many times the floor, it is checked whether any time is enough."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Seconds; the micro-batch size of the relaxed plan nearest to them, and what that uses."""
+    """The bound, and the relaxed plan nearest to it: its micro-batch size, and what it uses."""
 
     seconds: float
     micro_batch_size: int
@@ -69,15 +72,15 @@ class Answer:
 
 
 def alone_at(visits: Visits, time_s: float) -> Floats:
-    """`ChainVisits.alone_s`; infinite where nothing else fits beside a run that must share."""
+    """`ChainVisits.alone_s`; infinite for a revisit that fits beside no other run."""
     alone_s = visits.steps.alone_s.copy()
     run = np.triu(np.ones(alone_s.shape[1:], dtype=bool), 1)
-    for way, shared in enumerate(visits.shared):
-        possible = run & (alone_s[way] <= time_s)
-        if shared is not None and possible.any():
-            least_s = shared.beside_s[:, possible].min(axis=1)
-            together_s = (shared.own_s + least_s[:, None, None]).max(axis=0)
-            alone_s[way] = np.where(together_s <= time_s, alone_s[way], inf)
+    for kind, device_s in enumerate(visits.device_s):
+        possible = run & (alone_s[kind] <= time_s)
+        if device_s is not None and possible.any():
+            least_s = device_s[:, possible].min(axis=1)
+            together_s = (device_s + least_s[:, None, None]).max(axis=0)
+            alone_s[kind] = np.where(together_s <= time_s, alone_s[kind], inf)
     return alone_s
 
 
@@ -86,7 +89,7 @@ class Prices:
 
     def __init__(self, visits: Visits) -> None:
         self.visits = visits
-        self.group = np.array([kind.replicas.fewest for kind in visits.kinds])
+        self.replicas = np.array([kind.replicas.fewest for kind in visits.kinds])
         self.weights = np.zeros((len(visits.kinds), 3))
         self.weights[:, 0] = 1.0
         self.seen = np.zeros(len(visits.kinds))
@@ -102,7 +105,7 @@ class Prices:
         self.steps = int(min(MOST_STEPS, max(FEWEST_STEPS, MOST_CELLS / cells)))
 
     def keep_within(self, time_s: float) -> bool:
-        """Whether some chain keeps ``time_s``, as far as the prices that are tried show."""
+        """Whether some chain may fit within ``time_s``, as far as the prices tried show."""
         visits, setting = self.visits, self.visits.setting
         steps = visits.steps._replace(alone_s=alone_at(visits, time_s))
         bar_s = time_s * (1 + ROUNDING)
@@ -119,7 +122,7 @@ class Prices:
         return True
 
     def after_forwards(self, time_s: float) -> float:
-        """What a second of all-reduce counts: all of them come after the last forward."""
+        """The price of a second of all-reduce: all of them come after the last forward."""
         left_s = time_s - self.visits.setting.all_forwards_s
         return min(time_s / left_s, 1e6) if left_s > 0 else 1e6
 
@@ -129,8 +132,8 @@ class Prices:
         uses, setting = self.visits.uses, self.visits.setting
         price = compute * uses.compute + links * uses.links
         price += reduced * self.after_forwards(time_s) * uses.reduce
-        first = np.array([not kind.again for kind in self.visits.kinds])
-        second = worth(setting) * self.group * self.weights[:, 0] * first
+        first = np.array([not kind.revisit for kind in self.visits.kinds])
+        second = least_speed(setting) * self.replicas * self.weights[:, 0] * first
         waiting = 0.0 * second if mirrored(self.visits) else second
         price += (second[:, None] * self.idle_s)[:, :, None]
         return steps._replace(price=price, wait=waiting)
@@ -141,18 +144,18 @@ class Prices:
         loads: dict[int, Floats] = {}
         visits = 0
         while layers:
-            way, first, before, then = reached.came[layers, taken, used].tolist()
-            load = np.array([table[way, first, layers] for table in self.visits.uses])
+            kind, first, before, used_before = reached.origin[layers, taken, used].tolist()
+            load = np.array([table[kind, first, layers] for table in self.visits.uses])
             load[2] *= self.after_forwards(time_s)
-            number = int(self.group[way])
+            number = int(self.replicas[kind])
             loads[number] = loads.get(number, np.zeros(3)) + load
-            layers, taken, used, visits = first, before, then, visits + 1
+            layers, taken, used, visits = first, before, used_before, visits + 1
         for number, load in loads.items():
-            mine = self.group == number
-            self.seen[mine] += 1
-            share = 1 / (1 + self.seen[mine][0])
+            same = self.replicas == number
+            self.seen[same] += 1
+            share = 1 / (1 + self.seen[same][0])
             most = np.eye(3)[int(load.argmax())]
-            self.weights[mine] = (1 - share) * self.weights[mine] + share * most
+            self.weights[same] = (1 - share) * self.weights[same] + share * most
         if time_s < self.kept_s:
             self.kept_s, counts = time_s, sorted(loads)
             self.argument = chain_words(
@@ -182,15 +185,15 @@ def chain_words(visits: int, counts: Sequence[int], load: Floats, capacity: floa
 
 
 def mirrored(visits: Visits) -> bool:
-    """Whether the ways are those of a mirrored pipeline."""
+    """Whether the visits are those of a mirrored pipeline."""
     return any(kind.copies > 1 for kind in visits.kinds)
 
 
 @dataclass(frozen=True)
 class RelaxedChain:
-    """A chain in one direction or both. Its prices are made when they are first asked for.
+    """A chain in one direction or both. Its prices are made when they are first needed.
 
-    Where one chain shows that a time is too short, the others are not looked at.
+    Where one chain shows that a time is too short, those of the others are not needed.
     """
 
     setting: Setting
@@ -198,14 +201,15 @@ class RelaxedChain:
 
     @cached_property
     def prices(self) -> Prices:
-        """The prices, and all ways to visit."""
+        """The prices, with all visits."""
         return Prices(visits_of(self.setting, mirrored=self.mirrored))
 
 
 def resource_bound(problem: PlanningProblem, floors_s: dict[int, float]) -> Answer:
-    """Seconds that no plan of ``problem`` beats in any order; ``floors_s`` are known by size.
+    """Seconds that no plan of ``problem`` beats in any order.
 
-    Infinite where no plan fits in memory. Sizes whose floor is above the least found are left out.
+    ``floors_s`` are bounds known for each micro-batch size. Sizes whose floor is above the least
+    found are left out. The answer is infinite where no plan fits in memory.
     """
     directions = (False, True) if may_be_mirrored(problem) else (False,)
     limits, best = link_limits(problem.cluster), Answer(inf, 0)
@@ -238,7 +242,10 @@ def chains_of(problem: PlanningProblem, rows: int) -> list[ShortenedChain]:
 
 
 def least_kept(relaxed: list[RelaxedChain], chains: int, floor_s: float, most_s: float) -> float:
-    """The least time that all chains of some direction keep, rounded down; at most ``most_s``."""
+    """The least time within which all chains of some direction fit, rounded down.
+
+    At most ``most_s``.
+    """
 
     def kept(time_s: float) -> bool:
         return any(

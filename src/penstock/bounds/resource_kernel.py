@@ -6,81 +6,84 @@
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.borrowed import borrowed
 from penstock.kernels import compiled
+from penstock.plan.run_tables import Floats, Integers
 
-__all__ = ["NOWHERE", "ChainVisits", "Reached", "cheapest"]
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
-
-NOWHERE = -1
+__all__ = ["ChainVisits", "Reached", "cheapest"]
 
 
 class ChainVisits(NamedTuple):
-    """Every visit that a chain may make; arrays over (way, first layer, cut after the last).
+    """Every visit that a chain may make; arrays over (kind, first layer, cut after the last).
 
-    A *way* is a number of replicas together with what else is assumed of a visit. ``devices``
-    are those that it takes; ``seats`` those that must have been taken before it. A ``once`` way is
-    used at most once in a chain; a ``single`` way is on one device, which waits for all rows.
+    A *kind* (`penstock.bounds.visit_terms.VisitKind`) is a number of replicas together with what
+    else is assumed of a visit. Of each kind:
 
-    ``alone_s`` must fit from the start; ``own_s``, ``links_s``, ``mean_s`` after the first row is
-    there, after the devices before have it ready, and after the mean row is there. ``thin_s`` and
-    ``row_s`` are the forward of the row that is through first, and of the mean row; ``thin_hop_s``
-    and ``hop_s`` (way, first layer) the messages before. ``price`` is what a visit uses, ``wait``
-    (way) the price of a second that its devices wait for their first work.
+    - ``devices``: how many it takes; ``devices_before``: how many must have been taken before it;
+    - ``once``: whether a chain may use it only once;
+    - ``single``: whether it is on one device, which waits for all rows;
+    - ``wait``: the price of a second that its devices wait for their first work.
+
+    Seconds of each visit that must fit within the time: ``alone_s`` from the start; ``own_s``
+    from when its first row is there; ``links_s`` from when the devices before have that row ready;
+    ``after_mean_row_s`` from when its mean row is there.
+
+    ``first_row_s`` and ``mean_row_s`` are its forwards of the first row to pass, and of the mean
+    row. ``first_row_message_s`` and ``mean_row_message_s`` (kind, first layer) are the messages
+    before. ``price`` is that of what it uses.
     """
 
-    devices: Whole
-    seats: Whole
-    once: Whole
-    single: Whole
+    devices: Integers
+    devices_before: Integers
+    once: Integers
+    single: Integers
     alone_s: Floats
     own_s: Floats
     links_s: Floats
-    mean_s: Floats
-    thin_s: Floats
-    row_s: Floats
-    thin_hop_s: Floats
-    hop_s: Floats
+    after_mean_row_s: Floats
+    first_row_s: Floats
+    mean_row_s: Floats
+    first_row_message_s: Floats
+    mean_row_message_s: Floats
     price: Floats
     wait: Floats
 
 
 class Reached(NamedTuple):
-    """For each state (layers done, devices taken, once used): least price, and how it came about.
+    """For each state (layers done, devices taken, once used): the least price, and its last visit.
 
-    ``came`` holds the way, the first layer, the devices taken before, and whether once was used.
+    ``origin`` holds the kind of that visit, its first layer, the devices taken before it, and
+    whether ``once`` was used before it.
     """
 
     price: Floats
-    came: Whole
+    origin: Integers
 
 
 def cheapest(steps: ChainVisits, devices: int, time_s: float) -> Reached:
     """The least price of each state, over all chains whose visits each fit within ``time_s``.
 
-    A state keeps the least of each value apart: when the first and the mean row get there, and
-    the price.
+    A state keeps the least of each value separately: when the first and the mean row get there,
+    and the price.
     """
     cuts = steps.own_s.shape[1]
-    price, thin_s, mean_s = np.full((3, cuts, devices + 1, 2), np.inf)
-    price[0, 0, 0] = thin_s[0, 0, 0] = mean_s[0, 0, 0] = 0.0
-    came = np.full((cuts, devices + 1, 2, 4), NOWHERE)
+    price, first_row_s, mean_row_s = np.full((3, cuts, devices + 1, 2), np.inf)
+    price[0, 0, 0] = first_row_s[0, 0, 0] = mean_row_s[0, 0, 0] = 0.0
+    origin = np.full((cuts, devices + 1, 2, 4), -1)
     limits = ChainLimits(len(steps.devices), cuts, devices, 1 + int(steps.once.any()), time_s)
-    compiled(fill)(steps, limits, States(price, thin_s, mean_s, came))
-    return Reached(price, came)
+    compiled(fill)(steps, limits, States(price, first_row_s, mean_row_s, origin))
+    return Reached(price, origin)
 
 
 class ChainLimits(NamedTuple):
-    """How many ways, cuts and devices there are; the time that every visit must fit within.
+    """How many kinds, cuts and devices there are; the time that every visit must fit within.
 
-    ``used`` is 2 where a way is used at most once, else 1: whether it was used plays no part.
+    ``used`` is 2 if some kind may be used only once, else 1: then states need not say whether one
+    was.
     """
 
-    ways: int
+    kinds: int
     cuts: int
     devices: int
     used: int
@@ -91,9 +94,9 @@ class States(NamedTuple):
     """`Reached`, and the least seconds after which the first and the mean row get there."""
 
     price: Floats
-    thin_s: Floats
-    mean_s: Floats
-    came: Whole
+    first_row_s: Floats
+    mean_row_s: Floats
+    origin: Integers
 
 
 def fill(steps: ChainVisits, limits: ChainLimits, states: States) -> None:
@@ -105,37 +108,42 @@ def extend(steps, limits, states):
     """`fill`, on addresses."""
     cuts, places = limits.cuts, 2 * (limits.devices + 1)
     for hi in range(1, cuts):
-        for way in range(limits.ways):
+        for kind in range(limits.kinds):
             for lo in range(hi):
-                visit = (way * cuts + lo) * cuts + hi
+                visit = (kind * cuts + lo) * cuts + hi
                 if steps.alone_s[visit] <= limits.time_s:
-                    for used in range(limits.used - steps.once[way]):
+                    for used in range(limits.used - steps.once[kind]):
                         here = lo * places + used
-                        there = hi * places + 2 * steps.devices[way] + used + steps.once[way]
-                        take(steps, limits, states, (way, lo, visit), here, there)
+                        there = hi * places + 2 * steps.devices[kind] + used + steps.once[kind]
+                        take(steps, limits, states, (kind, lo, visit), here, there)
 
 
 def take(steps, limits, states, where, here, there):
     """Make a visit from every number of devices that may have been taken before."""
-    way, lo, visit = where
-    price, thin_s, mean_s, time_s = states.price, states.thin_s, states.mean_s, limits.time_s
-    own_s, links_s, visit_mean_s = steps.own_s[visit], steps.links_s[visit], steps.mean_s[visit]
-    hop = way * limits.cuts + lo
-    thin_hop_s, hop_s, single = steps.thin_hop_s[hop], steps.hop_s[hop], steps.single[way]
-    fixed, wait = steps.price[visit], steps.wait[way]
-    for taken in range(steps.seats[way], limits.devices + 1 - steps.devices[way]):
+    kind, lo, visit = where
+    price, time_s = states.price, limits.time_s
+    first_rows_s, mean_rows_s = states.first_row_s, states.mean_row_s
+    own_s, links_s = steps.own_s[visit], steps.links_s[visit]
+    after_mean_row_s = steps.after_mean_row_s[visit]
+    message = kind * limits.cuts + lo
+    first_message_s = steps.first_row_message_s[message]
+    mean_message_s, single = steps.mean_row_message_s[message], steps.single[kind]
+    fixed, wait = steps.price[visit], steps.wait[kind]
+    for taken in range(steps.devices_before[kind], limits.devices + 1 - steps.devices[kind]):
         before, after = here + 2 * taken, there + 2 * taken
-        ready_s = thin_s[before]
-        first_s, row_s = ready_s + thin_hop_s, mean_s[before] + hop_s
+        ready_s = first_rows_s[before]
+        first_s, mean_s = ready_s + first_message_s, mean_rows_s[before] + mean_message_s
         if single:
-            first_s = max(first_s, row_s)
-        if first_s + own_s > time_s or ready_s + links_s > time_s or row_s + visit_mean_s > time_s:
+            first_s = max(first_s, mean_s)
+        if first_s + own_s > time_s or ready_s + links_s > time_s:
+            continue
+        if mean_s + after_mean_row_s > time_s:
             continue
         paid = price[before] + fixed + wait * first_s
         if paid < price[after]:
             price[after] = paid
-            came = 4 * after
-            states.came[came], states.came[came + 1] = way, lo
-            states.came[came + 2], states.came[came + 3] = taken, here % 2
-        thin_s[after] = min(thin_s[after], first_s + steps.thin_s[visit])
-        mean_s[after] = min(mean_s[after], row_s + steps.row_s[visit])
+            origin = 4 * after
+            states.origin[origin], states.origin[origin + 1] = kind, lo
+            states.origin[origin + 2], states.origin[origin + 3] = taken, here % 2
+        first_rows_s[after] = min(first_rows_s[after], first_s + steps.first_row_s[visit])
+        mean_rows_s[after] = min(mean_rows_s[after], mean_s + steps.mean_row_s[visit])

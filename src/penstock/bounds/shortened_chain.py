@@ -1,14 +1,14 @@
 """A model with its smallest layers left out, for bounds.
 
-*Lemma (leaving a layer out).* Give each layer the devices that a plan computes it on. Delete a
-layer: its work, its parameters, its tensors. What is left takes no more of anything, and each
-message that is left over passed in the plan too. So what no shortened chain can do within a time,
-no plan can. Where a deleted layer read a tensor of ``p`` and ``c`` read one of its own, ``p`` and
-``c`` on different devices have one of the two between them: the smaller one is kept as a tensor
-from ``p`` to ``c``. ∎
+*Lemma (leaving a layer out).* Give each layer the devices on which a plan computes it. Delete a
+layer: its work, its parameters, its tensors. The rest needs no more of any resource, and every
+message of the rest was sent in the plan too. So if no shortened chain fits within a time, no plan
+does. Suppose the deleted layer read a tensor of ``p``, and ``c`` read one of its own. If ``p`` and
+``c`` are on different devices, one of the two tensors passes between devices: the smaller one is
+kept as a tensor from ``p`` to ``c``. ∎
 
-Layers without work would else be stages that pass messages on for nothing, or that count as the
-first work of devices which then wait.
+Otherwise layers without work could be stages that only pass messages on, or count as the first work
+of devices that then wait.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,16 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.profile.model_profile import Affine, Edge, ModelProfile
+from penstock.plan.run_tables import Floats, of_runs, prefix_sums
+from penstock.profile.model_profile import Affine, ModelProfile
 
-__all__ = ["PrefixSums", "ShortenedChain", "Tensor", "floor_of", "goes_whole", "shortened"]
-
-Floats = npt.NDArray[np.float64]
+__all__ = ["PrefixSums", "ShortenedChain", "Tensor", "floor_of", "shortened"]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is sent of a layer to later ones, and comes back; ``whole``: each reader gets it all."""
+    """A tensor that later layers read, and its gradient; ``whole``: see `Edge.goes_whole`."""
 
     producer: int
     consumers: tuple[int, ...]
@@ -38,32 +36,30 @@ class Tensor:
 
 @dataclass(frozen=True)
 class PrefixSums:
-    """A cost summed over the layers before each cut, its fixed part and that of each row."""
+    """A cost summed over the layers before each cut: its fixed part, and its part for each row."""
 
     fixed: Floats
     per_row: Floats
 
     def of_runs(self) -> "PrefixSums":
         """The cost of every run of layers: first layer, and the cut after the last."""
-        return PrefixSums(
-            self.fixed[None, :] - self.fixed[:, None], self.per_row[None, :] - self.per_row[:, None]
-        )
+        return PrefixSums(of_runs(self.fixed), of_runs(self.per_row))
 
 
 @dataclass(frozen=True)
 class ShortenedChain:
-    """The layers that are left: sums at each cut before one of them, and at the end.
+    """The layers that are left, with the sums of their costs at the cuts between them.
 
-    ``forward``, ``inputs`` and ``work`` (both halves of the backward and the forward) are of the
-    layers left; ``way_down`` and ``way_up`` of all, since a row passes the deleted ones as well.
+    ``work`` is forward and backward. ``all_forward`` and ``all_input_backward`` sum over all
+    layers, since a row passes the deleted ones too.
     """
 
     layers: tuple[int, ...]
     forward: PrefixSums
-    inputs: PrefixSums
+    input_backward: PrefixSums
     work: PrefixSums
-    way_down: PrefixSums
-    way_up: PrefixSums
+    all_forward: PrefixSums
+    all_input_backward: PrefixSums
     saved: PrefixSums
     parameter_bytes: Floats
     buffer_bytes: Floats
@@ -73,9 +69,10 @@ class ShortenedChain:
 def shortened(
     profile: ModelProfile, share: float, most_rows: int, *, whole: bool = False
 ) -> ShortenedChain:
-    """``profile`` without the layers of least work, together at most ``share`` of all of it.
+    """``profile`` without the layers of least work, which are at most ``share`` of all work.
 
-    Where backwards are ``whole``, what passes a gradient on is all of them, not the input half.
+    Where backwards are ``whole``, ``input_backward`` is all of a backward, not only the part for
+    the inputs: the gradient is passed on at its end.
     """
     costs = profile.layers
     forward = floors([cost.forward_s for cost in costs], most_rows)
@@ -96,13 +93,13 @@ def shortened(
     return ShortenedChain(
         layers=tuple(layers),
         forward=sums([forward[i] for i in layers]),
-        inputs=sums([inputs[i] for i in layers]),
+        input_backward=sums([inputs[i] for i in layers]),
         work=sums([work[i] for i in layers]),
-        way_down=at_cuts(sums(forward), cuts),
-        way_up=at_cuts(sums(inputs), cuts),
+        all_forward=at_cuts(sums(forward), cuts),
+        all_input_backward=at_cuts(sums(inputs), cuts),
         saved=sums(floors([costs[i].saved_bytes for i in layers], most_rows)),
-        parameter_bytes=running([costs[i].parameter_bytes for i in layers]),
-        buffer_bytes=running([costs[i].buffer_bytes for i in layers]),
+        parameter_bytes=prefix_sums([costs[i].parameter_bytes for i in layers]),
+        buffer_bytes=prefix_sums([costs[i].buffer_bytes for i in layers]),
         tensors=tuple(
             Tensor(
                 place[tensor.producer],
@@ -117,10 +114,10 @@ def shortened(
 
 
 def tensors_of(profile: ModelProfile, most_rows: int) -> list[Tensor]:
-    """Every tensor with all its readers; a whole one's bytes do not grow with the rows."""
+    """Every tensor with all its readers; the bytes of a whole one do not grow with the rows."""
     made: dict[str, Tensor] = {}
     for edge in profile.edges:
-        whole = goes_whole(edge)
+        whole = edge.goes_whole
         size, gradient = (floor_of(cost, most_rows) for cost in (edge.bytes, edge.gradient_bytes))
         if whole:
             gradient = Affine(gradient.at(1))
@@ -130,16 +127,12 @@ def tensors_of(profile: ModelProfile, most_rows: int) -> list[Tensor]:
     return list(made.values())
 
 
-def goes_whole(edge: Edge) -> bool:
-    """Whether a tensor is not cut by rows (see `penstock.simulate.transfers`)."""
-    return edge.bytes.fixed > 0 and edge.bytes.per_sample == 0
-
-
 def without(tensors: Sequence[Tensor], layer: int) -> list[Tensor]:
-    """The tensors that are left when ``layer`` is deleted, the widest ways through it kept.
+    """The tensors that are left when ``layer`` is deleted.
 
-    A tensor that others read too is led on as one, since one message may have been for both; what
-    it has more than the one made of it goes to the others only.
+    The largest tensors read by the layer are joined with the largest that it made. A tensor that
+    other layers read too stays one tensor, since one message may have served both. The bytes that
+    it has beyond the joined tensor go to the other readers only.
     """
     kept = [t for t in tensors if t.producer != layer and layer not in t.consumers]
     read = sorted((t for t in tensors if layer in t.consumers), key=width, reverse=True)
@@ -167,21 +160,21 @@ def without(tensors: Sequence[Tensor], layer: int) -> list[Tensor]:
 
 
 def width(tensor: Tensor) -> float:
-    """What a row and a message of it take, there and back."""
+    """The bytes of a row and of the fixed part, of tensor and gradient."""
     both = tensor.bytes + tensor.gradient_bytes
     return both.fixed + both.per_sample
 
 
 def lesser(one: Affine, other: Affine) -> Affine:
-    """A cost that neither is below."""
+    """A cost that is above neither."""
     return Affine(min(one.fixed, other.fixed), min(one.per_sample, other.per_sample))
 
 
 def floor_of(cost: Affine, most_rows: int) -> Affine:
-    """A cost that for 1 to ``most_rows`` rows is not above ``cost``, and never falls.
+    """A cost without negative terms that for 1 to ``most_rows`` rows is not above ``cost``.
 
-    Fitted costs may have a negative term: ``-1 + 3 n`` is at least ``2 n``, and ``9 - n`` at least
-    its last.
+    Fitted costs may have a negative term: ``-1 + 3 n`` is at least ``2 n``, and ``9 - n`` is at
+    least its value for the most rows.
 
     >>> floor_of(Affine(-1.0, 3.0), 8)
     Affine(fixed=0.0, per_sample=2.0)
@@ -194,20 +187,17 @@ def floor_of(cost: Affine, most_rows: int) -> Affine:
 
 
 def floors(costs: Sequence[Affine], most_rows: int) -> list[Affine]:
-    """`floor_of` each."""
+    """`floor_of` of each cost."""
     return [floor_of(cost, most_rows) for cost in costs]
 
 
 def sums(costs: Sequence[Affine]) -> PrefixSums:
     """The sums before each cut."""
-    return PrefixSums(running([c.fixed for c in costs]), running([c.per_sample for c in costs]))
+    return PrefixSums(
+        prefix_sums([c.fixed for c in costs]), prefix_sums([c.per_sample for c in costs])
+    )
 
 
 def at_cuts(all_sums: PrefixSums, cuts: Sequence[int]) -> PrefixSums:
     """The sums at some of the cuts."""
     return PrefixSums(all_sums.fixed[cuts], all_sums.per_row[cuts])
-
-
-def running(values: Sequence[float]) -> Floats:
-    """Sums of the first 0, 1, ... values."""
-    return np.concatenate(([0.0], np.cumsum(np.array(values, dtype=np.float64))))

@@ -1,11 +1,10 @@
-"""What every visit must keep within the asked time, and what it uses: the terms of the bound."""
+"""What every visit must fit within a time, and what it uses: the terms of the bound."""
 
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.bounds.resource_kernel import ChainVisits
 from penstock.bounds.shortened_chain import PrefixSums
@@ -15,132 +14,125 @@ from penstock.bounds.visits import (
     VisitTimes,
     reduce_s,
     replica_counts,
-    runs,
     visit_times,
 )
+from penstock.plan.run_tables import Floats, of_runs
 
-__all__ = ["ROUNDING", "VisitKind", "Visits", "idle_s", "visits_of", "worth"]
-
-Floats = npt.NDArray[np.float64]
+__all__ = ["ROUNDING", "VisitKind", "Visits", "idle_s", "least_speed", "visits_of"]
 
 ROUNDING = 1e-9
-"""A visit or a chain that exceeds a time by less of it is taken to keep it."""
+"""A visit or a chain that exceeds a time by a smaller share counts as fitting within it."""
 
 
 @dataclass(frozen=True)
 class VisitKind:
-    """A way to visit: on how many replicas, on devices not counted before or ``again``.
+    """The number of replicas of a visit, and whether it is a ``revisit`` of devices counted before.
 
-    Of a mirrored pipeline (``copies`` 2) each visit is of one direction. ``middle``: the one stage
-    whose devices work on it in both directions, if the number of stages is odd.
+    In a mirrored pipeline (``copies`` 2) each visit is of one direction. ``middle``: the stage in
+    the middle of an odd number of stages, whose devices work on it in both directions.
     """
 
     replicas: Replicas
-    again: bool = False
+    revisit: bool = False
     copies: int = 1
     middle: bool = False
 
 
 class Terms(NamedTuple):
-    """What must fit into the asked time for every run of layers; see `ChainVisits`."""
+    """What must fit within the time for every run of layers; see `ChainVisits`."""
 
     alone_s: Floats
     own_s: Floats
     links_s: Floats
-    mean_s: Floats
-    thin_s: Floats
-    row_s: Floats
+    after_mean_row_s: Floats
+    first_row_s: Floats
+    mean_row_s: Floats
 
 
 class Uses(NamedTuple):
-    """What every run uses of compute, of links and of all-reduce on its devices together."""
+    """Seconds of compute, of links and of all-reduce that every run uses on all its devices."""
 
     compute: Floats
     links: Floats
     reduce: Floats
 
 
-class Shared(NamedTuple):
-    """What a device spends on a run, and on that which it must at least do beside it.
-
-    Each of compute, receiving and sending; ``beside`` is that of every run, one of which it is.
-    """
-
-    own_s: Floats
-    beside_s: Floats
-
-
 @dataclass(frozen=True)
 class Visits:
-    """All ways to visit: the steps without prices, what they use, and what they share."""
+    """All visits by kind: the steps without prices, and what they use.
+
+    ``device_s`` are the seconds that a device computes, receives and sends for every run; None for
+    kinds whose devices may have no other visit.
+    """
 
     setting: Setting
     kinds: tuple[VisitKind, ...]
     steps: ChainVisits
     uses: Uses
-    shared: tuple[Shared | None, ...]
+    device_s: tuple[Floats | None, ...]
 
 
 def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
-    """Every way to visit of a straight pipeline, or of one direction of a mirrored one."""
+    """Every visit of a straight pipeline, or of one direction of a mirrored one."""
     counts = replica_counts(min(setting.devices, setting.rows))
     if mirrored:
         kinds = [VisitKind(c, copies=2) for c in counts if c.fewest < setting.devices]
         kinds += [VisitKind(c, middle=True) for c in counts]
     else:
-        more = (False,) if setting.whole else (False, True)
-        kinds = [VisitKind(c, again=again) for c in counts for again in more]
+        more = (False,) if setting.whole_backwards else (False, True)
+        kinds = [VisitKind(c, revisit=revisit) for c in counts for revisit in more]
     every = [times_of(setting, kind) for kind in kinds]
     terms = [terms_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
     uses = [uses_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
-    hops = [hops_of(setting, kind) for kind in kinds]
+    first_messages_s, mean_messages_s = zip(
+        *(hops_of(setting, kind) for kind in kinds), strict=True
+    )
     none = np.zeros(len(kinds))
     steps = ChainVisits(
-        devices=np.array([0 if kind.again else kind.replicas.fewest for kind in kinds]),
-        seats=np.array([kind.replicas.fewest if kind.again else 0 for kind in kinds]),
-        once=np.array([int(kind.middle) for kind in kinds]),
-        single=np.array([int(kind.replicas.most == 1) for kind in kinds]),
-        alone_s=np.array([term.alone_s for term in terms]),
-        own_s=np.array([term.own_s for term in terms]),
-        links_s=np.array([term.links_s for term in terms]),
-        mean_s=np.array([term.mean_s for term in terms]),
-        thin_s=np.array([term.thin_s for term in terms]),
-        row_s=np.array([term.row_s for term in terms]),
-        thin_hop_s=np.array([thin_s for thin_s, _ in hops]),
-        hop_s=np.array([row_s for _, row_s in hops]),
+        np.array([0 if kind.revisit else kind.replicas.fewest for kind in kinds]),
+        np.array([kind.replicas.fewest if kind.revisit else 0 for kind in kinds]),
+        np.array([int(kind.middle) for kind in kinds]),
+        np.array([int(kind.replicas.most == 1) for kind in kinds]),
+        *map(np.array, zip(*terms, strict=True)),
+        first_row_message_s=np.array(first_messages_s),
+        mean_row_message_s=np.array(mean_messages_s),
         price=none,
         wait=none,
     )
-    shared = [shared_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
-    every_use = Uses(*(np.array(tables) for tables in zip(*uses, strict=True)))
-    return Visits(setting, tuple(kinds), steps, every_use, tuple(shared))
+    device_s = [device_s_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
+    every_use = Uses(*map(np.array, zip(*uses, strict=True)))
+    return Visits(setting, tuple(kinds), steps, every_use, tuple(device_s))
 
 
 def times_of(setting: Setting, kind: VisitKind) -> VisitTimes:
-    """The times of one way to visit; of a mirrored pipeline those of the direction with less."""
+    """The times of a kind; if mirrored, those of the direction with fewer micro-batches."""
     over = kind.replicas.fewest + kind.copies - 1
     return visit_times(setting, kind.replicas, setting.micro_batches // kind.copies, over)
 
 
-def terms_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Terms:
-    """What must fit, each a proof of its own.
+def terms_of(setting: Setting, kind: VisitKind, times: VisitTimes) -> Terms:
+    """What must fit within the time, each a proof of its own.
 
-    - *compute*: after the first row has come (A) the busiest device computes all micro-batches,
-      at least as long as the mean one (slices may differ from stage to stage, so no device need
-      have the most rows of all); then the last gradient to be complete, of one of its layers, is
-      reduced, and the optimizer steps.
-    - *last backward*: after its forwards and input halves the last gradient still goes up.
-    - *last forward*: after its forwards the last micro-batch goes down and all the way up.
-    - *links in, out*: what the mean device takes in, and what it sends, with its all-reduces.
-      What comes in last is followed by a backward, and the way up.
-    - *all-reduce*: no gradient of the visit is complete before all forwards of the iteration are
-      done, and the input halves of all later layers.
-    - *memory*: parameters, gradients, optimizer and one layer's rows on the largest device; what
-      is saved beyond its room is computed again.
-    - *whole backwards*: all but the last is over when the first gradient is complete.
+    - *compute*: after the first row has arrived, the busiest device computes all micro-batches. It
+      takes at least as long as the mean device. (Slices may differ from stage to stage, so no
+      device need have the most rows in all of them.) Then the last gradient to be complete, of one
+      of its layers, is reduced, and the optimizer steps.
+    - *last backward*: after the forwards and input backwards, the last gradient still passes all
+      earlier layers.
+    - *last forward*: after the forwards, the last micro-batch passes all later layers, and its
+      gradient all layers.
+    - *links*: the messages that the mean device receives, and those that it sends, with its
+      all-reduces. The last message received is followed by a backward, here and in all earlier
+      layers.
+    - *all-reduce*: no gradient of the visit is complete before all forwards of the iteration and
+      the input backwards of all later layers.
+    - *memory*: parameters, gradients, optimizer and one layer's rows on the largest device. Saved
+      activations beyond its memory are recomputed.
+    - *whole backwards*: all work but the last backward is done when the first gradient is complete.
 
-    Apart from these the mean row goes down and up once (`mean_s`): each row of a micro-batch waits
-    for all rows of its replica, on average ``sum of n_d^2 / b >= b / r`` of them.
+    Apart from these, the mean row passes all layers forward and back once (``after_mean_row_s``).
+    Each row of a micro-batch waits for all rows of its replica: on average for
+    ``sum of n_d^2 / b >= b / r`` rows.
     """
     chain, most, count = setting.chain, kind.replicas.most, setting.micro_batches // kind.copies
     fastest, rows = setting.speeds[0], setting.rows
@@ -153,70 +145,78 @@ def terms_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Terms:
     def mean_row(costs: PrefixSums, over: float) -> Floats:
         return costs.fixed / fastest + costs.per_row * (rows / over)
 
-    forward, inputs, work = (c.of_runs() for c in (chain.forward, chain.inputs, chain.work))
-    down_s = (chain.way_down.fixed + chain.way_down.per_row) / fastest
-    down_row_s, up_row_s = mean_row(chain.way_down, widest), mean_row(chain.way_up, widest)
-    up_s = way_up_s(setting, kind)
-    parameters = runs(chain.parameter_bytes)
+    forward, inputs, work = (c.of_runs() for c in (chain.forward, chain.input_backward, chain.work))
+    down_s = (chain.all_forward.fixed + chain.all_forward.per_row) / fastest
+    down_row_s, up_row_s = (
+        mean_row(chain.all_forward, widest),
+        mean_row(chain.all_input_backward, widest),
+    )
+    up_s = up_after_s(setting, kind)
+    parameters = of_runs(chain.parameter_bytes)
     after_s = least_of_runs(reduced_layers(setting, kind))
     after_s = after_s + setting.problem.profile.step_s_per_byte * parameters / fastest
     own_s = np.maximum.reduce(
         [
-            full(work) + its.again_s / speed + after_s,
+            full(work) + times.recompute_s / speed + after_s,
             full(forward) + full(inputs) + up_s[:, None],
             full(forward) + (down_s[-1] - down_s)[None, :] + up_s[-1],
         ]
     )
-    if setting.whole:
+    if setting.whole_backwards:
         before_s = (full(work) * (count - 1) + full(forward)) / count
-        own_s = np.maximum(own_s, before_s + its.reduce)
-    mean_s = mean_row(forward, speed) + (down_row_s[-1] - down_row_s)[None, :] + up_row_s[-1]
-    thin_s = runs(down_s)
+        own_s = np.maximum(own_s, before_s + times.reduce)
+    after_mean_row_s = mean_row(forward, speed) + (down_row_s[-1] - down_row_s)[None, :]
+    after_mean_row_s = after_mean_row_s + up_row_s[-1]
+    first_row_s = of_runs(down_s)
     if most == 1:
-        thin_s = thin_s + (rows - 1) * forward.per_row / fastest
-    row_s = runs(down_row_s) + forward.per_row * rows * (1 / speed - 1 / widest)
-    links, reduced_s = its.again if kind.again else its.fresh, its.reduce
+        first_row_s = first_row_s + (rows - 1) * forward.per_row / fastest
+    mean_row_s = of_runs(down_row_s) + forward.per_row * rows * (1 / speed - 1 / widest)
+    links, reduced_s = times.revisit if kind.revisit else times.first_visit, times.reduce
     beside_s = 0.0 if setting.links_apart else reduced_s
-    sent_s = hops_of(setting, kind)[0][:, None] + thin_s + links.send + beside_s
-    taken_s = links.receive + np.maximum(beside_s, up_s[:, None])
-    rest = PrefixSums(
-        *(column[-1] - column for column in (chain.inputs.fixed, chain.inputs.per_row))
-    )
-    later = setting.micro_batches * rest.fixed + setting.problem.global_batch * rest.per_row
+    sent_s = hops_of(setting, kind)[0][:, None] + first_row_s + links.send + beside_s
+    received_s = links.receive + np.maximum(beside_s, up_s[:, None])
+    passing = chain.input_backward
+    later = setting.micro_batches * (passing.fixed[-1] - passing.fixed)
+    later = later + setting.problem.global_batch * (passing.per_row[-1] - passing.per_row)
     complete_s = setting.all_forwards_s + later / setting.speed_sums[-1]
     alone_s = np.where(reduced_s > 0, complete_s[None, :] + reduced_s, 0.0)
-    alone_s = np.where(np.isfinite(its.again_s), np.maximum(alone_s, own_s), inf)
-    return Terms(alone_s, own_s, np.maximum(taken_s, sent_s), mean_s, thin_s, row_s)
+    alone_s = np.where(np.isfinite(times.recompute_s), np.maximum(alone_s, own_s), inf)
+    links_s = np.maximum(received_s, sent_s)
+    return Terms(alone_s, own_s, links_s, after_mean_row_s, first_row_s, mean_row_s)
 
 
-def way_up_s(setting: Setting, kind: VisitKind) -> Floats:
-    """Seconds of the way up before each layer, after the last backward there.
+def up_after_s(setting: Setting, kind: VisitKind) -> Floats:
+    """Least seconds of a gradient through all layers before each one, after the last backward.
 
-    Of any row at least; after a single device all rows of a micro-batch are still to come up, so
-    no less than that of their mean.
+    At least those of one row. After a single device, all rows of a micro-batch still have to pass,
+    so at least those of the mean row.
     """
-    way_up, fastest = setting.chain.way_up, setting.speeds[0]
-    any_s = (way_up.fixed + way_up.per_row) / fastest
+    all_input_backward, fastest = setting.chain.all_input_backward, setting.speeds[0]
+    any_s = (all_input_backward.fixed + all_input_backward.per_row) / fastest
     if kind.replicas.most > 1:
         return any_s
     widest = setting.speed_sums[min(setting.devices, setting.rows)]
-    return np.maximum(any_s, way_up.fixed / fastest + way_up.per_row * (setting.rows / widest))
+    return np.maximum(
+        any_s,
+        all_input_backward.fixed / fastest + all_input_backward.per_row * (setting.rows / widest),
+    )
 
 
 def reduced_layers(setting: Setting, kind: VisitKind) -> Floats:
-    """Seconds of the all-reduce of each layer alone: its bucket follows its last backward."""
+    """Seconds of the all-reduce of each layer alone, which follows its last backward."""
     over = kind.replicas.fewest + kind.copies - 1
     return reduce_s(setting.limits, over, np.diff(setting.chain.parameter_bytes))
 
 
 def idle_s(setting: Setting, kind: VisitKind) -> Floats:
-    """Seconds in which devices stand still after their last work, by the first layer of a visit.
+    """Seconds in which devices are idle after their last work, by the first layer of a visit.
 
-    At least one all-reduce follows; a whole backward is followed by the way up as well.
+    At least one all-reduce follows. A whole backward is also followed by those of all earlier
+    layers.
     """
     tail_s = reduced_layers(setting, kind).min()
-    up_s = way_up_s(setting, kind)
-    return np.maximum(tail_s, up_s) if setting.whole else np.full_like(up_s, tail_s)
+    up_s = up_after_s(setting, kind)
+    return np.maximum(tail_s, up_s) if setting.whole_backwards else np.full_like(up_s, tail_s)
 
 
 def least_of_runs(values: Floats) -> Floats:
@@ -228,10 +228,11 @@ def least_of_runs(values: Floats) -> Floats:
 
 
 def hops_of(setting: Setting, kind: VisitKind) -> tuple[Floats, Floats]:
-    """Seconds of the message before each layer: of the first row to be there, of the mean row.
+    """Seconds of the message before each layer: for the first row to arrive, and for the mean row.
 
-    A single device waits for all rows. Between ``s`` and ``r`` replicas of contiguous slices at
-    most ``s + r - 1`` messages pass, so that the mean row's is of ``b / (s + r - 1)`` at least.
+    A single device waits for all rows. Between ``s`` and ``r`` replicas of contiguous slices there
+    are at most ``s + r - 1`` messages. So the mean row's message has at least ``b / (s + r - 1)``
+    rows.
     """
     hop, limits, rows = setting.traffic.hop, setting.limits, setting.rows
     first = rows if kind.replicas.most == 1 else 1
@@ -245,35 +246,34 @@ def hops_of(setting: Setting, kind: VisitKind) -> tuple[Floats, Floats]:
     return seconds(first), seconds(mean)
 
 
-def uses_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Uses:
+def uses_of(setting: Setting, kind: VisitKind, times: VisitTimes) -> Uses:
     """What a visit uses on all its devices, in seconds of a device of speed 1.
 
-    In a mirrored pipeline the chain of each direction uses half; both cost no less than twice the
-    cheaper. Gradients are reduced for both. A second of links is worth one of the slowest device.
+    In a mirrored pipeline the chain of each direction uses half; both together cost at least twice
+    the cheaper one. Gradients are reduced for both. A second of links counts as a second of the
+    slowest device.
     """
     whole = visit_times(setting, kind.replicas, setting.micro_batches, 1)
-    links, each = whole.again if kind.again else whole.fresh, worth(setting) * kind.replicas.fewest
-    reduced = kind.copies * its.reduce
+    links = whole.revisit if kind.revisit else whole.first_visit
+    each = least_speed(setting) * kind.replicas.fewest
+    reduced = kind.copies * times.reduce
     moved = (links.receive + links.send) / 2 + (0.0 if setting.links_apart else reduced)
-    return Uses(whole.work + whole.again_s, each * moved, each * reduced)
+    return Uses(whole.work + whole.recompute_s, each * moved, each * reduced)
 
 
-def worth(setting: Setting) -> float:
-    """The speed of the slowest device; nothing where not all compute at full speed at once."""
+def least_speed(setting: Setting) -> float:
+    """The speed of the slowest device; 0 where not all can compute at full speed at once."""
     return setting.speeds[-1] if len(setting.speeds) == setting.devices else 0.0
 
 
-def shared_of(setting: Setting, kind: VisitKind, its: VisitTimes) -> Shared | None:
-    """What devices with several visits have in common; none for the only visit of some.
+def device_s_of(setting: Setting, kind: VisitKind, times: VisitTimes) -> Floats | None:
+    """Seconds that a device computes, receives and sends for every run; None for a first visit.
 
-    Devices that are visited again are also visited by another run on as many replicas: both must
-    fit. (Those of a mirrored pipeline too, but by layers that may have been left out.)
+    Devices with a revisit are also visited by another run on as many replicas, and both must fit.
+    (So must those of a mirrored pipeline, but for layers that may have been left out.) Either visit
+    may be the later one, so both count as revisits.
     """
-    if not kind.again:
+    if not kind.revisit:
         return None
-    # The other visit may be the later one of the two, which need not take in all.
-    reduced = 0.0 if setting.links_apart else its.reduce
-    own = its.again if kind.again else its.fresh
-    sides = [(its.compute, own.receive + reduced, own.send + reduced)]
-    sides.append((its.compute, its.again.receive + reduced, its.again.send + reduced))
-    return Shared(*(np.array(side) for side in sides))
+    reduced, links = 0.0 if setting.links_apart else times.reduce, times.revisit
+    return np.array([times.compute, links.receive + reduced, links.send + reduced])

@@ -1,8 +1,8 @@
-"""What a visit takes: a run of layers on a number of replicas, with micro-batches of one size.
+"""The times of a visit: a run of layers on a number of replicas, with micro-batches of one size.
 
-A *visit* is what a micro-batch does between two changes of devices: consecutive stages on the same
-devices are one. All values are the least over everything that a visit leaves open: which devices,
-which rows, which orders.
+A *visit* is what a micro-batch does between two changes of devices. Consecutive stages on the same
+devices are one visit. All values are the least over what a visit leaves open: which devices, which
+rows, which order.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.bounds.links import LinkLimits
 from penstock.bounds.shortened_chain import PrefixSums, ShortenedChain, Tensor
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.run_tables import Floats, of_runs, prefix_sums
 from penstock.schedule.registry import FAMILIES
 
 __all__ = [
@@ -30,23 +30,21 @@ __all__ = [
     "recompute_s",
     "reduce_s",
     "replica_counts",
-    "runs",
     "visit_times",
 ]
 
-Floats = npt.NDArray[np.float64]
-
 SINGLE_COUNTS = 16
-"""Up to so many replicas every number is looked at; beyond, numbers in groups that grow by half."""
+"""Every number of replicas up to this is tried; larger ones in groups that grow by half."""
 
 
 MEMORY_ROUNDING, LEAST_RATE = 1e-9, 1e-6
-"""Memory that is short by less counts as enough; so few bytes a second free nothing."""
+"""Memory that is short by a smaller share counts as enough. Recompute that frees fewer bytes a
+second counts as free of charge."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """``fewest`` to ``most`` replicas, charged as the former and as fast as the latter."""
+    """``fewest`` to ``most`` replicas: as cheap as the fewest, and as fast as the most."""
 
     fewest: int
     most: int
@@ -54,23 +52,23 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a micro-batch brings to a run of layers and takes from it, and messages.
+    """What a micro-batch sends to every run of layers, and what it sends on from there.
 
-    ``fresh``: to devices that hold nothing before, all tensors of earlier layers; ``again``: to
-    devices that may hold all but the layer right before, those of that layer. ``out``: to the
-    layer right behind. Each down and up, fixed and per row as sums of `PrefixSums`; ``count`` is
-    how many messages of them every device takes part in.
+    ``first_visit``: the tensors of all earlier layers, to devices that hold none of them.
+    ``revisit``: the tensors of the layer right before, to devices that may hold all others.
+    ``out``: the tensors for the layer right behind. ``hop``: the bytes of the tensors from the
+    layer before each cut to the layer behind it.
     """
 
-    fresh: "Passed"
-    again: "Passed"
+    first_visit: "Passed"
+    revisit: "Passed"
     out: "Passed"
     hop: PrefixSums
 
 
 @dataclass(frozen=True)
 class Passed:
-    """Bytes down and up, and how many messages of each a device has at least."""
+    """Bytes of activations down and of gradients up; the fewest messages of each on a device."""
 
     down: PrefixSums
     up: PrefixSums
@@ -104,24 +102,24 @@ class Setting:
         return traffic_of(self.chain)
 
     @cached_property
-    def whole(self) -> bool:
-        """Whether only whole backwards with one stage a device are asked for."""
+    def whole_backwards(self) -> bool:
+        """Whether all schedules have whole backwards and one stage a device."""
         return has_whole_backwards(self.problem)
 
     @cached_property
     def speed_sums(self) -> Floats:
-        """The speeds of the 0, 1, ... fastest devices together, where hosts have cores for them."""
+        """The sum of the speeds of the 0, 1, ... fastest devices for which hosts have cores."""
         rest = [0.0] * (self.devices - len(self.speeds))
         return np.concatenate(([0.0], np.cumsum([*self.speeds, *rest])))
 
     @cached_property
     def links_apart(self) -> bool:
-        """Whether messages may pass beside the engines that all-reduces use."""
+        """Whether messages may use other links than the engines that all-reduces use."""
         return any(host.separate_links for host in self.problem.cluster.hosts)
 
     @cached_property
     def all_forwards_s(self) -> float:
-        """Seconds below which not all forwards of the layers left are done anywhere."""
+        """The least seconds in which all devices together do all forwards of the layers left."""
         forward, per_batch = self.chain.forward, self.problem.global_batch
         work = forward.fixed[-1] * self.micro_batches + forward.per_row[-1] * per_batch
         return float(work / self.speed_sums[-1])
@@ -129,24 +127,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class VisitTimes:
-    """Figures of every run (first layer, cut after the last) on some replicas, in seconds.
+    """Seconds of every run (first layer, cut after the last) on some replicas.
 
-    Means over its devices, for all micro-batches that it sees: ``compute``, and messages of devices
-    that hold nothing before (``fresh``) or may (``again``); ``reduce`` is the all-reduce of its
-    gradients. ``work`` is in seconds of a device of speed 1, over all devices; so is ``again_s``,
-    what has to be computed again, infinite where memory does not allow the run.
+    ``compute`` and the messages are means over the devices, for all micro-batches of the visit. The
+    messages are those of a ``first_visit`` or of a ``revisit`` (`Traffic`). ``reduce`` is the
+    all-reduce of the gradients. ``work`` and ``recompute_s`` are summed over the devices, in
+    seconds of a device of speed 1. ``recompute_s`` is infinite where memory does not allow the run.
     """
 
     work: Floats
     compute: Floats
-    fresh: "Links"
-    again: "Links"
+    first_visit: "Links"
+    revisit: "Links"
     reduce: Floats
-    again_s: Floats
+    recompute_s: Floats
 
 
 class Links(NamedTuple):
-    """Seconds in which one device takes in, and sends, all messages of a visit."""
+    """Seconds in which one device receives, and sends, all messages of a visit."""
 
     receive: Floats
     send: Floats
@@ -168,21 +166,21 @@ def replica_counts(most: int) -> tuple[Replicas, ...]:
 def traffic_of(chain: ShortenedChain) -> Traffic:
     """Bytes and messages of every run of a chain's layers."""
     cuts = len(chain.layers) + 1
-    fresh, again, out = (PassedBuilder(cuts) for _ in range(3))
+    first_visit, revisit, out = (PassedBuilder(cuts) for _ in range(3))
     hop = PrefixSums(np.zeros(cuts), np.zeros(cuts))
     for tensor in chain.tensors:
         readers = np.array(tensor.consumers)
         for lo in range(tensor.producer + 1, int(readers[-1]) + 1):
             reader = int(readers[np.searchsorted(readers, lo)])
-            fresh.add(tensor, np.s_[lo, reader + 1 :])
+            first_visit.add(tensor, np.s_[lo, reader + 1 :])
             if lo == tensor.producer + 1:
-                again.add(tensor, np.s_[lo, reader + 1 :])
+                revisit.add(tensor, np.s_[lo, reader + 1 :])
                 if reader == lo:
                     hop.fixed[lo] += tensor.bytes.fixed
                     hop.per_row[lo] += 0.0 if tensor.whole else tensor.bytes.per_sample
         for reader in tensor.consumers:
             out.add(tensor, np.s_[: tensor.producer + 1, reader])
-    return Traffic(fresh.passed(), again.passed(), out.passed(), hop)
+    return Traffic(first_visit.passed(), revisit.passed(), out.passed(), hop)
 
 
 class PassedBuilder:
@@ -217,67 +215,67 @@ class PassedBuilder:
 def visit_times(
     setting: Setting, replicas: Replicas, micro_batches: float, sums_over: int
 ) -> VisitTimes:
-    """The times of visits on ``replicas`` that see ``micro_batches`` micro-batches.
+    """The times of visits of ``micro_batches`` micro-batches to ``replicas``.
 
     Gradients are summed over ``sums_over`` devices.
     """
     chain, traffic, limits = setting.chain, setting.traffic, setting.limits
     few, most, rows = replicas.fewest, replicas.most, setting.rows
     costs = chain.work.of_runs()
-    parameter_bytes = runs(chain.parameter_bytes)
+    parameter_bytes = of_runs(chain.parameter_bytes)
     step_s = setting.problem.profile.step_s_per_byte * parameter_bytes
     work = micro_batches * (few * costs.fixed + rows * costs.per_row) + few * step_s
     speed = setting.speed_sums[most]
 
     def links(into: Passed) -> Links:
         out, latency_s = traffic.out, limits.latency_s
-        took = few * into.down.fixed + out.up.fixed
-        took = took + rows * (into.down.per_row + out.up.per_row)
+        received = few * into.down.fixed + out.up.fixed
+        received = received + rows * (into.down.per_row + out.up.per_row)
         sent = few * into.up.fixed + out.down.fixed
         sent = sent + rows * (into.up.per_row + out.down.per_row)
-        took_s = took / limits.receive_rates[most] + latency_s * into.down_count
+        received_s = received / limits.receive_rates[most] + latency_s * into.down_count
         sent_s = sent / limits.send_rates[most] + latency_s * into.up_count
-        return Links(micro_batches * took_s, micro_batches * sent_s)
+        return Links(micro_batches * received_s, micro_batches * sent_s)
 
     return VisitTimes(
         work,
         work / speed if speed > 0 else np.full_like(work, np.inf),
-        links(traffic.fresh),
-        links(traffic.again),
+        links(traffic.first_visit),
+        links(traffic.revisit),
         reduce_s(limits, sums_over, parameter_bytes),
         recompute_s(setting, replicas, micro_batches),
     )
 
 
 def recompute_s(setting: Setting, replicas: Replicas, micro_batches: float) -> Floats:
-    """What every run must compute again, on all devices, in seconds of one of speed 1.
+    """What every run must recompute, summed over the devices, in seconds of a device of speed 1.
 
-    After the last forward of a micro-batch in a visit its device keeps all that the visit saves of
-    it, or computes it again; the mean device has ``b / r`` rows. Infinite where the parameters and
-    one layer's rows do not fit on the largest device, or where nothing may be computed again. With
-    ``g`` the bytes a second of forward of all layers, a layer saves at most ``g`` times its forward
-    and a rest; so a second of recompute frees ``g``, beside the rest of all layers.
+    After the last forward of a micro-batch, a device keeps all activations that the visit saves of
+    it, or recomputes them. The mean device has ``b / r`` rows. The result is infinite where the
+    parameters and the rows of one layer do not fit on the largest device, or where recompute is not
+    allowed. Let ``g`` be the bytes that all layers save for each second of their forwards. A layer
+    saves at most ``g`` times its forward, and a rest. So a second of recompute frees ``g`` bytes,
+    beside the rest of all layers.
     """
     chain, problem, rows = setting.chain, setting.problem, setting.rows / replicas.most
     copies = 2 + problem.optimizer_bytes_per_parameter_byte
     largest = max(device.memory_bytes for device in problem.cluster.devices) * (1 + MEMORY_ROUNDING)
-    room = largest - copies * runs(chain.parameter_bytes) - runs(chain.buffer_bytes)
+    room = largest - copies * of_runs(chain.parameter_bytes) - of_runs(chain.buffer_bytes)
     saved = np.diff(chain.saved.fixed + rows * chain.saved.per_row)
-    over = runs(sums_before(saved)) - room
+    over = of_runs(prefix_sums(saved)) - room
     if problem.recompute == "off":
         return np.where(over > 0, np.inf, 0.0)
     forward = np.diff(chain.forward.fixed + rows * chain.forward.per_row)
     rate = saved.sum() / forward.sum() if forward.sum() > 0 else 0.0
-    # A layer's rest is no more than that of its fixed part and that of its rows.
+    # A layer's rest is at most the rest of its fixed part plus the rest of its rows.
     for bytes_of, forward_of, count in (
         (chain.saved.fixed, chain.forward.fixed, 1.0),
         (chain.saved.per_row, chain.forward.per_row, rows),
     ):
         rest = np.maximum(0.0, np.diff(bytes_of) - rate * np.diff(forward_of))
-        over -= count * runs(sums_before(rest))
+        over -= count * of_runs(prefix_sums(rest))
     each = replicas.fewest * micro_batches / rate if rate > LEAST_RATE else 0.0
-    again = np.maximum(over, 0.0) * each
-    return np.where(most_of_runs(saved) > room, np.inf, again)
+    return np.where(most_of_runs(saved) > room, np.inf, np.maximum(over, 0.0) * each)
 
 
 def most_of_runs(values: Floats) -> Floats:
@@ -288,24 +286,14 @@ def most_of_runs(values: Floats) -> Floats:
     return most
 
 
-def sums_before(values: Floats) -> Floats:
-    """Sums of the first 0, 1, ... values."""
-    return np.concatenate(([0.0], np.cumsum(values)))
-
-
 def reduce_s(limits: LinkLimits, devices: int, parameter_bytes: Floats) -> Floats:
-    """The least that an all-reduce of gradients in buckets takes, however they are shared out."""
-    ways = limits.ways(devices)
-    if not ways:
+    """The least seconds of an all-reduce of gradients in buckets, by any algorithm for each."""
+    costs = limits.least_all_reduce_costs(devices)
+    if not costs:
         return np.zeros_like(parameter_bytes)
-    latency_s = min(way.latency_s for way in ways)
-    s_per_byte = min(way.s_per_byte for way in ways)
+    latency_s = min(cost.latency_s for cost in costs)
+    s_per_byte = min(cost.s_per_byte for cost in costs)
     return np.ceil(parameter_bytes / BUCKET_BYTES) * latency_s + s_per_byte * parameter_bytes
-
-
-def runs(sums: Floats) -> Floats:
-    """Sums at the cuts as sums of every run."""
-    return sums[None, :] - sums[:, None]
 
 
 def has_whole_backwards(problem: PlanningProblem) -> bool:

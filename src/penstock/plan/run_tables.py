@@ -18,6 +18,7 @@ __all__ = [
     "at",
     "crossing_table",
     "input_table",
+    "of_runs",
     "parameter_table",
     "prefix_sums",
     "run_tables",

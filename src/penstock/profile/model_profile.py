@@ -87,6 +87,11 @@ class Edge:
     bytes: Affine
     gradient_bytes: Affine
 
+    @property
+    def goes_whole(self) -> bool:
+        """Whether the tensor has no rows, so that every replica that reads it gets all of it."""
+        return self.bytes.fixed > 0 and self.bytes.per_sample == 0
+
 
 @dataclass(frozen=True, slots=True)
 class SharedParameter:

@@ -108,8 +108,7 @@ def boundary_between(
     for i, j in returning:
         loads[i, j] = Load(), Load()
     for edge in edges_between(producer.layers, consumer.layers, sums):
-        whole = edge.bytes.fixed > 0 and edge.bytes.per_sample == 0
-        for i, j, rows in pairs_of_whole(producer, consumer) if whole else overlaps:
+        for i, j, rows in pairs_of_whole(producer, consumer) if edge.goes_whole else overlaps:
             down, up = loads.setdefault((i, j), (Load(), Load()))
             down.add(edge.bytes.at(rows))
             if (size_bytes := edge.gradient_bytes.at(rows)) > 0:

@@ -101,7 +101,7 @@ def messages_of(problem: PlanningProblem, plan: Plan) -> Iterator[Occupation]:
             (edge.bytes, down, False),
             (edge.gradient_bytes, up, True),
         ):
-            for message in pairs(size, source, target, back=back, rowless=is_rowless(edge)):
+            for message in pairs(size, source, target, back=back, whole=edge.goes_whole):
                 key = (message.source, message.target, back)
                 bytes_sent = size.at(message.rows)
                 seconds[key] += cluster.transfer_s(message.source, message.target, bytes_sent)
@@ -124,16 +124,11 @@ def edges_between_stages(
             yield edge, plan.stages[producer], plan.stages[consumer]
 
 
-def is_rowless(edge: Edge) -> bool:
-    """Whether a tensor has no rows, so that it goes whole to every replica."""
-    return edge.bytes.fixed > 0 and edge.bytes.per_sample == 0
-
-
 def pairs(
-    size: Affine, source: Stage, target: Stage, *, back: bool, rowless: bool
+    size: Affine, source: Stage, target: Stage, *, back: bool, whole: bool
 ) -> Iterator[RowTransfer]:
-    """The messages of one tensor; one without rows goes to replica ``j`` from ``j`` modulo all."""
-    if not rowless:
+    """The messages of one tensor; a ``whole`` one goes to replica ``j`` from ``j`` modulo all."""
+    if not whole:
         yield from row_messages(source.devices, source.slices, target.devices, target.slices)
         return
     senders, receivers = (
