@@ -73,8 +73,8 @@ def test_a_transfer_takes_what_the_plain_model_says(problem: PlanningProblem, da
     slices = [rows_by_speed(problem.cluster, group, size) for group in groups]
     chain = whole_chain(problem)
     network = chain.network(groups, slices)
-    busy = np.zeros(compiled_cost.FIGURES * compiled_cost.resources(network))
-    loads = np.zeros(compiled_cost.FIGURES * compiled_cost.LOADS)
+    busy = np.zeros(compiled_cost.LOAD_TERMS * compiled_cost.resources(network))
+    loads = np.zeros(compiled_cost.LOAD_TERMS * compiled_cost.MOST_LOADS)
     for cut in range(1, chain.layers):
         sender, receiver = (
             Stage(layers, group, rows)

@@ -1,7 +1,8 @@
-"""What stages and transfers cost, for compiled planners: `penstock.plan.cost` on flat arrays.
+"""The costs of stages and transfers for compiled planners: `penstock.plan.cost` on flat arrays.
 
-The arrays are those of `penstock.plan.cost_tables`. A stage is a group of devices, by number, with
-the run of layers between the cuts ``lo`` and ``hi``. Tests hold every function to the plain one.
+The arrays are those of `penstock.plan.cost_tables`. A stage is the number of a group of devices,
+with the run of layers between the cuts ``lo`` and ``hi``. Tests compare every function with the
+plain one.
 """
 
 # Helpers of compiled functions have no types of their own: numba finds them.
@@ -14,10 +15,10 @@ import numpy as np
 __all__ = [
     "ALWAYS",
     "AUTO",
-    "FIGURES",
     "FULL",
     "KEEPS",
-    "LOADS",
+    "LOAD_TERMS",
+    "MOST_LOADS",
     "NEVER",
     "RECOMPUTES",
     "RECOMPUTE_MODES",
@@ -37,14 +38,14 @@ RECOMPUTE_MODES = {"auto": AUTO, "on": ALWAYS, "off": NEVER}
 """Whether stages recompute: where memory asks for it, all of them, none."""
 
 FULL, KEEPS, RECOMPUTES = -1, 0, 1
-"""What a stage does on its devices: it does not fit, keeps its activations, or recomputes them."""
+"""A stage on its devices: it does not fit, keeps its activations, or recomputes them."""
 
-LOADS = 8
-"""The most resources of a transfer that are kept apart. Of more, the last ones are merged."""
+MOST_LOADS = 8
+"""The most loads of a transfer that are kept apart. Of more, the last ones are merged."""
 
-FIGURES = 3
-"""What the messages on a resource add up to: seconds of latency, seconds for each byte of what does
-not depend on rows, and for each byte of a row."""
+LOAD_TERMS = 3
+"""The load of a resource has three terms, each a sum over its messages: seconds of latency, seconds
+for each byte that does not depend on rows, and seconds for each byte of a row."""
 
 
 def between(fixed, each, lo, hi, rows):
@@ -88,8 +89,8 @@ def all_reduce_and_step_s(costs: Any, group: int, lo: int, hi: int) -> float:
     if size_bytes <= 0:
         return 0.0
     fastest = np.inf
-    for way in range(group * costs.ways, (group + 1) * costs.ways):
-        seconds = costs.way_latency_s[way] + costs.way_s_per_byte[way] * size_bytes
+    for i in range(group * costs.all_reduces, (group + 1) * costs.all_reduces):
+        seconds = costs.all_reduce_latency_s[i] + costs.all_reduce_s_per_byte[i] * size_bytes
         fastest = min(fastest, seconds)
     return fastest + costs.step_s_per_byte[group] * size_bytes
 
@@ -123,10 +124,11 @@ def recomputes(costs: Any, group: int, lo: int, hi: int, depth: int, mode: int) 
 
 
 def transfer_loads(network, sender, receiver, busy, loads, base):
-    """The busiest resources when a group sends to another, as in `split_concat_s`; how many.
+    """Put the loads of the busiest resources of a transfer into ``loads``; return how many.
 
-    ``busy`` has room for the `FIGURES` of all resources: senders' engines, receivers' engines,
-    ports out, ports in; ``loads`` for those of `LOADS` from ``base`` on.
+    The messages from one group to the other are those of `split_concat_s`. ``busy`` has place for
+    the loads of all resources: senders' engines, receivers' engines, ports out, ports in. The
+    results are in ``loads`` from ``base`` on.
     """
     i, last_sender = network.start[sender], network.start[sender + 1]
     j, last_receiver = network.start[receiver], network.start[receiver + 1]
@@ -165,67 +167,67 @@ def transfer_loads(network, sender, receiver, busy, loads, base):
 
 
 def resources(network):
-    """How many things messages may occupy."""
+    """How many engines and ports messages may occupy."""
     return 2 * (network.devices + network.hosts)
 
 
 def engine_out(network, device):
-    """Where a device's sending stands."""
-    return FIGURES * device
+    """The place of the load of a device's sending engine."""
+    return LOAD_TERMS * device
 
 
 def engine_in(network, device):
-    """Where a device's receiving stands."""
-    return FIGURES * (network.devices + device)
+    """The place of the load of a device's receiving engine."""
+    return LOAD_TERMS * (network.devices + device)
 
 
 def port_out(network, device):
-    """Where the sending of a device's host stands."""
-    return FIGURES * (2 * network.devices + network.host[device])
+    """The place of the load of the outgoing port of a device's host."""
+    return LOAD_TERMS * (2 * network.devices + network.host[device])
 
 
 def port_in(network, device):
-    """Where the receiving of a device's host stands."""
-    return FIGURES * (2 * network.devices + network.hosts + network.host[device])
+    """The place of the load of the incoming port of a device's host."""
+    return LOAD_TERMS * (2 * network.devices + network.hosts + network.host[device])
 
 
 def clear(busy, resource):
-    """Nothing occupies a resource."""
-    for figure in range(resource, resource + FIGURES):
-        busy[figure] = 0.0
+    """Set the load of a resource to 0."""
+    for term in range(resource, resource + LOAD_TERMS):
+        busy[term] = 0.0
 
 
 def add_message(network, busy, resource, link, rows):
-    """A message occupies a resource."""
+    """Add a message to the load of a resource."""
     busy[resource] += network.latency_s[link]
     busy[resource + 1] += network.s_per_byte[link]
     busy[resource + 2] += network.s_per_byte[link] * rows
 
 
 def with_load(loads, base, count, busy, resource):
-    """Keep a resource's load unless another outweighs it; how many are kept."""
-    end = base + FIGURES * count
-    for load in range(base, end, FIGURES):
+    """Keep a resource's load unless another outweighs it; return how many are kept."""
+    end = base + LOAD_TERMS * count
+    for load in range(base, end, LOAD_TERMS):
         if outweighs(loads, load, busy, resource):
             return count
     kept = base
-    for load in range(base, end, FIGURES):
+    for load in range(base, end, LOAD_TERMS):
         if not outweighs(busy, resource, loads, load):
-            for figure in range(FIGURES):
-                loads[kept + figure] = loads[load + figure]
-            kept += FIGURES
-    if kept == base + FIGURES * LOADS:
-        kept -= FIGURES
-        for figure in range(FIGURES):
-            loads[kept + figure] = max(loads[kept + figure], busy[resource + figure])
+            for term in range(LOAD_TERMS):
+                loads[kept + term] = loads[load + term]
+            kept += LOAD_TERMS
+    if kept == base + LOAD_TERMS * MOST_LOADS:
+        kept -= LOAD_TERMS
+        for term in range(LOAD_TERMS):
+            loads[kept + term] = max(loads[kept + term], busy[resource + term])
     else:
-        for figure in range(FIGURES):
-            loads[kept + figure] = busy[resource + figure]
-    return (kept - base) // FIGURES + 1
+        for term in range(LOAD_TERMS):
+            loads[kept + term] = busy[resource + term]
+    return (kept - base) // LOAD_TERMS + 1
 
 
 def outweighs(loads, one, others, other):
-    """Whether a load is no less than another in any respect."""
+    """Whether no term of a load is less than that of another."""
     return (
         loads[one] >= others[other]
         and loads[one + 1] >= others[other + 1]
@@ -237,6 +239,6 @@ def load_s(loads, base, count, fixed, each):
     """Seconds of a transfer of so many bytes, fixed and for each row."""
     seconds = 0.0
     if fixed + each > 0:
-        for i in range(base, base + FIGURES * count, FIGURES):
+        for i in range(base, base + LOAD_TERMS * count, LOAD_TERMS):
             seconds = max(seconds, loads[i] + loads[i + 1] * fixed + loads[i + 2] * each)
     return seconds

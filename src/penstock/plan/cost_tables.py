@@ -31,13 +31,15 @@ GroupCosts: TypeAlias = tuple[float, float, list[tuple[float, float]]]
 
 
 class Costs(NamedTuple):
-    """What runs of layers cost on groups of devices; all arrays are flat.
+    """The costs of runs of layers on groups of devices; all arrays are flat.
 
-    First the costs of `RunTables`: sums up to each cut, or one for each run, at place
-    ``lo * cuts + hi``. The replicas of group ``g`` differ in no more than the kinds
-    ``first_kind[g]`` to ``first_kind[g + 1] - 1``: rows on a speed and a memory, and the number of
-    their table in ``workspaces``, which has one for each number of rows. ``ways`` are those to
-    all-reduce, as many for each group, some repeated.
+    The first fields, up to ``up_each``, are those of `RunTables`: sums up to each cut, or the cost
+    of each run at place ``lo * cuts + hi``. ``workspaces`` has a table of all runs for each number
+    of rows.
+
+    Replicas of group ``g`` are of the kinds ``first_kind[g]`` to ``first_kind[g + 1] - 1``. A kind
+    has rows, a speed, a memory, and the number of its table in ``workspace``. Each group has
+    ``all_reduces`` algorithms for its all-reduce, some of them repeated.
     """
 
     cuts: int
@@ -63,16 +65,16 @@ class Costs(NamedTuple):
     workspace: Integers
     crowding: Floats
     step_s_per_byte: Floats
-    ways: int
-    way_latency_s: Floats
-    way_s_per_byte: Floats
+    all_reduces: int
+    all_reduce_latency_s: Floats
+    all_reduce_s_per_byte: Floats
 
 
 class Network(NamedTuple):
     """Links between devices, and the devices of each group with their rows; all arrays are flat.
 
-    The link from device ``i`` to ``j`` stands at ``i * devices + j``; the devices of group ``g`` at
-    ``start[g]`` to ``start[g + 1] - 1``.
+    The link from device ``i`` to ``j`` is at place ``i * devices + j``. The devices of group ``g``
+    are at places ``start[g]`` to ``start[g + 1] - 1``.
     """
 
     devices: int
@@ -88,9 +90,9 @@ class Network(NamedTuple):
 
 @dataclass
 class ChainCosts:
-    """A problem's layers, with the ``cuts`` where stages may begin or end, for all device groups.
+    """The costs of a problem's layers, with the ``cuts`` where stages may begin or end.
 
-    What is found once serves every micro-batch size.
+    Costs that do not depend on the micro-batch size are computed once.
     """
 
     problem: PlanningProblem
@@ -105,7 +107,7 @@ class ChainCosts:
 
     @property
     def layers(self) -> int:
-        """Runs between neighbouring cuts."""
+        """How many runs there are between neighbouring cuts."""
         return len(self.cuts) - 1
 
     def layers_of(self, lo: int, hi: int) -> range:
@@ -156,8 +158,8 @@ class ChainCosts:
         counts = counts if self.has_workspace else []
         number = {rows: place for place, rows in enumerate(counts)}
         rows, speeds, memories = np.array([kind for own in kinds for kind in own]).T.copy()
-        crowds, steps, ways = zip(*map(self.of_group, groups), strict=True)
-        latencies, rates = np.array(ways).transpose(2, 0, 1).copy()
+        crowds, steps, all_reduces = zip(*map(self.of_group, groups), strict=True)
+        latencies, rates = np.array(all_reduces).transpose(2, 0, 1).copy()
         runs = self.runs
         workspaces = [self.workspace(count).ravel() for count in counts or [0]]
         return Costs(
@@ -184,9 +186,9 @@ class ChainCosts:
             workspace=np.array([number.get(count, 0) for count in rows], dtype=np.int64),
             crowding=np.array(crowds),
             step_s_per_byte=np.array(steps),
-            ways=latencies.shape[1],
-            way_latency_s=latencies.ravel(),
-            way_s_per_byte=rates.ravel(),
+            all_reduces=latencies.shape[1],
+            all_reduce_latency_s=latencies.ravel(),
+            all_reduce_s_per_byte=rates.ravel(),
         )
 
     def workspace(self, rows: int) -> Floats:
@@ -194,21 +196,20 @@ class ChainCosts:
         if rows not in self.workspaces:
             table = workspace_table(self.problem.profile, rows)
             cuts = np.array(self.cuts)
-            # Of a run between cuts: of all its layers.
             self.workspaces[rows] = np.ascontiguousarray(table[np.ix_(cuts, cuts)])
         return self.workspaces[rows]
 
     def of_group(self, devices: Devices) -> GroupCosts:
-        """What does not depend on rows: crowding, seconds of the step per byte, all-reduce ways."""
+        """The costs that do not depend on rows: crowding, step seconds a byte, all-reduce costs."""
         if devices not in self.known:
             cluster = self.problem.cluster
             slowest = min(cluster.devices[device].speed for device in devices)
-            ways = [(way.latency_s, way.s_per_byte) for way in all_reduce_costs(cluster, devices)]
+            costs = [(c.latency_s, c.s_per_byte) for c in all_reduce_costs(cluster, devices)]
             most = 3 if cluster.links else 2
             self.known[devices] = (
                 crowding(cluster, devices),
                 self.problem.profile.step_s_per_byte / slowest,
-                [*ways, *(ways[:1] or [(0.0, 0.0)]) * most][:most],
+                [*costs, *(costs[:1] or [(0.0, 0.0)]) * most][:most],
             )
         return self.known[devices]
 

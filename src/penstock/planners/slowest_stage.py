@@ -1,4 +1,4 @@
-"""The chain on neighbouring devices so that the slowest stage is as fast as can be."""
+"""Cuts a chain over neighbouring devices so that the slowest stage is as fast as possible."""
 
 # Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
@@ -29,10 +29,10 @@ __all__ = ["Loads", "SlowestStage", "slowest_stage"]
 
 
 class Loads(NamedTuple):
-    """What a stage on each window of a line takes beside computing, by position, then width.
+    """The load of a stage on each window of a line beside computing, by position, then width.
 
-    Micro-batches in flight; replicas, which share the messages; seconds for each byte that crosses
-    its first and its last cut, and for each byte of its parameters.
+    ``depth``: its micro-batches in flight. ``replicas`` share the messages. The others are seconds
+    for each byte that crosses its first and its last cut, and for each byte of its parameters.
     """
 
     depth: Integers
@@ -42,10 +42,10 @@ class Loads(NamedTuple):
     parameter_s_per_byte: Floats
 
 
-class Asked(NamedTuple):
-    """The windows of a line (group -1: there is none), bytes at each cut, the way to recompute.
+class SlowestStageInputs(NamedTuple):
+    """The windows of a line (group -1: none), the bytes at each cut, and the recompute mode.
 
-    Of ends that are as good the most ``balanced`` may be wanted, or the first.
+    Of equally good ends, the most ``balanced`` one is taken, or else the first.
     """
 
     blocks: int
@@ -58,9 +58,9 @@ class Asked(NamedTuple):
 
 
 class SlowestStageTable(NamedTuple):
-    """By first block and first cut: the least slowest stage; the first stage's end and width.
+    """For each first block and first cut: the least slowest stage; the first stage's end and width.
 
-    ``floor`` is the least of all starts up to a cut, which never grows with it.
+    ``floor`` is the least ``seconds`` over all cuts up to one, so it never grows with the cut.
     """
 
     seconds: Floats
@@ -71,7 +71,7 @@ class SlowestStageTable(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowestStage:
-    """What `slowest_stage` found: by first cut and first block."""
+    """The result of `slowest_stage`."""
 
     chain: ChainCosts
     windows: LineWindows
@@ -110,8 +110,8 @@ def slowest_stage(
 
         T(lo, p) = min over ends hi and widths w of  max{ load(lo, hi, p, w),  T(hi, p + w) }
 
-    Exact, which tests hold against enumeration. Of plans that are as good a ``balanced`` one has
-    stages that are near the slowest, rather than the shortest first.
+    The result is exact; tests compare it with enumeration. Of equally good plans, ``balanced``
+    takes one whose stages are near the slowest, instead of the one with the shortest first stage.
     """
     line = windows.line
     shape = (line.blocks + 1, len(chain.cuts))
@@ -119,7 +119,7 @@ def slowest_stage(
     seconds[-1, -1] = floor[-1, -1] = 0.0
     end, number = np.zeros((2, *shape), dtype=np.int64)
     table = SlowestStageTable(seconds, floor, end, number)
-    asked = Asked(
+    inputs = SlowestStageInputs(
         blocks=line.blocks,
         widths=len(line.widths),
         groups=windows.groups,
@@ -128,78 +128,79 @@ def slowest_stage(
         recompute=RECOMPUTE_MODES[recompute],
         balanced=balanced,
     )
-    compiled(fill)(table, loads, windows.costs, asked)
+    compiled(fill)(table, loads, windows.costs, inputs)
     return SlowestStage(chain, windows, micro_batch_size, table)
 
 
-def fill(table: SlowestStageTable, loads: Loads, costs: Costs, asked: Asked) -> None:
+def fill(table: SlowestStageTable, loads: Loads, costs: Costs, inputs: SlowestStageInputs) -> None:
     """Fill a table from the last block of the line to the first."""
     fill_windows(
         borrowed(table),
         borrowed(loads),
         borrowed(costs),
-        borrowed(asked),
+        borrowed(inputs),
     )
 
 
-def fill_windows(table, loads, costs, asked):
+def fill_windows(table, loads, costs, inputs):
     """`fill`, on addresses."""
     cuts = costs.cuts
-    for position in range(asked.blocks - 1, -1, -1):
-        for number in range(asked.widths):
-            if asked.groups[position * asked.widths + number] >= 0:
+    for position in range(inputs.blocks - 1, -1, -1):
+        for number in range(inputs.widths):
+            if inputs.groups[position * inputs.widths + number] >= 0:
                 for lo in range(cuts - 1):
-                    extend(table, loads, costs, asked, position, number, lo)
+                    extend(table, loads, costs, inputs, position, number, lo)
         lowest = np.inf
         for state in range(position * cuts, (position + 1) * cuts):
             lowest = min(lowest, table.seconds[state])
             table.floor[state] = lowest
 
 
-def extend(table, loads, costs, asked, position, number, lo):
+def extend(table, loads, costs, inputs, position, number, lo):
     """Let a window hold the first stage of the layers from a cut on, where that is better.
 
-    Computing alone never shrinks with a stage's end, and the floor of the rest never grows. From
-    the first end where the rest may be better the search goes up until computing is too much; from
-    the end where both meet, where it is ``balanced``, also down until the rest is.
+    The stage's computing never shrinks as its end moves up, and the floor of the rest never grows.
+    The search starts at the first end where the rest may be better, and goes up until computing
+    takes too long. If ``balanced``, it starts where both meet, and also goes down until the rest
+    takes too long.
     """
-    window, state = position * asked.widths + number, position * costs.cuts + lo
-    group, behind = asked.groups[window], (position + asked.width[number]) * costs.cuts
+    window, state = position * inputs.widths + number, position * costs.cuts + lo
+    group, behind = inputs.groups[window], (position + inputs.width[number]) * costs.cuts
     first, high = lo + 1, costs.cuts
     while first < high:
         middle = (first + high) // 2
         least_s = table.seconds[state]
-        if asked.balanced:
+        if inputs.balanced:
             least_s = micro_batch_s(costs, group, lo, middle)
         rest_s = table.floor[behind + middle]
-        if rest_s < least_s or (asked.balanced and rest_s == least_s):
+        if rest_s < least_s or (inputs.balanced and rest_s == least_s):
             high = middle
         else:
             first = middle + 1
     for hi in range(first, costs.cuts):
         if micro_batch_s(costs, group, lo, hi) >= table.seconds[state]:
             break
-        try_end(table, loads, costs, asked, (window, state, behind), lo, hi, number)
-    if asked.balanced:
+        try_end(table, loads, costs, inputs, (window, state, behind), lo, hi, number)
+    if inputs.balanced:
         for hi in range(first - 1, lo, -1):
             if table.floor[behind + hi] >= table.seconds[state]:
                 break
-            try_end(table, loads, costs, asked, (window, state, behind), lo, hi, number)
+            try_end(table, loads, costs, inputs, (window, state, behind), lo, hi, number)
 
 
-def try_end(table, loads, costs, asked, places, lo, hi, number):
-    """Keep a stage that ends at a cut where it is better, of equal ones the one tried first."""
+def try_end(table, loads, costs, inputs, places, lo, hi, number):
+    """Keep a stage that ends at a cut if it is better; of equal ones, the one tried first."""
     window, state, behind = places
     rest_s, depth = table.seconds[behind + hi], loads.depth[window]
-    moved_s = loads.before_s_per_byte[window] * asked.crossing_bytes[lo]
-    moved_s += loads.after_s_per_byte[window] * asked.crossing_bytes[hi]
+    moved_s = loads.before_s_per_byte[window] * inputs.crossing_bytes[lo]
+    moved_s += loads.after_s_per_byte[window] * inputs.crossing_bytes[hi]
     beside_s = 2 * moved_s / loads.replicas[window]
     beside_s += loads.parameter_s_per_byte[window] * costs.parameters[lo * costs.cuts + hi]
-    group = asked.groups[window]
+    group = inputs.groups[window]
     computing_s = micro_batch_s(costs, group, lo, hi)
     if max(computing_s + beside_s, rest_s) >= table.seconds[state]:
         return
-    does = recomputes(costs, group, lo, hi, depth, asked.recompute)
+    does = recomputes(costs, group, lo, hi, depth, inputs.recompute)
     if does == RECOMPUTES and depth > 1:
         computing_s += forward_s(costs, group, lo, hi)
     seconds = max(beside_s + computing_s, rest_s)

@@ -144,28 +144,28 @@ class Search:
     costs: Costs
     network: Network
     steps: Steps
-    asked: SearchInputs
+    inputs: SearchInputs
 
     def one_stage(self) -> list[Found]:
         """Data parallelism."""
-        costs, asked, run = self.costs, self.asked, (0, self.costs.cuts - 1)
-        group, depth = int(self.steps.rest_group[0]), int(asked.depths[1])
-        does = recomputes(costs, group, *run, depth, asked.recompute)
+        costs, inputs, run = self.costs, self.inputs, (0, self.costs.cuts - 1)
+        group, depth = int(self.steps.rest_group[0]), int(inputs.depths[1])
+        does = recomputes(costs, group, *run, depth, inputs.recompute)
         if does == FULL:
             return []
         forward, backward = forward_s(costs, group, *run), backward_s(costs, group, *run)
         if does == RECOMPUTES and depth > 1:
             backward += forward
         tail = all_reduce_and_step_s(costs, group, *run)
-        seconds = latency_s([forward], [backward], [tail], 1, asked.micro_batches)
-        return [Found(self.rest_of(0, 0, {}), asked.size, float(seconds))]
+        seconds = latency_s([forward], [backward], [tail], 1, inputs.micro_batches)
+        return [Found(self.rest_of(0, 0, {}), inputs.size, float(seconds))]
 
     def pipeline(self, limit_s: float, most_stages: int = MOST_STAGES) -> list[Found]:
         """The best plan of several stages, if one has a closed form below ``limit_s``."""
-        asked = self.asked._replace(most_stages=min(most_stages, self.asked.most_stages))
-        if asked.most_stages < 2:
+        inputs = self.inputs._replace(most_stages=min(most_stages, self.inputs.most_stages))
+        if inputs.most_stages < 2:
             return []
-        best, memo = explored(self.costs, self.network, self.steps, asked, limit_s)
+        best, memo = explored(self.costs, self.network, self.steps, inputs, limit_s)
         cut, place, step, end = (
             int(figure[0]) for figure in (best.cut, best.place, best.step, best.end)
         )
@@ -176,7 +176,7 @@ class Search:
             state = cut, place
             cut, place, step = int(memo.cut[state]), int(memo.place[state]), int(memo.step[state])
             taken.append((cut, taken[-1][0], step))
-        return [Found(self.stages(taken[::-1]), asked.size, float(best.seconds[0]))]
+        return [Found(self.stages(taken[::-1]), inputs.size, float(best.seconds[0]))]
 
     def stages(self, taken: list[tuple[int, int, int]]) -> tuple[Assignment, ...]:
         """Stages of (first layer, end, step) on real devices, and the last stage."""
@@ -186,7 +186,7 @@ class Search:
         real = {d: d for server in places.servers for d in server}
         for lo, hi, step in taken:
             devices = self.groups.receivers[step]
-            slices = self.groups.slices(devices, self.asked.size)
+            slices = self.groups.slices(devices, self.inputs.size)
             stages.append((range(lo, hi), tuple(real[d] for d in devices), slices))
             real = renumbered(real, places.servers, places.steps[step].servers)
         behind = places.steps[taken[-1][2]].target
@@ -194,8 +194,8 @@ class Search:
 
     def rest_of(self, lo: int, occupancy: int, real: dict[int, int]) -> tuple[Assignment, ...]:
         """The last stage."""
-        devices = self.groups.rest(occupancy, self.asked.size)
-        slices = self.groups.slices(devices, self.asked.size)
+        devices = self.groups.rest(occupancy, self.inputs.size)
+        slices = self.groups.slices(devices, self.inputs.size)
         last = self.costs.cuts - 1
         return ((range(lo, last), tuple(real.get(d, d) for d in devices), slices),)
 
@@ -221,7 +221,7 @@ def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Se
     largest, depth = max(problem.micro_batch_sizes), depth_function(schedule)
     micro_batches = problem.global_batch // size
     work = [layer.forward_s + layer.backward_s for layer in layers]
-    asked = SearchInputs(
+    inputs = SearchInputs(
         micro_batches=micro_batches,
         size=size,
         recompute=RECOMPUTE_MODES[problem.recompute],
@@ -235,5 +235,5 @@ def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Se
         costs_of_groups(chain, groups, size),
         network_of_steps(chain, groups, size),
         steps,
-        asked,
+        inputs,
     )

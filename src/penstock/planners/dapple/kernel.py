@@ -16,9 +16,9 @@ from penstock.kernels import compiled
 from penstock.plan.compiled_cost import (
     ALWAYS,
     AUTO,
-    FIGURES,
     FULL,
-    LOADS,
+    LOAD_TERMS,
+    MOST_LOADS,
     RECOMPUTES,
     all_reduce_and_step_s,
     backward_s,
@@ -42,10 +42,10 @@ NOWHERE = -1
 
 
 class SearchInputs(NamedTuple):
-    """What is searched for.
+    """The inputs of the search.
 
     ``depths[k]`` are the micro-batches in flight of a stage with ``k`` stages from itself to the
-    end; ``least_s`` sums up to each cut what a row of each layer takes at least.
+    end. ``least_s`` are sums up to each cut of the least seconds of a row in each layer.
     """
 
     micro_batches: int
@@ -57,10 +57,11 @@ class SearchInputs(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """The best prefix of each state, by cut and occupancy: its last step, where that started.
+    """The best prefix of each state (cut and occupancy).
 
-    ``stages`` are those of the prefix; ``seconds`` what it was judged by; ``fits`` whether the plan
-    that it was judged by does, -1 for no prefix.
+    ``cut`` and ``place`` are the state before its last ``step``. ``stages`` is how many stages it
+    has. ``seconds`` are those of the plan by which it was compared, and ``fits`` says whether that
+    plan fits: -1 where there is no prefix yet.
     """
 
     cut: Integers
@@ -72,7 +73,7 @@ class Memo(NamedTuple):
 
 
 class Best(NamedTuple):
-    """One entry each: the best plan's seconds, state before the last step, that step, its end."""
+    """The best plan, in arrays of one entry: seconds, state before the last step, step, its end."""
 
     seconds: Floats
     cut: Integers
@@ -82,11 +83,12 @@ class Best(NamedTuple):
 
 
 class SearchWorkspace(NamedTuple):
-    """What the search works with: the stages and transfers of a plan, in turn, by column.
+    """Arrays for intermediate values.
 
-    Then, for each cut, the transfers down and up from each step to a last stage behind it, where
-    they are ``known``; the loads of transfers between two steps (see `slot_of`), and what
-    `transfer_loads` works on.
+    ``forward_s``, ``backward_s`` and ``tail_s`` have a column for each stage and transfer of a
+    plan, in turn. ``down_s`` and ``up_s`` are the transfers at each cut from each step to a last
+    stage behind it, where they are ``known``. ``owner``, ``counts`` and ``loads`` keep the loads of
+    transfers between two steps in ``slots`` (`put_move`). ``busy`` is for `transfer_loads`.
     """
 
     forward_s: Floats
@@ -103,31 +105,31 @@ class SearchWorkspace(NamedTuple):
 
 
 class SearchAddresses(NamedTuple):
-    """All of it, as addresses."""
+    """All inputs, results and intermediate arrays of the search, as addresses."""
 
     costs: Any
     network: Any
     steps: Any
-    asked: Any
+    inputs: Any
     memo: Any
     best: Any
-    room: Any
+    workspace: Any
 
 
 def explored(
-    costs: Costs, network: Network, steps: Steps, asked: SearchInputs, limit_s: float
+    costs: Costs, network: Network, steps: Steps, inputs: SearchInputs, limit_s: float
 ) -> tuple[Best, Memo]:
     """The best plan of at least two stages whose closed form is below ``limit_s``, and the memo.
 
     The last step is `NOWHERE` where there is none.
     """
-    cuts, columns = costs.cuts, 2 * asked.most_stages + 1
+    cuts, columns = costs.cuts, 2 * inputs.most_stages + 1
     cut, place, step = np.full((3, cuts, steps.places), NOWHERE)
     stages = np.zeros((cuts, steps.places), dtype=np.int64)
     memo = Memo(cut, place, step, stages, np.full(stages.shape, np.inf), np.full_like(stages, -1))
     best = Best(np.array([limit_s]), *(np.array([NOWHERE]) for _ in range(4)))
     slots = min(MOST_SLOTS, steps.steps * steps.widest)
-    room = SearchWorkspace(
+    workspace = SearchWorkspace(
         np.zeros(columns),
         np.zeros(columns),
         np.zeros(columns),
@@ -137,10 +139,10 @@ def explored(
         slots,
         np.full(slots, NOWHERE),
         np.empty(2 * slots + 2, dtype=np.int64),
-        np.empty((2 * slots + 2) * LOADS * FIGURES),
-        np.zeros(FIGURES * resources(network)),
+        np.empty((2 * slots + 2) * MOST_LOADS * LOAD_TERMS),
+        np.zeros(LOAD_TERMS * resources(network)),
     )
-    compiled(explore)(costs, network, steps, asked, memo, best, room)
+    compiled(explore)(costs, network, steps, inputs, memo, best, workspace)
     return best, memo
 
 
@@ -148,46 +150,46 @@ def explore(
     costs: Costs,
     network: Network,
     steps: Steps,
-    asked: SearchInputs,
+    inputs: SearchInputs,
     memo: Memo,
     best: Best,
-    room: SearchWorkspace,
+    workspace: SearchWorkspace,
 ) -> None:
     """Fill the memo from no layers to all of them."""
     search = SearchAddresses(
         borrowed(costs),
         borrowed(network),
         borrowed(steps),
-        borrowed(asked),
+        borrowed(inputs),
         borrowed(memo),
         borrowed(best),
-        borrowed(room),
+        borrowed(workspace),
     )
     search.memo.fits[0] = 1
     for cut in range(costs.cuts - 1):
         for place in range(steps.places):
             state = cut * steps.places + place
             prefix_stages = search.memo.stages[state]
-            if search.memo.fits[state] >= 0 and prefix_stages + 2 <= asked.most_stages:
+            if search.memo.fits[state] >= 0 and prefix_stages + 2 <= inputs.most_stages:
                 expand(search, cut, place)
 
 
 def expand(search, cut, place):
     """Try every next stage behind one prefix, with one last stage behind it."""
-    steps, room, best, asked = search.steps, search.room, search.best, search.asked
+    steps, workspace, best, inputs = search.steps, search.workspace, search.best, search.inputs
     state = cut * steps.places + place
     columns = first_stages(search, cut, place)
     if columns < 0:
         return
     left_s = rest_s(search, cut, place)
     if (
-        bound_s(room.forward_s, room.backward_s, columns, left_s, asked.micro_batches)
+        bound_s(workspace.forward_s, workspace.backward_s, columns, left_s, inputs.micro_batches)
         >= (best.seconds[0])
     ):
         return
     before_s = slowest_before_s = 0.0
     for column in range(columns):
-        column_s = room.forward_s[column] + room.backward_s[column]
+        column_s = workspace.forward_s[column] + workspace.backward_s[column]
         before_s += column_s
         slowest_before_s = max(slowest_before_s, column_s)
     own = columns + 1 if columns else 0
@@ -196,27 +198,27 @@ def expand(search, cut, place):
             passed_s, slowest_s = before_s, slowest_before_s
             if columns:
                 put_move(search, search.memo.step[state], step, cut, own - 1)
-                moved_s = room.forward_s[own - 1] + room.backward_s[own - 1]
+                moved_s = workspace.forward_s[own - 1] + workspace.backward_s[own - 1]
                 passed_s += moved_s
                 slowest_s = max(slowest_s, moved_s)
-            if not room.known[step]:
+            if not workspace.known[step]:
                 put_rest_moves(search, step)
             try_step(search, cut, place, step, own, passed_s, slowest_s)
 
 
 def rest_s(search, cut, place):
-    """What the layers behind a cut take at least on the devices that an occupancy leaves."""
-    least_s = search.asked.least_s
-    left_s = (least_s[search.costs.cuts - 1] - least_s[cut]) * search.asked.size
+    """Least seconds of the layers behind a cut on the devices that an occupancy leaves."""
+    least_s = search.inputs.least_s
+    left_s = (least_s[search.costs.cuts - 1] - least_s[cut]) * search.inputs.size
     return left_s / search.steps.speed_left[place]
 
 
 def bound_s(forward_s, backward_s, stages, rest_s, micro_batches):
-    """Seconds that no plan with these first stages can be below by the closed form.
+    """A lower bound of the closed form for all plans with these first stages.
 
-    ``rest_s`` is the least that the slowest of the later stages takes. Either the pivot lies
-    behind these stages, and all of them count in warm-up and ending phase, or it is one of them,
-    and then no later stage is slower.
+    ``rest_s`` are the least seconds of the slowest later stage. If the pivot lies behind these
+    stages, all of them count in the warm-up and ending phases. If it is one of them, no later stage
+    is slower.
     """
     steady = micro_batches - 1
     passed_s = least_s = 0.0
@@ -237,9 +239,9 @@ def bound_s(forward_s, backward_s, stages, rest_s, micro_batches):
 
 
 def first_stages(search, cut, place):
-    """Put the stages of a prefix into their columns, as the first of two more; how many columns.
+    """Put the stages of a prefix, with two more behind them, into their columns.
 
-    -1 where one does not fit.
+    Returns how many columns they take, or -1 where a stage does not fit.
     """
     steps, memo = search.steps, search.memo
     state = cut * steps.places + place
@@ -258,92 +260,100 @@ def first_stages(search, cut, place):
 
 
 def put_stage(search, group, lo, hi, behind, column):
-    """Put a stage into a column, with recompute only where it always is; memory comes later."""
-    costs, room, asked = search.costs, search.room, search.asked
-    room.forward_s[column] = forward_s(costs, group, lo, hi)
-    room.backward_s[column] = backward_s(costs, group, lo, hi)
-    room.tail_s[column] = all_reduce_and_step_s(costs, group, lo, hi)
-    if asked.recompute == ALWAYS and asked.depths[behind] > 1:
-        room.backward_s[column] += room.forward_s[column]
+    """Put a stage into a column, with recompute only if all stages recompute; see `fit_stage`."""
+    costs, workspace, inputs = search.costs, search.workspace, search.inputs
+    workspace.forward_s[column] = forward_s(costs, group, lo, hi)
+    workspace.backward_s[column] = backward_s(costs, group, lo, hi)
+    workspace.tail_s[column] = all_reduce_and_step_s(costs, group, lo, hi)
+    if inputs.recompute == ALWAYS and inputs.depths[behind] > 1:
+        workspace.backward_s[column] += workspace.forward_s[column]
 
 
 def fit_stage(search, group, lo, hi, behind, column):
-    """Whether a stage of `put_stage` fits; where it must recompute, its time grows."""
-    asked, room = search.asked, search.room
-    depth = asked.depths[behind]
-    does = recomputes(search.costs, group, lo, hi, depth, asked.recompute)
-    if does == RECOMPUTES and asked.recompute == AUTO and depth > 1:
-        room.backward_s[column] += room.forward_s[column]
+    """Whether a stage of `put_stage` fits. If it must recompute, add that to its column."""
+    inputs, workspace = search.inputs, search.workspace
+    depth = inputs.depths[behind]
+    does = recomputes(search.costs, group, lo, hi, depth, inputs.recompute)
+    if does == RECOMPUTES and inputs.recompute == AUTO and depth > 1:
+        workspace.backward_s[column] += workspace.forward_s[column]
     return does != FULL
 
 
 def put_move(search, before, step, cut, column):
-    """Put the transfers at a cut between the stages of two steps, in turn, into a column."""
-    room, steps = search.room, search.steps
+    """Put the transfers at a cut between the stages of two consecutive steps into a column."""
+    workspace, steps = search.workspace, search.steps
     pair = before * steps.widest + step - steps.out[steps.target[before]]
-    slot = pair % room.slots
-    if room.owner[slot] != pair:
-        room.owner[slot] = pair
+    slot = pair % workspace.slots
+    if workspace.owner[slot] != pair:
+        workspace.owner[slot] = pair
         put_loads(search, slot, before, steps.steps + step)
-    room.forward_s[column], room.backward_s[column] = moves_s(search, slot, cut)
-    room.tail_s[column] = 0.0
+    workspace.forward_s[column], workspace.backward_s[column] = moves_s(search, slot, cut)
+    workspace.tail_s[column] = 0.0
 
 
 def put_rest_moves(search, step):
     """The transfers at every cut from a step's stage to a last stage behind it."""
-    room, steps, cuts = search.room, search.steps, search.costs.cuts
-    put_loads(search, room.slots, step, 2 * steps.steps + steps.target[step])
+    workspace, steps, cuts = search.workspace, search.steps, search.costs.cuts
+    put_loads(search, workspace.slots, step, 2 * steps.steps + steps.target[step])
     for cut in range(cuts):
         place = step * cuts + cut
-        room.down_s[place], room.up_s[place] = moves_s(search, room.slots, cut)
-    room.known[step] = 1
+        workspace.down_s[place], workspace.up_s[place] = moves_s(search, workspace.slots, cut)
+    workspace.known[step] = 1
 
 
 def put_loads(search, slot, sender, receiver):
     """The loads of the transfers there and back between two groups."""
-    network, room = search.network, search.room
+    network, workspace = search.network, search.workspace
     down, up = 2 * slot, 2 * slot + 1
-    each = LOADS * FIGURES
-    room.counts[down] = transfer_loads(
-        network, sender, receiver, room.busy, room.loads, down * each
+    each = MOST_LOADS * LOAD_TERMS
+    workspace.counts[down] = transfer_loads(
+        network, sender, receiver, workspace.busy, workspace.loads, down * each
     )
-    room.counts[up] = transfer_loads(network, receiver, sender, room.busy, room.loads, up * each)
+    workspace.counts[up] = transfer_loads(
+        network, receiver, sender, workspace.busy, workspace.loads, up * each
+    )
 
 
 def moves_s(search, slot, cut):
     """Seconds of the transfers at a cut: of activations, and of their gradients."""
-    costs, room = search.costs, search.room
+    costs, workspace = search.costs, search.workspace
     down, up = 2 * slot, 2 * slot + 1
-    each = LOADS * FIGURES
+    each = MOST_LOADS * LOAD_TERMS
     fixed, per_row = costs.down_fixed[cut], costs.down_each[cut]
-    down_s = load_s(room.loads, down * each, room.counts[down], fixed, per_row)
+    down_s = load_s(workspace.loads, down * each, workspace.counts[down], fixed, per_row)
     fixed, per_row = costs.up_fixed[cut], costs.up_each[cut]
-    return down_s, load_s(room.loads, up * each, room.counts[up], fixed, per_row)
+    return down_s, load_s(workspace.loads, up * each, workspace.counts[up], fixed, per_row)
 
 
 def try_step(search, cut, place, step, own, passed_s, slowest_s):
-    """Try every end of a next stage; ``passed_s``: of the prefix, ``slowest_s``: of one of it."""
-    steps, room, best, cuts = search.steps, search.room, search.best, search.costs.cuts
-    steady, target = search.asked.micro_batches - 1, steps.target[step]
+    """Try every end of a next stage behind a prefix.
+
+    ``passed_s`` sums the columns of the prefix, and ``slowest_s`` is its slowest column.
+    """
+    steps, workspace, best, cuts = search.steps, search.workspace, search.best, search.costs.cuts
+    steady, target = search.inputs.micro_batches - 1, steps.target[step]
     for hi in range(cut + 1, cuts - 1):
         left_s = rest_s(search, hi, target)
         if steady * left_s >= best.seconds[0]:
             continue
         put_stage(search, steps.group[step], cut, hi, 2, own)
-        own_s = room.forward_s[own] + room.backward_s[own]
+        own_s = workspace.forward_s[own] + workspace.backward_s[own]
         slowest = max(slowest_s, own_s)
         if max(passed_s + own_s, slowest * steady) >= best.seconds[0]:
             break
-        least_s = room.forward_s[0] + room.backward_s[0] + steady * max(slowest, left_s)
+        least_s = workspace.forward_s[0] + workspace.backward_s[0] + steady * max(slowest, left_s)
         if max(passed_s + own_s + left_s, least_s) < best.seconds[0]:
             move = step * cuts + hi
-            room.forward_s[own + 1], room.backward_s[own + 1] = room.down_s[move], room.up_s[move]
-            room.tail_s[own + 1] = 0.0
+            workspace.forward_s[own + 1], workspace.backward_s[own + 1] = (
+                workspace.down_s[move],
+                workspace.up_s[move],
+            )
+            workspace.tail_s[own + 1] = 0.0
             try_last_stage(search, cut, place, step, hi, own, (passed_s, slowest_s))
 
 
 def try_last_stage(search, cut, place, step, hi, own, passed):
-    """Judge a prefix (first columns) with a next stage and one last stage behind."""
+    """Compare a prefix (the first columns) with a next stage and one last stage behind it."""
     steps, memo, best, costs = search.steps, search.memo, search.best, search.costs
     target, last = steps.target[step], costs.cuts - 1
     rest, idle = steps.rest_group[target], steps.idle[target]
@@ -363,7 +373,7 @@ def try_last_stage(search, cut, place, step, hi, own, passed):
         best.seconds[0] = seconds
         best.cut[0], best.place[0], best.step[0], best.end[0] = cut, place, step, hi
     judged_s, fits = memo_s(search, own + 2, idle, seconds), int(fitting)
-    # One whose plan fits first, then the least seconds.
+    # A plan that fits is better than one that does not; then the least seconds count.
     if fits > memo.fits[state] or (fits == memo.fits[state] and judged_s < memo.seconds[state]):
         memo.cut[state], memo.place[state], memo.step[state] = cut, place, step
         memo.stages[state] = memo.stages[cut * steps.places + place] + 1
@@ -371,32 +381,36 @@ def try_last_stage(search, cut, place, step, hi, own, passed):
 
 
 def least_plan_s(search, own, passed):
-    """What the closed form is not below: a round trip, or the slowest of all behind the first."""
-    room, (whole_s, slowest_s) = search.room, passed
+    """A lower bound of the closed form: a round trip, or the steady phase of the slowest column."""
+    workspace, (whole_s, slowest_s) = search.workspace, passed
     for column in range(own, own + 3):
-        column_s = room.forward_s[column] + room.backward_s[column]
+        column_s = workspace.forward_s[column] + workspace.backward_s[column]
         whole_s += column_s
         slowest_s = max(slowest_s, column_s)
-    steady_s = (search.asked.micro_batches - 1) * slowest_s
-    return max(whole_s, room.forward_s[0] + room.backward_s[0] + steady_s)
+    steady_s = (search.inputs.micro_batches - 1) * slowest_s
+    return max(whole_s, workspace.forward_s[0] + workspace.backward_s[0] + steady_s)
 
 
 def plan_s(search, columns):
     """The closed form of so many stages and transfers."""
-    room = search.room
+    workspace = search.workspace
     return latency_s(
-        room.forward_s, room.backward_s, room.tail_s, columns, search.asked.micro_batches
+        workspace.forward_s,
+        workspace.backward_s,
+        workspace.tail_s,
+        columns,
+        search.inputs.micro_batches,
     )
 
 
 def memo_s(search, column, idle, seconds):
-    """What a prefix is judged by: seconds, or as if rows were enough for all devices left."""
+    """Seconds by which a prefix is compared: as if rows were enough for all devices left."""
     if idle <= 1:
         return seconds
-    room = search.room
-    forward, backward = room.forward_s[column], room.backward_s[column]
-    room.forward_s[column] /= idle
-    room.backward_s[column] /= idle
+    workspace = search.workspace
+    forward, backward = workspace.forward_s[column], workspace.backward_s[column]
+    workspace.forward_s[column] /= idle
+    workspace.backward_s[column] /= idle
     seconds = plan_s(search, column + 1)
-    room.forward_s[column], room.backward_s[column] = forward, backward
+    workspace.forward_s[column], workspace.backward_s[column] = forward, backward
     return seconds

@@ -10,9 +10,9 @@ import numpy as np
 from penstock.borrowed import borrowed
 from penstock.kernels import compiled
 from penstock.plan.compiled_cost import (
-    FIGURES,
     FULL,
-    LOADS,
+    LOAD_TERMS,
+    MOST_LOADS,
     RECOMPUTES,
     all_reduce_and_step_s,
     forward_s,
@@ -48,11 +48,12 @@ class TableInputs(NamedTuple):
 
 
 class Table(NamedTuple):
-    """By stages, first cut, first block and number of the first width.
+    """The best plan of each state: stages, first cut, first block and number of the first width.
 
-    The least objective; seconds until one micro-batch has passed all stages and channels, and the
-    slowest of these; where the first stage ends, the number of the width of the window behind it,
-    and whether it recomputes.
+    ``seconds``: the least objective. ``passed_s``: until one micro-batch has passed all stages and
+    channels. ``slowest_s``: the slowest stage or channel. Of the first stage: ``end`` is the cut
+    where it ends, ``next_number`` the number of the width of the window behind it, ``recompute``
+    whether it recomputes.
     """
 
     seconds: Floats
@@ -64,11 +65,12 @@ class Table(NamedTuple):
 
 
 class TableWorkspace(NamedTuple):
-    """What a table is filled with the help of; flat.
+    """Flat arrays for values between the states of a table.
 
-    The least objective over the widths by stages, first block and first cut; the least over all
-    starts up to a cut too, which never grows with it. Seconds from a window to each window behind
-    it by width and cut: both ways, and the busier. What `transfer_loads` works on.
+    ``least``: the least objective over the widths, by stages, first block and first cut; ``floor``:
+    also over all cuts up to the first cut, so it never grows with the cut. ``round_trip_s`` and
+    ``busier_s``: seconds from a window to each window behind it, by width and cut: of both
+    directions together, and of the busier one. ``busy`` and ``loads`` are for `transfer_loads`.
     """
 
     least: Floats
@@ -79,101 +81,102 @@ class TableWorkspace(NamedTuple):
     loads: Floats
 
 
-def table_for(asked: TableInputs, cuts: int) -> Table:
+def table_for(inputs: TableInputs, cuts: int) -> Table:
     """An empty table."""
-    shape = (asked.stages, cuts, asked.blocks, asked.widths)
+    shape = (inputs.stages, cuts, inputs.blocks, inputs.widths)
     seconds, passed_s, slowest_s = np.full((3, *shape), np.inf)
     end, next_number, recompute = np.zeros((3, *shape), dtype=np.int64)
     return Table(seconds, passed_s, slowest_s, end, next_number, recompute)
 
 
-def filled(table: Table, costs: Costs, network: Network, asked: TableInputs) -> Table:
-    """The table with the best stages of every state."""
-    least, floor = np.full((2, asked.stages * (asked.blocks + 1) * costs.cuts), np.inf)
-    round_trip_s, busier_s = np.zeros((2, asked.widths * costs.cuts))
-    busy, loads = np.zeros(FIGURES * resources(network)), np.zeros(2 * FIGURES * LOADS)
-    room = TableWorkspace(least, floor, round_trip_s, busier_s, busy, loads)
-    compiled(fill)(table, costs, network, asked, room)
+def filled(table: Table, costs: Costs, network: Network, inputs: TableInputs) -> Table:
+    """The table, filled with the best plan of every state."""
+    least, floor = np.full((2, inputs.stages * (inputs.blocks + 1) * costs.cuts), np.inf)
+    round_trip_s, busier_s = np.zeros((2, inputs.widths * costs.cuts))
+    busy, loads = np.zeros(LOAD_TERMS * resources(network)), np.zeros(2 * LOAD_TERMS * MOST_LOADS)
+    workspace = TableWorkspace(least, floor, round_trip_s, busier_s, busy, loads)
+    compiled(fill)(table, costs, network, inputs, workspace)
     return table
 
 
 def fill(
-    table: Table, costs: Costs, network: Network, asked: TableInputs, room: TableWorkspace
+    table: Table, costs: Costs, network: Network, inputs: TableInputs, workspace: TableWorkspace
 ) -> None:
     """Fill a table from the last window of the line to the first."""
     fill_windows(
         borrowed(table),
         borrowed(costs),
         borrowed(network),
-        borrowed(asked),
-        borrowed(room),
+        borrowed(inputs),
+        borrowed(workspace),
     )
 
 
-def fill_windows(table, costs, network, asked, room):
+def fill_windows(table, costs, network, inputs, workspace):
     """`fill`, on addresses."""
-    cuts, widths = costs.cuts, asked.widths
-    for position in range(asked.blocks - 1, -1, -1):
+    cuts, widths = costs.cuts, inputs.widths
+    for position in range(inputs.blocks - 1, -1, -1):
         for number in range(widths):
-            if asked.groups[position * widths + number] >= 0:
-                put_moves(costs, network, asked, position, number, room)
-                for k in range(1, asked.stages):
+            if inputs.groups[position * widths + number] >= 0:
+                put_moves(costs, network, inputs, position, number, workspace)
+                for k in range(1, inputs.stages):
                     for lo in range(cuts - 1):
-                        extend(table, costs, asked, position, number, k, lo, room)
-        for k in range(1, asked.stages):
+                        extend(table, costs, inputs, position, number, k, lo, workspace)
+        for k in range(1, inputs.stages):
             lowest = np.inf
-            here = (k * (asked.blocks + 1) + position) * cuts
+            here = (k * (inputs.blocks + 1) + position) * cuts
             for lo in range(cuts):
-                state = state_of(costs, asked, k, lo, position)
+                state = state_of(costs, inputs, k, lo, position)
                 for number in range(widths):
                     seconds = table.seconds[state + number]
-                    room.least[here + lo] = min(room.least[here + lo], seconds)
-                lowest = min(lowest, room.least[here + lo])
-                room.floor[here + lo] = lowest
+                    workspace.least[here + lo] = min(workspace.least[here + lo], seconds)
+                lowest = min(lowest, workspace.least[here + lo])
+                workspace.floor[here + lo] = lowest
 
 
-def state_of(costs, asked, k, lo, position):
-    """Where the states of ``k`` stages from a cut and a block on stand in a table, by width."""
-    return ((k * costs.cuts + lo) * asked.blocks + position) * asked.widths
+def state_of(costs, inputs, k, lo, position):
+    """The place in a table of the first state of ``k`` stages from a cut and a block on."""
+    return ((k * costs.cuts + lo) * inputs.blocks + position) * inputs.widths
 
 
-def put_moves(costs, network, asked, position, number, room):
-    """Seconds from a window to each window behind it for each cut: both ways, and the busier."""
-    down, up = 0, FIGURES * LOADS
-    own, behind = asked.groups[position * asked.widths + number], position + asked.width[number]
-    if behind == asked.blocks:
+def put_moves(costs, network, inputs, position, number, workspace):
+    """Fill in ``round_trip_s`` and ``busier_s`` for the windows behind a window."""
+    down, up = 0, LOAD_TERMS * MOST_LOADS
+    own, behind = inputs.groups[position * inputs.widths + number], position + inputs.width[number]
+    if behind == inputs.blocks:
         return
-    for w in range(asked.widths):
-        other = asked.groups[behind * asked.widths + w]
+    for w in range(inputs.widths):
+        other = inputs.groups[behind * inputs.widths + w]
         if other >= 0:
-            downs = transfer_loads(network, own, other, room.busy, room.loads, down)
-            ups = transfer_loads(network, other, own, room.busy, room.loads, up)
+            downs = transfer_loads(network, own, other, workspace.busy, workspace.loads, down)
+            ups = transfer_loads(network, other, own, workspace.busy, workspace.loads, up)
             for cut in range(costs.cuts):
                 down_s = load_s(
-                    room.loads, down, downs, costs.down_fixed[cut], costs.down_each[cut]
+                    workspace.loads, down, downs, costs.down_fixed[cut], costs.down_each[cut]
                 )
-                up_s = load_s(room.loads, up, ups, costs.up_fixed[cut], costs.up_each[cut])
-                room.round_trip_s[w * costs.cuts + cut] = down_s + up_s
-                room.busier_s[w * costs.cuts + cut] = max(down_s, up_s)
+                up_s = load_s(workspace.loads, up, ups, costs.up_fixed[cut], costs.up_each[cut])
+                workspace.round_trip_s[w * costs.cuts + cut] = down_s + up_s
+                workspace.busier_s[w * costs.cuts + cut] = max(down_s, up_s)
 
 
-def extend(table, costs, asked, position, number, k, lo, room):
+def extend(table, costs, inputs, position, number, k, lo, workspace):
     """Find the best first stage of ``k`` on a window, for the layers from cut ``lo`` on.
 
-    A stage's own seconds never shrink with its end: from the end where they meet the floor of the
-    rest the search goes up until the stage alone is too much, then down until the rest alone is.
+    A stage's own seconds never shrink as its end moves up, and the floor of the rest never grows.
+    The search starts at the end where they meet. It goes up until the stage alone takes too long,
+    then down until the rest alone does.
     """
-    least, floor = room.least, room.floor
-    group, layers = asked.groups[position * asked.widths + number], costs.cuts - 1
-    state, micro_batches = state_of(costs, asked, k, lo, position) + number, asked.micro_batches
+    least, floor = workspace.least, workspace.floor
+    group, layers = inputs.groups[position * inputs.widths + number], costs.cuts - 1
+    state, micro_batches = state_of(costs, inputs, k, lo, position) + number, inputs.micro_batches
     if k == 1:
-        busy_s, again = stage_s(costs, group, lo, layers, asked.depths[1], asked.recompute)
+        busy_s, again = stage_s(costs, group, lo, layers, inputs.depths[1], inputs.recompute)
         own_s = micro_batches * busy_s + all_reduce_and_step_s(costs, group, lo, layers)
         table.seconds[state], table.end[state], table.recompute[state] = own_s, layers, again
         table.passed_s[state] = table.slowest_s[state] = busy_s
         return
-    behind = position + asked.width[number]
-    after = ((k - 1) * (asked.blocks + 1) + behind) * costs.cuts
+    behind = position + inputs.width[number]
+    after = ((k - 1) * (inputs.blocks + 1) + behind) * costs.cuts
     first_end, last_end = lo + 1, layers - k + 1
     meeting, high = first_end, last_end + 1
     while meeting < high:
@@ -194,25 +197,25 @@ def extend(table, costs, asked, position, number, k, lo, room):
                 if direction == 1:
                     break
             elif least[after + hi] < table.seconds[state]:
-                busy_s, again = stage_s(costs, group, lo, hi, asked.depths[k], asked.recompute)
+                busy_s, again = stage_s(costs, group, lo, hi, inputs.depths[k], inputs.recompute)
                 if busy_s < np.inf:
                     found = (hi, again, busy_s, tail_s + micro_batches * busy_s)
-                    states = (state, state_of(costs, asked, k - 1, hi, behind))
-                    try_end(table, costs, asked, room, states, found)
+                    states = (state, state_of(costs, inputs, k - 1, hi, behind))
+                    try_end(table, costs, inputs, workspace, states, found)
             hi += direction
 
 
-def try_end(table, costs, asked, room, states, found):
-    """Keep a stage that ends at a cut with the best window behind it, where it is better."""
+def try_end(table, costs, inputs, workspace, states, found):
+    """Keep a stage that ends at a cut, with the best window behind it, if that is better."""
     state, after = states
     hi, again, busy_s, own_s = found
-    for w in range(asked.widths):
-        moved_s = room.round_trip_s[w * costs.cuts + hi]
-        if asked.drains:
-            busier = asked.micro_batches * room.busier_s[w * costs.cuts + hi]
+    for w in range(inputs.widths):
+        moved_s = workspace.round_trip_s[w * costs.cuts + hi]
+        if inputs.drains:
+            busier = inputs.micro_batches * workspace.busier_s[w * costs.cuts + hi]
             seconds = max(own_s, busier, busy_s + moved_s + table.seconds[after + w])
         else:
-            seconds = max(own_s, asked.micro_batches * moved_s, table.seconds[after + w])
+            seconds = max(own_s, inputs.micro_batches * moved_s, table.seconds[after + w])
         if seconds < table.seconds[state]:
             table.seconds[state] = seconds
             table.end[state], table.next_number[state], table.recompute[state] = hi, w, again
@@ -221,7 +224,7 @@ def try_end(table, costs, asked, room, states, found):
 
 
 def stage_s(costs, group, lo, hi, depth, mode):
-    """Seconds of a micro-batch, infinite where the stage is `FULL`; and what it does."""
+    """Seconds of a micro-batch, infinite where the stage is `FULL`; and whether it recomputes."""
     does = recomputes(costs, group, lo, hi, depth, mode)
     if does == FULL:
         return np.inf, does

@@ -61,7 +61,7 @@ def partition(
     micro_batches = problem.global_batch // micro_batch_size
     depth = depth_function(schedule)
     windows = windows_of(chain, line, micro_batch_size)
-    asked = TableInputs(
+    inputs = TableInputs(
         stages=most_stages + 1,
         blocks=line.blocks,
         widths=len(line.widths),
@@ -72,7 +72,7 @@ def partition(
         recompute=RECOMPUTE_MODES[problem.recompute],
         drains=drains,
     )
-    table = filled(table_for(asked, len(chain.cuts)), windows.costs, windows.network, asked)
+    table = filled(table_for(inputs, len(chain.cuts)), windows.costs, windows.network, inputs)
     return PartitionTable(chain, windows, micro_batch_size, schedule, table)
 
 
