@@ -18,7 +18,7 @@ from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.wander import wander
+from penstock.search.random_walk import random_walk
 from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.json_file import write_timeline
 from penstock.timeline.metrics import iteration_s
@@ -45,7 +45,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     shares = bool(getattr(config.option, "numprocesses", 0)) and not config.option.collectonly
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if shares and is_whole and not KeptCode(wander).directory.exists():
+    if shares and is_whole and not KeptCode(random_walk).directory.exists():
         program = "from penstock.cli import main; main()"
         config.stash[COMPILING] = subprocess.Popen(
             [sys.executable, "-c", program, *COMPARE],

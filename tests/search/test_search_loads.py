@@ -13,9 +13,9 @@ from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.arrays import search_arrays
-from penstock.search.load import load_s
-from penstock.search.loads import evenly_loaded_plans, layout_of
+from penstock.search.even_loads import evenly_loaded_plans, layout_of
+from penstock.search.plan_load import load_s
+from penstock.search.search_arrays import search_arrays
 from penstock.simulate.score import make_score
 
 MEGABYTE = 1_000_000

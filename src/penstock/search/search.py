@@ -12,10 +12,10 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.schedule.registry import FAMILIES
 from penstock.search.depths import judge_depths
+from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import family_steps, plain_families
 from penstock.search.judged import Judged, climb
-from penstock.search.loads import evenly_loaded_plans
 from penstock.search.preference import preferred
 from penstock.search.skeletons import skeletons, skeletons_of_plans
 from penstock.search.step import SearchStep

@@ -1,4 +1,4 @@
-"""What one stage costs, compiled by numba: rows, memory, all-reduce, the end of its last backward.
+"""The costs of one stage, compiled by numba: rows, memory, compute, all-reduce.
 
 The rules are those of `penstock.plan.cost` and of the simulator, on the arrays of `SearchArrays`
 (always called ``a``). A stage is on positions ``first`` to ``last - 1`` of a device order and has
@@ -68,8 +68,8 @@ def crowd(a, order, first, last):
 
 
 def depths_that_fit(a, order, first, last, rows, lo, hi, micro_batches):
-    """The most micro-batches in flight with everything kept, and with recompute; 0: never."""
-    held = a.parameters[lo, hi] * a.scalars[1] + a.buffers[hi] - a.buffers[lo]
+    """The most micro-batches in flight that fit without recompute, and with it; 0 for none."""
+    held = a.held[lo, hi]
     kept_depth = recompute_depth = micro_batches
     workspace = 0.0
     for i in range(last - first):
@@ -92,7 +92,7 @@ def depths_that_fit(a, order, first, last, rows, lo, hi, micro_batches):
 
 
 def in_order(devices):
-    """The numbers of devices in order, by insertion: most are, and numpy's sort compiles long."""
+    """The devices sorted by insertion: they nearly are, and numpy's sort takes long to compile."""
     ring = devices.copy()
     for i in range(1, len(ring)):
         device, place = ring[i], i
@@ -103,11 +103,11 @@ def in_order(devices):
     return ring
 
 
-def reduce_ways(a, order, first, last, ways):
-    """Latency and seconds a byte of the two ways of an all-reduce (`cluster.collectives`)."""
+def all_reduce_costs(a, order, first, last, costs):
+    """Latency and seconds a byte of the two algorithms of `cluster.collectives`."""
     count = last - first
-    ways[0, 0] = ways[0, 1] = 0.0
-    ways[1, 0] = ways[1, 1] = np.inf
+    costs[0, 0] = costs[0, 1] = 0.0
+    costs[1, 0] = costs[1, 1] = np.inf
     if count < 2:
         return
     ring = in_order(order[first:last])
@@ -129,8 +129,8 @@ def reduce_ways(a, order, first, last, ways):
             inside_latency = max(inside_latency, chain_latency)
             inside_rate = max(inside_rate, chain_rate)
     steps = count - 1
-    ways[0, 0] = 2 * steps * latency
-    ways[0, 1] = 2 * steps / count / slowest
+    costs[0, 0] = 2 * steps * latency
+    costs[0, 1] = 2 * steps / count / slowest
     if hosts == 1 or hosts == count:
         return
     slowest, latency = np.inf, 0.0
@@ -138,19 +138,20 @@ def reduce_ways(a, order, first, last, ways):
         here, there = heads[i], heads[(i + 1) % hosts]
         slowest = min(slowest, a.bandwidth[here, there])
         latency = max(latency, a.latency[here, there])
-    ways[1, 0] = 2 * inside_latency + 2 * (hosts - 1) * latency
-    ways[1, 1] = 2 * inside_rate + 2 * (hosts - 1) / hosts / slowest
+    costs[1, 0] = 2 * inside_latency + 2 * (hosts - 1) * latency
+    costs[1, 1] = 2 * inside_rate + 2 * (hosts - 1) / hosts / slowest
 
 
-def reduce_s(ways, size_bytes):
-    """Seconds of one all-reduce by the faster way."""
-    return min(ways[0, 0] + ways[0, 1] * size_bytes, ways[1, 0] + ways[1, 1] * size_bytes)
+def reduce_s(costs, size_bytes):
+    """Seconds of one all-reduce by the faster algorithm."""
+    return min(costs[0, 0] + costs[0, 1] * size_bytes, costs[1, 0] + costs[1, 1] * size_bytes)
 
 
-def tail_of(a, ways, slowest, lo, hi, backward_s):
+def tail_of(a, costs, slowest, lo, hi, backward_s):
     """Seconds from the end of a stage's last backward to the end of its buckets.
 
-    ``slowest``: rows and seconds factor of the slowest replica, which completes buckets last.
+    ``slowest`` are the rows of the slowest replica, which completes buckets last, and the factor of
+    its seconds.
     """
     rows, factor = slowest
     waiting = 0.0
@@ -164,15 +165,15 @@ def tail_of(a, ways, slowest, lo, hi, backward_s):
             at = layer if waiting >= BUCKET_BYTES else lowest
             done = between(a.backward, at, hi, rows) * factor - backward_s
             count = np.ceil(waiting / BUCKET_BYTES)
-            free_s = max(free_s, done) + count * reduce_s(ways, waiting / count)
+            free_s = max(free_s, done) + count * reduce_s(costs, waiting / count)
             waiting = 0.0
     return max(0.0, free_s)
 
 
-def cost_of_stage(a, order, first, last, lo, hi, rows, ways):
-    """Seconds of forward and backward on the slowest replica, and from its last backward's end on.
+def cost_of_stage(a, order, first, last, lo, hi, rows, costs):
+    """Seconds of forward and of backward on the slowest replica, and after its last backward.
 
-    The last value covers what is left of the all-reduce then, and the optimizer step.
+    The last value covers the rest of the all-reduce, and the optimizer step.
     """
     factor = crowd(a, order, first, last)
     slowest_speed = np.inf
@@ -186,8 +187,8 @@ def cost_of_stage(a, order, first, last, lo, hi, rows, ways):
         if seconds > backward_s:
             backward_s = seconds
             slow_rows, slow_factor = rows[i], factor / speed
-    tail_s = a.parameters[lo, hi] * a.scalars[0] / slowest_speed
+    tail_s = a.parameters[lo, hi] * a.step_s_per_byte / slowest_speed
     if last - first > 1:
-        reduce_ways(a, order, first, last, ways)
-        tail_s += tail_of(a, ways, (slow_rows, slow_factor), lo, hi, backward_s)
+        all_reduce_costs(a, order, first, last, costs)
+        tail_s += tail_of(a, costs, (slow_rows, slow_factor), lo, hi, backward_s)
     return forward_s, backward_s, tail_s

@@ -1,8 +1,8 @@
-"""Seconds of a plan if no work ever waited for a busy resource, compiled by numba.
+"""The load of a plan: its seconds if work never waited for a busy resource, compiled by numba.
 
-What binds a plan whose messages take as long as its computing is the load of some device, engine or
-port between the first micro-batch's way down and the last one's way up. That takes no time to work
-out, whatever the number of micro-batches; how much longer a plan takes is for the simulator to say.
+A plan takes at least as long as its most loaded device, engine or port is busy, between the first
+forward that reaches it and the last backward that leaves it. That is quickly computed for any
+number of micro-batches. The simulator says how much longer the plan takes.
 """
 
 # Helpers of compiled functions have no types of their own: numba finds them.
@@ -13,25 +13,25 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.cluster.collectives import BUCKET_BYTES
-from penstock.search.arrays import Integers, Reals
+from penstock.plan.run_tables import Floats, Integers
 from penstock.search.stage_costs import cost_of_stage, depths_that_fit, reduce_s, rows_of
 
 __all__ = ["Layout", "load_s"]
 
 SENT, RECEIVED = 0, 1
-"""Rows of the tables of what engines and ports carry of one micro-batch."""
+"""Rows of the tables of seconds that engines and ports are busy with one micro-batch."""
 
 DOWN, UP = 0, 1
 """Rows of the table of messages to the next stage, and back."""
 
 
 class Layout(NamedTuple):
-    """Where layers are: on a device order with positions where stages start, and layer cuts.
+    """The layers and devices of stages, as cuts of the layers and of an order of devices.
 
         cuts    0        c1            c2      layers       layers c1..c2-1 are stage 1
         starts  0        p1            p2                   on devices order[p1] .. order[p2 - 1]
 
-    ``stages`` has one entry. Both others have room for one entry more than the most stages.
+    ``stages`` has one entry. ``cuts`` and ``starts`` have one entry more than the most stages.
     """
 
     order: Integers
@@ -43,15 +43,16 @@ class Layout(NamedTuple):
 class Carried(NamedTuple):
     """Seconds of a micro-batch on engines and ports, and of messages to and from the next stage."""
 
-    engines: Reals
-    ports: Reals
-    near: Reals
+    engines: Floats
+    ports: Floats
+    near: Floats
 
 
 def carry(a, fixed, each, sender, receiver, order, carried):
-    """Add one tensor between two stages to the engines and ports; the longest of its messages.
+    """Add one tensor between two stages to the engines and ports; return its longest message.
 
-    ``sender`` and ``receiver``: first and last position, rows of each replica.
+    ``sender`` and ``receiver`` are the positions where a stage starts and ends, and the rows of its
+    replicas.
     """
     longest = 0.0
     if fixed == 0 and each == 0:
@@ -82,7 +83,7 @@ def carry(a, fixed, each, sender, receiver, order, carried):
 
 
 def messages(a, layout, rows, carried):
-    """Fill in what engines and ports carry of a micro-batch, and the messages of neighbours."""
+    """Fill in ``carried`` for all tensors of a micro-batch."""
     order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
     stage_of = np.empty(cuts[stages], dtype=np.int64)
     for s in range(stages):
@@ -103,17 +104,18 @@ def messages(a, layout, rows, carried):
             carried.near[UP, s] += up_s
 
 
-def reduced_s(a, ways, lo, hi):
-    """Seconds in which the all-reduce of layers ``lo`` to ``hi - 1`` holds engines."""
+def reduced_s(a, costs, lo, hi):
+    """Seconds in which the all-reduce of layers ``lo`` to ``hi - 1`` occupies engines."""
     size_bytes = a.parameters[lo, hi]
     count = np.ceil(size_bytes / BUCKET_BYTES)
-    return count * reduce_s(ways, size_bytes / count) if count > 0 else 0.0
+    return count * reduce_s(costs, size_bytes / count) if count > 0 else 0.0
 
 
 def busy_s(micro_batches, whole_s, forward_s, below_s, kept, leaner, recompute):
-    """Seconds from the first forward to the last backward that memory leaves (Little's law).
+    """Least seconds from the first forward to the last backward within memory (Little's law).
 
-    ``recompute``: 0 never, 1 where it is faster, 2 always. Infinite where nothing fits.
+    ``recompute``: 0 never, 1 where it is faster, 2 always. ``kept`` and ``leaner`` are the most
+    micro-batches in flight without and with it. Infinite where nothing fits.
     """
     least_s = np.inf
     if recompute < 2 and kept > 0:
@@ -125,11 +127,11 @@ def busy_s(micro_batches, whole_s, forward_s, below_s, kept, leaner, recompute):
 
 
 def load_s(a, layout, size, batch, recompute, power):
-    """Seconds of the most loaded resource, with those of others: their ``power`` mean.
+    """Seconds of the most loaded resource, or the ``power`` mean over all where it is above 0.
 
-    A plan whose resources are all full is slower than the fullest of them. ``size`` is that of a
-    micro-batch, ``batch`` samples are all; ``recompute`` as in `busy_s`. Infinite where a stage
-    does not fit or has more replicas than rows.
+    A plan whose resources are all full is slower than its fullest resource alone. ``size`` is the
+    samples of a micro-batch, ``batch`` those of an iteration; ``recompute`` is as in `busy_s`. The
+    load is infinite where a stage does not fit or has more replicas than rows.
     """
     order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
     micro_batches = batch // size
@@ -141,14 +143,14 @@ def load_s(a, layout, size, batch, recompute, power):
     rows = np.zeros((stages, widest), dtype=np.int64)
     forward_s, backward_s = np.zeros(stages), np.zeros(stages)
     tail_s, sum_s = np.zeros(stages), np.zeros(stages)
-    ways = np.zeros((2, 2))
+    costs = np.zeros((2, 2))
     for s in range(stages):
         rows_of(a, order, starts[s], starts[s + 1], size, rows[s])
         forward_s[s], backward_s[s], tail_s[s] = cost_of_stage(
-            a, order, starts[s], starts[s + 1], cuts[s], cuts[s + 1], rows[s], ways
+            a, order, starts[s], starts[s + 1], cuts[s], cuts[s + 1], rows[s], costs
         )
         if starts[s + 1] - starts[s] > 1:
-            sum_s[s] = reduced_s(a, ways, cuts[s], cuts[s + 1])
+            sum_s[s] = reduced_s(a, costs, cuts[s], cuts[s + 1])
     carried = Carried(
         np.zeros((2, len(order))), np.zeros((2, len(a.host_slots))), np.zeros((2, stages))
     )

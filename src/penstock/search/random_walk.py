@@ -8,20 +8,21 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.kernels import copy_into
-from penstock.search.arrays import Integers, Reals, SearchArrays
-from penstock.search.load import Layout, load_s
+from penstock.plan.run_tables import Floats, Integers
+from penstock.search.plan_load import Layout, load_s
+from penstock.search.search_arrays import SearchArrays
 
-__all__ = ["Walk", "wander"]
+__all__ = ["Walk", "random_walk"]
 
 COLD = 1e-4
-"""Slower plans than this are never taken at the end."""
+"""The share by which slower plans are accepted at the end."""
 
-AGAIN = 0.3
-"""Probability that a move is followed by another one before the plan is judged."""
+ANOTHER_MOVE = 0.3
+"""Probability that a move is followed by another one before the plan is compared."""
 
 
 def move_cut(layout):
-    """One cut by some layers, few more often than many."""
+    """Move one cut by some layers, by few more often than by many."""
     cuts, stages = layout.cuts, layout.stages[0]
     if stages > 1:
         place = 1 + np.random.randint(stages - 1)
@@ -32,13 +33,13 @@ def move_cut(layout):
 
 
 def swap_devices(order):
-    """Two devices, wherever they are."""
+    """Swap two devices, wherever they are."""
     i, j = np.random.randint(len(order)), np.random.randint(len(order))
     order[i], order[j] = order[j], order[i]
 
 
 def move_device(layout):
-    """One device to another stage, to none, or from none."""
+    """Move one device to another stage, to none, or from none."""
     order, starts, stages = layout.order, layout.starts, layout.stages[0]
     place = np.random.randint(len(order))
     giver = stages
@@ -49,17 +50,17 @@ def move_device(layout):
     if giver == taker or (giver < stages and starts[giver + 1] - starts[giver] < 2):
         return
     if giver < taker:
-        turn(order, place, starts[taker + 1] - 1 if taker < stages else len(order) - 1)
+        shift_device(order, place, starts[taker + 1] - 1 if taker < stages else len(order) - 1)
         for s in range(giver + 1, min(taker, stages) + 1):
             starts[s] -= 1
     else:
-        turn(order, place, starts[taker + 1])
+        shift_device(order, place, starts[taker + 1])
         for s in range(taker + 1, min(giver, stages) + 1):
             starts[s] += 1
 
 
-def turn(order, place, target):
-    """Move the device at one place to another; those between make way."""
+def shift_device(order, place, target):
+    """Move the device at one place to another; shift those between."""
     device, step = order[place], 1 if place < target else -1
     for k in range(place, target, step):
         order[k] = order[k + step]
@@ -67,7 +68,7 @@ def turn(order, place, target):
 
 
 def join(layout):
-    """Two neighbouring stages."""
+    """Join two neighbouring stages."""
     stages = layout.stages[0]
     if stages > 1:
         for s in range(1 + np.random.randint(stages - 1), stages):
@@ -76,7 +77,7 @@ def join(layout):
 
 
 def split(layout):
-    """A stage in two, with its devices shared out or a further one."""
+    """Split a stage in two, between its devices or with a further device."""
     order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
     place = np.random.randint(stages)
     lo, hi = cuts[place], cuts[place + 1]
@@ -84,7 +85,7 @@ def split(layout):
         return
     width, taken = starts[place + 1] - starts[place], 0
     if starts[stages] < len(order) and (width < 2 or np.random.random() < 0.5):
-        turn(order, starts[stages], starts[place + 1])
+        shift_device(order, starts[stages], starts[place + 1])
         taken, given = 1, width
     elif width > 1:
         given = 1 + np.random.randint(width - 1)
@@ -98,7 +99,7 @@ def split(layout):
 
 
 def move(layout, size, sizes):
-    """One random move, or several; the number of the micro-batch size after it."""
+    """Make one random move, or several; return the index of the micro-batch size after it."""
     while True:
         drawn = np.random.random()
         if drawn < 0.35:
@@ -114,14 +115,16 @@ def move(layout, size, sizes):
         else:
             size += 1 if np.random.random() < 0.5 else -1
             size = min(max(size, 0), sizes - 1)
-        if np.random.random() >= AGAIN:
+        if np.random.random() >= ANOTHER_MOVE:
             return size
 
 
 class Walk(NamedTuple):
-    """``sizes``: of micro-batches, ``first`` the number of the first plan's; the rest as `load_s`.
+    """The inputs of a random walk of ``steps`` plans.
 
-    A walk looks at ``steps`` plans and takes those that are slower by the part ``heat`` at first.
+    ``sizes`` are those of micro-batches, and ``first`` is the index of the start's. ``batch``,
+    ``recompute`` and ``power`` are as in `load_s`. At first, plans that are slower by about the
+    share ``heat`` are accepted.
     """
 
     sizes: Integers
@@ -135,7 +138,7 @@ class Walk(NamedTuple):
 
 
 def copy_layout(target, source):
-    """Let one layout be as another."""
+    """Copy one layout into another of the same size."""
     copy_into(target.order, source.order)
     copy_into(target.cuts, source.cuts)
     copy_into(target.starts, source.starts)
@@ -143,17 +146,17 @@ def copy_layout(target, source):
 
 
 def copy_of(layout):
-    """Another layout of the same size."""
+    """A copy of a layout."""
     return Layout(
         layout.order.copy(), layout.cuts.copy(), layout.starts.copy(), layout.stages.copy()
     )
 
 
-def wander(a: SearchArrays, start: Layout, walk: Walk, found: Layout) -> Reals:
-    """The best plans on a random walk (Kirkpatrick et al., Science 1983).
+def random_walk(a: SearchArrays, start: Layout, walk: Walk, found: Layout) -> Floats:
+    """The best plans on a random walk by simulated annealing (Kirkpatrick et al., Science 1983).
 
-    Returns, for each micro-batch size and in it for each number of stages, the least `load_s`. Its
-    layout is written into the arrays of ``found``, as a row of each.
+    Returns the least `load_s` for each micro-batch size and number of stages. Its layout is written
+    into the arrays of ``found``, as a row of each.
     """
     np.random.seed(walk.seed)
     count, most = len(walk.sizes), len(start.cuts) - 1

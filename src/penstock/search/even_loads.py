@@ -9,37 +9,30 @@ from penstock.kernels import compiled
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.problem_memo import remembered
-from penstock.search.arrays import SearchArrays, search_arrays
-from penstock.search.load import Layout
-from penstock.search.wander import Walk, wander
+from penstock.search.plan_load import Layout
+from penstock.search.random_walk import Walk, random_walk
+from penstock.search.search_arrays import search_arrays
 
 __all__ = ["evenly_loaded_plans", "layout_of"]
 
 POWERS = (0.0, 30.0, 10.0)
-"""What counts: only the fullest resource, or others too, the more the lower the power."""
+"""Powers of `load_s`: 0 counts only the fullest resource; lower ones count others more."""
 
 STEPS, FEW_DEVICES = 100_000, 16
-"""Plans that a walk looks at; on a small cluster about half a second's work. On more devices than
-these, where each plan takes longer, they are fewer."""
+"""Plans of a walk; on a small cluster they take about half a second. On more devices, where each
+plan takes longer, there are fewer."""
 
 HEAT = 0.05
-"""How much slower plans are taken at first."""
+"""By which share slower plans are accepted at first."""
 
 KEPT = 6
-"""Plans of a walk that are simulated, which differ in micro-batch size or number of stages."""
-
-
-@remembered
-def arrays_of(problem: PlanningProblem) -> SearchArrays:
-    """The arrays of a problem, made once."""
-    return search_arrays(problem)
+"""The plans of a walk that are simulated; they differ in micro-batch size or number of stages."""
 
 
 def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Iterator[Plan]:
-    """The plans in which walks from ``start`` end that ask for loads alone, best first in each.
+    """The best plans of walks from ``start`` that compare loads, best first in each walk.
 
-    No order of work is looked at: depth, recompute and schedule are still to be chosen.
+    A load knows no order of work: depth, recompute and schedule are still to be chosen.
     """
     sizes = np.array(sorted(problem.micro_batch_sizes), dtype=np.int64)
     devices = len(problem.cluster.devices)
@@ -57,7 +50,9 @@ def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Ite
         layout = layout_of(problem, start)
         most = len(layout.cuts) - 1
         found = Layout(*(np.zeros((len(sizes) * most, len(part)), np.int64) for part in layout))
-        found_s = compiled(wander)(arrays_of(problem), layout, walk._replace(power=power), found)
+        found_s = compiled(random_walk)(
+            search_arrays(problem), layout, walk._replace(power=power), found
+        )
         for number in np.argsort(found_s)[:KEPT].tolist():
             if found_s[number] < inf:
                 yield plan_of(problem, found, number, int(sizes[number // most]))

@@ -1,0 +1,89 @@
+"""A planning problem as flat arrays, for the compiled part of the search."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cluster.link_matrices import link_matrices
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem_memo import remembered
+from penstock.plan.run_tables import Floats, Integers, run_tables
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["SearchArrays", "search_arrays"]
+
+
+class SearchArrays(NamedTuple):
+    """Profile and cluster of a problem.
+
+    ``forward``, ``backward``, ``saved``, ``parameters``, ``held`` and ``inputs`` are the tables of
+    `penstock.plan.run_tables.RunTables`. The rows of ``workspace`` are the fixed part of each layer
+    and the part for each sample. The rows of ``edges`` are producer, consumer and a number of the
+    tensor, sorted by tensor and consumer; those of ``edge_bytes`` are the two parts of its
+    activation and of its gradient. ``host_slots`` are the devices of a host that compute at full
+    speed at once, 0 for all.
+    """
+
+    forward: Floats
+    backward: Floats
+    saved: Floats
+    parameters: Floats
+    held: Floats
+    inputs: Floats
+    layer_parameters: Floats
+    workspace: Floats
+    edges: Integers
+    edge_bytes: Floats
+    speed: Floats
+    memory: Floats
+    host: Integers
+    host_slots: Integers
+    bandwidth: Floats
+    latency: Floats
+    port: NDArray[np.uint8]
+    step_s_per_byte: float
+
+
+@remembered
+def search_arrays(problem: PlanningProblem) -> SearchArrays:
+    """The arrays of a problem, with the links between all pairs of devices."""
+    profile, cluster = problem.profile, problem.cluster
+    edges, edge_bytes = edge_table(profile)
+    tables, links = run_tables(problem), link_matrices(cluster)
+    workspaces = [layer.workspace_bytes for layer in profile.layers]
+    return SearchArrays(
+        forward=tables.forward,
+        backward=tables.backward,
+        saved=tables.saved,
+        parameters=tables.parameters,
+        held=tables.held,
+        inputs=tables.inputs,
+        layer_parameters=np.array([float(layer.parameter_bytes) for layer in profile.layers]),
+        workspace=np.array([[w.fixed for w in workspaces], [w.per_sample for w in workspaces]]),
+        edges=edges,
+        edge_bytes=edge_bytes,
+        speed=np.array([device.speed for device in cluster.devices]),
+        memory=np.array([device.memory_bytes for device in cluster.devices]),
+        host=np.array(cluster.host_index, dtype=np.int64),
+        host_slots=np.array([host.full_speed_devices for host in cluster.hosts], dtype=np.int64),
+        bandwidth=links.bytes_per_s,
+        latency=links.latency_s,
+        port=links.uses_port.astype(np.uint8),
+        step_s_per_byte=profile.step_s_per_byte,
+    )
+
+
+def edge_table(profile: ModelProfile) -> tuple[Integers, Floats]:
+    """``edges`` and ``edge_bytes`` of `SearchArrays`."""
+    number: dict[str, int] = {}
+    for edge in profile.edges:
+        number.setdefault(edge.tensor, len(number))
+    ordered = sorted(profile.edges, key=lambda edge: (number[edge.tensor], edge.consumer))
+    edges = np.zeros((3, len(ordered)), dtype=np.int64)
+    sizes = np.zeros((4, len(ordered)))
+    for i, edge in enumerate(ordered):
+        edges[:, i] = edge.producer, edge.consumer, number[edge.tensor]
+        sizes[:2, i] = edge.bytes.fixed, edge.bytes.per_sample
+        sizes[2:, i] = edge.gradient_bytes.fixed, edge.gradient_bytes.per_sample
+    return edges, sizes
