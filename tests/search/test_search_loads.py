@@ -104,7 +104,7 @@ from penstock.cluster.presets import find_cluster
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.data_parallel import data_parallel
 from penstock.profile.find import find_profile
-from penstock.search.loads import evenly_loaded_plans
+from penstock.search.even_loads import evenly_loaded_plans
 from penstock.simulate.score import make_score
 
 problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (8,))

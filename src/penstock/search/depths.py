@@ -1,4 +1,4 @@
-"""How many micro-batches each stage of a plan has in flight: variants, and walks over depths."""
+"""How many micro-batches each stage has in flight: variants of a plan, and random walks."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,26 +18,26 @@ ACTIONS_WALKED = 1_500_000
 """Simulated actions of a walk over depths and recompute; about a second."""
 
 WALKED = 16 * 40
-"""Devices times layers for which such walks are so long; for less they are shorter."""
+"""Devices times layers from which walks have that length; on smaller problems they are shorter."""
 
 HEAT, COLD = 0.004, 1e-4
-"""How much slower plans are taken at first, and at the end."""
+"""The shares by which slower plans are accepted at first, and at the end."""
 
-LOST = 500
-"""After so many plans in a row without a time a walk ends: nothing fits, or time is up."""
+MOST_FAILURES = 500
+"""A walk ends after so many plans in a row without a time: nothing fits, or time is up."""
 
 DEPTHS = (1, 2, 3, 4, 6, 8)
-"""Micro-batches in flight that variants have for every stage that is left."""
+"""Micro-batches in flight of a variant for each stage from here to the end."""
 
-RECOMPUTE, AGAIN, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
-"""Probabilities that a move changes recompute, and that another follows before the plan is judged;
-and by how much a depth changes at most."""
+RECOMPUTE, ANOTHER_MOVE, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
+"""Probabilities that a move changes recompute, and that another move follows before the plan is
+judged; and the largest share by which a depth changes."""
 
 
 def judge_depths(judged: Judged, plans: Iterable[Plan], seed: int) -> None:
-    """Judge plans with the schedule, depth and recompute that suit each best.
+    """Judge variants of plans: schedules, depths and recompute.
 
-    From the fastest a walk changes depths and recompute further.
+    A random walk from the fastest variant changes depths and recompute further.
     """
     problem, found, found_s = judged.problem, None, inf
     for plan in plans:
@@ -58,17 +58,17 @@ def walked_depths(
 ) -> Plan:
     """The stages of ``start`` with the best depths and recompute on a random walk.
 
-    Simulated annealing (Kirkpatrick et al., Science 1983), judged by ``score``: a slower plan is
-    taken with probability ``exp(-slowdown / heat)``, and the heat falls evenly to nothing while
-    ``actions`` forwards and backwards are simulated. As the random number is drawn first, a plan
-    whose proven bound is too slow for it is not simulated at all. ``start`` itself where the
-    problem leaves no choice of depths, or it does not fit.
+    Simulated annealing (Kirkpatrick et al., Science 1983), judged by ``score``. A slower plan is
+    accepted with probability ``exp(-slowdown / heat)``. The heat falls evenly while ``actions``
+    forwards and backwards are simulated. The random number is drawn first, so a plan whose proven
+    bound is too slow for it is not simulated. The answer is ``start`` itself where the problem
+    leaves no choice of depths, or where it does not fit.
     """
     current = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
     if "early-backward" not in problem.schedules or (current_s := score(current)) == inf:
         return start
-    best, best_s, left, lost = current, current_s, actions, 0
-    while left > 0 and lost < LOST:
+    best, best_s, left, failures = current, current_s, actions, 0
+    while left > 0 and failures < MOST_FAILURES:
         plan = moved_in_flight(problem, current, generator)
         left -= MAKING_A_PLAN
         warmth = HEAT * left / actions + COLD
@@ -77,7 +77,7 @@ def walked_depths(
             continue
         seconds = score(plan)
         left -= actions_of(plan) - MAKING_A_PLAN
-        lost = lost + 1 if seconds == inf else 0
+        failures = failures + 1 if seconds == inf else 0
         if seconds > limit_s or seconds == inf:
             continue
         current, current_s = plan, seconds
@@ -87,18 +87,18 @@ def walked_depths(
 
 
 def moved_in_flight(problem: PlanningProblem, plan: Plan, generator: Generator) -> Plan:
-    """The same stages with other depths, or recompute, of one of them or several."""
+    """The plan with another depth, or recompute, of one stage or several."""
     while True:
         if generator.random() < RECOMPUTE and problem.recompute == "auto":
             plan = other_recompute(plan, generator)
         else:
             plan = other_depth(plan, generator)
-        if generator.random() >= AGAIN:
+        if generator.random() >= ANOTHER_MOVE:
             return plan
 
 
 def other_recompute(plan: Plan, generator: Generator) -> Plan:
-    """One stage with recompute, or without."""
+    """The plan with recompute of one stage switched on or off."""
     stages = list(plan.stages)
     place = int(generator.integers(len(stages)))
     stages[place] = replace(stages[place], recompute=not stages[place].recompute)
@@ -106,24 +106,27 @@ def other_recompute(plan: Plan, generator: Generator) -> Plan:
 
 
 def other_depth(plan: Plan, generator: Generator) -> Plan:
-    """One stage deeper or shallower, by little more often than by much; others make way for it."""
+    """The plan with one stage deeper or shallower, by little more often than by much.
+
+    Other stages change where depths would otherwise grow along the pipeline.
+    """
     depths = plan.in_flight_limit
     place = int(generator.integers(len(depths)))
     furthest = 1 + depths[place] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
     change = int(furthest * generator.random() + 1) * (1 if generator.random() < 0.5 else -1)
     depth = min(max(1, depths[place] + change), plan.micro_batches)
-    # Depths never grow along the pipeline.
+
     before = (max(other, depth) for other in depths[:place])
     after = (min(other, depth) for other in depths[place + 1 :])
     return replace(plan, in_flight_limit=(*before, depth, *after))
 
 
 def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
-    """A plan with more micro-batches in flight, with and without recompute."""
+    """The plan under each schedule and several depths, with and without recompute."""
     stages = len(plan.stages)
     found: list[Plan] = []
-    for again in problem.recompute_choices:
-        same = tuple(replace(stage, recompute=again) for stage in plan.stages)
+    for recompute in problem.recompute_choices:
+        same = tuple(replace(stage, recompute=recompute) for stage in plan.stages)
         found += [
             replace(plan, stages=same, schedule=schedule, in_flight_limit=())
             for schedule in problem.schedules

@@ -46,13 +46,13 @@ def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Ite
         steps=int(STEPS * (FEW_DEVICES / max(FEW_DEVICES, devices)) ** 0.5),
         seed=seed,
     )
+    arrays, layout = search_arrays(problem), layout_of(problem, start)
+    most = len(layout.cuts) - 1
+    arrays, layout = search_arrays(problem), layout_of(problem, start)
+    most = len(layout.cuts) - 1
     for power in POWERS:
-        layout = layout_of(problem, start)
-        most = len(layout.cuts) - 1
         found = Layout(*(np.zeros((len(sizes) * most, len(part)), np.int64) for part in layout))
-        found_s = compiled(random_walk)(
-            search_arrays(problem), layout, walk._replace(power=power), found
-        )
+        found_s = compiled(random_walk)(arrays, layout, walk._replace(power=power), found)
         for number in np.argsort(found_s)[:KEPT].tolist():
             if found_s[number] < inf:
                 yield plan_of(problem, found, number, int(sizes[number // most]))

@@ -1,7 +1,7 @@
-"""Every plan of a small problem, by enumeration: what the search falls back on to be certain.
+"""Every plan of a small problem, by enumeration, so that the search's answer is optimal there.
 
-Contiguous layers, any devices in any order, any rows, recompute as allowed, and any depths that
-the allowed schedules can have. Interchangeable devices are taken in order.
+Stages have contiguous layers, any devices in any order, any rows, recompute as allowed, and any
+depths of the allowed schedules. Of interchangeable devices the earlier ones come first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ def placements_of(
 
 
 def row_splits(rows: int, replicas: int) -> Iterator[tuple[int, ...]]:
-    """All ways to cut rows over replicas, each getting at least one.
+    """All divisions of rows among replicas, each with at least one.
 
     >>> list(row_splits(3, 2))
     [(1, 2), (2, 1)]
@@ -78,8 +78,8 @@ def every_variant(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
             orders.append((schedule, ()))
     for recompute in product(problem.recompute_choices, repeat=stages):
         chosen = tuple(
-            Stage(stage.layers, stage.devices, stage.slices, again)
-            for stage, again in zip(plan.stages, recompute, strict=True)
+            Stage(stage.layers, stage.devices, stage.slices, recomputes)
+            for stage, recomputes in zip(plan.stages, recompute, strict=True)
         )
         for schedule, depth in orders:
             yield Plan(
@@ -103,7 +103,7 @@ def falling_depths(most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def interchangeable(cluster: Cluster) -> tuple[int, ...]:
-    """For each device the first one that it could change places with unnoticed."""
+    """For each device the first one with which it could be exchanged without any effect."""
     devices = range(len(cluster.devices))
 
     def alike(x: int, y: int) -> bool:
@@ -124,7 +124,7 @@ def interchangeable(cluster: Cluster) -> tuple[int, ...]:
 
 
 def in_order(order: Sequence[int], alike: Sequence[int]) -> bool:
-    """Whether of devices that are alike the earlier ones come first, none left out."""
+    """Whether of interchangeable devices the earlier ones come first, with none left out."""
     seen: dict[int, int] = {}
     members: dict[int, list[int]] = {}
     for device, first in enumerate(alike):

@@ -1,11 +1,12 @@
 """The fastest plan over the schedule families: skeletons, then climbs that the simulator judges.
 
-The family decides which cuts, replicas and micro-batches are best, so each gets plans of its own:
-even ones on equal groups of devices, and its own placement on the groups of the best plans with
-whole backwards. The simulator judges them in the order of their estimate, and leaves out those
-whose load shows that they cannot win. The best of different placements are then moved: cuts,
-micro-batches, recompute, devices between groups. Orders that are searched for take long to make,
-so they are tried on the best plans only, and on those with the least load.
+The best cuts, replicas and micro-batches depend on the family, so each family gets plans of its
+own. They are even plans on equal groups of devices, and plans with the family's placement on the
+groups of the best plans with whole backwards. The simulator judges them in the order of their
+estimate. Plans whose load shows that they cannot win are left out. Moves then improve the best
+plans of different placements: cuts, micro-batches, recompute, devices between groups. An order that
+is searched for takes long to make. So such schedules are tried only on the best plans, and on those
+with the least load.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -23,19 +24,20 @@ from penstock.search.step import SearchStep
 __all__ = ["family_steps", "plain_families", "rescheduled", "under_schedule"]
 
 EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
-"""Families that are not tried by themselves where quicker or leaner ones are."""
+"""Families that are not tried where faster or leaner ones are allowed."""
 
 ACTIONS_FOR_SKELETONS = 600_000
-"""Actions whose orders are made and played for skeletons; about half a second."""
+"""Actions whose orders are made and simulated for skeletons; about half a second."""
 
 ACTIONS_FOR_MOVES = 600_000
 """The same for the moves from each start."""
 
 STARTS = 3
-"""Plans of different placements from which moves are tried."""
+"""How many plans of different placements are improved by moves."""
 
 ADAPTED = 3
-"""So many of the fastest plans, and of those with the least load, get an order that is searched."""
+"""How many of the fastest plans, and of those with the least load, get an order that is searched
+for."""
 
 
 def family_steps(
@@ -44,7 +46,7 @@ def family_steps(
     """Ever better plans under ``schedules``, from ``starts``."""
     yield judged.step("schedule families")
     leaders = yield from judged_skeletons(judged, starts)
-    # Where stages recompute, memory is short, and searching takes long and finds little.
+    # Where stages recompute, memory is short, and a search for orders takes long and finds little.
     keeping = [one for one in leaders if not any(s.recompute for s in one[1].stages)]
     promising = [*keeping[:ADAPTED], *sorted(keeping, key=load_of)[:ADAPTED]]
     for name in schedules:
@@ -76,7 +78,7 @@ def judged_skeletons(
         for name in skeleton.schedules:
             plan = under_schedule(skeleton.plan, name)
             seconds = judged.judge(plan)
-            # What is refused, or does not fit, is not played.
+            # A plan that is refused, or does not fit, is not simulated.
             actions -= actions_of(plan) if seconds < inf else actions_of(plan) // 10
             key = (plan.device_groups, plan.placement, plan.mirrored)
             if seconds < leaders.get(key, (inf,))[0]:
@@ -86,7 +88,7 @@ def judged_skeletons(
 
 
 def plain_families(schedules: Iterable[str]) -> tuple[str, ...]:
-    """The schedules whose orders are made at once, or what stands in where all are searched."""
+    """The schedules whose orders are not searched for, or substitutes where all are."""
     plain = [name for name in schedules if not FAMILIES[name].is_searched]
     worth = [name for name in plain if name not in EQUIVALENT]
     stand_ins = [one for name in schedules for one in FAMILIES[name].stand_ins.values()]
@@ -99,17 +101,14 @@ def load_of(leader: tuple[float, Plan]) -> float:
 
 
 def under_schedule(plan: Plan, schedule: str) -> Plan:
-    """The plan under a schedule; planners' own schedules need no costs."""
+    """The plan under a schedule, without costs where its order does not depend on them."""
     if FAMILIES[schedule].is_planned:
         return replace(plan, schedule=schedule, costs=(), memory_bytes=())
     return replace(plan, schedule=schedule)
 
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
-    """The best plan found under ``schedule`` on the sets of devices that ``plan`` has.
-
-    None where none fits.
-    """
+    """The best plan found under ``schedule`` on the device sets of ``plan``; None if none fits."""
     groups = frozenset(plan.device_groups)
 
     def on_its_devices(other: Plan) -> float:

@@ -1,4 +1,4 @@
-"""What a search has judged so far, and the one way in which it climbs."""
+"""The plans that a search has judged so far, and hill climbing from one of them."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,12 +16,11 @@ from penstock.search.step import SearchStep
 __all__ = ["MAKING_A_PLAN", "Judged", "actions_of", "climb"]
 
 MAKING_A_PLAN, ITS_DEVICE = 500, 30
-"""Actions that making and looking up a plan counts as, beside those that are simulated: by itself,
-and for each device."""
+"""Making and looking up a plan counts as so many simulated actions, and so many for each device."""
 
 ORDERED = 4
-"""Making the order of an action takes so many times as long as playing it; the orders of the
-planners' own schedules are written down at once."""
+"""Making the order of an action takes this many times as long as simulating it. The orders of the
+planners' own schedules take no time."""
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Judged:
         return seconds
 
     def may_be_faster(self, plan: Plan, than_s: float) -> bool:
-        """Whether no proof says that the plan takes at least so long."""
+        """Whether no bound shows that the plan takes at least so long."""
         if FAMILIES[plan.schedule].is_planned:
             return plan_bound_s(self.problem, plan) < than_s
         return not plan.costs or load_s(plan) < than_s
@@ -57,12 +56,12 @@ class Judged:
         return iter(sorted(found, key=lambda one: one[1]))
 
     def step(self, doing: str) -> SearchStep:
-        """What is known now."""
+        """A step with the best plan so far."""
         return SearchStep(doing, self.best, self.best_s)
 
 
 def actions_of(plan: Plan) -> int:
-    """What judging a plan costs, in simulated actions."""
+    """The cost of judging a plan, in simulated actions."""
     devices = len(plan.devices)
     actions = MAKING_A_PLAN + (ITS_DEVICE + plan.micro_batches) * devices
     if FAMILIES[plan.schedule].is_planned:
@@ -71,10 +70,10 @@ def actions_of(plan: Plan) -> int:
 
 
 def climb(judged: Judged, plan: Plan, seconds: float, actions: float) -> tuple[Plan, float]:
-    """Move on to each faster neighbour until there is none, or so many actions are spent.
+    """Move on to each faster neighbour until there is none, or ``actions`` are spent.
 
-    Cuts are moved under the order that was made for the plan before, which saves making most
-    orders; one for the last plan's own costs is tried at the end.
+    Cuts move under the order that was made for the plan before, so most orders need not be made. An
+    order for the last plan's own costs is tried at the end.
     """
     plan, improved = replace(plan, planner="search"), True
     while improved and actions > 0:

@@ -14,10 +14,10 @@ __all__ = ["moves"]
 
 
 def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Plans one move away, with the costs that their schedules ask for.
+    """Plans one move away, with the costs that their schedules need.
 
-    Cuts keep the costs, and so the order, of the plan: where orders take long to make they alone
-    are moved. Depths, the schedule and rows are moved under the planners' own schedules.
+    When a cut moves, the plan keeps its costs, and so its order. Under schedules that search for
+    orders only cuts move. Depths, the schedule and rows move under the planners' own schedules.
     """
     family = FAMILIES[plan.schedule]
     if family.is_planned:
@@ -36,7 +36,7 @@ def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 
 
 def other_schedules(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """The same stages under each other planners' schedule, without limits of its own."""
+    """The same stages under each other of the planners' own schedules, without depth limits."""
     for schedule in problem.schedules:
         planned = FAMILIES[schedule].is_planned
         if planned and (schedule, ()) != (plan.schedule, plan.in_flight_limit):
@@ -81,7 +81,7 @@ def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
 
 
 def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Recompute switched on all stages of one set of devices, and off everywhere."""
+    """Recompute switched on or off on all stages of one set of devices; and off everywhere."""
     if problem.recompute != "auto":
         return
     for devices in plan.device_groups:
@@ -95,7 +95,7 @@ def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 
 
 def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """A device of one set given to another, or an unused one taken; the order of all kept."""
+    """A device moved from one set to another, or to or from the unused; the order is kept."""
     groups = plan.device_groups
     unused = sorted(set(range(len(problem.cluster.devices))) - set(plan.devices))
     order = (*plan.devices, *unused)
@@ -125,7 +125,7 @@ def on_groups(
 
 
 def moved_rows(plan: Plan) -> Iterator[Plan]:
-    """A row of a stage's replica given to another of them; few, because slices rarely matter."""
+    """A row of a stage's replica given to another, on few replicas only: it rarely helps."""
     for s, stage in enumerate(plan.stages):
         if not 1 < stage.replicas <= 8:
             continue
@@ -146,9 +146,13 @@ def other_micro_batches(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     for size in sizes[max(0, at - 1) : at + 2]:
         if size != plan.micro_batch_size and size >= widest:
             count = problem.global_batch // size
-            limits = tuple(min(limit, count) for limit in plan.in_flight_limit)
-            other = replace(plan, stages=tuple(
-                replace(stage, slices=rows_by_speed(problem.cluster, stage.devices, size))
-                for stage in plan.stages
-            ), micro_batches=count, micro_batch_size=size, in_flight_limit=limits)  # fmt: skip
-            yield other
+            yield replace(
+                plan,
+                stages=tuple(
+                    replace(stage, slices=rows_by_speed(problem.cluster, stage.devices, size))
+                    for stage in plan.stages
+                ),
+                micro_batches=count,
+                micro_batch_size=size,
+                in_flight_limit=tuple(min(limit, count) for limit in plan.in_flight_limit),
+            )

@@ -1,7 +1,7 @@
-"""Which of the plans that are about as fast as the best one people would choose.
+"""Chooses among plans that are about as fast as the best one, as people would.
 
-In this order: on fewer devices, with sets of devices that are whole hosts, or neighbours on one,
-with fewer stages, with less recompute, with more memory left; of equal ones the fastest.
+The criteria, in this order: fewer devices; sets of devices that are whole hosts, or neighbours on
+one host; fewer stages; less recompute; more memory left; the shortest time.
 """
 
 from collections import Counter
@@ -23,14 +23,14 @@ __all__ = ["preferred", "scatter"]
 ROUNDING = 1e-9
 """Times that differ by less are equal."""
 
-RENAMED = 4
-"""So many plans are tried on whole hosts."""
+RENUMBERED = 4
+"""How many plans are tried on whole hosts."""
 
-WEIGHED = 6
-"""Of so many plans that differ in nothing else the memory left is compared."""
+COMPARED_BY_MEMORY = 6
+"""Of how many plans that are equal otherwise the memory left is compared."""
 
 MEMORY_STEP = 0.05
-"""A smaller share of a device's memory is not worth any time."""
+"""Smaller differences, as a share of a device's memory, do not count."""
 
 
 def preferred(
@@ -38,37 +38,41 @@ def preferred(
 ) -> tuple[Plan, float]:
     """The plan to choose of those ``judged``, and its seconds.
 
-    Plans that are slower than the fastest by `PlanningProblem.as_fast` at most take part, and the
-    first of them with their devices renamed, where that makes fewer sets of devices scattered.
+    Plans that are slower than the fastest by `PlanningProblem.as_fast` at most take part. So do the
+    preferred of them with renumbered devices, if their sets of devices are less scattered then.
     """
     first = about_as_fast(judged, problem.as_fast)
-    renamed = {
+    renumbered = {
         other: score_of(other, score)
-        for plan in sorted(first, key=lambda plan: (layout(problem, plan), first[plan]))[:RENAMED]
+        for plan in sorted(first, key=lambda plan: (layout(problem, plan), first[plan]))[
+            :RENUMBERED
+        ]
         for other in on_whole_hosts(problem.cluster, plan)
         if other not in judged
     }
-    known = about_as_fast({**first, **renamed}, problem.as_fast)
+    known = about_as_fast({**first, **renumbered}, problem.as_fast)
     least = min(layout(problem, plan) for plan in known)
     alike = sorted(
         (plan for plan in known if layout(problem, plan) == least), key=known.__getitem__
     )
     chosen = alike[0]
     # An order that is searched for takes too long to make again.
-    weighed = [plan for plan in alike[:WEIGHED] if not FAMILIES[plan.schedule].is_searched]
-    if chosen in weighed[:-1]:
-        chosen = min(weighed, key=lambda plan: ceil(fullest_share(problem, plan) / MEMORY_STEP))
+    compared = [
+        plan for plan in alike[:COMPARED_BY_MEMORY] if not FAMILIES[plan.schedule].is_searched
+    ]
+    if chosen in compared[:-1]:
+        chosen = min(compared, key=lambda plan: ceil(fullest_share(problem, plan) / MEMORY_STEP))
     return chosen, known[chosen]
 
 
 def about_as_fast(judged: Mapping[Plan, float], as_fast: float) -> dict[Plan, float]:
-    """Those that are about as fast as the fastest."""
+    """The plans that are about as fast as the fastest."""
     limit_s = min(judged.values()) * (1 + max(as_fast, ROUNDING))
     return {plan: seconds for plan, seconds in judged.items() if seconds <= limit_s}
 
 
 def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
-    """Devices, scattered sets of them, stages, layers that are recomputed: the less the better."""
+    """Devices, how scattered they are, stages, recomputed layers: the fewer the better."""
     recomputed = sum(
         len(stage.recompute_layers or stage.layers) for stage in plan.stages if stage.recompute
     )
@@ -76,7 +80,7 @@ def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
 
 
 def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:
-    """Hosts that the plan's sets of devices lie on beyond need, and gaps in their numbering."""
+    """How many more hosts than necessary the sets of devices are on, and gaps in their numbers."""
     largest = max(len(host.devices) for host in cluster.hosts)
     hosts, gaps = 0, 0
     for devices in plan.device_groups:
@@ -87,24 +91,24 @@ def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:
 
 
 def on_whole_hosts(cluster: Cluster, plan: Plan) -> Iterator[Plan]:
-    """The plan with other devices of the same kinds, wherever its sets are less scattered there."""
+    """The plan on other devices of the same kinds, if its sets are less scattered there."""
     groups = plan.device_groups
     by_size = sorted(groups, key=len, reverse=True)
     for order in dict.fromkeys((groups, tuple(by_size))):
         new = packed(cluster, order)
         stages = tuple(replace(stage, devices=new[stage.devices]) for stage in plan.stages)
-        renamed = replace(plan, stages=stages)
-        if scatter(cluster, renamed) < scatter(cluster, plan):
-            yield renamed
+        renumbered = replace(plan, stages=stages)
+        if scatter(cluster, renumbered) < scatter(cluster, plan):
+            yield renumbered
 
 
 def packed(
     cluster: Cluster, groups: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Each set of devices on those of the same kinds on as few hosts as there is room for.
+    """For each set of devices, others of the same kinds on as few hosts as possible.
 
-    One after the other takes the host that it fills most, or, where none has room for all of it,
-    what the emptiest hosts have.
+    Each set in turn takes the host that it fills most. If no host has all of its devices, it takes
+    those of the emptiest hosts.
     """
     devices = cluster.devices
     free: list[list[int]] = [[] for _ in cluster.hosts]

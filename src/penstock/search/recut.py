@@ -1,4 +1,4 @@
-"""A plan's sets of devices with the layers cut anew, in runs of about equal time."""
+"""Cuts the layers of a plan anew, in runs of about equal time, on the same sets of devices."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: i
 
 
 def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """Ends of runs of layers whose shares of the work are nearest to the shares of the speeds.
+    """Cuts between runs of layers whose shares of the work are nearest to the shares of the speeds.
 
     >>> even_cuts([1, 1, 1, 1, 1, 1], speeds=[1, 2])
     [0, 2, 6]

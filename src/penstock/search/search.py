@@ -1,4 +1,4 @@
-"""The default planner: starts from what the others make, and is judged by the simulator."""
+"""The default planner: improves on the plans of the others, as the simulator judges."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,20 +28,20 @@ ACTIONS_FOR_MOVES = 1_500_000
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-WORTH_LOADING = 0.02
+LEAST_GAP_FOR_LOADS = 0.02
 """The gap from which evenly loaded plans are tried."""
 
 ROUNDS_OF_LOADS = 2
-"""Rounds of walks to evenly loaded plans."""
+"""Rounds of random walks to evenly loaded plans."""
 
 LEADING = 6
-"""So many of the best plans with whole backwards are tried under other schedules."""
+"""How many of the best plans with whole backwards are tried under other schedules."""
 
 TIGHTER = (0.75, 0.5)
-"""Shares of the memory for which the best plan's order is made anew."""
+"""Shares of the memory for which a new order of the best plan is tried."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
-"""Devices and placements up to which a problem counts as small: then all plans are looked at."""
+"""Devices and placements up to which a problem counts as small: then all plans are judged."""
 
 
 def search_from(starts: Mapping[str, Planner]) -> Planner:
@@ -65,13 +65,12 @@ def search_steps(
 
     1. Plans under the schedules that planners do not know (`family_steps`), on equal groups of
        devices.
-    2. The plans of ``starts``, the other planners; so the answer is never worse than theirs under
-       the same score. Then further ones with whole backwards and one stage a device
-       (`whole_backward_steps`), but where no such plan can win: where their proven bound is not
-       below the best time.
-    3. The devices and the layers of the best of 2, under the schedules of 1.
-    4. Of all plans judged that are about as fast as the best, and of those on other devices of the
-       same kinds, the one that people would choose (`preferred`).
+    2. The plans of ``starts``, the other planners. So the answer is never worse than theirs under
+       the same score. Then further plans with whole backwards and one stage a device
+       (`whole_backward_steps`), unless their proven bound is not below the best time.
+    3. The devices and layers of the best plans of 2, under the schedules of 1.
+    4. Of all plans that are about as fast as the best, the one that people would choose, perhaps on
+       other devices of the same kinds (`preferred`).
 
     The last step has no plan where nothing fits.
     """
@@ -85,9 +84,9 @@ def search_steps(
         yield from family_steps(judged, skeletons(problem, plain), others)
     yield judged.step("lower bound")
     bound_s = lower_bound_s(whole)
-    yield from told_by(own, judged, planner_steps(own, starts))
+    yield from with_best_of_all(own, judged, planner_steps(own, starts))
     if not known or bound_s * (1 + PROVEN) < judged.best_s:
-        yield from told_by(own, judged, whole_backward_steps(own, bound_s))
+        yield from with_best_of_all(own, judged, whole_backward_steps(own, bound_s))
     if others:
         plans = leading(own)
         yield from family_steps(judged, skeletons_of_plans(problem, plain, plans), others)
@@ -101,9 +100,9 @@ def search_steps(
 
 
 def judge_tighter_orders(judged: Judged) -> None:
-    """Try the best plan with an order made for less memory, where its order is searched for.
+    """Try the best plan with an order made for less memory, if its schedule searches for orders.
 
-    The search for orders is greedy: with less room it is sometimes faster.
+    That search is greedy: with less memory it sometimes finds a faster order.
     """
     plan = judged.best
     if plan is None or not FAMILIES[plan.schedule].is_searched:
@@ -112,8 +111,10 @@ def judge_tighter_orders(judged: Judged) -> None:
         judged.judge(replace(plan, memory_bytes=tuple(share * room for room in plan.memory_bytes)))
 
 
-def told_by(own: Judged, judged: Judged, steps: Iterator[SearchStep]) -> Iterator[SearchStep]:
-    """``steps`` of a part of the search, with the best plan of all of it."""
+def with_best_of_all(
+    own: Judged, judged: Judged, steps: Iterator[SearchStep]
+) -> Iterator[SearchStep]:
+    """``steps`` of a part of the search, each with the best plan of the whole search."""
     for step in steps:
         if own.best and own.best_s < judged.best_s:
             judged.judge(own.best)
@@ -132,7 +133,7 @@ def planner_steps(own: Judged, starts: Mapping[str, Planner]) -> Iterator[Search
 
 
 def leading(own: Judged) -> list[Plan]:
-    """The fastest plans with whole backwards, each with other sizes of its sets of devices."""
+    """The fastest plans with whole backwards that differ in the sizes of their sets of devices."""
     found: dict[object, Plan] = {}
     for plan, _ in own.fastest(own.problem.schedules):
         found.setdefault(tuple(map(len, plan.device_groups)), plan)
@@ -145,35 +146,35 @@ def whole_backward_steps(own: Judged, bound_s: float) -> Iterator[SearchStep]:
     """Ever better plans with whole backwards and one stage a device.
 
     1. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
-    2. Plans that load devices and links evenly (`evenly_loaded_plans`), where the bound leaves
-       room, each with the schedule, depth and recompute that suit it best. What is best after a
-       round is where the walks of the next start.
-    3. On small problems every plan there is (`every_plan`), but those whose proven bound shows
-       that they cannot win; there the answer is optimal.
+    2. If the gap to the bound is large enough, plans that load devices and links evenly
+       (`evenly_loaded_plans`), each with the schedule, depth and recompute that suit it best. The
+       random walks of each round start at the best plan so far.
+    3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
+       cannot win. There the answer is optimal.
 
     1 and 2 end as soon as the best plan meets the bound.
     """
     yield from improve(own, bound_s)
     for seed in range(ROUNDS_OF_LOADS):
-        if own.best is None or gap(own.best_s, bound_s) < WORTH_LOADING:
+        if own.best is None or gap(own.best_s, bound_s) < LEAST_GAP_FOR_LOADS:
             break
         yield own.step("even loads")
         before_s = own.best_s
         judge_depths(own, evenly_loaded_plans(own.problem, own.best, seed), seed)
         if own.best_s < before_s:
             yield from improve(own, bound_s)
-    yield from look_at_all(own)
+    yield from judge_all(own)
     yield own.step("moves")
 
 
 def improve(own: Judged, bound_s: float) -> Iterator[SearchStep]:
-    """Climb from the best plan, where the bound leaves room."""
+    """Climb from the best plan, unless it already meets the bound."""
     if own.best is not None and gap(own.best_s, bound_s) > PROVEN:
         yield own.step("moves")
         climb(own, own.best, own.best_s, ACTIONS_FOR_MOVES)
 
 
-def look_at_all(own: Judged) -> Iterator[SearchStep]:
+def judge_all(own: Judged) -> Iterator[SearchStep]:
     """On a small problem judge every plan that its bound does not rule out."""
     problem = own.problem
     if len(problem.cluster.devices) > SMALL_CLUSTER:
@@ -188,7 +189,7 @@ def look_at_all(own: Judged) -> Iterator[SearchStep]:
             return
         variants = every_variant(problem, placements[i])
         first = next(variants)
-        # With one micro-batch in flight a recompute saves nothing, so nothing is leaner.
+        # One micro-batch in flight needs the least memory, and recompute saves nothing then.
         if plan_fits(problem, first) or not first.in_flight_limit:
             for plan in chain([first], variants):
                 if own.may_be_faster(plan, own.best_s):

@@ -1,8 +1,8 @@
 """Plans for schedules of every family: the devices in equal groups, the layers in even runs.
 
-A *skeleton* is how many groups of devices there are, how stages go round them, the size of the
-micro-batches and whether stages recompute. Schedules that place their stages alike share it. Its
-*load* is a time that no order of its work beats: the fullest device group, from when a first
+A *skeleton* fixes the number of device groups, the placement of stages on them, the micro-batch
+size, and which stages recompute. Schedules with the same placement share it. Its *load* is a time
+that no order of its work beats: the compute of the fullest device group, from when a first
 micro-batch can have reached it. Its *estimate* counts messages and all-reduces too.
 """
 
@@ -23,7 +23,7 @@ from penstock.search.recut import recut
 __all__ = ["Skeleton", "load_s", "skeletons", "skeletons_of_plans"]
 
 IDLE_AT_MOST, FEW_DEVICES = 1 / 16, 32
-"""Equal groups may leave so large a part of up to so many devices idle, and none of more."""
+"""Equal groups may leave such a share of up to so many devices idle, and none of more devices."""
 
 ROUNDS: dict[PlacementStyle, tuple[int, ...]] = {
     "straight": (1,),
@@ -31,15 +31,15 @@ ROUNDS: dict[PlacementStyle, tuple[int, ...]] = {
     "looped": (2, 3, 4),
     "folded": (2, 4),
 }
-"""Stages that a group holds, by how they are placed."""
+"""Stages that a group holds, by placement."""
 
 MOST_MICRO_BATCHES = 1024
-"""More of them are left out: their orders take long to make."""
+"""Plans with more micro-batches are left out: their orders take long to make."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A plan with the costs of its stages, the schedules that place stages so, and its seconds."""
+    """A plan with the costs of its stages, the schedules with its placement, and its seconds."""
 
     plan: Plan
     schedules: tuple[str, ...]
@@ -48,7 +48,7 @@ class Skeleton:
 
 
 def skeletons(problem: PlanningProblem, schedules: Sequence[str]) -> Iterator[Skeleton]:
-    """Even plans for every placement that one of ``schedules`` has."""
+    """Even plans for every placement of ``schedules``."""
     for groups in equal_groups(problem.cluster, len(problem.profile.layers)):
         yield from skeletons_on(problem, schedules, groups, problem.micro_batch_sizes)
 
@@ -104,7 +104,7 @@ def skeletons_on(
 
 
 def recomputed(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """The plan with recompute on no stage, where activations do not fit else, and on all stages.
+    """The plan with recompute on no stage, on stages that are short of memory, and on all stages.
 
     Each has its costs (`with_costs`).
     """
@@ -157,7 +157,7 @@ def skeleton_of(
 
 
 def placed_so(schedules: Sequence[str], style: PlacementStyle, rounds: int) -> tuple[str, ...]:
-    """The schedules that place stages in a style, with so many on a group."""
+    """The schedules with a placement, and so many stages on a group."""
     return tuple(
         name
         for name in schedules
@@ -187,10 +187,10 @@ def even_plan(
 def load_s(plan: Plan) -> float:
     """Seconds that no order of the work of ``plan`` beats; infinite where no micro-batch fits.
 
-    The plan has its costs (`with_costs`). A group works on every micro-batch for as long as its
-    stages take, and starts when a first one has passed the stages before its first. A stage that
-    recomputes does so for every micro-batch here; one that never has more than one in flight would
-    not, but then it need not recompute either.
+    The plan has its costs (`with_costs`). A group computes all its stages for every micro-batch. It
+    starts when a first micro-batch has passed the stages before its first. Here a stage with
+    recompute recomputes every micro-batch. With never more than one in flight it would not, but
+    then it does not need recompute either.
     """
     groups = plan.device_groups
     number = {devices: g for g, devices in enumerate(groups)}
@@ -205,7 +205,7 @@ def load_s(plan: Plan) -> float:
         kept[group] += cost.saved_bytes
         reached += cost.forward_s + cost.transfer_s
     if plan.mirrored:
-        # Of every two micro-batches one is worked on by the opposite group.
+        # The opposite group works on one of every two micro-batches.
         busy = [(own + other) / 2 for own, other in zip(busy, reversed(busy), strict=True)]
         first = [min(own, other) for own, other in zip(first, reversed(first), strict=True)]
     rooms = plan.memory_bytes
@@ -215,7 +215,7 @@ def load_s(plan: Plan) -> float:
 
 
 def messages_s(problem: PlanningProblem, plan: Plan) -> float:
-    """About how long the busiest group sends, or receives, messages and all-reduces."""
+    """An estimate of how long the busiest group sends, or receives, messages and all-reduces."""
     before = 0.0
     seconds: dict[tuple[int, ...], float] = {}
     for stage, cost in zip(plan.stages, plan.costs, strict=True):

@@ -1,4 +1,4 @@
-"""What a search reports while it runs."""
+"""A step that a search reports while it runs."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["SearchStep"]
 
 @dataclass(frozen=True, slots=True)
 class SearchStep:
-    """What is being done, and the best plan so far with its seconds (none and infinite before)."""
+    """What is being done, and the best plan so far with its seconds; before, None and infinite."""
 
     doing: str
     plan: Plan | None
