@@ -1,4 +1,4 @@
-"""What a stage costs: the formulas that all planners, the bounds and the messages share.
+"""The costs of a stage: the formulas that all planners, the bounds and the messages share.
 
 All times are of one micro-batch, all sizes of one device.
 """
@@ -110,8 +110,8 @@ def backward_s(problem: PlanningProblem, stage: Stage) -> float:
 def micro_batch_s(problem: PlanningProblem, stage: Stage) -> float:
     """Seconds of a forward and a full backward on the slowest replica, without recompute.
 
-    No more than a forward and a backward apart, where one replica is slowest in each: with slices
-    of different sizes, what does not depend on the rows weighs most where the fewest are.
+    It may be less than the slowest forward plus the slowest backward, because different replicas
+    may be slowest in the two.
     """
     profile, run = problem.profile, stage.layers
     return slowest_s(
@@ -148,8 +148,8 @@ def crossing_bytes(profile: ModelProfile, cut: int, of: Callable[[Edge], Affine]
 def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transfer:
     """Seconds between two neighbouring stages, as if all that crosses the cut passed there.
 
-    A tensor for a later stage really goes straight to it; charging it to each cut that it crosses
-    keeps the recurrence a chain, and the simulator judges the plan with its true path.
+    In fact a tensor for a later stage goes straight to it. Charging it to each cut that it crosses
+    keeps the recurrence a chain. The simulator sends the tensor on its true path.
     """
     cut, cluster = receiver.layers.start, problem.cluster
     activations = crossing_bytes(problem.profile, cut, lambda edge: edge.bytes)
@@ -182,7 +182,7 @@ def device_memory_bytes(
 
 
 def state_bytes(problem: PlanningProblem, layers: range) -> float:
-    """Bytes that a device holds of ``layers`` all the time: all but what micro-batches need."""
+    """Bytes that a device holds of ``layers`` all the time, whatever the micro-batches."""
     state = problem.profile.parameter_bytes(layers)
     buffers = sum(problem.profile.layers[i].buffer_bytes for i in layers)
     return state * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers
@@ -222,8 +222,8 @@ def depths_of(plan: Plan) -> tuple[int, ...]:
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
     """Seconds of an iteration by the recurrence of `penstock.planners.dynamic_program`.
 
-    An estimate, not a bound: it lets no all-reduce overlap the drain of the stages before it, and
-    knows no waiting of uneven stages for one another.
+    It is an estimate, not a bound: no all-reduce overlaps the drain of the stages before it, and
+    unequal stages do not wait for one another.
     """
     depths = depths_of(plan)
     rest_s = 0.0

@@ -1,4 +1,4 @@
-"""Plans in which stages recompute where they must."""
+"""Plans that fit in memory, in which stages recompute where they must."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def plan_fits(problem: PlanningProblem, plan: Plan) -> bool:
 
 
 def with_needed_recompute(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with recompute where the problem demands it, or allows it and nothing else fits."""
+    """The plan with recompute where the problem requires it, or a stage does not fit without it."""
     least, most = min(problem.recompute_choices), max(problem.recompute_choices)
     stages: list[Stage] = []
     for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):

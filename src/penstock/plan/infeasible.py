@@ -1,4 +1,4 @@
-"""Why nothing fits, and the smallest thing that would do."""
+"""Why no plan fits, and the smallest changes with which one would."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ MOST_DEVICES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Something a user could allow: its kind, in words, and the problem with it allowed."""
+    """A change that a user could allow: its kind, its words, and the changed problem."""
 
     kind: str
     text: str
@@ -30,10 +30,10 @@ class Allowance:
 
 
 def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
-    """The error for a problem without a plan: what needs how much, what there is, what would do.
+    """The error for a problem without a plan: the memory needed, the memory there is, and remedies.
 
-    Every remedy named is enough on its own, and the smallest of its kind: micro-batches, stages,
-    a smaller memory reserve, memory of each device (to within a hundredth), devices (in whole hosts
+    Every remedy is enough on its own, and the smallest of its kind: micro-batches, stages, a
+    smaller memory reserve, memory of each device (to within a hundredth), devices (in whole hosts
     like the last).
     """
     chain = whole_chain(problem)
@@ -80,7 +80,7 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
 
 
 def relaxations(problem: PlanningProblem) -> Iterator[Allowance]:
-    """Each single thing that a user could allow, the mildest of its kind first."""
+    """Each single change that a user could allow, the smallest of its kind first."""
     if problem.recompute == "off":
         yield Allowance("recompute", "allow recompute", replace(problem, recompute="auto"))
     if "1f1b" not in problem.schedules:
@@ -178,7 +178,7 @@ def fullest_stage(problem: PlanningProblem, plan: Plan) -> str:
 
 
 def room_text(device: Device) -> str:
-    """What a device has for a plan.
+    """The memory of a device for a plan, in words.
 
     >>> room_text(Device("V100", 15.2e9, reserved_bytes=0.8e9))
     'V100 has 15.2 GB beside a memory reserve of 800 MB'
@@ -189,7 +189,7 @@ def room_text(device: Device) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """Bytes for people, rounded up to four digits.
+    """Bytes in a readable form, rounded up to four digits, so that they are enough.
 
     >>> size_text(16e9), size_text(1234567)
     ('16 GB', '1.235 MB')
@@ -199,6 +199,6 @@ def size_text(size_bytes: float) -> str:
         for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
         if size_bytes >= scale or scale == 1.0
     )
-    figure = size_bytes / scale
-    digits = max(0, 3 - floor(log10(max(figure, 1.0))))
-    return f"{ceil(figure * 10**digits) / 10**digits:g} {unit}"
+    value = size_bytes / scale
+    digits = max(0, 3 - floor(log10(max(value, 1.0))))
+    return f"{ceil(value * 10**digits) / 10**digits:g} {unit}"

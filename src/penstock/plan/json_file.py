@@ -13,7 +13,7 @@ from penstock.schedule.shape import StageCost
 __all__ = ["plan_from_json", "plan_to_json", "read_plan", "write_plan"]
 
 
-Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Seconds or bytes."""
 
 
@@ -32,11 +32,11 @@ class StageEntry(Entry):
 class CostEntry(Entry):
     """The costs of a stage that the order was made for; see `penstock.schedule.shape.StageCost`."""
 
-    forward_s: Figure
-    input_backward_s: Figure
-    weight_backward_s: Figure
-    transfer_s: Figure = 0.0
-    saved_bytes: Figure = 0.0
+    forward_s: NotNegative
+    input_backward_s: NotNegative
+    weight_backward_s: NotNegative
+    transfer_s: NotNegative = 0.0
+    saved_bytes: NotNegative = 0.0
 
 
 class PlanEntry(Entry):
@@ -112,13 +112,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
         adapted = {
             "memory_bytes": list(plan.memory_bytes),
             "costs": [
-                {
-                    "forward_s": cost.forward_s,
-                    "input_backward_s": cost.input_backward_s,
-                    "weight_backward_s": cost.weight_backward_s,
-                    "transfer_s": cost.transfer_s,
-                    "saved_bytes": cost.saved_bytes,
-                }
+                {name: getattr(cost, name) for name in CostEntry.model_fields}
                 for cost in plan.costs
             ],
         }

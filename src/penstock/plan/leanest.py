@@ -1,4 +1,4 @@
-"""Whether any pipeline fits in memory: a search of memory alone, fast for a thousand devices."""
+"""Whether any pipeline fits in memory: a search by memory alone, fast for a thousand devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ ALL_WIDTHS = 32
 
 @dataclass(frozen=True)
 class DeviceWindows:
-    """Every window of ``width`` neighbouring devices, by position, and what fits on its kind."""
+    """The windows of ``width`` neighbouring devices: the kind of each, by position.
+
+    ``loads`` are the rows and the bytes of memory of each kind's devices.
+    """
 
     width: int
     kinds: Integers
@@ -32,15 +35,15 @@ class DeviceWindows:
 def leanest(
     problem: PlanningProblem, chain: ChainCosts, devices: Sequence[Device] | None = None
 ) -> Plan | None:
-    """A plan that fits with the smallest micro-batches, or none; with as few stages as can be.
+    """A plan of as few stages as possible that fits with the smallest micro-batches, or None.
 
-    ``devices`` take the place of the cluster's. Stages are made from the last to the first, on
-    neighbouring devices. A run of layers ``lo..hi-1`` that fits also fits without its last
-    layers, so for ``k`` stages from position ``p`` only the least first layer matters:
+    ``devices`` replace the cluster's. Stages are made from the last to the first, on neighbouring
+    devices. A run of layers ``lo..hi-1`` that fits also fits without its last layers. So for ``k``
+    stages from position ``p`` only the least first layer matters:
 
         m(k, p) = min over widths r of  the least lo with lo .. m(k-1, p+r) - 1 on r devices
 
-    Linear in devices, stages and widths; equal windows share their tables.
+    The time is linear in devices, stages and widths. Equal windows share their tables.
     """
     devices = problem.cluster.devices if devices is None else devices
     size, layers = min(problem.micro_batch_sizes), len(problem.profile.layers)
@@ -79,7 +82,7 @@ def widths_for(size: int, devices: int) -> list[int]:
 def windows_of(
     devices: Sequence[Device], device_kinds: Sequence[int], size: int, width: int
 ) -> DeviceWindows:
-    """The windows of one width: each a set of (rows, bytes of memory)."""
+    """The windows of one width."""
     index: dict[frozenset[tuple[int, float]], int] = {}
     known: dict[tuple[int, ...], int] = {}
     kinds: list[int] = []

@@ -1,4 +1,4 @@
-"""The order of work of a plan: its schedule by name, made and proven."""
+"""The order of work of a plan: made by its schedule, and validated."""
 
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

@@ -16,9 +16,9 @@ MOST_MICRO_BATCHES = 65_536
 class Stage:
     """A contiguous run of layers on one or more replica devices.
 
-    ``slices[i]`` is the number of rows of every micro-batch that ``devices[i]`` computes.
-    ``recompute``: activations are made again for the backward, those of the layers
-    ``recompute_layers`` alone where any are named, else all. Without it no layers are.
+    ``slices[i]`` is the number of rows of every micro-batch that ``devices[i]`` computes. With
+    ``recompute``, activations are computed a second time for the backward: those of
+    ``recompute_layers`` if any are named, else those of all layers.
     """
 
     layers: range
@@ -39,13 +39,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages with their devices, the cut of the batch, and the name of the schedule.
+    """Stages with their devices, the micro-batches, and the name of the schedule.
 
-    Stages with the same devices, in the same order, share them; all others have devices of their
-    own. ``in_flight_limit`` has one entry a stage, or none for no limit. ``costs`` (one a stage)
-    and ``memory_bytes`` (one for each set of devices) are what the order was made for, where the
-    schedule adapts to them: a run must find the same order without the profile. Predictions are
-    stored beside a plan, not inside it, because a plan may be written by hand.
+    Stages with the same devices, in the same order, share them. All other stages have devices of
+    their own. ``in_flight_limit`` has one entry for each stage, or is empty for no limit. Some
+    schedules adapt their order to costs and memory. Then ``costs`` (one for each stage) and
+    ``memory_bytes`` (one for each set of devices) are those for which the order was made, so that a
+    run finds the same order without the profile. Predictions are stored beside a plan, not inside
+    it, because a plan may be written by hand.
 
     Raises:
         BadInput: layers not covered once, stages that share some devices but not all, slices that
@@ -100,8 +101,8 @@ class Plan:
     def holder(self, stage: int, micro_batch: int) -> Stage:
         """The stage whose devices and slices work on a micro-batch of ``stage``.
 
-        In a mirrored schedule micro-batches of odd number are worked on where the opposite stage
-        is; else each stage works where it is.
+        In a mirrored schedule the devices of the opposite stage work on micro-batches of odd
+        number. In all other cases a stage's own devices do.
         """
         opposite = self.mirrored and micro_batch % 2
         return self.stages[len(self.stages) - 1 - stage if opposite else stage]
@@ -113,11 +114,11 @@ class Plan:
         >>> Plan(stages, 2, 1, "chimera").devices_of(1)
         (1, 2)
         """
-        homes = (self.holder(stage, way).devices for way in (0, 1))
-        return tuple(dict.fromkeys(device for home in homes for device in home))
+        holders = (self.holder(stage, micro_batch) for micro_batch in (0, 1))
+        return tuple(dict.fromkeys(device for holder in holders for device in holder.devices))
 
     def shape(self) -> PipelineShape:
-        """What a schedule function needs to know of this plan."""
+        """The shape of this plan, from which a schedule makes an order."""
         return PipelineShape(
             stages=len(self.stages),
             micro_batches=self.micro_batches,
@@ -152,10 +153,10 @@ def check_plan(plan: Plan) -> None:
                 f"start at layer {expected_start} and hold at least one"
             )
         expected_start = stage.layers.stop
-        again = stage.recompute_layers
-        if again and (list(again) != sorted(set(again)) or not set(again) <= set(stage.layers)):
+        named = stage.recompute_layers
+        if named and (list(named) != sorted(set(named)) or not set(named) <= set(stage.layers)):
             raise BadInput(
-                f"stage {index} recomputes layers {list(again)}; name layers of its own, "
+                f"stage {index} recomputes layers {list(named)}; name layers of its own, "
                 f"{stage.layers.start} to {stage.layers.stop - 1}, each once and in order"
             )
         if not stage.devices or len(stage.slices) != len(stage.devices):

@@ -1,4 +1,4 @@
-"""Everything a planner is asked: a profile, a cluster, a batch, and what is allowed."""
+"""A planning problem: a profile, a cluster, a batch, and what plans may use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,29 +25,31 @@ __all__ = [
 ]
 
 MEMORY_RESERVE = 0.05
-"""The share of each device's memory that plans leave free, where nothing else is asked for: for the
-allocator's gaps, and for what a profile does not know."""
+"""By default, the share of each device's memory that plans leave free: for the allocator's gaps,
+and for what a profile does not know."""
 
 LARGEST_BATCH = 10_000_000
 """The most samples of a global batch."""
 
 AS_FAST = 0.002
-"""Plans that are slower than the best by at most this part count as being as fast, where nothing
-else is asked for: profiles are no more precise."""
+"""By default, plans that are slower than the best by at most this share count as equally fast:
+profiles are no more precise."""
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """What a planner makes a plan for.
+    """The problem for which a planner makes a plan.
 
-    ``micro_batch_sizes`` are the sizes to try (each must divide ``global_batch``).
-    ``optimizer_bytes_per_parameter_byte`` is the optimizer's state, 2 for Adam in the precision
-    of the parameters. ``schedules`` are the schedule names a plan may use, in order of preference.
-    ``max_stages`` bounds the depth (0: no bound). ``memory_reserve`` is the share of each device's
-    memory that plans leave free; the devices of ``cluster`` then have so much less. A plan may be
-    slower by the part ``as_fast`` where it is simpler (`penstock.search.preference`).
+    - ``micro_batch_sizes``: the sizes to try; each must divide ``global_batch``.
+    - ``optimizer_bytes_per_parameter_byte``: the optimizer's state, 2 for Adam in the precision of
+      the parameters.
+    - ``schedules``: the names of the schedules that a plan may use, in order of preference.
+    - ``max_stages``: the most stages; 0 for no bound.
+    - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
+      ``cluster`` then have so much less.
+    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.preference`).
 
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
@@ -131,8 +133,8 @@ def micro_batch_sizes_of(batch: int) -> tuple[int, ...]:
 def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
     """Raise `BadInput` where speeds are relative to another device than the profile's.
 
-    A profile that was estimated for an H100, on a preset whose H100 has its speed relative to a
-    V100, would come out four times too fast.
+    For example, take a profile that was estimated for an H100, and a preset whose H100 has its
+    speed relative to a V100. All times would be four times too short.
     """
     for device in cluster.devices:
         if device.kind == profile.device and device.speed != 1.0:
@@ -144,7 +146,7 @@ def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
 
 
 def check_costs_at(profile: ModelProfile, samples: int) -> None:
-    """Raise for a cost that is negative when carried on to ``samples`` samples."""
+    """Raise `BadInput` for a cost that is negative for ``samples`` samples."""
     for index, layer in enumerate(profile.layers):
         for cost in (layer.forward_s, layer.backward_s, layer.saved_bytes, layer.workspace_bytes):
             if cost.at(samples) < 0:
@@ -161,7 +163,7 @@ Score: TypeAlias = Callable[[Plan], float]
 
 
 def score_of(plan: Plan, score: Score) -> float:
-    """The score of a plan; infinite where its schedule refuses to fit into the memory left."""
+    """The score of a plan; infinite where its schedule refuses the plan."""
     try:
         return score(plan)
     except BadInput:

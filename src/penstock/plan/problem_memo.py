@@ -1,4 +1,4 @@
-"""Answers about a problem that are asked for often and take long to find."""
+"""Keeps results for a problem that are needed often and take long to compute."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,9 +12,9 @@ Answer = TypeVar("Answer")
 
 
 def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningProblem], Answer]:
-    """``find``, whose answer is kept for as long as the problem itself.
+    """``find``, with its result kept for as long as the problem exists.
 
-    By identity, because hashing a problem with its profile is slow.
+    Problems are compared by identity, because hashing a problem with its profile is slow.
     """
     known: dict[int, tuple[ref[PlanningProblem], Answer]] = {}
 

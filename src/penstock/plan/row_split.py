@@ -57,7 +57,7 @@ def split_rows(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def split(rows: int, weights: tuple[float, ...]) -> tuple[int, ...]:
-    """`split_rows`; planners ask for the same splits again and again."""
+    """`split_rows`, with its results kept: planners need the same ones often."""
     least = 1 if rows >= len(weights) else 0
     spare = rows - least * len(weights)
     whole = sum(weights)

@@ -1,4 +1,4 @@
-"""What every contiguous run of layers costs, as arrays."""
+"""The costs of every contiguous run of layers, as arrays."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -36,12 +36,15 @@ FIXED, EACH = 0, 1
 class RunTables(NamedTuple):
     """The costs of all runs of layers that begin and end at some cuts of a chain.
 
-    Run ``lo, hi`` holds the layers between cut number ``lo`` and cut number ``hi``. The costs of
-    ``forward``, ``backward`` and ``saved`` are sums up to each cut. In ``parameters``, ``held`` and
-    ``inputs`` a run is row ``lo``, column ``hi``. ``held`` are bytes that a device keeps all the
-    time: parameters, gradients, optimizer state, buffers; ``inputs`` those of the tensors that a
-    run reads from earlier layers; ``down`` and ``up`` those that cross each cut, activations and
-    their gradients. Figures that depend on samples come as `FIXED` and `EACH`.
+    Run ``lo, hi`` holds the layers between cut number ``lo`` and cut number ``hi``.
+
+    - ``forward``, ``backward``, ``saved``: sums up to each cut.
+    - ``inputs``, ``parameters``, ``held``: a run is row ``lo``, column ``hi``. ``inputs`` are the
+      bytes of the tensors that it reads from earlier layers. ``held`` are the bytes that a device
+      keeps all the time: parameters, gradients, optimizer state, buffers.
+    - ``down``, ``up``: bytes that cross each cut, of activations and of their gradients.
+
+    Costs that depend on samples have two rows, `FIXED` and `EACH`.
     """
 
     forward: Floats
@@ -84,7 +87,7 @@ def at(costs: Floats, samples: float) -> Floats:
 
 
 def of_runs(sums: Floats) -> Floats:
-    """From sums up to each cut to those of every run."""
+    """The sum of every run, from sums up to each cut."""
     return sums[None, :] - sums[:, None]
 
 

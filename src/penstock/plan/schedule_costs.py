@@ -19,7 +19,7 @@ __all__ = ["least_room", "priced", "with_costs"]
 
 
 def priced(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with the costs that its schedule asks for; planners' own schedules ask for none."""
+    """The plan with the costs that its schedule needs; the planners' own schedules need none."""
     if FAMILIES[plan.schedule].is_planned:
         return replace(plan, costs=(), memory_bytes=())
     return with_costs(problem, plan)
@@ -28,9 +28,9 @@ def priced(problem: PlanningProblem, plan: Plan) -> Plan:
 def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
     """The plan with the costs of its stages and the memory that its devices have left.
 
-    Times are those of the slowest replica; a transfer counts with the mean of its two directions.
-    Bytes are those of the replica with the least room for micro-batches. A stage that recomputes
-    keeps its inputs of each micro-batch, and room is set aside for all that it saves of one.
+    Times are those of the slowest replica. A transfer counts with the mean of its two directions.
+    Bytes are those of the replica that can hold the fewest micro-batches. A stage that recomputes
+    keeps its inputs of each micro-batch, and memory is reserved for all that it saves of one.
     """
     rooms = [room_of_group(problem, plan, devices) for devices in plan.device_groups]
     replica_of = {
@@ -44,7 +44,7 @@ def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
 
 
 def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int) -> StageCost:
-    """What a micro-batch costs on stage ``index``; its bytes on one replica."""
+    """The costs of a micro-batch on stage ``index``; its bytes are those on one replica."""
     stage, layers = plan.stages[index], problem.profile.layers
     weight_s = slowest_s(
         problem,
@@ -66,9 +66,9 @@ def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int
 def room_of_group(
     problem: PlanningProblem, plan: Plan, devices: tuple[int, ...]
 ) -> tuple[float, int]:
-    """Bytes left for saved activations on the replica that has least, and which one that is.
+    """Bytes left for saved activations on the replica with the least, and its number.
 
-    More than all micro-batches of the plan need is not counted.
+    At most as many bytes as all micro-batches of the plan need.
     """
     left, kept, replica = least_room(problem, plan, devices)
     return min(left, plan.micro_batches * kept), replica
@@ -77,9 +77,9 @@ def room_of_group(
 def least_room(
     problem: PlanningProblem, plan: Plan, devices: tuple[int, ...]
 ) -> tuple[float, float, int]:
-    """Of the replica with room for the fewest micro-batches: bytes left, bytes of one, its number.
+    """The replica that can hold the fewest micro-batches: bytes left, bytes of one, its number.
 
-    Bytes of one are those that all stages of the group save of it.
+    The bytes of a micro-batch are those that all stages of the group save of it.
     """
     stages = stages_on(plan, devices)
     state = sum(state_bytes(problem, stage.layers) for stage in stages)
@@ -108,7 +108,7 @@ def stages_on(plan: Plan, devices: tuple[int, ...]) -> list[Stage]:
 
 
 def working_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
-    """Bytes that a replica needs while it works, beside what it keeps of each micro-batch."""
+    """Bytes that a replica needs while it computes, beside those kept of each micro-batch."""
     rows = stage.slices[replica]
     workspace = max(problem.profile.layers[i].workspace_bytes.at(rows) for i in stage.layers)
     recomputed = problem.profile.saved_bytes(stage.layers, rows) if stage.recompute else 0.0

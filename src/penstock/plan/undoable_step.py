@@ -1,6 +1,6 @@
-"""What a step costs that is taken before all ranks are heard, so that it may have to be undone.
+"""The cost of an optimizer step that may have to be undone, because some rank may still fail.
 
-See `penstock.runtime.steps.overlapped`. What the step changes is copied before it.
+See `penstock.runtime.steps.overlapped`. All that the step changes is copied before it.
 """
 
 from dataclasses import replace

@@ -20,8 +20,8 @@ PATIENCE_IN_ACTIONS = 2_000_000
 """Simulated actions without an improvement after which the rest is not tried."""
 
 MOST_ACTIONS = 16_384
-"""Where few are tried, pipelines with more forwards than this (stages times micro-batches) come
-last: making and playing them takes long."""
+"""Where only a few candidates are tried, those with more forwards than this (stages times
+micro-batches) come last: making and simulating their orders takes long."""
 
 
 def best_candidate(
@@ -34,11 +34,11 @@ def best_candidate(
 ) -> Plan:
     """The plan with the least score; of equal ones that with the least estimate, then the first.
 
-    Candidates are tried in order of their estimates, until `PATIENCE` have brought nothing better
-    (fewer where each takes long to simulate). With ``tries`` only the first so many of every
-    micro-batch size are tried, and others where none of those fits: many estimates compare plans
-    of one size well, and sizes badly.
-    Left out are those whose proven bound is not below the best score so far: they could not win.
+    Candidates are tried in order of their estimates, until `PATIENCE` of them in a row are no
+    better (fewer where each takes long to simulate). Those whose proven bound is not below the best
+    score so far are left out, because they cannot win. With ``tries`` only that many candidates of
+    every micro-batch size are tried, and the others only if none of those fits. Many estimates
+    compare plans of one size well, but not plans of different sizes.
 
     Raises:
         Infeasible: no candidate has a finite score.
@@ -62,7 +62,7 @@ def best_candidate(
 
 
 def few_first(candidates: Iterable[Candidate], tries: int) -> Iterator[tuple[bool, Candidate]]:
-    """All candidates, those worth a try first; with each whether it is only for want of others."""
+    """All candidates, the most promising first; each with whether it comes last."""
     ordered = sorted(candidates, key=lambda candidate: candidate.estimate_s)
     tried: Counter[int] = Counter()
     late: list[Candidate] = []

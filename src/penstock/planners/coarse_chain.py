@@ -1,4 +1,4 @@
-"""Long chains made short for planners whose time grows with the layers squared."""
+"""Joins the layers of long chains, for planners whose time grows with the square of the layers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ __all__ = ["coarse_problem", "expanded", "likely_cuts"]
 
 
 def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
-    """Where to cut: anywhere in a short chain; in a long one where the fewest bytes cross.
+    """The cuts to try: all of a short chain; of a long one those that the fewest bytes cross.
 
-    Of a chain with more than ``most`` layers each of ``most`` equal parts of the work has one cut.
+    A chain with more than ``most`` layers has one cut in each of ``most`` equal parts of the work.
     """
     profile = problem.profile
     layers = len(profile.layers)

@@ -15,8 +15,8 @@ def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
     """One stage on the best number of devices, rows in proportion to their speeds.
 
     Micro-batches accumulate their gradients, which are reduced once, at the end. The devices are
-    the fastest, in the cluster's order; fewer than all where the all-reduce costs more than the
-    last devices bring, or where a micro-batch has fewer rows than there are devices.
+    the fastest ones, in the cluster's order. They are fewer than all where the all-reduce costs
+    more than the last devices gain, or where a micro-batch has fewer rows than there are devices.
 
     Raises:
         Infeasible: no device count fits; the message says what would.
@@ -29,7 +29,7 @@ def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
 
 
 def device_counts(most: int) -> tuple[int, ...]:
-    """Numbers of devices to try: all of few; of many, ever wider steps down from all of them.
+    """Numbers of devices to try: every number of few devices; of many, in steps of a sixteenth.
 
     >>> device_counts(4), len(device_counts(1024))
     ((1, 2, 3, 4), 89)
@@ -43,7 +43,7 @@ def device_counts(most: int) -> tuple[int, ...]:
 def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candidate]:
     """One stage on the ``count`` fastest devices, by micro-batch size and recompute.
 
-    The schedule is the leanest allowed: nothing overlaps that more micro-batches in flight help.
+    The schedule is the leanest allowed: more micro-batches in flight would not help one stage.
     """
     speeds = [device.speed for device in problem.cluster.devices]
     fastest = sorted(range(len(speeds)), key=lambda device: (-speeds[device], device))

@@ -1,4 +1,4 @@
-"""An order of devices, of which a stage takes neighbours."""
+"""A line of devices, of which each stage takes a window of neighbours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ MOST_BLOCKS = 64
 """On more devices the planners place whole blocks of neighbours."""
 
 ALL_WIDTHS = 16
-"""Up to so many blocks every width of a window is tried, on more of them a geometric choice."""
+"""Up to so many blocks every width of a window is tried, on more blocks a few widths."""
 
 
 @dataclass(frozen=True)
 class DeviceLine:
-    """An order of devices in equal blocks, and the widths (in blocks) of windows that are tried."""
+    """An order of devices in equal blocks, and the widths (in blocks) of the windows to try."""
 
     order: tuple[int, ...]
     block: int
@@ -39,13 +39,13 @@ class DeviceLine:
 def device_line(
     order: tuple[int, ...], micro_batch_size: int, most_blocks: int = MOST_BLOCKS
 ) -> DeviceLine:
-    """``order`` as the planners see it, small enough for tables over positions and widths.
+    """The line of an order of devices, small enough for tables over positions and widths.
 
-    Up to ``most_blocks`` devices every device is a block. On more, ``ceil(devices / most_blocks)``
-    neighbours are one, but never more than a micro-batch has rows; devices behind the last whole
-    block stay idle, and so do those behind the first ``most_blocks`` blocks. Widths above
-    `ALL_WIDTHS` blocks: 1 to 8, then 12, 16, 24, 32, 48, 64, and all of them. No window is wider
-    than a micro-batch has rows.
+    Up to ``most_blocks`` devices every device is a block. Of more devices,
+    ``ceil(devices / most_blocks)`` neighbours are a block, but never more than a micro-batch has
+    rows. Devices behind the last whole block stay idle, and so do those behind the first
+    ``most_blocks`` blocks. With more than `ALL_WIDTHS` blocks the widths are 1 to 8, then 12, 16,
+    24, 32, 48, 64, and all blocks. No window is wider than a micro-batch has rows.
 
     >>> device_line(tuple(range(130)), 256).block
     3
@@ -64,10 +64,11 @@ def device_line(
 
 @dataclass(frozen=True)
 class LineWindows:
-    """The windows of a line for one micro-batch size, and what layers cost on them.
+    """The windows of a line for one micro-batch size, and the costs of layers on them.
 
-    ``groups[position, number]`` is the window from block ``position`` on that has width ``number``;
-    -1 where the line ends before it does. ``slices`` are the rows of each window's devices.
+    ``groups[position, number]`` is the number of the window from block ``position`` on that has
+    width ``number``; -1 where it would pass the end of the line. ``slices`` are the rows of each
+    window's devices.
     """
 
     line: DeviceLine

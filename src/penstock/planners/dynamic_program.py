@@ -28,17 +28,18 @@ MOST_BLOCKS = 16
 """On more devices a stage takes whole blocks of neighbours."""
 
 CANDIDATES_OF_A_TABLE = 16
-"""The best of a table that are considered further."""
+"""How many of the best plans of a table become candidates."""
 
 SCORED = 60
-"""Of all tables' candidates those with the least estimates, which the simulator judges."""
+"""How many of all candidates, those with the least estimates, the simulator judges."""
 
 
 def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
-    """The best of the plans that the recurrence of `partition` that counts fill and drain finds.
+    """The best of the plans found by the recurrence of `partition` with fill and drain.
 
-    One table for every micro-batch size and device order; from each table the best plans for every
-    number of stages and of devices. ``score`` judges those with the least estimates.
+    There is one table for every micro-batch size and device order. Candidates are the best plans of
+    each table for every number of stages and of devices. ``score`` judges those with the least
+    estimates.
 
     Raises:
         Infeasible: no plan fits; the message says what would.
@@ -49,15 +50,15 @@ def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
 
 @remembered
 def known_candidates(problem: PlanningProblem) -> tuple[Candidate, ...]:
-    """`pipeline_candidates`, found once: the search starts from them too."""
+    """`pipeline_candidates`, computed once for each problem."""
     return tuple(pipeline_candidates(problem))
 
 
 def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The plans of all tables, each once, and each under every schedule.
 
-    The objective knows a schedule only by its memory, so the one with the fewest micro-batches in
-    flight has the least objective; the simulator compares the others.
+    The objective depends on a schedule only by its memory. So the schedule with the fewest
+    micro-batches in flight has the least objective, and the simulator compares the others.
     """
     schedule = leanest_schedule(problem)
     others = [name for name in problem.schedules if name != schedule]
@@ -85,7 +86,7 @@ def table_of(
 def candidates(table: PartitionTable, most: int = 0) -> Iterator[Candidate]:
     """The best plan for every number of stages on every end of the device order.
 
-    Only the ``most`` best of them, where that is not 0.
+    If ``most`` is not 0, only so many of the best.
     """
     best_s = table.workloads()
     found = sorted((float(best_s[k, p]), int(k), int(p)) for k, p in np.argwhere(best_s < inf))

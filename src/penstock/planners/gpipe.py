@@ -26,18 +26,17 @@ MODES: dict[RecomputeChoice, tuple[tuple[RecomputeChoice, ...], ...]] = {
     "on": (("on",),),
     "off": (("off",),),
 }
-"""Which stages recompute, for each answer whether any may: none, all; those that must."""
+"""The recompute modes to try for each one that the problem allows; a later set if nothing fits."""
 
 
 def gpipe(problem: PlanningProblem, score: Score) -> Plan:
     """GPipe's plan: no replication, blocks of equal time, all forwards before all backwards.
 
-    As many stages as devices, or fewer where there are fewer layers; where they are fewer, the
-    fastest devices in the cluster's order. Layers are cut by `balanced`. The schedule is
-    'gpipe' where the problem allows it, else the first that it allows. GPipe recomputes every
-    stage by default; here plans without any recompute stand beside, and ``score`` decides between
-    the two and between a few micro-batch sizes; some stages with and some without only where
-    neither fits.
+    There are as many stages as devices. With fewer layers than devices there are fewer stages, on
+    the fastest devices in the cluster's order. Layers are cut by `balanced`. The schedule is
+    'gpipe' where the problem allows it, else the first that it allows. GPipe recomputes every stage
+    by default. Here plans without recompute are tried too, and ``score`` decides between the two,
+    and between a few micro-batch sizes. If neither fits, only the stages that must recompute do.
 
     Source: Huang et al., NeurIPS 2019 (pipeline and recompute); Kim et al. 2020, torchgpipe
     (block partition of forward and backward times).
@@ -84,10 +83,10 @@ def balanced(
 ) -> SlowestStage:
     """The chain in one block for each device, the longest block as short as possible.
 
-    Times are forward plus backward, divided by the speed of the block's device; empty where no
-    partition fits in memory. torchgpipe finds its blocks by a local search that ends once no
-    block exceeds the smallest by more than the largest layer; this is the exact minimum instead,
-    of which that search comes within the largest layer.
+    Times are forward plus backward, divided by the speed of the block's device. They are infinite
+    where no partition fits in memory. torchgpipe finds its blocks by a local search, which ends
+    once no block exceeds the smallest by more than the largest layer. Here the minimum is exact;
+    that search comes within the largest layer of it.
     """
     micro_batches = chain.problem.global_batch // size
     depth = depth_function(schedule)

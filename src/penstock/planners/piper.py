@@ -22,23 +22,23 @@ __all__ = ["piper", "piper_table"]
 TRIES = 2
 
 MOST_CUTS = 96
-"""A longer chain is cut at so many places at most, and only at likely ones."""
+"""Longer chains are cut at so many likely places only."""
 
 
 def piper(problem: PlanningProblem, score: Score) -> Plan:
     """Piper's plan (Tarnawski, Narayanan, Phanishayee; NeurIPS 2021), restricted to a chain.
 
-    Piper cuts a graph of layers into downsets; layers here already stand in a line, so the
-    downsets are those whose rest is an end of the line. Tensor parallelism is not among our
-    plans; without it the sum of the data-parallel degrees of a stage and all later ones is the
-    number of devices that they use, so one index serves for both. See `piper_table` for the
-    recurrence, which minimises the time between micro-batches and knows nothing of fill and drain;
-    ``score`` judges its plans for every number of devices and a few micro-batch sizes.
+    Piper cuts a graph of layers into downsets. Here the layers are a chain, so each downset is a
+    beginning of the chain. Our plans have no tensor parallelism. So the sum of the data-parallel
+    degrees of a stage and all later ones is the number of devices that they use, and one index
+    serves for both. The recurrence is at `piper_table`. It minimises the time between micro-batches
+    and ignores fill and drain. ``score`` judges its plans for every number of devices and a few
+    micro-batch sizes.
 
     Piper keeps ``ceil(s / d)`` micro-batches in flight on a stage of ``d`` replicas with ``s``
-    devices from it to the end. Our schedules keep as many as there are stages; where that is more
-    and does not fit, such a plan scores infinite; then the recurrence is run again with the most
-    that the schedule could keep.
+    devices from it to the end. Our schedules keep as many as there are stages. Where these are more
+    and do not fit, all such plans score infinite. Then the recurrence is computed again with the
+    most micro-batches that the schedule could keep.
 
     Raises:
         Infeasible: no plan fits; the message says what would.
@@ -70,18 +70,19 @@ def candidates(chain: ChainCosts, size: int, *, deep: bool) -> Iterator[Candidat
 def piper_table(
     chain: ChainCosts, line: DeviceLine, size: int, schedule: str, *, deep: bool = False
 ) -> SlowestStage:
-    """The least slowest stage of every end of the chain on every end of the line, and the choice.
+    """The least slowest stage of every end of the chain on every end of the line.
 
         T(lo, s) = min over hi, d of  max{ load(lo, hi, d, s),  T(hi, s - d) }
         load     = compute / d  +  4 (d - 1)/d * parameters / bandwidth / M
                    + 2 * (bytes in + bytes out) / d / bandwidth
 
-    on the last ``s`` devices of the line, the stage on the first ``d`` of them; infinite where
-    parameters, optimizer and ``ceil(s / d)`` micro-batches do not fit, with recompute if need be,
-    which adds the forward to the load. The factor 4 is that of PipeDream's parameter server.
-    Bandwidths are those of our links: the slowest between neighbours of the line inside the stage,
-    and those between its first and last device and their neighbours outside. ``deep`` counts
-    as many micro-batches as ``schedule`` keeps if every later device is a stage of its own.
+    ``T(lo, s)`` is on the last ``s`` devices of the line, with the stage on the first ``d`` of
+    them. It is infinite where parameters, optimizer and ``ceil(s / d)`` micro-batches do not fit. A
+    stage recomputes if it must, which adds the forward to the load. The factor 4 is that of
+    PipeDream's parameter server. Bandwidths are those of our links: inside a stage the slowest
+    between neighbours of the line, outside those from its first and last device to their
+    neighbours. ``deep`` counts as many micro-batches as ``schedule`` keeps if every later device is
+    a stage of its own.
     """
     windows, micro_batches = windows_of(chain, line, size), chain.problem.global_batch // size
     depths = np.ones(windows.groups.shape, dtype=np.int64)
@@ -93,7 +94,7 @@ def piper_table(
                 depth = in_flight(line, position, width, micro_batches, schedule, deep=deep)
                 depths[position, number], replicas[position, number] = depth, width * line.block
                 seconds[:, position, number] = seconds_per_byte(chain, line, position, width)
-    # In one dimension, as all who ask for `slowest_stage` do: for others it is compiled again.
+    # In one dimension, as in all calls of `slowest_stage`: for others it is compiled again.
     before, after, parameter = seconds.reshape(3, -1)
     loads = Loads(depths.ravel(), replicas.ravel(), before, after, parameter / micro_batches)
     return slowest_stage(chain, windows, loads, size, chain.problem.recompute)
@@ -102,7 +103,7 @@ def piper_table(
 def seconds_per_byte(
     chain: ChainCosts, line: DeviceLine, position: int, width: int
 ) -> tuple[float, float, float]:
-    """On the links before and behind a window, and of its parameters once."""
+    """Seconds per byte on the links before and behind a window, and of its parameters once."""
     first, last = position * line.block, (position + width) * line.block - 1
     links, order = chain.links.s_per_byte.reshape((chain.links.devices,) * 2), line.order
     before = links[order[first - 1], order[first]] if first > 0 else 0.0
@@ -116,7 +117,7 @@ def seconds_per_byte(
 def in_flight(
     line: DeviceLine, position: int, width: int, micro_batches: int, schedule: str, *, deep: bool
 ) -> int:
-    """Micro-batches that the stage on a window is taken to keep."""
+    """Micro-batches in flight assumed for the stage on a window."""
     to_the_end = line.blocks - position
     if deep:
         return depth_function(schedule)(to_the_end - width + 1, micro_batches)

@@ -1,4 +1,4 @@
-"""Which micro-batch sizes are worth the time of a planner that tries few."""
+"""The micro-batch sizes for planners that try only a few."""
 
 from math import log
 
@@ -9,14 +9,14 @@ from penstock.planners.device_line import MOST_BLOCKS
 __all__ = ["few_sizes", "few_sizes_for_tables"]
 
 MOST_SIZES = 8
-"""So many micro-batch sizes are tried at most."""
+"""The most micro-batch sizes that are tried."""
 
 
 def few_sizes_for_tables(problem: PlanningProblem) -> tuple[int, ...]:
-    """`few_sizes` of planners that fill large tables: half as many on more than `MOST_BLOCKS`.
+    """`few_sizes` for planners that fill large tables: half as many on more than `MOST_BLOCKS`.
 
-    Then those nearest to the size with which the bound is least, where it says one: of the divisors
-    of a large batch most are far too small or do not fit.
+    Then the sizes nearest to the one with the least bound are taken, if the bound names one. Most
+    divisors of a large batch are far too small or do not fit.
     """
     if len(problem.cluster.devices) <= MOST_BLOCKS:
         return few_sizes(problem)
@@ -33,9 +33,9 @@ def few_sizes_for_tables(problem: PlanningProblem) -> tuple[int, ...]:
 def few_sizes(problem: PlanningProblem, count: int = MOST_SIZES) -> tuple[int, ...]:
     """At most ``count`` micro-batch sizes, spread evenly over those worth trying.
 
-    Left out are sizes that cut the batch into more than 8 micro-batches a device (at least 64):
-    by then the fill and drain of a pipeline are a small part of its iteration (GPipe: negligible
-    from 4 a stage), and messages only get smaller.
+    Sizes that cut the batch into more than 8 micro-batches a device (at least 64) are left out.
+    Fill and drain are a small part of such an iteration (GPipe: negligible from 4 a stage), and
+    more micro-batches only make messages smaller.
     """
     most = max(64, 8 * len(problem.cluster.devices))
     sizes = sorted(

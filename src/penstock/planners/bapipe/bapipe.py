@@ -18,22 +18,28 @@ from penstock.planners.sizes import few_sizes
 __all__ = ["bapipe", "methods_for"]
 
 TRIES = 1
+"""Plans of each micro-batch size that are simulated."""
 
 
 def bapipe(problem: PlanningProblem, score: Score) -> Plan:
     """BaPipe's plan: a straight pipeline over all accelerators, or data parallelism.
 
-    For every schedule that the problem allows and every micro-batch size, of BaPipe's own four
-    those for the accelerators (`methods_for`):
-    inter-layer partition in proportion to speed, coarse-grained where a boundary's transfer takes
-    longer than a stage computes, memory fine tuning, then the closed form of the schedule. Data
-    parallelism has ``M * P`` and one all-reduce that overlaps nothing. BaPipe's formulas choose
-    between the two kinds of plan, and the schedule of every micro-batch size; ``score`` chooses
-    among the sizes.
+    A pipeline is made for every micro-batch size and every schedule that the problem allows. Of
+    BaPipe's own four schedules only those for the accelerators count (`methods_for`). The steps:
 
-    Other schedules are judged by the closed form of BaPipe's own that is most like them. The split
-    inside layers, for FPGAs, counts in the estimate; the plan holds whole layers. BaPipe does not
-    recompute: that is tried only where nothing fits without, or where the problem demands it.
+    1. inter-layer partition in proportion to speed;
+    2. coarse-grained partition, where a boundary's transfer takes longer than a stage computes;
+    3. memory fine tuning;
+    4. the closed form of the schedule.
+
+    Data parallelism has ``M * P`` and one all-reduce that overlaps nothing. BaPipe's formulas
+    choose between the two kinds of plan, and the schedule of every micro-batch size. ``score``
+    chooses among the sizes.
+
+    Other schedules are judged by the closed form of the most similar one of BaPipe's own. For
+    FPGAs, the estimate counts the split inside layers, but the plan holds whole layers. BaPipe does
+    not recompute. Recompute is tried only where nothing fits without, or where the problem requires
+    it.
 
     Source: Zhao et al., arXiv 2012.12544.
 
@@ -64,15 +70,16 @@ def least_s(found: list[Candidate]) -> float:
 
 
 def data_parallel_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
-    """The whole model on every device; `one_stage_candidates` estimates just that."""
+    """The whole model on every device."""
     count = min(len(problem.cluster.devices), max(problem.micro_batch_sizes))
     return one_stage_candidates(problem, count)
 
 
 def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
-    """The allowed schedules; of BaPipe's own those for the cluster's accelerators, if any is.
+    """The allowed schedules; of BaPipe's own, only those for the cluster's accelerators.
 
-    Those ending in -as are for accelerators with ``concurrent_passes``, such as FPGAs.
+    Names that end in -as are for accelerators with ``concurrent_passes``, such as FPGAs. If nothing
+    is left, all allowed schedules.
     """
     asynchronous = is_asynchronous(problem.cluster)
     fitting = tuple(

@@ -12,15 +12,15 @@ __all__ = [
 ]
 
 Method: TypeAlias = Literal["1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so"]
-"""AS: accelerators that transfer while they compute, such as FPGAs. S: those that do not promise
-to, such as GPUs; NO and O: transfers not overlapped with computing, and overlapped."""
+"""AS is for accelerators that transfer while they compute, such as FPGAs; S is for others, such as
+GPUs. NO: transfers are not overlapped with computing; O: they are."""
 
 METHODS: tuple[Method, ...] = ("1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so")
 """BaPipe's own schedules, by the names of their families here."""
 
 
 def method_of(schedule: str, *, asynchronous: bool) -> Method:
-    """Whose closed form judges a schedule: its own, or that of the order which is most like it.
+    """The method whose closed form is used for a schedule: its own, or the most similar one.
 
     >>> method_of("fbp-as", asynchronous=True), method_of("early-backward", asynchronous=False)
     ('fbp-as', '1f1b-so')
@@ -43,8 +43,9 @@ def mini_batch_s(
         1F1B-SNO          (M + N - 1) (F + B)  +  2 (N + M - 2) SR
         1F1B-SO           (M + N - 1) (F + B)  +  2 (N - 1) SR
 
-    ``busy_s`` is ``F + B`` of a stage for one micro-batch, ``transfer_s`` (``SR``) the time of one
-    boundary's activations, one way. Exact where stages are alike; uneven ones count as the slowest.
+    ``busy_s`` is ``F + B`` of a stage for one micro-batch. ``transfer_s`` (``SR``) is the time of
+    one boundary's activations, in one direction. The form is exact for equal stages. Unequal stages
+    all count as the slowest.
 
     >>> mini_batch_s("1f1b-so", micro_batches=8, stages=2, busy_s=3.0, transfer_s=0.5)
     28.0
@@ -62,11 +63,11 @@ def mini_batch_s(
 
 
 def pace_s(method: Method, *, forward_s: float, backward_s: float, transfer_s: float) -> float:
-    """Seconds between micro-batches of a stage whose wire may be slower than its computing.
+    """Seconds between micro-batches of a stage whose link may be slower than its computing.
 
-    1F1B-AS hides a transfer behind a forward or a backward, FBP-AS two of them behind both
-    together: so it is the one to take where the bandwidth is short of ``a / F``. On GPUs the wire
-    sets the pace where one transfer takes longer than both.
+    1F1B-AS hides one transfer behind each forward and each backward. FBP-AS hides two behind both
+    together, so it is better where the bandwidth is less than ``a / F``. On GPUs the link sets the
+    pace if one transfer takes longer than forward and backward together.
 
     >>> wide = {"forward_s": 1.0, "backward_s": 2.0, "transfer_s": 1.5}
     >>> pace_s("1f1b-as", **wide), pace_s("fbp-as", **wide)
@@ -82,10 +83,10 @@ def pace_s(method: Method, *, forward_s: float, backward_s: float, transfer_s: f
 
 
 def features_kept(method: Method, *, stage: int, stages: int) -> int:
-    """Micro-batches whose features stage ``stage`` (from 0) keeps, of ``stages``.
+    """The number of micro-batches whose features stage ``stage`` (from 0) of ``stages`` keeps.
 
-    ``N - i + 1`` for stage ``i`` from 1; FBP-AS and 1F1B-SO, warmed up twice as deep, have twice
-    that.
+    The paper has ``N - i + 1`` for stage ``i`` from 1. FBP-AS and 1F1B-SO keep twice as many,
+    because their warm-up is twice as deep.
 
     >>> features_kept("1f1b-so", stage=0, stages=4)
     8

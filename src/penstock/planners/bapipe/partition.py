@@ -18,12 +18,11 @@ class Share:
 def inter_layer_cuts(
     times: Sequence[float], speeds: Sequence[float], allowed: Sequence[int]
 ) -> tuple[int, ...]:
-    """Cut a chain so that every accelerator's share is nearest to its part of all speed.
+    """Cut a chain so that every accelerator's share of the time is nearest to its share of speed.
 
-    Cut ``k`` is that of the ``allowed`` ones (strictly inside the chain, rising) whose prefix sum
-    is nearest to the first ``k`` speeds' part of the whole time; the first of equal ones. Each
-    stage has at least one layer. With fewer allowed cuts than stages ask for, the first stages'
-    speeds count.
+    The ``allowed`` cuts are inside the chain and rising. Cut ``k`` is the one whose prefix sum is
+    nearest to the share of the first ``k`` speeds; the first of equal ones. Each stage has at least
+    one layer. With too few allowed cuts there are fewer stages, with the first speeds.
 
     >>> inter_layer_cuts([1, 1, 1, 1, 2], [1, 1, 2], [1, 2, 3, 4])
     (0, 1, 3, 5)
@@ -45,8 +44,8 @@ def inter_layer_cuts(
 def coarse_cuts(transfers_s: Sequence[float], stage_s: float) -> tuple[int, ...]:
     """The cuts inside the chain whose transfer takes no longer than a stage computes.
 
-    BaPipe's coarse-grained partition: neighbours whose boundary needs more than
-    ``a_th = stage compute x bandwidth`` become one block, so that the wire keeps up with every cut.
+    This is BaPipe's coarse-grained partition. Layers whose boundary has more bytes than
+    ``a_th = stage compute x bandwidth`` become one block, so no transfer is slower than a stage.
     ``transfers_s[cut]`` is the transfer at each cut, ends of the chain included.
 
     >>> coarse_cuts([0.0, 5.0, 1.0, 2.0, 0.0], stage_s=2.0)
@@ -58,11 +57,11 @@ def coarse_cuts(transfers_s: Sequence[float], stage_s: float) -> tuple[int, ...]
 def intra_layer_shares(
     times: Sequence[float], speeds: Sequence[float]
 ) -> tuple[tuple[Share, ...], ...]:
-    """Every accelerator's layers and parts of layers so that all of them finish together.
+    """Every accelerator's layers and parts of layers, so that all finish at the same time.
 
-    BaPipe's intra-layer partition: a layer on the border of two shares is split between them, by
-    channels or rows. Accelerator ``k`` works for ``sum of times / sum of speeds``. Layers that take
-    no time are left out.
+    This is BaPipe's intra-layer partition. A layer on the border of two shares is split between
+    them, by channels or rows. Every accelerator works for ``sum of times / sum of speeds``. Layers
+    that take no time are left out.
 
     >>> [[(s.layer, s.fraction) for s in stage] for stage in intra_layer_shares([8, 2, 2], [1, 1])]
     [[(0, 0.75)], [(0, 0.25), (1, 1.0), (2, 1.0)]]
@@ -87,11 +86,11 @@ def memory_fine_tuned(
 ) -> tuple[int, ...]:
     """Cuts with which every stage fits, found by moving border layers; empty where none is found.
 
-    While a stage exceeds its memory, the one that exceeds it most gives its first or last layer
-    to the neighbour with the most free memory; of equally free ones to that which leaves the
-    bottleneck shorter. ``needed_bytes(stage, lo, hi)`` and ``busy_s(stage, lo, hi)`` are those of a
-    run of layers on a stage's accelerator. A move that would return to cuts seen before is not
-    made, and after as many moves as there are layers times stages the search gives up.
+    The stage that exceeds its memory most gives its first or last layer to the neighbour with the
+    most free memory. If both have as much, the move that leaves the shorter bottleneck is taken. No
+    move returns to cuts seen before. The search ends after as many moves as layers times stages.
+    ``needed_bytes(stage, lo, hi)`` and ``busy_s(stage, lo, hi)`` are those of a run of layers on a
+    stage's accelerator.
     """
     seen = {cuts}
     for _ in range(cuts[-1] * len(memory_bytes) + 1):

@@ -118,10 +118,10 @@ class StraightPipeline:
         return depth_function(self.schedule)(stages - stage, self.micro_batches)
 
     def cuts(self) -> tuple[int, ...]:
-        """Balanced, coarse where the wire is slow, tuned to memory; empty where nothing fits."""
+        """Balanced, coarse where a link is slow, tuned to memory; empty where nothing fits."""
         layers = len(self.layers_s)
         cuts = inter_layer_cuts(self.layers_s, self.speeds, range(1, layers))
-        if not self.wire_keeps_up(cuts):
+        if not self.transfers_keep_up(cuts):
             coarse = coarse_cuts(self.transfers_s, self.bottleneck_s(cuts))
             cuts = inter_layer_cuts(self.layers_s, self.speeds, coarse)
         stages = len(cuts) - 1
@@ -133,7 +133,7 @@ class StraightPipeline:
             self.busy_s,
         )
 
-    def wire_keeps_up(self, cuts: tuple[int, ...]) -> bool:
+    def transfers_keep_up(self, cuts: tuple[int, ...]) -> bool:
         """Whether no boundary takes longer to cross than a stage computes."""
         return all(self.transfers_s[cut] <= self.bottleneck_s(cuts) for cut in cuts[1:-1])
 
@@ -144,7 +144,7 @@ class StraightPipeline:
     def estimate_s(self, cuts: tuple[int, ...]) -> float:
         """BaPipe's mini-batch time of these cuts; on FPGAs with border layers split between stages.
 
-        Where the wire is slower than computing, it sets the pace (`pace_s`).
+        Where a link is slower than computing, it sets the pace (`pace_s`).
         """
         stages = len(cuts) - 1
         is_fpga = is_asynchronous(self.problem.cluster)

@@ -35,42 +35,45 @@ from penstock.planners.dapple.steps import Steps, costs_of_groups, network_of_st
 __all__ = ["dapple", "dapple_candidates"]
 
 SLACK = 1.05
-"""Of a micro-batch size no plan is wanted whose closed form is so many times the best so far."""
+"""Plans whose closed form is more than this many times the best so far are left out."""
 
 MOST_STAGES = 64
-"""Deeper pipelines are not tried, nor than 24 stages on more than 64 devices."""
+"""Deeper pipelines are not tried; on more than 64 devices none of more than 24 stages."""
 
 THREADS = 2
-"""Micro-batch sizes that are searched side by side."""
+"""Micro-batch sizes that are searched at the same time."""
 
 MOST_LAYERS = 400
-"""Longer chains are made coarser."""
+"""Longer chains are cut at likely places only."""
 
 
 def dapple(problem: PlanningProblem, score: Score) -> Plan:
     """The best plan of DAPPLE's search (PPoPP 2021).
 
-    The state is how many layers are planned, and which devices their stages occupy; the rest of
-    the layers is provisionally one last stage on all devices left. From every state, the next
-    stage takes any number of layers and devices, the latter by three policies only (Fresh First,
-    Append First, Scatter First). Each plan is judged by `dapple_latency.latency_s`; of the plans
-    that lead to one state the best stays. It starts from pure data parallelism, and leaves out
-    what cannot be below the best so far, or does not fit in memory with the schedule's depth.
+    A state is how many layers are planned, and which devices their stages occupy. The other layers
+    are provisionally one last stage on all devices left. From every state, the next stage takes any
+    number of layers and devices. Three policies choose the devices: Fresh First, Append First,
+    Scatter First. Each plan is judged by `penstock.planners.dapple.latency.latency_s`, and the best
+    plan that leads to a state is kept. The search starts from pure data parallelism. Plans that
+    cannot be below the best so far, or do not fit at the schedule's depth, are left out.
 
         T(j, g)  = least L of   stages of layers 0..j on devices g  |  layers j..N on the others
         T(j', g + g') = min over (j, g) and g' of L(best prefix of (j, g), j..j' on g', the rest)
 
-    Equal servers are interchangeable, so ``g`` counts devices of each server. The search is made
-    once for every micro-batch size, with depths of the first schedule allowed ('1f1b' is the
-    paper's P_A, 'early-backward' its P_B; another one only where neither is allowed). For every
-    size the best plan, and the best of two stages, are judged by ``score`` if they are within a
-    twentieth of the least closed form of all sizes, and so is data parallelism; the least score
-    wins. So the closed form decides the search, the score between a few plans, P_A and P_B.
+    Equal servers are interchangeable, so ``g`` counts devices of each server. There is one search
+    for every micro-batch size, with the depths of the first schedule allowed. '1f1b' is the paper's
+    P_A and 'early-backward' its P_B; another schedule is used only where neither is allowed. For
+    every size, ``score`` judges the best plan and the best of two stages, if they are within a
+    twentieth of the least closed form of all sizes. It also judges data parallelism. So the closed
+    form decides the search, and the score decides between a few plans, P_A and P_B.
 
-    Departures: where a micro-batch has fewer rows than devices are left, the last stage takes so
-    many only; where speeds differ, the search is also made without the slowest devices; on more
-    than 16 devices not all numbers of replicas are tried (see `dapple_placement.occupancies`), and
-    chains of more than `MOST_LAYERS` layers are cut at likely places only.
+    Departures from the paper:
+
+    - Where a micro-batch has fewer rows than devices are left, the last stage takes only as many
+      devices as there are rows.
+    - Where speeds differ, there is also a search without the slowest devices.
+    - On more than 16 devices not all numbers of replicas are tried (`occupancies`).
+    - Chains of more than `MOST_LAYERS` layers are cut at likely places only.
 
     Raises:
         Infeasible: nothing fits; the message says what would.
@@ -101,16 +104,16 @@ def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
 
 
 def allowed_schedules(problem: PlanningProblem) -> list[str]:
-    """P_A and P_B as far as they are allowed, else what is allowed first."""
+    """P_A and P_B as far as they are allowed, else the first schedule that is allowed."""
     allowed = [schedule for schedule in ("1f1b", "early-backward") if schedule in problem.schedules]
     return allowed or [problem.schedules[0]]
 
 
 def searched(searches: Sequence["Search"], least_s: float) -> list["Found"]:
-    """What the searches for all micro-batch sizes find.
+    """The results of the searches for all micro-batch sizes.
 
-    First with no more than two stages, which takes little and says which sizes are promising;
-    then in full, the promising sizes first, so that the others are soon known to be worse.
+    The first searches are for at most two stages: they are quick, and show which sizes are
+    promising. The full searches begin with the promising sizes, so the others end early.
     """
     found = [each for search in searches for each in search.one_stage()]
     with ThreadPoolExecutor(THREADS) as threads:
@@ -167,7 +170,7 @@ class Search:
             return []
         best, memo = explored(self.costs, self.network, self.steps, inputs, limit_s)
         cut, place, step, end = (
-            int(figure[0]) for figure in (best.cut, best.place, best.step, best.end)
+            int(entry[0]) for entry in (best.cut, best.place, best.step, best.end)
         )
         if cut < 0:
             return []
@@ -182,7 +185,7 @@ class Search:
         """Stages of (first layer, end, step) on real devices, and the last stage."""
         stages: list[Assignment] = []
         places = self.groups.places
-        # As the states number equal servers, so they are numbered here; which they really are:
+        # States renumber equal servers. These are the real devices by their number in a state:
         real = {d: d for server in places.servers for d in server}
         for lo, hi, step in taken:
             devices = self.groups.receivers[step]
@@ -227,7 +230,7 @@ def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Se
         recompute=RECOMPUTE_MODES[problem.recompute],
         most_stages=most,
         depths=np.array([0, *(depth(k, micro_batches) for k in range(1, most + 1))]),
-        # Any slice of a stage costs at least this much for each of its rows.
+        # Any slice of a stage costs at least so much for each of its rows.
         least_s=prefix_sums(max(0.0, min(w.at(1), w.at(largest) / largest)) for w in work),
     )
     return Search(

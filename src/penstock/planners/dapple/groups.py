@@ -12,10 +12,10 @@ __all__ = ["Groups"]
 
 @dataclass
 class Groups:
-    """Device groups by number, whatever the size of a micro-batch; groups of equal cost are one.
+    """The device groups, by number, for any micro-batch size; groups of equal cost have one number.
 
-    ``receivers`` and ``senders`` are the devices of every step, as its source and its target
-    number the servers; ``numbers`` are their groups.
+    ``receivers`` and ``senders`` are the devices of every step: the former by the server numbers of
+    its source, the latter by those of its target. ``numbers`` are the numbers of their groups.
     """
 
     cluster: Cluster
@@ -37,7 +37,7 @@ class Groups:
     def behind(
         self, used: Counts, taken: Counts, places: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """The devices ``taken`` behind ``used`` ones; server ``s`` stands at ``places[s]``."""
+        """The devices ``taken`` behind ``used`` ones; server ``s`` is at place ``places[s]``."""
         servers = self.places.servers
         return tuple(
             device
@@ -106,7 +106,7 @@ class Groups:
 
 
 def renumbered(servers: tuple[int, ...]) -> tuple[int, ...]:
-    """Where each server stands in another numbering: the inverse of a permutation."""
+    """The number of each server in another numbering: the inverse of a permutation."""
     places = [0] * len(servers)
     for place, server in enumerate(servers):
         places[server] = place

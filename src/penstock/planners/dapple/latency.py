@@ -10,8 +10,9 @@ def pivot_of(
 ) -> int:
     """The stage with the fewest bubbles in the steady phase (DAPPLE, PPoPP 2021, planner).
 
-    From the last stage upwards a stage takes over where its own steady phase is longer than that
-    of the pivot so far with the round trip between the two. Transfers are stages, too.
+    Stages are compared from the last to the first. A stage becomes the pivot if its own steady
+    phase is longer than that of the pivot so far plus the round trip between the two. Transfers
+    count as stages.
 
     >>> pivot_of([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], 3, micro_batches=8)
     2
@@ -48,12 +49,12 @@ def latency_s(
         E_s = sum over a = s..Q of B_a            for s <= Q
         E_s = - sum over a = Q+1..s-1 of B_a      for s > Q
 
-    ``E_s`` is counted from the start of the pivot's last backward to the end of that of stage
-    ``s``, the form that agrees with the authors' slides, so that the all-reduce of a late stage
-    hides in the drain of the stages before it. ``T_g`` is the slides' longer form: what the pivot
-    waits for the first backward beyond its own warm-up forwards. Without it a plan of few
-    micro-batches seems to cost little more than its first stages. Neither a lower nor an upper
-    bound of the truth.
+    ``E_s`` is the time from the start of the pivot's last backward to the end of that of stage
+    ``s``. This form agrees with the authors' slides: the all-reduce of a late stage is hidden in
+    the drain of the stages before it. ``T_g`` is the slides' longer form: how long the pivot waits
+    for the first backward beyond its own warm-up forwards. Without it, a plan of few micro-batches
+    seems to cost little more than its first stages. The latency is neither a lower nor an upper
+    bound of the iteration time.
 
     Source: DAPPLE (PPoPP 2021), pipeline latency of the planner; slides of its released planner.
 

@@ -1,4 +1,4 @@
-"""DAPPLE's placements of a stage: which of the free devices of which servers it takes."""
+"""DAPPLE's placements of a stage: how many free devices of each server it takes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +27,11 @@ EVERY_COUNT = 16
 """Up to so many devices all numbers of replicas are tried."""
 
 MOST_OCCUPANCIES = 192
-"""Of larger clusters so many sets of occupied devices are explored, those of few stages first."""
+"""On larger clusters so many sets of occupied devices are explored, those of few stages first."""
 
 
 def fresh_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
-    """Servers without an occupied device, one after the other: the all-reduce stays inside.
+    """Fill servers without an occupied device, in turn: the all-reduce stays inside a server.
 
     >>> fresh_first(free=(5, 8), occupied=(3, 0), count=4)
     (0, 4)
@@ -42,7 +42,7 @@ def fresh_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
 
 
 def append_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
-    """Servers that are partly occupied, one after the other: what is begun is filled up.
+    """Fill servers that are partly occupied, in turn.
 
     >>> append_first(free=(5, 8), occupied=(3, 0), count=4)
     (4, 0)
@@ -53,7 +53,7 @@ def append_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
 
 
 def scatter_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
-    """All servers with free devices in turn: big activations spread over all ports.
+    """Take devices from all servers evenly: large activations are spread over all ports.
 
     >>> scatter_first(free=(5, 8), occupied=(3, 0), count=5)
     (3, 2)
@@ -90,10 +90,10 @@ POLICIES: tuple[Policy, ...] = (fresh_first, append_first, scatter_first)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stage takes devices: from one set of occupied devices to another.
+    """A stage takes devices: a step from one set of occupied devices to another.
 
-    ``taken`` counts devices of each server as the occupancy ``source`` numbers them;
-    ``servers[i]`` is there the number of the server that the occupancy ``target`` numbers ``i``.
+    ``taken`` counts the devices of each server, by the server numbers of the occupancy ``source``.
+    ``servers[i]`` is the number in ``source`` of the server with number ``i`` in ``target``.
     """
 
     source: int
@@ -106,9 +106,9 @@ class Step:
 class Occupancies:
     """The sets of occupied devices that placements reach, and the steps between them.
 
-    ``servers[i]`` are the devices of server ``i``, taken in that order; ``used[n][i]`` counts the
-    occupied ones. Equal servers are interchangeable: the fuller stand first. ``steps`` are sorted
-    by source; the first occupancy is empty.
+    ``servers[i]`` are the devices of server ``i``, taken in that order. ``used[n][i]`` counts the
+    occupied ones in occupancy ``n``. Equal servers are interchangeable: fuller ones come first.
+    ``steps`` are sorted by source. The first occupancy is empty.
     """
 
     servers: tuple[tuple[int, ...], ...]
@@ -117,10 +117,10 @@ class Occupancies:
 
 
 def occupancies(cluster: Cluster, least_speed: float = 0.0) -> Occupancies:
-    """All that the three policies reach on the devices of at least ``least_speed``.
+    """All occupancies that the three policies reach on the devices of at least ``least_speed``.
 
-    Every number of replicas is tried on up to 16 devices, beyond that few numbers and no more
-    than 192 occupancies, those of the fewest stages: DAPPLE finds that few stages are best.
+    On up to 16 devices every number of replicas is tried. On more devices, a few numbers are tried
+    and at most 192 occupancies, those of the fewest stages: DAPPLE finds that few stages are best.
     """
     servers = servers_of(cluster, least_speed)
     sizes = tuple(len(server) for server in servers)
@@ -168,7 +168,7 @@ def server_kinds(cluster: Cluster, servers: Sequence[tuple[int, ...]]) -> tuple[
 
 
 def placements(sizes: Counts, used: Counts) -> list[Counts]:
-    """What a stage may take, each once; at least one device is left for the last stage."""
+    """The devices that a stage may take, each choice once; at least one device is left over."""
     free = tuple(size - u for size, u in zip(sizes, used, strict=True))
     found: dict[Counts, None] = {}
     for count in replica_counts(sum(sizes), max(sizes), sum(free)):
@@ -180,7 +180,7 @@ def placements(sizes: Counts, used: Counts) -> list[Counts]:
 
 
 def replica_counts(devices: int, of_server: int, free: int) -> list[int]:
-    """Numbers of replicas to try where ``free`` of all devices are left, at least one to remain.
+    """Numbers of replicas to try where ``free`` of all devices are left; at least one remains.
 
     >>> replica_counts(devices=4, of_server=4, free=4)
     [1, 2, 3]

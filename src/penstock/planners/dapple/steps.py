@@ -12,12 +12,12 @@ __all__ = ["Steps", "costs_of_groups", "network_of_steps", "steps_of"]
 
 
 class Steps(NamedTuple):
-    """Steps of `Occupancies` from each source, and the last stage on all devices left.
+    """The steps of `Occupancies`, and the last stage on the devices left by each occupancy.
 
-    Those from occupancy ``n`` are ``out[n]`` to ``out[n + 1] - 1``, at most ``widest`` of them. A
-    group of -1 has more devices than a micro-batch has rows. ``rest_group`` is that of the last
-    stage behind each occupancy, ``speed_left`` the speed of all devices left, ``idle`` how many
-    times as many they are as those of the last stage.
+    The steps from occupancy ``n`` are ``out[n]`` to ``out[n + 1] - 1``, at most ``widest`` of them.
+    ``group`` is -1 where a step takes more devices than a micro-batch has rows. For each occupancy,
+    ``rest_group`` is the group of the last stage, ``speed_left`` the speed of all devices left, and
+    ``idle`` the number of devices left over the number of those that the last stage uses.
     """
 
     steps: int
@@ -55,16 +55,16 @@ def steps_of(groups: Groups, micro_batch_size: int) -> Steps:
 
 
 def costs_of_groups(chain: ChainCosts, groups: Groups, micro_batch_size: int) -> Costs:
-    """What layers cost on every group."""
+    """The costs of layers on every group."""
     return chain.costs(
         groups.devices, [groups.slices(devices, micro_batch_size) for devices in groups.devices]
     )
 
 
 def network_of_steps(chain: ChainCosts, groups: Groups, micro_batch_size: int) -> Network:
-    """Who sends to whom: steps as targets number the servers, as sources do, and the rests.
+    """The senders and receivers of transfers.
 
-    So the devices of a step send as group ``step`` and receive as group ``steps + step``; the last
+    The devices of a step send as group ``step`` and receive as group ``steps + step``. The last
     stage behind occupancy ``n`` is group ``2 * steps + n``.
     """
     taken = [groups.slices(devices, micro_batch_size) for devices in groups.receivers]

@@ -1,4 +1,4 @@
-"""PipeDream's planner: the slowest stage made as fast as can be, level by level of the cluster."""
+"""PipeDream's planner: the slowest stage is made as fast as possible, level by level."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,10 @@ __all__ = ["pipedream", "pipedream_candidates"]
 
 
 MOST_LAYERS = 120
-"""Longer chains are made coarser: the table grows with the third power of the layers."""
+"""Longer chains are cut at likely places only: the time grows with the cube of the layers."""
 
 EVERY_COUNT = 16
-"""Of up to so many workers of a level a stage may take any number."""
+"""If a level has at most so many workers, every number of replicas is tried."""
 
 ONE_LESS = -1
 """The choice of the recurrence that is no stage."""
@@ -38,29 +38,32 @@ Places: TypeAlias = tuple[int, ...]
 def pipedream(problem: PlanningProblem, score: Score) -> Plan:
     """The plan of PipeDream's dynamic program (SOSP 2019), trained synchronously.
 
-    On every level of the cluster (devices of a host, hosts of a rack, racks; see `levels_of`),
-    with ``A`` the seconds of the slowest stage of layers ``i..j`` on ``m`` workers, and a worker
-    of an upper level a whole unit of the level below:
+    The program is solved on every level of the cluster (devices of a host, hosts of a rack, racks;
+    see `levels_of`). A worker of an upper level is a whole unit of the level below. ``A`` are the
+    seconds of the slowest stage of layers ``i..j`` on ``m`` workers:
 
         T(i, j, m) = (compute(i..j) + 4 (m - 1) P(i..j) / (BW m)) / m
         A(i, j, m) = min of T(i, j, m) and, over k and m', of
                      max{ A(i, k, m - m'),  T(k, j, m'),  2 a_k / (BW m'),  2 a_j / (BW m') }
 
-    ``compute`` is forward and backward of a micro-batch on one worker, on an upper level the
-    ``A`` of a whole unit (whose devices share the all-reduce between units); the factor 4 is that
-    of weights sent to and from a parameter server for every micro-batch; ``a`` are bytes of
-    activations at a cut, with their gradients ``2 a``. A stage must fit on every one of its own
-    devices with ``ceil(devices from here to the end / devices of the stage)`` micro-batches in
-    flight, counted through all levels, so a unit's own pipeline depends on what stands behind it;
-    a worker may stay idle. Micro-batches of every size are tried, each plan run by 1F1B with a
-    flush at the end of the batch (the first schedule allowed where 1F1B is not); ``score`` chooses
-    among the sizes.
+    ``compute`` is forward and backward of a micro-batch on one worker. On an upper level it is the
+    ``A`` of a whole unit, whose devices share the all-reduce between units. The factor 4 is that of
+    weights sent to and from a parameter server for every micro-batch. ``a`` are the bytes of
+    activations at a cut, so ``2 a`` counts their gradients too. A worker may stay idle.
 
-    Departures: a micro-batch is split over replicas instead of dealt to them in turn; weights are
-    not stashed, so they count once; workers are taken to be as slow as the slowest device, links
-    of a level as slow as the slowest. On more than `EVERY_COUNT` workers of a level not all numbers
-    of replicas are tried (`replicas_tried`), and chains of more than `MOST_LAYERS` layers are cut
-    at likely places only.
+    A stage must fit on each of its devices with ``ceil(devices from here to the end / devices of
+    the stage)`` micro-batches in flight. The devices are counted through all levels, so a unit's
+    own pipeline depends on what is behind it. Micro-batches of every size are tried. Each plan is
+    run by 1F1B with a flush at the end of the batch (or by the first schedule allowed where 1F1B is
+    not). ``score`` chooses among the sizes.
+
+    Departures from the paper:
+
+    - A micro-batch is split over replicas, instead of dealt to them in turn.
+    - Weights are not stashed, so they count once.
+    - Workers count as slow as the slowest device, and links of a level as the slowest link.
+    - On more than `EVERY_COUNT` workers of a level not all numbers of replicas are tried
+      (`replicas_tried`). Chains of more than `MOST_LAYERS` layers are cut at likely places only.
 
     Raises:
         Infeasible: nothing fits; the message says what would.
@@ -106,9 +109,10 @@ def replicas_tried(workers: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a unit stands: what its devices have, each the least of all replicas of the unit.
+    """The place of a unit in the pipeline.
 
-    ``behind``: devices behind the unit and its replicas, to the end of the pipeline.
+    ``memory_bytes`` are those of its devices, each the least over all ``replicas`` of the unit.
+    ``behind`` counts the devices behind the unit and its replicas, to the end of the pipeline.
     """
 
     memory_bytes: tuple[float, ...]
@@ -116,7 +120,7 @@ class Window:
     behind: int
 
     def workers(self, before: int, count: int, each: int) -> "Window":
-        """That of ``count`` of the unit's workers, of ``each`` devices, as replicas of one."""
+        """The window of ``count`` workers of ``each`` devices as replicas of one unit."""
         end = (before + count) * each
         places = [self.memory_bytes[a : a + each] for a in range(before * each, end, each)]
         least = tuple(map(min, *places)) if count > 1 else places[0]
@@ -126,9 +130,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The table of one level: least seconds by ``[lo, hi, workers]``, and how they are reached.
+    """The table of one level: least seconds by ``[lo, hi, workers]``, and the choices behind them.
 
-    ``unit_s`` are those on all workers.
+    ``unit_s`` are the least seconds on all workers.
     """
 
     value: Floats
@@ -168,16 +172,16 @@ class Program:
         self.compute_s = (runs_at(tables.forward, size) + runs_at(tables.backward, size)) / slowest
         self.moved_bytes = at(tables.down, size) + at(tables.up, size)
         self.saved = runs_at(tables.saved, size)
-        self.again = np.minimum(self.saved, at(tables.inputs, size))
+        self.kept_bytes = np.minimum(self.saved, at(tables.inputs, size))
         if self.problem.recompute == "off":
-            self.again = self.saved
+            self.kept_bytes = self.saved
         memories = [device.memory_bytes for device in self.problem.cluster.devices]
         most = self.problem.global_batch // size
-        fullest = self.tables.held + self.saved + (most - 1) * self.again
+        fullest = self.tables.held + self.saved + (most - 1) * self.kept_bytes
         self.all_fit = bool((fullest <= min(memories)).all())
 
     def solved(self, level: int, window: Window) -> Solved:
-        """The table of the workers of a unit that stands at ``window``."""
+        """The table of the workers of a unit at ``window``."""
         if self.all_fit:
             window = replace(window, behind=0)
         if (level, window) not in self.solutions:
@@ -192,7 +196,7 @@ class Program:
         in_flight = min(in_flight, self.problem.global_batch // self.size)
         key = (*window.memory_bytes, window.replicas, in_flight)
         if key not in self.fitting:
-            kept = (self.saved + (in_flight - 1) * self.again) / window.replicas
+            kept = (self.saved + (in_flight - 1) * self.kept_bytes) / window.replicas
             fits = self.tables.held + kept <= window.memory_bytes[0]
             self.fitting[key] = np.where(fits, self.compute_s, inf)
         return self.fitting[key]

@@ -1,4 +1,4 @@
-"""SPP's bound: how long its list order can take for any plan."""
+"""SPP's bound: the longest time that its list order takes for a plan."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ Resource = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Occupation:
-    """Seconds for which something holds all of its resources at once."""
+    """Seconds for which a message or an all-reduce occupies all of its resources at once."""
 
     seconds: float
     resources: frozenset[Resource]
@@ -36,22 +36,22 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
         (1 + (4 S - 4) / M) C  +  max over stages n of R_n
 
     with ``S`` stages, ``M`` micro-batches and ``C`` the `workload_s`. Source: SPP (INFOCOM 2022).
-    Proof: number the waves; in wave ``q`` micro-batch ``m`` is at position ``q - m`` of ``4 S - 3``
-    (`wavefront`). There are ``M + 4 S - 4`` waves. In one wave a stage does at
-    most one forward and one backward, and a message waits at most for those that share an engine
-    or a port with it, one of each; so a wave's work ends within ``C / M`` of the wave before it.
 
-    ``R_n`` is what follows the last backward: stage ``n``'s all-reduce with all those that share an
-    engine or port with it, in buckets, and the optimizer's step; and because a bucket that is being
-    sent is not interrupted, the longest bucket of every reduction, which may hold up the last
-    gradients on their way. Skip tensors pass in the wave before the one that reads them. Devices
-    that share cores count as if all of the plan's devices on a host computed at once.
+    Proof: number the waves. In wave ``q`` micro-batch ``m`` is at position ``q - m`` of ``4 S - 3``
+    (`wavefront`), so there are ``M + 4 S - 4`` waves. In one wave a stage does at most one forward
+    and one backward. A message waits at most for those that share an engine or a port with it, one
+    of each. So the work of a wave ends within ``C / M`` of the end of the wave before it.
 
-    The theorem is about messages that are sent wave by wave. The simulator sends what is ready
-    first, and a message that can start passes one that cannot, so where the messages of several
-    stages compete for an engine or port it may let a later wave go first; for such plans the
-    bound is not proven, but has never been exceeded (1,000 random instances in the tests). It says
-    nothing of other schedules, nor of a plan with ``in_flight_limit``.
+    ``R_n`` is what follows the last backward. It is stage ``n``'s all-reduce in buckets, with all
+    all-reduces that share an engine or port with it, and the optimizer's step. A bucket that is
+    being sent is not interrupted, so it may delay the last gradients: the longest bucket of every
+    reduction counts too. Skip tensors pass in the wave before the one that reads them. Devices that
+    share cores count as if all of the plan's devices on a host computed at once.
+
+    The theorem assumes that messages are sent wave by wave. The simulator sends first what is ready
+    first. Where the messages of several stages compete for an engine or port, a later wave may go
+    first. For such plans the bound is not proven, but it was never exceeded (1,000 random instances
+    in the tests). It does not hold for other schedules, nor for a plan with ``in_flight_limit``.
     """
     waves = plan.micro_batches + 4 * len(plan.stages) - 4
     return waves * workload_s(problem, plan) / plan.micro_batches + ending_s(problem, plan)
@@ -63,10 +63,10 @@ def is_spp_order(plan: Plan) -> bool:
 
 
 def workload_s(problem: PlanningProblem, plan: Plan) -> float:
-    """``C``: seconds of the busiest stage, or of the busiest message with all that share its way.
+    """``C``: the seconds of all micro-batches on the busiest stage, or of the busiest messages.
 
-    Every message of a micro-batch counts together with those of the same micro-batch, of any
-    stages and both directions, that need one of its engines or ports.
+    Every message of a micro-batch counts together with the other messages of that micro-batch, of
+    any stages and both directions, that need one of its engines or ports.
     """
     messages = list(messages_of(problem, plan))
     busiest_s = max((shared_s(message, messages) for message in messages), default=0.0)
@@ -92,7 +92,7 @@ def shared_s(one: Occupation, others: Iterable[Occupation]) -> float:
 
 
 def messages_of(problem: PlanningProblem, plan: Plan) -> Iterator[Occupation]:
-    """What each pair of devices sends for one micro-batch, in each direction."""
+    """The messages of one micro-batch between each pair of devices, in each direction."""
     cluster = problem.cluster
     seconds: dict[tuple[int, int, bool], float] = defaultdict(float)
     for edge, producer, consumer in edges_between_stages(problem, plan):
@@ -141,14 +141,14 @@ def pairs(
 
 @dataclass(frozen=True, slots=True)
 class ReductionOccupation:
-    """An all-reduce: all of it, its longest bucket, and what it occupies."""
+    """An all-reduce as a whole, and the seconds of its longest bucket."""
 
     whole: Occupation
     bucket_s: float
 
 
 def ending_s(problem: PlanningProblem, plan: Plan) -> float:
-    """The largest ``R_n``: reductions that share resources, buckets in the way, and the step."""
+    """The largest ``R_n``: all-reduces that share resources, buckets that delay, and the step."""
     reductions = list(reductions_of(problem, plan))
     wholes = [reduction.whole for reduction in reductions]
     reduced_s = max((shared_s(whole, wholes) for whole in wholes), default=0.0)
@@ -180,8 +180,8 @@ def reduction(
 ) -> Iterator[ReductionOccupation]:
     """One all-reduce, with the latency of as many buckets as it may have; none for one device."""
     cluster = problem.cluster
-    ways = all_reduce_costs(cluster, devices)
-    if not ways or not size_bytes:
+    costs = all_reduce_costs(cluster, devices)
+    if not costs or not size_bytes:
         return
     # Buckets are nearly always more than half full.
     buckets = 1 + int(2 * size_bytes / BUCKET_BYTES)
@@ -192,8 +192,8 @@ def reduction(
         resources |= {(kind, host) for host in hosts for kind in ("port out", "port in")}
     yield ReductionOccupation(
         Occupation(
-            min(buckets * way.latency_s + way.s_per_byte * size_bytes for way in ways),
+            min(buckets * cost.latency_s + cost.s_per_byte * size_bytes for cost in costs),
             frozenset(resources),
         ),
-        min(way.latency_s + way.s_per_byte * longest for way in ways),
+        min(cost.latency_s + cost.s_per_byte * longest for cost in costs),
     )

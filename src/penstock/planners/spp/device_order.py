@@ -1,4 +1,4 @@
-"""SPP's recursive device ordering (RDO): slow links are crossed as few times as possible."""
+"""SPP's recursive device ordering (RDO): an order that crosses slow links as rarely as possible."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,16 @@ from penstock.planners.spp.minimum_cut import minimum_cut
 __all__ = ["device_weights", "ordered_by_minimum_cuts", "recursive_device_order"]
 
 MOST_VERTICES = 128
-"""Of more blocks, those with the strongest ties are taken together first."""
+"""Of more blocks, those with the strongest ties are joined first."""
 
 TWIN_ROUNDS = 4
-"""How often blocks of equal ties are joined: hosts, racks and two levels to spare."""
+"""How often blocks of equal ties are joined: enough for hosts, racks and two further levels."""
 
 Block = tuple[int, ...]
 
 
 def recursive_device_order(cluster: Cluster) -> tuple[int, ...]:
-    """All devices of a cluster, well connected ones side by side (SPP, INFOCOM 2022, RDO)."""
+    """All devices of a cluster, with well connected ones side by side (SPP, INFOCOM 2022, RDO)."""
     weights = device_weights(cluster)
     linked = {end for link in cluster.links for end in (link.source, link.target)}
     by_host: dict[int, list[int]] = {}
@@ -40,9 +40,9 @@ def recursive_device_order(cluster: Cluster) -> tuple[int, ...]:
 def device_weights(cluster: Cluster) -> Floats:
     """Bytes per second between every two devices, the mean of both directions; 0 to itself.
 
-    A port is shared by all devices of its host, so a pair counts with the part that each device
-    of the larger host has when all of them talk at once: with the whole port for every pair, a
-    host of eight would seem to be tied to the next by 64 ports.
+    All devices of a host share its port. So a pair counts with the share of the port that each
+    device of the larger host has when all of them send at once. With the whole port for every pair,
+    a host of eight devices would seem to have 64 ports to the next one.
     """
     links, host = link_matrices(cluster), np.array(cluster.host_index)
     sharing = np.bincount(host)[host]
@@ -51,7 +51,7 @@ def device_weights(cluster: Cluster) -> Floats:
     weights = (weights + weights.T) / 2
     np.fill_diagonal(weights, 0.0)
     finite = weights[np.isfinite(weights)]
-    # A link without a limit is only ever compared: more than all others together will do.
+    # The weight of a link without a limit is only compared: more than all others is enough.
     most = 2 * float(finite.sum()) + 1.0
     return np.where(np.isfinite(weights), weights, most)
 
@@ -62,13 +62,13 @@ def ordered_by_minimum_cuts(weights: Floats, blocks: Sequence[Block]) -> tuple[i
         RDO(U) = [u]                     if U is a single block
         RDO(U) = RDO(U1) + RDO(U2)       for (U1, U2) the minimum cut of U
 
-    ``weights`` are bytes per second between devices. A half may be turned round: of the four ways
-    to join two halves that with the strongest tie at the joint is taken, the first of equal ones.
-    Where all ties between blocks are equal, any order is as good and they keep their own.
+    ``weights`` are bytes per second between devices. Either half may be reversed: of the four
+    results, the one with the strongest tie where the halves meet is taken, or the first of equal
+    ones. Where all ties between blocks are equal, any order is as good, and they keep their own.
 
-    A block is a host with its equal links, never cut. Beyond the paper: blocks with equal ties to
-    all others are ordered as one, and of more than `MOST_VERTICES` blocks those with the strongest
-    ties are joined first; a cut takes time cubic in the blocks.
+    A block is never cut; it is a host with equal links. Two things go beyond the paper, because a
+    cut takes time cubic in the blocks. Blocks with equal ties to all others are ordered as one. Of
+    more than `MOST_VERTICES` blocks, those with the strongest ties are joined first.
     """
     ties = between(weights, blocks)
     for _ in range(TWIN_ROUNDS):
@@ -102,9 +102,9 @@ def all_equal(ties: Floats) -> bool:
 
 
 def merge_twins(ties: Floats, blocks: Sequence[Block]) -> list[Block]:
-    """Blocks tied alike to all others, and at least as strongly to each other, joined into one.
+    """Join blocks with equal ties to all others that are tied at least as strongly to each other.
 
-    No minimum cut need part them: together they are one block of equal links.
+    No minimum cut need separate them: together they are one block of equal links.
     """
     alike: dict[bytes, list[int]] = {}
     for block, row in enumerate(np.sort(ties, axis=1)):
@@ -169,7 +169,7 @@ def halves(ties: Floats, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def joined(weights: Floats, left: Block, right: Block) -> Block:
-    """Two ordered halves, turned so that the devices which meet are tied most strongly."""
-    ways = [(first, second) for first in (left, left[::-1]) for second in (right, right[::-1])]
-    first, second = max(ways, key=lambda way: weights[way[0][-1], way[1][0]])
+    """Two ordered halves, reversed so that the devices which meet are tied most strongly."""
+    pairs = [(first, second) for first in (left, left[::-1]) for second in (right, right[::-1])]
+    first, second = max(pairs, key=lambda pair: weights[pair[0][-1], pair[1][0]])
     return first + second

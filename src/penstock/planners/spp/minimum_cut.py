@@ -16,13 +16,13 @@ def minimum_cut(
     weights: NDArray[np.float64],
     sizes: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Which vertices stand on one side of a global minimum cut (Stoer and Wagner, 1997).
+    """Which vertices are on one side of a global minimum cut (Stoer and Wagner, 1997).
 
-    ``weights`` is symmetric with a zero diagonal; ``sizes`` is how many devices stand for a vertex.
-    Every phase adds the vertex that is tied most strongly to those before it, and cuts off the
-    last one, which then is merged into the one before. Of equal cuts that which halves the devices
-    best is taken, then the first: without this a graph of equal links would lose one vertex
-    at a time. Cubic in the vertices.
+    ``weights`` is symmetric with a zero diagonal. ``sizes`` is how many devices each vertex has.
+    Every phase adds, one by one, the vertex that is tied most strongly to those added before. The
+    last vertex alone is one side of a cut; then it is merged into the one before. Of equal cuts,
+    the one that divides the devices most evenly is taken, then the first. Otherwise a graph of
+    equal links would lose one vertex at a time. The time is cubic in the vertices.
     """
     count = len(weights)
     left = weights.copy()

@@ -35,26 +35,28 @@ def partition(
         W(k, lo, p, r) = min over end hi and next replicas r' of
                          max{ M * P + R,   M * X,   W(k - 1, hi, p + r, r') }
 
-    ``P``: forward, backward and, where memory asks for it, recompute of a micro-batch on the
-    slowest replica; ``R``: all-reduce and optimizer step; ``X``: the channel, activations down
-    and gradients up; ``M``: micro-batches. The recurrence is the paper's, read from the last stage
-    to the first, so that it is known how many micro-batches a stage keeps in flight: a stage
-    that does not fit costs infinity. Costs are those of this project: ``P`` of whole rows and
-    unequal devices, ``X`` by its busiest engine or port where the paper divides by ``r * r'`` and
-    the slowest link. Devices at either end of the line may stay idle, where the paper uses all.
+    ``P``: forward, backward and, where memory requires it, recompute of a micro-batch on the
+    slowest replica. ``R``: all-reduce and optimizer step. ``X``: the channel, activations down and
+    gradients up. ``M``: micro-batches. The recurrence is the paper's, from the last stage to the
+    first. So it is known how many micro-batches a stage keeps in flight, and a stage that does not
+    fit costs infinity.
 
-    Where a table ``drains``, a plan is judged by fill and drain as well:
+    The costs are those of this project: ``P`` of whole rows and unequal devices, and ``X`` of the
+    busiest engine or port, where the paper divides by ``r * r'`` and the slowest link. Devices at
+    either end of the line may stay idle, where the paper uses all of them.
+
+    Where a table ``drains``, fill and drain count as well:
 
         V(1, lo, p, r) = M * P + R
         V(k, lo, p, r) = min over end hi and next replicas r' of
                          max{ M * P + R,   M * Y,   P + X + V(k - 1, hi, p + r, r') }
 
-    with ``Y`` the busier direction of the channel: a stage is busy for ``M * P`` between the fill
-    and the drain of the stages before it, as in the warm-up and ending phases of DAPPLE (PPoPP
-    2021). It is not the iteration time: an all-reduce is counted as if it held up the drain of the
+    ``Y`` is the busier direction of the channel. A stage is busy for ``M * P`` between the fill and
+    the drain of the stages before it, as in the warm-up and ending phases of DAPPLE (PPoPP 2021).
+    ``V`` is not the iteration time. It counts an all-reduce as if it delayed the drain of the
     stages before, and skip tensors as if they passed through every stage.
 
-    Exact for either objective, which tests hold against brute force.
+    The result is exact for either objective; tests compare it with enumeration.
     """
     problem = chain.problem
     most_stages = min(line.blocks, chain.layers, problem.max_stages or chain.layers)
@@ -78,7 +80,7 @@ def partition(
 
 @dataclass(frozen=True)
 class PartitionTable:
-    """What `partition` found: by stages, first cut, first block and width of the first window."""
+    """The result of `partition`: a table by stages, first cut, first block and first width."""
 
     chain: ChainCosts
     windows: LineWindows
@@ -91,7 +93,7 @@ class PartitionTable:
         return self.table.seconds[:, 0].min(axis=2, initial=inf)
 
     def candidates(self) -> Iterator[Candidate]:
-        """For every number of stages the best plan on all of the line, and on any end of it.
+        """For every number of stages, the best plan on the whole line, and on any end of it.
 
         The estimate is the workload, or more where fill and drain say so:
         ``sum of (P + X) + (M - 1) * max of P and X``.

@@ -18,15 +18,16 @@ from penstock.planners.spp.partition import partition
 __all__ = ["MOST_CUTS", "spp", "spp_on_order"]
 
 PREFERRED = ("wavefront", "early-backward", "1f1b", "gpipe")
-"""SPP's own list order first, then those that resemble it most."""
+"""SPP's own list order first, then the schedules most similar to it."""
 
 THREADS = 2
-"""Micro-batch sizes that are partitioned side by side."""
+"""Micro-batch sizes that are partitioned at the same time."""
 
 TRIES = 4
+"""Plans of each micro-batch size that are simulated."""
 
 MOST_CUTS = 96
-"""A longer chain is cut at so many places at most, and only at likely ones."""
+"""Longer chains are cut at so many likely places only."""
 
 
 def spp(problem: PlanningProblem, score: Score) -> Plan:
@@ -36,14 +37,15 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
         for every micro-batch size and number of stages:   plan = PRM(order, stages)
         the plan whose execution ends first
 
-    The paper has one micro-batch size and plays every number of stages; here a formula (fill, drain
-    and workload) sorts the plans of all sizes, and ``score`` judges the first `TRIES` of each. Its
-    list order is the schedule 'wavefront'; each is also judged under the next most like it that is
-    allowed, mostly 'early-backward', which needs half the memory for the same time on balanced
-    stages. The winner is tried with all others, too; where memory counts, those plan as well.
+    The paper has one micro-batch size and simulates every number of stages. Here a formula (fill,
+    drain and workload) sorts the plans of all sizes, and ``score`` judges the first `TRIES` of each
+    size. SPP's list order is the schedule 'wavefront'. Each plan is also judged under the most
+    similar other schedule that is allowed. Mostly that is 'early-backward', which needs half the
+    memory for the same time on balanced stages. The winner is judged under all other schedules.
+    Where memory limits the plans, the other schedules get plans of their own.
 
     Of long chains, many sizes and many devices only some are tried: see `likely_cuts`,
-    `few_sizes` and `device_line`.
+    `few_sizes_for_tables` and `device_line`.
 
     Raises:
         Infeasible: no plan fits; the message says what would.
@@ -52,7 +54,7 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
 
 
 def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...]) -> Plan:
-    """`spp` on any order of devices, to see what the order is worth.
+    """`spp` on a given order of devices, to compare orders.
 
     Raises:
         Infeasible: no plan fits; the message says what would.
@@ -75,9 +77,9 @@ def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...])
 
 
 def attempts(problem: PlanningProblem) -> Iterator[tuple[ChainCosts, tuple[int, ...]]]:
-    """Cuts and micro-batch sizes: the few, then all of them for problems where none of those fit.
+    """Cuts and micro-batch sizes to try: a few, and then all of them, if none of the few fits.
 
-    A problem of which all are tried anyway is attempted once.
+    If the few are all of them, there is one attempt.
     """
     every_cut = tuple(range(len(problem.profile.layers) + 1))
     few = (likely_cuts(problem, MOST_CUTS), few_sizes_for_tables(problem))
@@ -86,7 +88,7 @@ def attempts(problem: PlanningProblem) -> Iterator[tuple[ChainCosts, tuple[int, 
 
 
 def memory_counts(problem: PlanningProblem, found: list[Candidate]) -> bool:
-    """Whether memory keeps the first schedule's promising plans from being what they could be."""
+    """Whether memory limits the best plans of the first schedule."""
     sizes = {candidate.plan.micro_batch_size for candidate in found}
     nearest = sorted(found, key=lambda candidate: candidate.estimate_s)[: TRIES * len(sizes)]
     return (
@@ -110,6 +112,6 @@ def candidates(
 
 
 def preference(schedule: str) -> tuple[int, str]:
-    """How near a schedule is to SPP's."""
+    """Sorts schedules by their similarity to SPP's."""
     known = schedule in PREFERRED
     return (PREFERRED.index(schedule) if known else len(PREFERRED), schedule)
