@@ -48,8 +48,6 @@ def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Ite
     )
     arrays, layout = search_arrays(problem), layout_of(problem, start)
     most = len(layout.cuts) - 1
-    arrays, layout = search_arrays(problem), layout_of(problem, start)
-    most = len(layout.cuts) - 1
     for power in POWERS:
         found = Layout(*(np.zeros((len(sizes) * most, len(part)), np.int64) for part in layout))
         found_s = compiled(random_walk)(arrays, layout, walk._replace(power=power), found)
