@@ -49,7 +49,7 @@ class PlanEntry(Entry):
     micro_batches: int
     micro_batch_size: int
     in_flight_limit: list[int] = Field(default_factory=list[int])
-    memory_bytes: list[Figure] = Field(default_factory=list[float])
+    memory_bytes: list[NotNegative] = Field(default_factory=list[float])
     costs: list[CostEntry] = Field(default_factory=list[CostEntry])
     stages: list[StageEntry]
 
