@@ -75,7 +75,7 @@ def cluster_of(name: str) -> Cluster:
 
 
 def problem_of(model: str, cluster: str) -> PlanningProblem:
-    """The question of a row; which schedules a planner may use is said when it is asked.
+    """The problem of a row; the schedules of each planner are chosen later.
 
     The papers' planners fill devices, so all memory is theirs; and the fastest plan is asked for.
     """
@@ -182,7 +182,7 @@ def ratio(slower: Comparison, faster: Comparison) -> float | None:
 
 
 def answer_of(found: Comparison) -> Answer:
-    """A comparison in the figures that are kept."""
+    """A comparison as it is kept in the results."""
     values = found.to_json()
     if "iteration_s" not in values:
         reason = str(values.get("infeasible") or values.get("failed"))
@@ -215,10 +215,10 @@ def every_schedule(model: str, cluster: str, limit_s: float) -> dict[str, object
         base = plan_without_limit(problem, planner)
         for name in schedules_named(AUTO, "search"):
             planned = FAMILIES[name].is_planned
-            question = (name, planner if planned else replace(base, planner="", schedule=""))
-            if question in seen:
+            case = (name, planner if planned else replace(base, planner="", schedule=""))
+            if case in seen:
                 continue
-            seen.add(question)
+            seen.add(case)
             narrowed, began_s = replace(problem, schedules=(name,)), process_time()
             limited = score_until(score, began_s + limit_s, process_time)
             try:
