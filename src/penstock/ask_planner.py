@@ -30,15 +30,16 @@ def plan_pipeline(
 ) -> Plan:
     """The best plan that a planner finds for training ``profile`` on ``cluster``.
 
-    ``batch`` is the number of samples of an iteration, ``micro_batch_size`` 0 tries every divisor
-    of it, ``schedule`` is explained in
-    `penstock.planning.planning_problem.schedules_named`, ``max_stages`` 0 any number of stages.
-    ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
-    ``memory_reserve`` is the share of each device's memory that the plan leaves free.
+    ``batch`` is the number of samples of an iteration. ``micro_batch_size`` 0 tries every divisor
+    of it. `penstock.planning.planning_problem.schedules_named` explains ``schedule``.
+    ``max_stages`` 0 allows any number of stages. ``optimizer_bytes_per_parameter_byte`` is the
+    state of the optimizer, 2 for Adam. ``memory_reserve`` is the share of each device's memory that
+    the plan leaves free.
 
-    After ``time_limit_s`` (0: no limit) the best plan so far is the answer; one that fits is found
-    first, however long that takes. The limit holds to within a quarter in the main thread, where an
-    alarm (``SIGALRM``) stops what does not look at the clock; elsewhere it waits for that.
+    After ``time_limit_s`` (0: no limit) the best plan so far is the answer. A plan that fits is
+    found first, however long that takes. In the main thread an alarm (``SIGALRM``) stops planners
+    that do not look at the clock, so the limit holds to within a quarter. In other threads the call
+    waits for such planners.
 
     Raises:
         BadInput: an unknown planner or schedule, a reserve of all memory, or sizes that do not go

@@ -53,9 +53,7 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
             few = replace(problem, micro_batch_sizes=sizes, recompute="on" if recompute else "off")
             pipelines = list(pipeline_candidates(few, recompute=recompute))
             whole = list(data_parallel_candidates(few))
-            kinds = sorted(
-                (found for found in (pipelines, whole) if found), key=lambda found: least_s(found)
-            )
+            kinds = sorted((found for found in (pipelines, whole) if found), key=least_s)
             for found in kinds:
                 try:
                     return best_candidate(problem, found, score, planner="bapipe", tries=TRIES)
