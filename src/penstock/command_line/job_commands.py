@@ -7,10 +7,13 @@ from typing import Annotated
 from typer import Argument, Option
 
 from penstock.command_line.options import (
+    AllowPickle,
     AsJson,
     Device,
     JobName,
+    MayLose,
     MemoryReserve,
+    NoVerify,
     Out,
     Quiet,
     Workers,
@@ -79,30 +82,12 @@ def train(
     memory_reserve: MemoryReserve = 0.05,
     device: Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
-    allow_pickle: Annotated[
-        bool,
-        Option(
-            "--allow-pickle",
-            help="Resume from a pickled checkpoint (format 1) too. It can run code.",
-        ),
-    ] = False,
-    may_lose: Annotated[
-        int,
-        Option(
-            min=0,
-            metavar="N",
-            help="Go on with fewer workers after up to N of them were killed or stopped answering.",
-        ),
-    ] = 0,
+    allow_pickle: AllowPickle = False,
+    may_lose: MayLose = 0,
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = "",
-    no_verify: Annotated[
-        bool,
-        Option(
-            "--no-verify", help="Do not compare the first step with the model run without Penstock."
-        ),
-    ] = False,
+    no_verify: NoVerify = False,
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,

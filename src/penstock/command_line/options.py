@@ -5,14 +5,17 @@ from typing import Annotated, Literal, TypeAlias
 from typer import Argument, Option
 
 __all__ = [
+    "AllowPickle",
     "AsJson",
     "Batch",
     "ClusterName",
     "Device",
     "JobName",
     "MaxStages",
+    "MayLose",
     "MemoryReserve",
     "MicroBatch",
+    "NoVerify",
     "Out",
     "PlanPath",
     "ProfileBatch",
@@ -81,5 +84,25 @@ ScheduleNames: TypeAlias = Annotated[
 ]
 Device: TypeAlias = Annotated[
     Literal["cpu", "cuda"], Option(help="Where the layers run (cuda is untested).")
+]
+AllowPickle: TypeAlias = Annotated[
+    bool,
+    Option(
+        "--allow-pickle", help="Resume from a pickled checkpoint (format 1) too. It can run code."
+    ),
+]
+MayLose: TypeAlias = Annotated[
+    int,
+    Option(
+        min=0,
+        metavar="N",
+        help="Go on with fewer workers after up to N of them were killed or stopped answering.",
+    ),
+]
+NoVerify: TypeAlias = Annotated[
+    bool,
+    Option(
+        "--no-verify", help="Do not compare the first step with the model run without Penstock."
+    ),
 ]
 Workers: TypeAlias = Annotated[int, Option(min=1, metavar="N", help="Number of worker processes.")]
