@@ -320,8 +320,8 @@ def flaws_of_end(run: Run, fault: Fault, before: Sequence[str]) -> Iterator[str]
         yield f"a message of {len(fault.message)} characters"
     if before and not any(path.name >= before[-1] for path in complete(run.place)):
         yield f"checkpoint {before[-1]} is lost"
-    if not was_killed and (left_over := list(run.place.temporary.iterdir())):
-        yield f"left in TMPDIR: {left_over[0].name}"
+    if not was_killed and (left_over := left_in(run, fault)):
+        yield f"left in TMPDIR: {left_over[0]}"
     if shared := shared_memory():
         yield f"left in /dev/shm: {shared[0]}"
 
@@ -341,10 +341,16 @@ def flaws_of_resumed(run: Run, fault: Fault, expected: Mapping[str, bytes]) -> I
         yield "steps are missing or recorded twice"
     if expected and tensors_of(run.place) != expected:
         yield "weights differ from an unbroken run's"
-    if left_over := list(run.place.temporary.iterdir()):
-        yield f"left in TMPDIR after resuming: {left_over[0].name}"
+    if left_over := left_in(run, fault):
+        yield f"left in TMPDIR after resuming: {left_over[0]}"
     if shared := shared_memory():
         yield f"left in /dev/shm after resuming: {shared[0]}"
+
+
+def left_in(run: Run, fault: Fault) -> list[str]:
+    """What is left in the temporary directory, without tracebacks to which the message points."""
+    names = [path.name for path in run.place.temporary.iterdir()]
+    return [name for name in names if name not in fault.message]
 
 
 def shared_memory() -> list[str]:

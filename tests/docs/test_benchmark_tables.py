@@ -165,3 +165,16 @@ def test_orders_beside_those_of_torch() -> None:
         counts = (len(ratios), shorter, len(ratios) - shorter - longer, longer)
         mean = sum(ratios) / len(ratios)
         assert line == f"| {theirs} | `{ours}` | {' | '.join(map(str, counts))} | {mean:.3f} |"
+
+
+def test_reliability() -> None:
+    tables = script_at("benchmarks/reliability/tables.py", "reliability_tables")
+    text = page("docs/benchmarks/reliability.md")
+    readers, chaos = results("reliability/readers.json"), results("reliability/chaos.json")
+    assert tables.readers_table(readers["readers"]) in text
+    assert tables.faults_table(chaos["faults"]) in text
+    assert not any(found["failures"] for found in readers["readers"])
+    flawed = [fault for fault in chaos["faults"] if fault["flaws"]]
+    assert f"{len(chaos['faults'])} runs were broken, and {len(flawed)} had a flaw" in text
+    assert chaos["date"] in text
+    assert chaos["machine"] in text

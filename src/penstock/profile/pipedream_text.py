@@ -127,7 +127,7 @@ def sum_of(text: str, where: str) -> float:
         values = [float(part) for part in text.strip("[]").split(";")]
     except ValueError:
         raise BadInput(f"{where} is '{text}'; write a number or a list [a; b]") from None
-    if not all(0 <= value < inf for value in values):
+    if min(values) < 0 or not sum(values) < inf:
         raise BadInput(f"{where} is '{text}'; numbers must be finite and >= 0")
     return sum(values)
 
