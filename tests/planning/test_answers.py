@@ -50,11 +50,17 @@ def test_every_divisor_of_the_batch_is_tried_where_no_size_is_given(
     )
 
 
-@pytest.mark.parametrize("option", [{"planner": "dynamic"}, {"schedule": "one"}])
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ({"planner": "dynamic"}, "did you mean 'dynamic-program'?"),
+        ({"schedule": "one"}, "use one that 'penstock list' names"),
+    ],
+)
 def test_an_unknown_name_is_refused(
-    small_profile: ModelProfile, small_cluster: Cluster, option: dict[str, str]
+    small_profile: ModelProfile, small_cluster: Cluster, option: dict[str, str], hint: str
 ) -> None:
-    with pytest.raises(BadInput, match="is unknown; there are"):
+    with pytest.raises(BadInput, match=re.escape(f"is unknown; {hint}")):
         plan_pipeline(small_profile, small_cluster, 12, **option)  # type: ignore[arg-type]
 
 
