@@ -19,7 +19,6 @@ to which no gradient flows back. The backward is divided equally into its two ha
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +34,9 @@ __all__ = ["model_from_table", "read_model_table"]
 COLUMNS = ("layer", "forward_ms", "backward_ms", "activation_mb", "parameter_mb")
 OPTIONAL_COLUMNS = ("saved_mb", "reads")
 MB = 1e6
+LARGEST_FIGURE = 1e15
+"""The most milliseconds or megabytes of a layer."""
+
 MOST_COPIES = 10_000
 """The most equal layers of one line."""
 
@@ -123,8 +125,10 @@ def rows_of(table: str, path: str | Path) -> Iterator[LayerRow]:
             copies = int(count or 1)
         except ValueError as cause:
             raise BadInput(f"{path}: '{' '.join(line)}' is no layer: {cause}") from None
-        if not all(0 <= figure < inf for figure in figures.values()):
-            raise BadInput(f"{path}: '{' '.join(line)}': figures must be finite and >= 0")
+        if not all(0 <= figure <= LARGEST_FIGURE for figure in figures.values()):
+            raise BadInput(
+                f"{path}: '{' '.join(line)}': figures must be from 0 to {LARGEST_FIGURE:g}"
+            )
         if not 1 <= copies <= MOST_COPIES:
             raise BadInput(f"{path}: '{name}*{count}': write a count from 1 to {MOST_COPIES}")
         row = LayerRow(name, figures, () if reads == "-" else tuple(reads.split(",")))
