@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from itertools import count
 from math import inf
