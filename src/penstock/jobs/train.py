@@ -24,8 +24,9 @@ from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, MEMORY_RESERVE, PlanningProblem
 from penstock.plan.undoable_step import with_undoable_step
-from penstock.planning.answers import find_plan
+from penstock.planning.answers import TimeLimit
 from penstock.planning.planning_problem import schedules_named
+from penstock.planning.time_limit import plan_within
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
@@ -44,6 +45,9 @@ __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "trai
 
 LOST = WorkerLost, Stalled
 """After these errors the other workers can go on."""
+
+REPLANNING_LIMIT = TimeLimit(10.0, time.perf_counter)
+"""At the end of a run, a plan with the times found is a hint, which nobody wants to wait for."""
 
 STEADY_ITERATIONS = 6
 """Iterations to simulate for the steady-state step time."""
@@ -290,8 +294,14 @@ def plan_for(
     return new_plan(job, request, profile, cluster)
 
 
-def new_plan(job: Job, request: TrainRequest, profile: ModelProfile, cluster: Cluster) -> Plan:
-    """A plan of the requested planner."""
+def new_plan(
+    job: Job,
+    request: TrainRequest,
+    profile: ModelProfile,
+    cluster: Cluster,
+    limit: TimeLimit | None = None,
+) -> Plan:
+    """A plan of the requested planner, the best one that it finds until the limit."""
     if request.planner not in PLANNERS:
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
     problem = replace(
@@ -301,7 +311,7 @@ def new_plan(job: Job, request: TrainRequest, profile: ModelProfile, cluster: Cl
         as_fast=AS_FAST,
     )
     with planners_compiled_beside():
-        return find_plan(problem, request.planner, make_score(problem))
+        return plan_within(problem, request.planner, make_score(problem), limit=limit)
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
@@ -444,7 +454,7 @@ def replanned(
 ) -> str:
     """What planning again would bring; a plan that gains enough is written beside the old one."""
     profile, cluster = as_found(plan, *directory.read_costs(), drifts)
-    found = new_plan(job, request, profile, cluster)
+    found = new_plan(job, request, profile, cluster, REPLANNING_LIMIT)
     now, then = (predict(job, each, profile, cluster).iteration_s for each in (plan, found))
     again = Replanned(found, now, then)
     if again.gain < LEAST_GAIN:
