@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.runtime.processes.launch import loopback_store
+from penstock.runtime.processes.store import serve_store
 
 __all__ = ["run_tasks"]
 
@@ -29,7 +29,7 @@ def run_tasks(tasks: list[Task], ranks: int, limit_s: float) -> list[dict[str, A
     with tempfile.TemporaryDirectory() as directory:
         given, found = Path(directory) / "tasks.json", Path(directory) / "results.jsonl"
         given.write_text(json.dumps(tasks))
-        store = loopback_store()
+        store = serve_store("127.0.0.1")
         processes = [
             subprocess.Popen(
                 [sys.executable, str(HERE / "ranks.py"), str(given), str(found)],

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,16 +59,37 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def running_launcher(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+def running_launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """A process that launched two workers which sleep; and the workers' process numbers."""
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    launcher = subprocess.Popen([sys.executable, script, TESTS, pids], env=environment)
-    wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2, 60)
-    return launcher, [int(line.split()[1]) for line in pids.read_text().splitlines()]
+    # The path of a socket has 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="p-") as temporary:
+        (tmp_path / "temporary").symlink_to(temporary)
+        environment = {**os.environ, "TMPDIR": temporary}
+        launcher = subprocess.Popen([sys.executable, script, TESTS, pids], env=environment)
+        try:
+            wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2, 60)
+            yield launcher, [int(line.split()[1]) for line in pids.read_text().splitlines()]
+        finally:
+            launcher.kill()
+            launcher.wait()
+
+
+def test_a_temporary_directory_with_a_long_path_is_named(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", TESTS, tmp_path / "pids"],
+        env={**os.environ, "TMPDIR": str(long)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        f"has {len(str(long))} characters, too many for a socket in it; set TMPDIR" in done.stderr
+    )
 
 
 def test_results_come_back_in_order_of_rank_with_a_process_group() -> None:

@@ -199,13 +199,7 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         common.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ranks = range(workers)
     if forks:
-        forkserver.set_forkserver_preload(list(IMPORTED_ONCE))
-        # Libraries must not start threads at import, before a fork. And torch warns, when memory
-        # is measured, that it has not seen all allocations.
-        quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
-        socket_folder = environment(SOCKET_FOLDER, util.get_temp_dir())
-        with environment("OMP_NUM_THREADS", "1"), quiet, socket_folder:
-            forkserver.ensure_running()
+        ensure_fork_server()
     # OpenMP reads its variable when torch is first imported, before `worker_main` runs. Workers
     # that are not forked must inherit it.
     with environment("OMP_NUM_THREADS", str(threads)):
@@ -217,6 +211,30 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
             logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
             start_method="forkserver" if forks else "spawn",
         )
+
+
+def ensure_fork_server() -> None:
+    """Start the server that workers are forked from, if it does not run.
+
+    Raises:
+        BadInput: the path of its socket would be too long.
+    """
+    forkserver.set_forkserver_preload(list(IMPORTED_ONCE))
+    # Libraries must not start threads at import, before a fork. And torch warns, when memory is
+    # measured, that it has not seen all allocations.
+    quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
+    socket_folder = environment(SOCKET_FOLDER, util.get_temp_dir())
+    with environment("OMP_NUM_THREADS", "1"), quiet, socket_folder:
+        try:
+            forkserver.ensure_running()
+        except OSError as cause:
+            if "too long" not in str(cause):
+                raise
+            folder = tempfile.gettempdir()
+            raise BadInput(
+                f"the temporary directory '{shortened(folder, LONGEST_CAUSE)}' has {len(folder)} "
+                f"characters, too many for a socket in it; set TMPDIR to a shorter one"
+            ) from None
 
 
 def pass_on_first_sigterm(context: PContext) -> None:
