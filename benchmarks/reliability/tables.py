@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["faults_table", "readers_table"]
+__all__ = ["faults_table", "lost_workers_table", "readers_table"]
 
 HERE = Path(__file__).parent
 
@@ -54,6 +54,20 @@ def outcome_of(fault: Mapping[str, Any]) -> str:
     return outcome if outcome == "started again" else "went on"
 
 
+def lost_workers_table(runs: Sequence[Mapping[str, float]]) -> str:
+    """A row for each run that lost a worker: seconds until the next step, and what they go to."""
+    rows = [
+        "| noticed | planned again | first step | in all | losses apart |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    for run in runs:
+        keys = ("noticed_s", "planned_s", "stepped_s", "all_s")
+        seconds = " | ".join(f"{run[key]:.1f} s" for key in keys)
+        rows.append(f"| {seconds} | {run['largest_difference_of_losses']:.0e} |")
+    return "\n".join(rows)
+
+
 if __name__ == "__main__":
     print(readers_table(json.loads((HERE / "readers.json").read_text())["readers"]))
     print(faults_table(json.loads((HERE / "chaos.json").read_text())["faults"]))
+    print(lost_workers_table(json.loads((HERE / "lost_worker.json").read_text())["runs"]))

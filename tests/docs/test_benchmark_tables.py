@@ -178,3 +178,6 @@ def test_reliability() -> None:
     assert f"{len(chaos['faults'])} runs were broken, and {len(flawed)} had a flaw" in text
     assert chaos["date"] in text
     assert chaos["machine"] in text
+    lost = results("reliability/lost_worker.json")
+    assert tables.lost_workers_table(lost["runs"]) in text
+    assert lost["machine"]["date"][:10] in text

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import distributed, nn
@@ -184,15 +186,19 @@ def sizes_to_measure(job: Job) -> tuple[int, ...]:
     return tuple(sorted({smallest, max(1, largest // 4), max(1, largest // 2), largest}))
 
 
-def cost_job(job: Job, *, workers: int, device: str = "cpu") -> CostedJob:
+def cost_job(
+    job: Job, *, workers: int, device: str = "cpu", log_directory: Path | None = None
+) -> CostedJob:
     """Profile and cluster for ``workers`` local workers.
 
-    All workers measure at the same time, because they also train at the same time.
+    All workers measure at the same time, because they also train at the same time. Their tracebacks
+    go to ``log_directory`` (None: a temporary one).
     """
+    launch = partial(launch_workers, workers=workers, log_directory=log_directory)
     if workers == 1:
-        profile = launch_workers(measure_job, (job, device), workers=1)[0]
+        profile = launch(measure_job, (job, device))[0]
         return CostedJob(profile, local_cluster(1, usable_cores(), usable_memory_bytes()))
-    results = launch_workers(cost_worker, (job, device), workers=workers)
+    results = launch(cost_worker, (job, device))
     cluster = results[0].cluster
     if device == "cpu":
         cluster = cluster_for(workers, cluster.hosts[0])

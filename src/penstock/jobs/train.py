@@ -46,6 +46,9 @@ __all__ = ["TrainRequest", "TrainResult", "check_plan_fits", "problem_of", "trai
 LOST = WorkerLost, Stalled
 """After these errors the other workers can go on."""
 
+AFTER_A_LOSS = TimeLimit(2.0, time.perf_counter)
+"""For the plan of the workers that are left, while they stand still."""
+
 REPLANNING_LIMIT = TimeLimit(10.0, time.perf_counter)
 """At the end of a run, a plan with the times found is a hint, which nobody wants to wait for."""
 
@@ -158,8 +161,9 @@ def train_with_losses(
     """
     lost = 0
     while True:
+        limit = AFTER_A_LOSS if lost else None
         try:
-            return replace(train_in(directory, job, request, given, say), lost_workers=lost)
+            return replace(train_in(directory, job, request, given, say, limit), lost_workers=lost)
         except LOST as cause:
             if not request.may_lose:
                 raise
@@ -174,7 +178,12 @@ def train_with_losses(
 
 
 def train_in(
-    directory: RunDirectory, job: Job, request: TrainRequest, given: Plan | None, say: Log
+    directory: RunDirectory,
+    job: Job,
+    request: TrainRequest,
+    given: Plan | None,
+    say: Log,
+    limit: TimeLimit | None,
 ) -> TrainResult:
     """Measure, plan, predict, train and report in a directory that is locked for this run."""
     resume_from = checkpoint_to_resume(directory, say) if request.resume else None
@@ -183,7 +192,7 @@ def train_in(
         job = replace(job, weights=None)
     profile, cluster = costs_of(job, request, directory, say)
     with notice_if_long(say, "planning"):
-        plan = given or plan_for(job, request, directory, profile, cluster, say)
+        plan = given or plan_for(job, request, directory, (profile, cluster), say, limit)
     check_plan_fits(plan, job, request.workers, f"the plan of '{directory.path}'")
     check_layers(plan, profile)
     directory.write_plan(plan)
@@ -256,7 +265,9 @@ def costs_of(
             return profile, cluster
     say(f"measuring the layers of '{job.name}' and the links between workers")
     start_s = time.perf_counter()
-    costed = cost_job(job, workers=request.workers, device=request.device)
+    costed = cost_job(
+        job, workers=request.workers, device=request.device, log_directory=directory.logs
+    )
     directory.write_costs(costed.profile, costed.cluster)
     seconds = time.perf_counter() - start_s
     say(f"measured {len(costed.profile.layers)} layers in {seconds:.1f} s")
@@ -281,9 +292,9 @@ def plan_for(
     job: Job,
     request: TrainRequest,
     directory: RunDirectory,
-    profile: ModelProfile,
-    cluster: Cluster,
+    costs: tuple[ModelProfile, Cluster],
     say: Log,
+    limit: TimeLimit | None,
 ) -> Plan:
     """A resumed run's own plan if it suits the workers and the batch, otherwise a new plan."""
     if request.resume:
@@ -291,7 +302,7 @@ def plan_for(
         if max(before.devices) < request.workers and before.global_batch == job.batch_size:
             return before
         say("the run gets a new plan, because the workers or the batch size changed")
-    return new_plan(job, request, profile, cluster)
+    return new_plan(job, request, *costs, limit)
 
 
 def new_plan(

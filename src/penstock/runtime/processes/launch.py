@@ -64,8 +64,15 @@ SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
 """Names to the fork server the folder of its socket. It ends after this process, so it removes the
 folder where this process was killed and could not."""
 
+
+def say_that_no_worker_started(kind: type, failure: object, _: object) -> None:
+    """In the fork server: a fork that cannot start prints one line. Its launcher has ended."""
+    sys.stderr.write(f"a worker could not be started ({kind.__name__}: {failure})\n")
+
+
 if SOCKET_FOLDER in os.environ:
     atexit.register(shutil.rmtree, os.environ.pop(SOCKET_FOLDER), ignore_errors=True)
+    sys.excepthook = say_that_no_worker_started
 
 TOLD_WITHIN = timedelta(seconds=5)
 """How long a failing worker tries to reach the launcher."""
