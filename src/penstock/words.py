@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-__all__ = ["layers_text", "percent_text", "seconds_text", "size_text"]
+__all__ = ["layers_text", "numbered", "percent_text", "seconds_text", "size_text"]
 
 
 def seconds_text(seconds: float) -> str:
@@ -45,6 +45,15 @@ def layers_text(names: Sequence[str]) -> str:
     ('embed', 'embed ... block.1')
     """
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+
+
+def numbered(word: str, numbers: Sequence[int]) -> str:
+    """A word with its numbers, in the plural for several.
+
+    >>> numbered("rank", [1]), numbered("rank", [1, 2])
+    ('rank 1', 'ranks 1, 2')
+    """
+    return f"{word}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def three_digits(value: float) -> str:

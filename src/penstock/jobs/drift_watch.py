@@ -4,7 +4,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.timeline.drift import Compared, Drift, Part, common_factor, compared, steady_drifts
+from penstock.timeline.drift import (
+    Compared,
+    Drift,
+    Part,
+    common_factor,
+    compared,
+    own_factors,
+    steady_drifts,
+)
 from penstock.timeline.metrics import iteration_s
 from penstock.timeline.timeline import Timeline
 
@@ -35,11 +43,8 @@ class DriftWatch:
             if drift.part not in self._said:
                 self._said.add(drift.part)
                 self.say(f"step {step}: {drift}")
-        common = common_factor(times)
-        return {"all_ranks": common} | {
-            str(part): t.factor / (common if part.kind == "stage" else 1.0)
-            for part, t in times.items()
-        }
+        factors = {str(part): factor for part, factor in own_factors(times).items()}
+        return {"all_ranks": common_factor(times)} | factors
 
     @property
     def drifts(self) -> tuple[Drift, ...]:

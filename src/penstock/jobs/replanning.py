@@ -54,10 +54,10 @@ def as_found(
         for device, factor in factors.items():
             speeds[device] = min(speeds[device], cluster.devices[device].speed * common / factor)
     links = dict(cluster.special_links)
-    for kind, source, target in (drift.part for drift in drifts):
+    for drift in drifts:
+        kind, source, target = drift.part
         if kind == "link":
-            factor = next(d.factor for d in drifts if d.part == (kind, source, target))
-            rate = cluster.bandwidth(source, target) / factor
+            rate = cluster.bandwidth(source, target) / drift.factor
             links[source, target] = Link(source, target, rate, cluster.latency(source, target))
     own = iter(speeds)
     hosts = tuple(

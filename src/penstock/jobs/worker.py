@@ -25,6 +25,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.processes.watch import LIMIT_S
 from penstock.runtime.user_metrics import Evaluation
 from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.timeline.drift import Drift
@@ -54,7 +55,7 @@ class WorkerTask:
     device: str = "cpu"
     shown: bool = True
     allow_pickle: bool = False
-    timeout_s: float = 120.0
+    timeout_s: float = LIMIT_S
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Measurements:
         return typical_s, nearest[1]
 
 
-def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = 120.0) -> Pipeline:
+def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -> Pipeline:
     """The job's pipeline on this rank, with the optimizer's settings and first weights."""
     graph = build_and_capture(job)
     return Pipeline(

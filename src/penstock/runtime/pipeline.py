@@ -35,7 +35,7 @@ from penstock.runtime.gradients.loss_scaling import (
 )
 from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.processes.watch import doing
+from penstock.runtime.processes.watch import LIMIT_S, doing
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
 from penstock.runtime.settings import OnNonFinite, RankSettings, Verification, check_settings
@@ -108,7 +108,7 @@ class Pipeline:
         device: torch.device | str | None = None,
         seed: int = 0,
         weights: Weights | Path | str | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float = LIMIT_S,
         granularity: Literal["block", "module", "operator"] = "module",
         transport: TransportChoice = "auto",
         loss_scaling: LossScaling | None = None,

@@ -23,6 +23,7 @@ from penstock.runtime.holdings import Holdings
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank_numbers import RankNumbers
+from penstock.words import numbered
 
 __all__ = ["ReplicaCheck", "bit_sum"]
 
@@ -108,11 +109,6 @@ def digest(sums: Iterable[int]) -> float:
     """A number of 48 bits that differs between different lists of sums."""
     content = ",".join(map(str, sums)).encode()
     return float(int.from_bytes(hashlib.sha256(content).digest()[:6]))
-
-
-def numbered(word: str, numbers: Sequence[int]) -> str:
-    """``rank 1``, or ``ranks 1, 2``."""
-    return f"{word}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def apart(sums: dict[int, int]) -> tuple[list[int], list[int]]:

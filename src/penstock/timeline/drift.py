@@ -19,7 +19,16 @@ from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 from penstock.words import seconds_text
 
-__all__ = ["Compared", "Drift", "Part", "Times", "common_factor", "compared", "steady_drifts"]
+__all__ = [
+    "Compared",
+    "Drift",
+    "Part",
+    "Times",
+    "common_factor",
+    "compared",
+    "own_factors",
+    "steady_drifts",
+]
 
 LEAST_FACTOR = 1.5
 """A stage or link that takes less than so many times its planned time is no drift."""
@@ -93,17 +102,20 @@ def common_factor(times: Compared) -> float:
     return median_low([t.factor for part, t in times.items() if part.kind == "stage"] or [1.0])
 
 
+def own_factors(times: Compared) -> dict[Part, float]:
+    """How many times as long as planned each part took; stages beyond the common factor."""
+    common = common_factor(times)
+    return {part: t.factor / (common if part.kind == "stage" else 1.0) for part, t in times.items()}
+
+
 def steady_drifts(samples: Sequence[Compared], iteration_s: float) -> tuple[Drift, ...]:
     """The parts that are slow in every one of the samples, the slowest first."""
     found: list[Drift] = []
     common = median(common_factor(sample) for sample in samples) if samples else 1.0
+    own = [own_factors(sample) for sample in samples]
     for part in samples[-1] if samples else ():
         times = [sample[part] for sample in samples if part in sample]
-        factors = [
-            sample[part].factor / (common_factor(sample) if part.kind == "stage" else 1.0)
-            for sample in samples
-            if part in sample
-        ]
+        factors = [factors_of[part] for factors_of in own if part in factors_of]
         excess_s = min(t.measured_s * (1 - 1 / f) for t, f in zip(times, factors, strict=True))
         steady = len(times) == len(samples) and min(factors) >= LEAST_FACTOR
         if steady and excess_s >= LEAST_SHARE * iteration_s:

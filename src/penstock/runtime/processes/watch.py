@@ -21,7 +21,7 @@ import torch.distributed as dist
 from penstock.errors import RunFailed, Stalled
 from penstock.runtime.processes.positions import Position, chain, circle
 
-__all__ = ["BEAT_S", "BUILT", "RARE_LIMIT_S", "WATCH", "CurrentWait", "doing", "finish"]
+__all__ = ["BEAT_S", "BUILT", "LIMIT_S", "RARE_LIMIT_S", "WATCH", "CurrentWait", "doing", "finish"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,6 +7,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.errors import BadInput
+from penstock.words import numbered
 
 __all__ = ["module_for"]
 
@@ -42,11 +43,7 @@ def module_for(
         if own & {*wanted, *(other for other, n in graph.tied_names.items() if n in wanted)}:
             return program.module.get_submodule(path)
     ranks = sorted({holder for held in wanted for holder in holders[held]})
-    words = ", ".join(map(str, ranks))
-    raise BadInput(
-        f"'{name}' is held by rank{'s' if len(ranks) > 1 else ''} {words}, not by rank {rank}; ask "
-        f"there"
-    )
+    raise BadInput(f"'{name}' is held by {numbered('rank', ranks)}, not by rank {rank}; ask there")
 
 
 def known_names(tensors: Iterable[str]) -> set[str]:
