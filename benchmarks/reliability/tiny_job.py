@@ -1,5 +1,6 @@
 """A small model and its data, slow enough that a fault can hit any part of a step."""
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -12,6 +13,11 @@ STEP_S = 0.06
 
 def build() -> nn.Module:
     """Layers with some megabytes of weights, so that a checkpoint takes a moment to write."""
+    if "PENSTOCK_CHAOS_HOSTS" in os.environ:
+        from penstock.runtime.processes import world
+
+        # Every rank counts as a host of its own, so messages go over process groups.
+        world.host_identity = lambda: f"the host of process {os.getpid()}"
     return nn.Sequential(
         nn.Linear(WIDTH, HIDDEN),
         nn.Tanh(),

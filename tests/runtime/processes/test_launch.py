@@ -15,12 +15,13 @@ from runtime.processes.workers_under_test import (
     collective_after_a_death,
     fail,
     fail_without_a_folder,
+    fail_without_the_store,
     listening_addresses,
     parent_and_variable,
     threads_and_rank,
 )
 
-from penstock.errors import BadInput, RunFailed
+from penstock.errors import BadInput, RunFailed, Stalled
 from penstock.runtime.processes.launch import launch_workers, threads_per_worker
 
 TESTS = Path(__file__).parents[2]
@@ -156,6 +157,11 @@ def test_a_failure_is_told_where_nothing_can_be_written(tmp_path: Path) -> None:
         launch_workers(
             fail_without_a_folder, (tmp_path / "logs",), workers=1, log_directory=tmp_path / "logs"
         )
+
+
+def test_a_failure_is_told_where_the_store_cannot_be_reached(tmp_path: Path) -> None:
+    with pytest.raises(Stalled, match=r"^rank 0 waited 60 s for an answer$"):
+        launch_workers(fail_without_the_store, workers=1, log_directory=tmp_path)
 
 
 def test_a_killed_worker_is_named_although_its_peers_fail_too() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from runtime.processes.workers_under_test import (
     join_with_a_secret_of_ones_own,
+    limits_of_connections_to_the_store,
     read_what_a_stranger_wrote,
     send_with_a_secret_of_ones_own,
 )
@@ -47,6 +48,13 @@ def test_a_store_is_reached_at_the_address_that_it_was_given_only() -> None:
     assert not reachable(outer_address(), on_loopback.port)
     assert reachable(ELSEWHERE, named.port)
     assert not reachable(HERE, named.port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_a_request_over_a_link_that_is_cut_ends_after_half_a_minute() -> None:
+    for limits in launch_workers(limits_of_connections_to_the_store, workers=2):
+        # The store itself, and the two connections of the watch.
+        assert limits == [30_000] * 3
 
 
 def test_what_a_stranger_writes_into_the_store_is_refused() -> None:

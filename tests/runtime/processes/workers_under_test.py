@@ -6,6 +6,8 @@ import os
 import runpy
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from penstock.errors import BadInput, PenstockError
+from penstock.errors import BadInput, PenstockError, Stalled
 from penstock.runtime.processes.store import met_at
 from penstock.runtime.processes.world import join_world
 
@@ -68,6 +70,29 @@ def fail_without_a_folder(folder: Path) -> None:
     """Fail when the folder for tracebacks is gone."""
     shutil.rmtree(folder)
     raise ValueError("no such thing\nsecond line")
+
+
+def fail_without_the_store() -> None:
+    """Fail where the store cannot be reached, as over a link that is cut."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        os.environ["MASTER_PORT"] = str(closed.getsockname()[1])
+    raise Stalled("rank 0 waited 60 s for an answer")
+
+
+def limits_of_connections_to_the_store() -> list[int]:
+    """How long the kernel lets each connection of this rank to the store be silent, in ms."""
+    world = join_world("cpu", 60.0)
+    limits: list[int] = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                if found.getpeername()[1:2] == (int(os.environ["MASTER_PORT"]),):
+                    level, option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+                    limits.append(found.getsockopt(level, option))
+    world.leave()
+    return limits
 
 
 def sleep_for_ever(pid_file: Path) -> None:

@@ -162,7 +162,7 @@ def launch_workers(
             stop(context, shutdown_s)
         assert result is not None  # wait() without a limit ends with a result or an exception
         if result.is_failed():
-            raise root_cause(result, workers, store)
+            raise root_cause(result, workers, store, directory)
     return tuple(result.return_values[rank] for rank in range(workers))
 
 
@@ -320,7 +320,8 @@ def compute_in_long_slices() -> None:
 def write_failure(failure: BaseException, rank: int, log_directory: Path) -> None:
     """Tell the launcher the failure in a line, and write the traceback for the user.
 
-    The line goes through the store, because the disk may be full.
+    The line goes through the store, because the disk may be full; if the store cannot be reached,
+    it goes to a file.
     """
     trace = log_directory / f"worker-{rank}-traceback.txt"
     place = f"the traceback is in {trace}"
@@ -339,9 +340,18 @@ def write_failure(failure: BaseException, rank: int, log_directory: Path) -> Non
             f"({frame.filename}:{frame.lineno}); {place}"
         )
     record = {"rank": rank, "time_s": time.time(), "kind": kind, "message": message}
-    with suppress(RuntimeError):  # the launcher has ended, so nobody reads it
+    text = json.dumps(record)
+    try:
         store, _, _ = meet(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], TOLD_WITHIN)
-        store.set(failure_key(rank), json.dumps(record))
+        store.set(failure_key(rank), text)
+    except RuntimeError:  # the launcher has ended, or the link to it is cut
+        with suppress(OSError):
+            failure_file(log_directory, rank).write_text(text)
+
+
+def failure_file(log_directory: Path, rank: int) -> Path:
+    """Where a worker writes its failure if it cannot reach the store."""
+    return log_directory / f"worker-{rank}-failure.json"
 
 
 def failure_key(rank: int) -> str:
@@ -349,7 +359,9 @@ def failure_key(rank: int) -> str:
     return f"penstock/worker/{rank}/failure"
 
 
-def root_cause(result: RunProcsResult, workers: int, store: Any) -> PenstockError:
+def root_cause(
+    result: RunProcsResult, workers: int, store: Any, log_directory: Path
+) -> PenstockError:
     """The first failure: a killed worker if there is one, else the earliest that was told."""
     for rank, failure in result.failures.items():
         if failure.exitcode < 0:
@@ -358,16 +370,26 @@ def root_cause(result: RunProcsResult, workers: int, store: Any) -> PenstockErro
                 f"worker {rank} (process {failure.pid}) was killed by {number.name} and the others "
                 f"were stopped; {SIGNAL_HINTS.get(number, 'resume the run from its checkpoint')}"
             )
-    keys = [failure_key(rank) for rank in range(workers)]
-    records = [json.loads(store.get(key)) for key in keys if store.check([key])]
+    records = failures_told(workers, store, log_directory)
     if not records:
         rank, failure = next(iter(result.failures.items()))
         return RunFailed(
             f"worker {rank} (process {failure.pid}) ended with exit code {failure.exitcode} "
             f"without a message; run it again and look at its standard error"
         )
-    first = min((Failure(**record) for record in records), key=lambda failure: failure.time_s)
+    first = min(records, key=lambda failure: failure.time_s)
     return getattr(errors, first.kind, RunFailed)(first.message)
+
+
+def failures_told(workers: int, store: Any, log_directory: Path) -> list[Failure]:
+    """What the failed workers have told, through the store or, without a link to it, in files."""
+    files = [failure_file(log_directory, rank) for rank in range(workers)]
+    texts = [file.read_text() for file in files if file.exists()]
+    # If a worker could not reach the store, this process may not reach it either.
+    if not texts:
+        keys = [failure_key(rank) for rank in range(workers)]
+        texts = [store.get(key) for key in keys if store.check([key])]
+    return [Failure(**json.loads(text)) for text in texts]
 
 
 def interrupted(interruption: SignalException) -> BaseException:

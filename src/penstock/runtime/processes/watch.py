@@ -45,6 +45,9 @@ RARE_LIMIT_S = 1800.0
 BUILT, OWN_CODE = "has built its stages", "runs its own code"
 """The phases before the first call of a pipeline, and between two calls."""
 
+CUT = "the link to the host of the run's store is cut"
+"""Why the ranks cannot be asked where they are."""
+
 
 class CurrentWait(NamedTuple):
     """What a rank waits for; see `Position`. It began at ``since_s`` of `time.perf_counter`."""
@@ -75,6 +78,7 @@ class Watch:
         self._positions: dict[int, Position | None] = {}
         self._looked_s = self._looking_since_s = self._stuck_since_s = -inf
         self._said = ""
+        self._cut = False
         self._stuck: tuple[tuple[int, float], ...] = ()
         self._ended = Event()
 
@@ -108,12 +112,17 @@ class Watch:
         """Called again and again by a rank that waits.
 
         Raises:
-            Stalled: a rank has not answered for too long, or ranks wait for one another for ever.
+            Stalled: a rank has not answered for too long, ranks wait for one another for ever, or
+                the store cannot be reached.
         """
         now_s = time.perf_counter()
         if self.wait is None or now_s - max(self.wait.since_s, self._looked_s) < LOOK_EVERY_S:
             return
         self._look()
+        if self._cut:
+            waited_s = now_s - self.wait.since_s
+            self._said = f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}; {CUT}"
+            raise Stalled(self._said)
         silent_s = self.silent_s()
         if any(seconds > self.limit_s for seconds in silent_s.values()):
             waited_s = now_s - self.wait.since_s
@@ -127,6 +136,8 @@ class Watch:
         if self._reads is None or text == self._said:
             return text
         self._look()
+        if self._cut:
+            return f"{text}; {CUT}"
         # Which ranks do not answer shows only after a while.
         time.sleep(max(0.0, QUIET_S + BEAT_S - (time.perf_counter() - self._looking_since_s)))
         self._look()
@@ -174,8 +185,9 @@ class Watch:
             if not self._reads.check([key_of(rank)]):
                 return None
             return Position(**json.loads(self._reads.get(key_of(rank))))
-        except RuntimeError:
-            # The store has ended with its process.
+        except RuntimeError as cause:
+            # Otherwise the store has ended with its process.
+            self._cut = self._cut or "timed out" in str(cause)
             return self._positions.get(rank)
 
     def _write(self, store: Any) -> None:
