@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["faults_table", "lost_workers_table", "readers_table"]
+__all__ = ["faults_table", "lost_workers_table", "phases_table", "readers_table", "soak_table"]
 
 HERE = Path(__file__).parent
 
@@ -46,6 +46,48 @@ def faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def phases_table(faults: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each number of ranks: how many runs were broken in each phase."""
+    phases = ("start", "measure", "plan", "workers", "steps", "checkpoint", "end")
+    rows = [
+        "| ranks | transport | " + " | ".join(phases) + " |",
+        "|--:|---|" + "--:|" * len(phases),
+    ]
+    for ranks, transport in sorted({(fault["ranks"], fault["transport"]) for fault in faults}):
+        own = Counter(
+            fault["phase"]
+            for fault in faults
+            if (fault["ranks"], fault["transport"]) == (ranks, transport)
+        )
+        rows.append(f"| {ranks} | {transport} | {' | '.join(str(own[name]) for name in phases)} |")
+    return "\n".join(rows)
+
+
+def soak_table(trends: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each figure: its mean, its largest value, and how it changes in an hour."""
+    rows = [
+        "| figure | mean | largest | change in an hour | 95 % interval | bound |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for trend in trends:
+        amount = in_megabytes if trend["name"].endswith("_bytes") else in_units
+        mean, largest, bound = (amount(trend[key]) for key in ("mean", "largest", "bound"))
+        change, low, high = (amount(trend[key]) for key in ("per_hour", "low", "high"))
+        name = trend["name"].replace("_", " ")
+        rows.append(f"| {name} | {mean} | {largest} | {change} | {low} to {high} | {bound} |")
+    return "\n".join(rows)
+
+
+def in_megabytes(count: float) -> str:
+    """Bytes in MB."""
+    return f"{count / 1e6:.1f} MB"
+
+
+def in_units(count: float) -> str:
+    """A count."""
+    return f"{count:.1f}"
+
+
 def outcome_of(fault: Mapping[str, Any]) -> str:
     """The column in which a fault is counted."""
     outcome = fault["outcome"]
@@ -69,5 +111,8 @@ def lost_workers_table(runs: Sequence[Mapping[str, float]]) -> str:
 
 if __name__ == "__main__":
     print(readers_table(json.loads((HERE / "readers.json").read_text())["readers"]))
-    print(faults_table(json.loads((HERE / "chaos.json").read_text())["faults"]))
+    found = json.loads((HERE / "chaos.json").read_text())["faults"]
+    print(faults_table(found))
+    print(phases_table(found))
+    print(soak_table(json.loads((HERE / "soak.json").read_text())["trends"]))
     print(lost_workers_table(json.loads((HERE / "lost_worker.json").read_text())["runs"]))

@@ -341,10 +341,13 @@ def write_failure(failure: BaseException, rank: int, log_directory: Path) -> Non
         )
     record = {"rank": rank, "time_s": time.time(), "kind": kind, "message": message}
     text = json.dumps(record)
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
-        store, _, _ = meet(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], TOLD_WITHIN)
+        # Torch would print 50 lines about a connection that fails.
+        socket.create_connection((address, int(port)), TOLD_WITHIN.total_seconds()).close()
+        store, _, _ = meet(address, port, TOLD_WITHIN)
         store.set(failure_key(rank), text)
-    except RuntimeError:  # the launcher has ended, or the link to it is cut
+    except (OSError, RuntimeError):  # the launcher has ended, or the link to it is cut
         with suppress(OSError):
             failure_file(log_directory, rank).write_text(text)
 

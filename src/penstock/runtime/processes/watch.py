@@ -120,7 +120,7 @@ class Watch:
             return
         self._look()
         if self._cut:
-            waited_s = now_s - self.wait.since_s
+            waited_s = time.perf_counter() - self.wait.since_s
             self._said = f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}; {CUT}"
             raise Stalled(self._said)
         silent_s = self.silent_s()
