@@ -37,7 +37,7 @@ from faults import (
     reached,
     strike,
 )
-from runs import Place, Start, begin, place_in, read
+from runs import Place, Start, be_apart, begin, place_in, read
 from unbroken import COSTS, JOB, Unbroken, unbroken
 from verdict import flaws_of_end, flaws_of_resumed
 
@@ -160,13 +160,8 @@ def main() -> None:
     chosen = options()
     if chosen.parallel > 1:
         sys.exit(bool(in_parallel(chosen)))
+    be_apart()
     is_root = os.geteuid() == 0
-    if is_root and "PENSTOCK_CHAOS_APART" not in os.environ:
-        os.environ["PENSTOCK_CHAOS_APART"] = "1"
-        command = ["unshare", "--mount", sys.executable, *sys.argv]
-        os.execvp(command[0], command)
-    if is_root:
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
     kinds = [kind for kind in KINDS if kind in chosen.only and (is_root or not needs_root(kind))]
     # The runs are forked from this process, so that not each of them has to import torch.
     import penstock.command_line.job_commands

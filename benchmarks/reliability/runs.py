@@ -15,11 +15,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-__all__ = ["HERE", "Place", "Run", "Start", "begin", "is_zombie", "place_in", "read"]
+__all__ = [
+    "APART",
+    "HERE",
+    "Place",
+    "Run",
+    "Start",
+    "be_apart",
+    "begin",
+    "in_network_of",
+    "kill_all",
+    "place_in",
+    "read",
+]
 
 HERE = Path(__file__).parent
 MARK = "PENSTOCK_CHAOS"
 """Environment variable by which the processes of a run are found."""
+
+APART = "PENSTOCK_CHAOS_APART"
+"""Environment variable of a script that has mounts of its own, a new /dev/shm among them."""
 
 OWN_HOSTS = "PENSTOCK_CHAOS_HOSTS"
 """With this variable every rank of the broken job counts as a host of its own."""
@@ -252,3 +267,13 @@ def kill_all(pids: Sequence[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def be_apart() -> None:
+    """Start this script again with mounts of its own, if it has root's rights and has none yet."""
+    if os.geteuid() != 0:
+        return
+    if APART not in os.environ:
+        os.environ[APART] = "1"
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv])
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)

@@ -1,23 +1,27 @@
 """What is asked of a broken run, and of the run that goes on with it."""
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from faults import STEPS, Fault
-from runs import Place, Run, kill_all, read
+from runs import APART, Place, Run, kill_all, read
 
 __all__ = ["flaws_of_end", "flaws_of_resumed", "tensors_of"]
 
 GONE_S = 60.0
 """Seconds in which the last process of a run must be gone once its first has ended."""
 LONGEST_LINE = 600
+SHARED = Path("/dev/shm")
 
 
 def flaws_of_end(run: Run, fault: Fault, before: Sequence[str]) -> Iterator[str]:
     """What is wrong with the end of a broken run; ``before`` are the checkpoints it had."""
-    if not run.is_over():
+    in_time = run.is_over()
+    if not in_time:
         yield "did not end in time"
     yield from flaws_of_processes(run)
     fault.code = run.code
@@ -36,8 +40,12 @@ def flaws_of_end(run: Run, fault: Fault, before: Sequence[str]) -> Iterator[str]
         yield f"checkpoint {before[-1]} is lost"
     if not was_killed and (left_over := left_in(run, fault)):
         yield f"left in TMPDIR: {left_over[0]}"
-    if shared := shared_memory():
+    if in_time and (shared := shared_memory()):
         yield f"left in /dev/shm: {shared[0]}"
+    if not in_time:
+        # All its processes were killed, so nobody could remove this.
+        for path in [*run.place.temporary.iterdir(), *map(SHARED.joinpath, shared_memory())]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def flaws_of_processes(run: Run) -> Iterator[str]:
@@ -80,8 +88,8 @@ def left_in(run: Run, fault: Fault) -> list[str]:
 
 
 def shared_memory() -> list[str]:
-    """The names in /dev/shm."""
-    return sorted(path.name for path in Path("/dev/shm").iterdir())
+    """The names in /dev/shm, if no other programs write there."""
+    return sorted(path.name for path in SHARED.iterdir()) if APART in os.environ else []
 
 
 def tensors_of(place: Place) -> dict[str, bytes]:
