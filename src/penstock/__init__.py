@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from penstock.runtime.gradients.loss_scaling import LossScaling
     from penstock.runtime.metrics import StepMetrics
     from penstock.runtime.pipeline import Pipeline
+    from penstock.runtime.plan_for_ranks import plan_for_ranks
     from penstock.runtime.processes.launch import launch_workers
+    from penstock.runtime.save_at_sigterm import save_at_sigterm
     from penstock.runtime.user_metrics import Evaluation
     from penstock.runtime.weights.pretrained import Weights
     from penstock.runtime.without_flush.in_process import InProcessPipeline
@@ -87,11 +89,13 @@ __all__ = [
     "find_profile",
     "launch_workers",
     "measure_profile",
+    "plan_for_ranks",
     "plan_pipeline",
     "read_cluster",
     "read_plan",
     "read_profile",
     "read_state",
+    "save_at_sigterm",
     "simulate_plan",
     "write_cluster",
     "write_plan",
@@ -136,7 +140,9 @@ PLACES = {
     "penstock.runtime.gradients.loss_scaling": ("LossScaling",),
     "penstock.runtime.metrics": ("StepMetrics",),
     "penstock.runtime.pipeline": ("Pipeline",),
+    "penstock.runtime.plan_for_ranks": ("plan_for_ranks",),
     "penstock.runtime.processes.launch": ("launch_workers",),
+    "penstock.runtime.save_at_sigterm": ("save_at_sigterm",),
     "penstock.runtime.weights.pretrained": ("Weights",),
     "penstock.runtime.without_flush.in_process": ("InProcessPipeline",),
     "penstock.simulate.simulation": ("simulate_plan",),

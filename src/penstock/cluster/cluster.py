@@ -1,9 +1,9 @@
 """Devices, hosts and the links between them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, permutations, product
+from itertools import accumulate, chain, permutations, product
 
 from penstock.errors import BadInput
 
@@ -114,6 +114,27 @@ class Cluster:
     def known_answers(self) -> dict[object, object]:
         """A cache for functions that compute something about this cluster."""
         return {}
+
+    def first(self, devices: int) -> "Cluster":
+        """The cluster of its first ``devices`` devices, with the links among them.
+
+        Raises:
+            BadInput: it has fewer devices.
+        """
+        if not 0 < devices <= len(self.devices):
+            raise BadInput(
+                f"cluster '{self.name}' has {len(self.devices)} devices, so it has no first "
+                f"{devices}; describe a cluster with as many devices as there are ranks"
+            )
+        ends = accumulate(len(host.devices) for host in self.hosts)
+        left = [devices - (end - len(h.devices)) for h, end in zip(self.hosts, ends, strict=True)]
+        hosts = tuple(
+            replace(host, devices=host.devices[:count])
+            for host, count in zip(self.hosts, left, strict=True)
+            if count > 0
+        )
+        links = tuple(link for link in self.links if max(link.source, link.target) < devices)
+        return Cluster(self.name, hosts, links)
 
     def uses_port(self, source: int, target: int) -> bool:
         """Whether a message between the two devices uses the shared ports of their hosts."""

@@ -19,9 +19,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput, RunFailed
 from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_match
-from penstock.runtime.processes.watch import BEAT_S, RARE_LIMIT_S, WATCH, CurrentWait
+from penstock.runtime.processes.starts import may_hold_values_of_earlier_starts, name_of_start
+from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH, CurrentWait
 
 __all__ = ["SealedStore", "meet", "met_at", "serve_store"]
+
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
+"""Between two looks at a store for a value that is not there yet."""
 
 
 UNREACHABLE_S = 30.0
@@ -29,14 +33,26 @@ UNREACHABLE_S = 30.0
 
 
 class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A store whose values carry the run's tag, for their key; counters carry none."""
+    """A store whose values carry the run's tag, for their key; counters carry none.
 
-    def __init__(self, inner: dist.Store) -> None:  # pyright: ignore[reportPrivateImportUsage]
+    ``prefix`` is put in front of every key.
+    """
+
+    def __init__(
+        self,
+        inner: dist.Store,  # pyright: ignore[reportPrivateImportUsage]
+        prefix: str = "",
+    ) -> None:
         super().__init__()
-        self._inner = inner
+        self._inner, self._prefix = inner, prefix
+
+    def beginning_with(self, prefix: str) -> "SealedStore":
+        """The same store with ``prefix`` in front of every key."""
+        return SealedStore(self._inner, prefix)
 
     def set(self, key: str, value: bytes | str) -> None:
         """Store ``value`` with its tag."""
+        key = self._prefix + key
         self._inner.set(key, sealed(key, value))
 
     def get(self, key: str) -> bytes:
@@ -45,40 +61,42 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         Raises:
             RunFailed: no rank of this run has written it.
         """
+        key = self._prefix + key
         return opened(key, self._inner.get(key))
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         """Store a value if the present one is as expected (empty: none); returns the value then."""
+        key = self._prefix + key
         before = sealed(key, expected_value) if expected_value else ""
         return opened(key, self._inner.compare_set(key, before, sealed(key, desired_value)))
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, and return it."""
-        return self._inner.add(key, value)
+        return self._inner.add(self._prefix + key, value)
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys have values."""
-        return self._inner.check(keys)
+        return self._inner.check([self._prefix + key for key in keys])
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have values, as long as the ranks answer."""
+        keys = [self._prefix + key for key in keys]
         start_s = time.perf_counter()
         limit_s = timeout.total_seconds() if timeout is not None else RARE_LIMIT_S
         WATCH.wait = CurrentWait(lambda: "all ranks to join", -1, "the start", start_s)
-        while True:
-            left_s = limit_s - (time.perf_counter() - start_s)
-            try:
-                self._inner.wait(keys, timedelta(seconds=max(0.001, min(BEAT_S, left_s))))
-                break
-            except RuntimeError as cause:
-                if left_s <= 0 or ("imeout" not in str(cause) and "imed out" not in str(cause)):
-                    raise
+        pause_s = SHORTEST_PAUSE_S
+        # A wait of the inner store prints a warning for each time limit that passes.
+        while not self._inner.check(keys):
+            if time.perf_counter() - start_s > limit_s:
+                self._inner.wait(keys, timedelta(seconds=SHORTEST_PAUSE_S))  # raises torch's error
             WATCH.check()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         WATCH.wait = None
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""
-        return self._inner.delete_key(key)
+        return self._inner.delete_key(self._prefix + key)
 
     def num_keys(self) -> int:
         """The number of values and counters."""
@@ -86,7 +104,8 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
     def clone(self) -> "SealedStore":
         """The same store over a connection of its own."""
-        return SealedStore(self._inner.clone())  # pyright: ignore[reportAttributeAccessIssue]
+        inner = self._inner.clone()  # pyright: ignore[reportAttributeAccessIssue]
+        return SealedStore(inner, self._prefix)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of `get`."""
@@ -119,12 +138,15 @@ def met_at(address: str, port: str) -> tuple[SealedStore, int, int]:
     """The store of all ranks, this rank and the number of ranks, found once in a process.
 
     The store is kept, because without torchrun's agent rank 0 serves it: a slower rank may still
-    read from it when rank 0 has left a group.
+    read from it when rank 0 has left a group. An agent's store still holds what the ranks of an
+    earlier start have written, so every start has a prefix of its own.
     """
     timeout = timedelta(seconds=RARE_LIMIT_S)
     store, rank, size = meet(address, port, timeout)
     store.set_timeout(timeout)
     whole = SealedStore(store)
+    if may_hold_values_of_earlier_starts():
+        whole = whole.beginning_with(f"{name_of_start(whole, rank, size, RARE_LIMIT_S)}/")
     WATCH.begin(whole, rank, size)
     limit_silence(int(port))
     return whole, rank, size
