@@ -35,6 +35,12 @@ def plan(ranks):
     )
 
 
+def show(pipe, event):
+    """Prints each step, also the one after which SIGTERM ends the script."""
+    if pipe.rank == 0 and isinstance(event, penstock.StepMetrics):
+        print(f"step {event.step}: loss {event.loss}", flush=True)
+
+
 if len(sys.argv) == 2:
     host = penstock.Host("this", (penstock.Device("core", 1e9),) * 4, 5e9, link_latency_s=5e-5)
     penstock.write_profile(penstock.measure_profile(graph, example), run / "profile.json")
@@ -46,7 +52,7 @@ with penstock.Pipeline(
     penstock.plan_for_ranks(plan, run),
     example,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-    callbacks=[penstock.save_at_sigterm(checkpoints, loader=loader)],
+    callbacks=[show, penstock.save_at_sigterm(checkpoints, loader=loader)],
 ) as pipe:
     if any(checkpoints.glob("step-*")):
         pipe.load(checkpoints, loader=loader)
@@ -54,8 +60,6 @@ with penstock.Pipeline(
         print(f"{os.environ['WORLD_SIZE']} ranks go on after step {pipe.steps}", flush=True)
     for _ in range(loader.epoch, int(sys.argv[2])):
         for batch in loader:
-            metrics = pipe.step(batch)
-            if pipe.rank == 0:
-                print(f"step {metrics.step}: loss {metrics.loss}", flush=True)
+            pipe.step(batch)
             if pipe.steps % 5 == 0:
                 pipe.save(checkpoints, loader=loader)

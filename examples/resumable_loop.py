@@ -46,7 +46,7 @@ with penstock.Pipeline(
     callbacks=[show],
     seed=2,
 ) as pipe:
-    if checkpoints.exists():
+    if any(checkpoints.glob("step-*")):
         pipe.load(checkpoints, loader=loader)
     for _ in range(loader.epoch, epochs):
         for batch in loader:

@@ -64,13 +64,15 @@ def losses(found: Sequence[Segment]) -> dict[int, float]:
 
 
 def agent(
-    arguments: Sequence[object], log: Path, *, prefix: Sequence[str] = ()
+    arguments: Sequence[object], log: Path, *, prefix: Sequence[str] | None = None
 ) -> "subprocess.Popen[str]":
     """An agent of torchrun; what its ranks print goes to ``log``, the rest to a file beside it."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # Otherwise the first agent does not tell one that comes later where the store is.
+    alone = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if prefix is not None else {}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | alone
     with log.open("a") as out, log.with_suffix(".err").open("a") as err:
         return subprocess.Popen(
-            [*prefix, str(TORCHRUN), *map(str, arguments)],
+            [*(prefix or ()), str(TORCHRUN), *map(str, arguments)],
             env=environment,
             stdout=out,
             stderr=err,
@@ -93,7 +95,7 @@ def one_host(
 
 
 def host(
-    run: Path, log: Path, port: int, number: int, *, epochs: int = 3, pause_s: float = 0.1
+    run: Path, log: Path, port: int, number: int, *, epochs: int = 10, pause_s: float = 0.5
 ) -> "subprocess.Popen[str]":
     """An agent with two ranks of one or two hosts. Host 0 has the rendezvous, and rank 0."""
     settings = [
@@ -206,10 +208,10 @@ def same_plans(run: Path, new: Path) -> Path:
     return new
 
 
-def without_disturbance(run: Path, folder: Path) -> dict[int, float]:
+def without_disturbance(run: Path, folder: Path, *, epochs: int = 3) -> dict[int, float]:
     """The losses of a run of four ranks that nothing disturbs."""
-    log = folder / "whole.log"
-    if one_host(same_plans(run, folder / "whole"), log, pause_s=0.0).wait(LIMIT_S):
+    log, new = folder / "whole.log", same_plans(run, folder / "whole")
+    if one_host(new, log, epochs=epochs, pause_s=0.0).wait(LIMIT_S):
         raise RuntimeError(log.with_suffix(".err").read_text())
     return losses(segments([log]))
 
@@ -231,8 +233,8 @@ def lose_a_worker(run: Path, log: Path, rank: int) -> dict[str, float]:
 def lose_a_host(run: Path, log: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Kill host 1 after step 23, start it again at step 40; seconds until the next steps."""
     port = free_port()
-    first = host(run, log, port, 0, epochs=12)
-    second = host(run, log.with_name("second.log"), port, 1, epochs=12)
+    first = host(run, log, port, 0)
+    second = host(run, log.with_name("second.log"), port, 1)
     wait_until(lambda: steps_to(log, 23)() and segments([log])[-1].ranks == 4, first)
     starts = len(segments([log]))
     before = {child for child in descendants(first.pid) if rank_of(child) >= 0}
@@ -245,12 +247,13 @@ def lose_a_host(run: Path, log: Path) -> tuple[dict[str, float], dict[str, float
     wait_until(steps_to(log, 40), first)
     before = {child for child in descendants(first.pid) if rank_of(child) >= 0}
     back = time.monotonic()
-    second = host(run, log.with_name("second.log"), port, 1, epochs=12)
+    second = host(run, log.with_name("second.log"), port, 1)
     stopped = wait_until(lambda: not before & set(descendants(first.pid)), first)
     started = wait_until(lambda: len(segments([log])) == starts + 2, first)
     stepped = wait_until(first_step(log, starts + 1), first)
-    first.wait(LIMIT_S)
-    second.wait(LIMIT_S)
+    wait_until(steps_to(log, max(segments([log])[-1].losses) + 5), first)
+    terminate(first)
+    kill_host(second)
     return lost, seconds(back, stopped=stopped, started=started, stepped=stepped)
 
 
@@ -264,9 +267,23 @@ def seconds(since: float, *, stopped: float, started: float, stepped: float) -> 
     }
 
 
-def apart_from(whole: dict[int, float], found: dict[int, float]) -> float:
-    """The largest relative difference of a loss; every step must be there."""
-    return max(abs(found[step] / loss - 1) for step, loss in whole.items())
+def apart_from(found: dict[int, float], whole: dict[int, float]) -> float:
+    """The largest relative difference of a loss that was found."""
+    return max(abs(loss / whole[step] - 1) for step, loss in found.items())
+
+
+def planned_s(run: Path, ranks: int) -> float:
+    """Seconds that a new process takes for the plan of so many ranks, as rank 0 does."""
+    program = (
+        "import sys, time; from penstock import read_profile, read_cluster, plan_pipeline\n"
+        "start, (_, run, ranks) = time.perf_counter(), sys.argv\n"
+        "profile = read_profile(f'{run}/profile.json')\n"
+        "part = read_cluster(f'{run}/cluster.toml').first(int(ranks))\n"
+        "plan_pipeline(profile, part, 32, micro_batch_size=8, time_limit_s=2.0)\n"
+        "print(time.perf_counter() - start)\n"
+    )
+    command = [sys.executable, "-c", program, str(run), str(ranks)]
+    return round(float(subprocess.run(command, capture_output=True, check=True).stdout), 2)
 
 
 def main() -> None:
@@ -275,19 +292,35 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    rows: list[dict[str, object]] = []
+    found: dict[str, list[dict[str, float]]] = {"worker": [], "host": [], "back": []}
+    loads: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         planned = measured(folder / "planned")
-        whole = without_disturbance(planned, folder)
-        print(len(whole), flush=True)
+        whole = without_disturbance(planned, folder, epochs=10)
+        plans_s = {ranks: planned_s(planned, ranks) for ranks in (4, 2)}
+        shutil.copy(folder / "whole" / "plan-4.json", planned)
+        for number in range(arguments.runs):
+            for kind in ("worker", "host"):
+                run = same_plans(planned, folder / f"{kind}-{number}")
+                log = folder / f"{kind}-{number}.log"
+                loads.append(os.getloadavg()[0])
+                if kind == "worker":
+                    rows = {"worker": lose_a_worker(run, log, number % 4)}
+                else:
+                    rows = dict(zip(("host", "back"), lose_a_host(run, log), strict=True))
+                apart_by = apart_from(losses(segments([log])), whole)
+                for key, row in rows.items():
+                    found[key].append({**row, "largest_difference_of_losses": apart_by})
+                print(rows, apart_by, flush=True)
     machine = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "cores": os.cpu_count(),
         "processor": platform.machine(),
-        "load": round(os.getloadavg()[0], 1),
+        "loads": [round(load, 1) for load in loads],
     }
-    arguments.out.write_text(json.dumps({"machine": machine, "runs": rows}, indent=1) + "\n")
+    record = {"machine": machine, "planned_s": plans_s, **found}
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["faults_table", "lost_workers_table", "phases_table", "readers_table", "soak_table"]
+__all__ = [
+    "elastic_table",
+    "faults_table",
+    "lost_workers_table",
+    "phases_table",
+    "readers_table",
+    "soak_table",
+]
 
 HERE = Path(__file__).parent
 
@@ -109,6 +116,21 @@ def lost_workers_table(runs: Sequence[Mapping[str, float]]) -> str:
     return "\n".join(rows)
 
 
+def elastic_table(found: Mapping[str, Any]) -> str:
+    """A row for each loss and each return: seconds until the next step, and what they go to."""
+    rows = [
+        "| event | ranks ended | started again | first step | in all | losses apart |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    words = {"worker": "a rank is killed", "host": "a host is lost", "back": "the host is back"}
+    for kind, event in words.items():
+        for run in found[kind]:
+            keys = ("stopped_s", "started_s", "stepped_s", "all_s")
+            seconds = " | ".join(f"{run[key]:.1f} s" for key in keys)
+            rows.append(f"| {event} | {seconds} | {run['largest_difference_of_losses']:.0e} |")
+    return "\n".join(rows)
+
+
 if __name__ == "__main__":
     print(readers_table(json.loads((HERE / "readers.json").read_text())["readers"]))
     found = json.loads((HERE / "chaos.json").read_text())["faults"]
@@ -116,3 +138,4 @@ if __name__ == "__main__":
     print(phases_table(found))
     print(soak_table(json.loads((HERE / "soak.json").read_text())["trends"]))
     print(lost_workers_table(json.loads((HERE / "lost_worker.json").read_text())["runs"]))
+    print(elastic_table(json.loads((HERE / "elastic.json").read_text())))

@@ -227,7 +227,13 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
     plan = plan_of(len(replicas) + 1, replicas)
     pipe = Pipeline(chain, plan, batch, timeout_s=3.0, transport=transport)
     pipe.step(batch)
-    if dist.get_rank() == 1:
+    if deed == "die between steps":
+        processes = pipe._world.gather(os.getpid())
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not has_ended(processes[1]):
+            time.sleep(0.01)
+    elif dist.get_rank() == 1:
         Misbehaving.deed = {
             "raise": raise_error,
             "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -239,6 +245,14 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
     except PenstockError as failure:
         return f"{type(failure).__name__}: {failure}", time.monotonic() - start
     return "nothing", time.monotonic() - start
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has ended, and with it its connections."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def raise_error() -> None:

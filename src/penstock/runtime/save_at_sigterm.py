@@ -15,13 +15,16 @@ __all__ = ["save_at_sigterm"]
 def save_at_sigterm(directory: Path | str, *, loader: StatefulLoader | None = None) -> Callback:
     """A callback for `Pipeline`: after SIGTERM, a checkpoint is written and the script ends.
 
-        callbacks=[save_at_sigterm("checkpoints", loader=loader)]
+        callbacks=[show, save_at_sigterm("checkpoints", loader=loader)]
 
     It is enough that one rank receives the signal. All ranks take the step that they are in, or the
     next one, save as `Pipeline.save` does, and leave by ``SystemExit`` with code 143 (128 + 15).
     So an agent that has received no signal itself takes the end for a failure, and starts its ranks
     again. Torchrun's agents send SIGTERM when they are terminated, and when a host joins or a rank
     fails. They kill ranks that have not ended after 30 seconds.
+
+    The exception leaves `Pipeline.step`, so the loop does not see the last step. Callbacks in front
+    of this one do.
 
     Before the first step SIGTERM ends the process at once, because there is nothing to save. A
     further SIGTERM is ignored, because schedulers may send one to each process beside the agent's.

@@ -30,8 +30,11 @@ def test_the_cause_of_a_failure_is_named_on_every_rank(transport: str, tmp_path:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_killed_rank_ends_the_others_within_seconds(transport: str, tmp_path: Path) -> None:
-    found = outcomes("die", transport, (1, 1, 1), tmp_path)
+@pytest.mark.parametrize("deed", ["die", pytest.param("die between steps", marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_the_others_within_seconds(
+    transport: str, deed: str, tmp_path: Path
+) -> None:
+    found = outcomes(deed, transport, (1, 1, 1), tmp_path)
     assert found.keys() == {0, 2}
     for text in found.values():
         assert text.startswith("RunFailed: ") and "rank 1 ended" in text

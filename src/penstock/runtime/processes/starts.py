@@ -6,11 +6,12 @@ still holds the addresses, positions and notes of those that have ended. Neither
 differs between hosts. So the ranks agree on a new name, and put it in front of all keys.
 """
 
+import atexit
 import os
 import secrets
 import time
 from contextlib import suppress
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from penstock.errors import RunFailed, Stalled
@@ -38,8 +39,9 @@ def name_of_start(store: Any, rank: int, size: int, limit_s: float) -> str:
     """
     own = secrets.token_hex(8)
     if rank == 0:
-        if size > 1:
-            Thread(target=answer, args=(store.clone(), own, size), daemon=True).start()
+        ended = Event()
+        atexit.register(ended.set)
+        Thread(target=answer, args=(store.clone(), own, size, ended), daemon=True).start()
         return own
     store.set(asked_by(rank), own)
     deadline = time.monotonic() + limit_s
@@ -53,8 +55,8 @@ def name_of_start(store: Any, rank: int, size: int, limit_s: float) -> str:
         time.sleep(LOOK_EVERY_S)
 
 
-def answer(store: Any, name: str, size: int) -> None:
-    """Give ``name`` to every rank that asks, until all have taken it.
+def answer(store: Any, name: str, size: int, ended: Event) -> None:
+    """Give ``name`` to every rank that asks, until all have taken it or this process ends.
 
     The number found for a rank may be that of an earlier one. When the present one asks, there is
     another number, and it gets an answer as well.
@@ -63,7 +65,7 @@ def answer(store: Any, name: str, size: int) -> None:
     # The store ends with the agent.
     with suppress(RuntimeError):
         waiting = set(range(1, size))
-        while waiting:
+        while waiting and not ended.wait(LOOK_EVERY_S):
             for rank in sorted(waiting):
                 number = written(store, asked_by(rank))
                 if number and number != answered.get(rank):
@@ -71,7 +73,6 @@ def answer(store: Any, name: str, size: int) -> None:
                     answered[rank] = number
                 elif written(store, taken_by(rank)) == name:
                     waiting.remove(rank)
-            time.sleep(LOOK_EVERY_S)
 
 
 def written(store: Any, key: str) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from penstock.errors import RunFailed
 from penstock.runtime.processes.failures import PeerVanished
 from penstock.runtime.processes.waiting import failure_of
 from penstock.runtime.processes.watch import WATCH, CurrentWait
@@ -91,7 +92,10 @@ class GroupTransport:
             self._sending.popleft()
         buffer = packed(message, tensors)
         group = self._groups[message.sender, message.receiver]
-        work = dist.isend(buffer, message.receiver, group=group)
+        try:
+            work = dist.isend(buffer, message.receiver, group=group)
+        except RuntimeError as cause:
+            raise self._failure(cause, str(message), message.receiver) from cause
         self._sending.append((message, buffer, work))
 
     def await_message(self, message: Message) -> None:
@@ -154,7 +158,12 @@ class GroupTransport:
             ahead += message.bytes
             buffer = empty_buffer(message, self._world.device)
             group = self._groups[message.sender, message.receiver]
-            posted.append(Posted(message, buffer, dist.irecv(buffer, message.sender, group=group)))
+            try:
+                work = dist.irecv(buffer, message.sender, group=group)
+            except RuntimeError as cause:
+                # The sender has ended since the last message.
+                raise self._failure(cause, str(message), peer) from cause
+            posted.append(Posted(message, buffer, work))
 
     def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
         if work is None:
@@ -174,9 +183,13 @@ class GroupTransport:
         try:
             yield
         except RuntimeError as cause:
-            who = f"rank {peer}" if peer >= 0 else "a rank"
-            text = f"{who} ended or failed while rank {self._world.rank} waited for {what}"
-            raise failure_of(cause, self._world, what, PeerVanished(peer, text)) from cause
+            raise self._failure(cause, what, peer) from cause
+
+    def _failure(self, cause: RuntimeError, what: str, peer: int) -> RunFailed:
+        """The error that names the rank and the wait."""
+        who = f"rank {peer}" if peer >= 0 else "a rank"
+        text = f"{who} ended or failed while rank {self._world.rank} waited for {what}"
+        return failure_of(cause, self._world, what, PeerVanished(peer, text))
 
 
 class GroupInlet:
