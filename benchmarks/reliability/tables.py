@@ -138,4 +138,3 @@ if __name__ == "__main__":
     print(phases_table(found))
     print(soak_table(json.loads((HERE / "soak.json").read_text())["trends"]))
     print(lost_workers_table(json.loads((HERE / "lost_worker.json").read_text())["runs"]))
-    print(elastic_table(json.loads((HERE / "elastic.json").read_text())))
