@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -287,40 +288,35 @@ def planned_s(run: Path, ranks: int) -> float:
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Run the benchmark; the file is written anew after each run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {"worker": [], "host": [], "back": []}
-    loads: list[float] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        planned = measured(folder / "planned")
-        whole = without_disturbance(planned, folder, epochs=10)
-        plans_s = {ranks: planned_s(planned, ranks) for ranks in (4, 2)}
-        shutil.copy(folder / "whole" / "plan-4.json", planned)
-        for number in range(arguments.runs):
-            for kind in ("worker", "host"):
-                run = same_plans(planned, folder / f"{kind}-{number}")
-                log = folder / f"{kind}-{number}.log"
-                loads.append(os.getloadavg()[0])
-                if kind == "worker":
-                    rows = {"worker": lose_a_worker(run, log, number % 4)}
-                else:
-                    rows = dict(zip(("host", "back"), lose_a_host(run, log), strict=True))
-                apart_by = apart_from(losses(segments([log])), whole)
-                for key, row in rows.items():
-                    found[key].append({**row, "largest_difference_of_losses": apart_by})
-                print(rows, apart_by, flush=True)
     machine = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "cores": os.cpu_count(),
         "processor": platform.machine(),
-        "loads": [round(load, 1) for load in loads],
     }
-    record = {"machine": machine, "planned_s": plans_s, **found}
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        planned = measured(folder / "planned")
+        whole = without_disturbance(planned, folder, epochs=10)
+        record = {"machine": machine, "planned_s": {n: planned_s(planned, n) for n in (4, 2)}}
+        shutil.copy(folder / "whole" / "plan-4.json", planned)
+        for kind, number in product(("worker", "host"), range(arguments.runs)):
+            run = same_plans(planned, folder / f"{kind}-{number}")
+            log, load = folder / f"{kind}-{number}.log", round(os.getloadavg()[0], 1)
+            if kind == "worker":
+                rows = {"worker": lose_a_worker(run, log, number % 4)}
+            else:
+                rows = dict(zip(("host", "back"), lose_a_host(run, log), strict=True))
+            apart_by = apart_from(losses(segments([log])), whole)
+            for key, row in rows.items():
+                found[key].append({**row, "largest_difference_of_losses": apart_by, "load": load})
+                print(key, found[key][-1], flush=True)
+            arguments.out.write_text(json.dumps({**record, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

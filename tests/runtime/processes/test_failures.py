@@ -8,7 +8,7 @@ from runtime.training_cases import fail_at_rank_one
 
 TRANSPORTS = ("shared-memory", pytest.param("process-groups", marks=pytest.mark.slow))
 END_S = 10.0
-START_S = 60.0
+START_S = 240.0
 
 
 def outcomes(deed: str, transport: str, replicas: tuple[int, ...], directory: Path) -> dict:
