@@ -1,9 +1,11 @@
 """The tables of docs/benchmarks/reliability.md, from the recorded results.
 
-python benchmarks/reliability/tables.py
+python benchmarks/reliability/tables.py [--write]
 """
 
 import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ __all__ = [
 ]
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "benchmarks" / "reliability.md"
 
 
 def readers_table(readers: Sequence[Mapping[str, Any]]) -> str:
@@ -131,10 +134,44 @@ def elastic_table(found: Mapping[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def counts_in_words(faults: Sequence[Mapping[str, Any]]) -> str:
+    """How many runs were broken, and how many of them had a flaw."""
+    flawed = sum(bool(fault["flaws"]) for fault in faults)
+    return f"{len(faults)} runs were broken, and {flawed} had a flaw"
+
+
+def replaced(text: str, table: str) -> str:
+    """``text`` with ``table`` in the place of the one that has the same first line."""
+    lines = text.splitlines()
+    start = end = lines.index(table.splitlines()[0])
+    while lines[end].startswith("|"):
+        end += 1
+    return "\n".join([*lines[:start], table, *lines[end:], ""])
+
+
+def main() -> None:
+    """Print the tables; with ``--write`` put them into the page."""
+    faults = results("chaos")["faults"]
+    tables = [
+        readers_table(results("readers")["readers"]),
+        faults_table(faults),
+        phases_table(faults),
+        lost_workers_table(results("lost_worker")["runs"]),
+        *([soak_table(results("soak")["trends"])] if (HERE / "soak.json").exists() else []),
+    ]
+    print("\n\n".join([*tables, counts_in_words(faults)]))
+    if "--write" in sys.argv:
+        text = PAGE.read_text()
+        for table in tables:
+            text = replaced(text, table)
+        words = r"\d+ runs were broken, and \d+ had a flaw"
+        PAGE.write_text(re.sub(words, counts_in_words(faults), text))
+
+
+def results(name: str) -> Any:
+    """The recorded results of a script."""
+    return json.loads((HERE / f"{name}.json").read_text())
+
+
 if __name__ == "__main__":
-    print(readers_table(json.loads((HERE / "readers.json").read_text())["readers"]))
-    found = json.loads((HERE / "chaos.json").read_text())["faults"]
-    print(faults_table(found))
-    print(phases_table(found))
-    print(soak_table(json.loads((HERE / "soak.json").read_text())["trends"]))
-    print(lost_workers_table(json.loads((HERE / "lost_worker.json").read_text())["runs"]))
+    main()

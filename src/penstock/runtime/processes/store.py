@@ -9,7 +9,8 @@ import os
 import socket
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -30,6 +31,10 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
 
 UNREACHABLE_S = 30.0
 """After so many seconds without a sign from the store's host, a connection to it is lost."""
+
+
+class StoreLost(RunFailed, RuntimeError):
+    """The store cannot be reached any more; torch's own error is a RuntimeError too."""
 
 
 class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
@@ -53,7 +58,8 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     def set(self, key: str, value: bytes | str) -> None:
         """Store ``value`` with its tag."""
         key = self._prefix + key
-        self._inner.set(key, sealed(key, value))
+        with reaching():
+            self._inner.set(key, sealed(key, value))
 
     def get(self, key: str) -> bytes:
         """The value of ``key``; waits until there is one.
@@ -62,21 +68,25 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
             RunFailed: no rank of this run has written it.
         """
         key = self._prefix + key
-        return opened(key, self._inner.get(key))
+        with reaching():
+            return opened(key, self._inner.get(key))
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         """Store a value if the present one is as expected (empty: none); returns the value then."""
         key = self._prefix + key
         before = sealed(key, expected_value) if expected_value else ""
-        return opened(key, self._inner.compare_set(key, before, sealed(key, desired_value)))
+        with reaching():
+            return opened(key, self._inner.compare_set(key, before, sealed(key, desired_value)))
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, and return it."""
-        return self._inner.add(self._prefix + key, value)
+        with reaching():
+            return self._inner.add(self._prefix + key, value)
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys have values."""
-        return self._inner.check([self._prefix + key for key in keys])
+        with reaching():
+            return self._inner.check([self._prefix + key for key in keys])
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have values, as long as the ranks answer."""
@@ -110,6 +120,19 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of `get`."""
         self._inner.set_timeout(timeout)
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Within, an error of the network is said in a line."""
+    try:
+        yield
+    except dist.DistNetworkError as cause:
+        text = str(cause).partition("\n")[0]
+        raise StoreLost(
+            f"the run's store cannot be reached any more ({text}): the process that serves it has "
+            f"ended, or the link to its host is cut"
+        ) from cause
 
 
 def sealed(key: str, value: bytes | str) -> Any:
