@@ -37,7 +37,7 @@ from faults import (
     reached,
     strike,
 )
-from runs import Place, Start, be_apart, begin, place_in, read
+from runs import Place, Run, Start, be_apart, begin, kill_all, place_in, read
 from unbroken import COSTS, JOB, Unbroken, unbroken
 from verdict import flaws_of_end, flaws_of_resumed
 
@@ -74,20 +74,31 @@ def try_fault(fault: Fault, expected: Unbroken, folder: Path) -> None:
     before = [path.name for path in place.complete()]
     if hit:
         strike(run, fault, draw)
+    if not fault.victim:
+        hit_nothing(run, fault)
+        return
     slow = fault.kind == "stop worker" or "link" in fault.kind
     fault.ended_s = round(run.wait(STOPPED_DEADLINE_S if slow else DEADLINE_S), 1)
     fault.flaws = list(flaws_of_end(run, fault, before))
     (place.disk / "filler").unlink(missing_ok=True)
     found = place.complete()
-    if fault.kind == "damage checkpoint" and fault.victim and len(found) > 1:
+    if fault.kind == "damage checkpoint" and len(found) > 1:
         fault.victim = draw.choice(DAMAGES)
         damage(found[-1], fault.victim, draw)
     if fault.code == 0:
-        fault.outcome = "went on to its end" if fault.victim else "had ended before"
+        fault.outcome = "went on to its end"
     else:
         resume(fault, expected, place, start.plan)
-    if fault.kind == "fill disk":
-        subprocess.run(["umount", str(place.disk)], check=False)
+
+
+def hit_nothing(run: Run, fault: Fault) -> None:
+    """End a run that the fault has missed; it must not have ended with an error of its own."""
+    fault.outcome = "hit nothing"
+    if run.is_over() and run.code:
+        fault.code = run.code
+        fault.flaws.append(f"ended with {run.code} without a fault: {run.said()[-300:]}")
+    kill_all(run.everyone())
+    run.wait(DEADLINE_S)
 
 
 def resume(fault: Fault, expected: Unbroken, place: Place, plan: Path | None) -> None:
@@ -117,6 +128,8 @@ def campaign(chosen: argparse.Namespace, kinds: Sequence[str], folder: Path) -> 
             known[key] = unbroken(*key, folder)
         place = folder / f"fault-{fault.seed}"
         try_fault(fault, known[key], place)
+        if fault.kind == "fill disk":
+            subprocess.run(["umount", str(place / "disk")], check=False)
         shutil.rmtree(place, ignore_errors=True)
         print(json.dumps(asdict(fault)), flush=True)
         hits += bool(fault.victim)
