@@ -22,8 +22,9 @@ from other_load import QUIET_CORES, other_load, wait_until_quiet
 from penstock.cluster.toml_file import write_cluster
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job
+from penstock.jobs.plan_job import problem_of
 from penstock.jobs.profile_job import CostedJob, cost_job
-from penstock.jobs.train import TrainRequest, problem_of, train_job
+from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows

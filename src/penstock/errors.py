@@ -8,6 +8,7 @@ PenstockError
     x LossNotFinite        4   the loss became NaN or infinite
     x ReplicasDiffer       4   copies of a weight that must be equal are not
     x Stalled              4   a wait exceeded its bound; says who waited for whom
+    x WorkerLost           4   a worker was killed
 """
 
 from typing import ClassVar
@@ -21,6 +22,7 @@ __all__ = [
     "ReplicasDiffer",
     "RunFailed",
     "Stalled",
+    "WorkerLost",
     "shortened",
 ]
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import BadInput
 from penstock.jobs.run_directory import latest_run, new_run, rows_before, write_rows
-from penstock.jobs.train import checkpoint_to_resume
+from penstock.jobs.train_part import checkpoint_to_resume
 from penstock.runtime.checkpoints.checkpoint import state_text
 
 

@@ -1,4 +1,4 @@
-"""`penstock train --may-lose` goes on with the workers that are left."""
+"""`penstock train --may-lose` goes on with the workers that are left, until the others are back."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ from training_jobs import job_file
 from penstock.errors import BadInput, WorkerLost
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.jobs.worker import Pauses
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 
@@ -55,17 +56,47 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     return train(tmp_path_factory.mktemp("whole"), None, [], may_lose=0, steps=8)
 
 
-def test_the_others_go_on_with_the_same_samples(tmp_path: Path, whole: TrainResult) -> None:
+def test_the_others_go_on_until_the_lost_one_is_back(tmp_path: Path, whole: TrainResult) -> None:
     said: list[str] = []
     result = train(tmp_path, whole.run_directory, said, may_lose=1, **LOSE)
     assert result.lost_workers == 1
     assert losses(result) == pytest.approx(losses(whole), rel=1e-5)
-    assert max(read_plan(result.plan).devices) < 2
     (line,) = (line for line in said if "goes on" in line)
     assert "worker 1 (process" in line and "killed by SIGKILL" in line
     assert line.endswith("; the run goes on with 2 worker(s)")
+    assert "step 6: the places of 1 lost worker(s) are taken again" in said
+    starts = [line for line in said if line.startswith("starting")]
+    assert starts == [f"starting {workers} workers" for workers in (3, 2, 3)]
+    assert read_plan(result.plan).stages == THREE_STAGES
     assert not any("--resume" in line for line in said)
     assert result.report.is_file()
+
+
+def test_without_a_checkpoint_the_others_finish_the_run(tmp_path: Path, whole: TrainResult) -> None:
+    said: list[str] = []
+    settings = {**LOSE, "checkpoint_every": 8}
+    result = train(tmp_path, whole.run_directory, said, may_lose=1, **settings)
+    assert losses(result) == pytest.approx(losses(whole), rel=1e-5)
+    assert max(read_plan(result.plan).devices) < 2
+    assert not any("taken again" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "stops"),
+    [
+        (Pauses(), []),
+        (Pauses(checkpoints=1), [8, 12, 16]),
+        (Pauses(checkpoints=2), [12, 16]),
+        (Pauses(drift=True), [16]),
+        (Pauses(checkpoints=3, drift=True), [16]),
+    ],
+)
+def test_workers_pause_at_scheduled_checkpoints(pauses: Pauses, stops: list[int]) -> None:
+    """Steps 5 to 16 after the checkpoint of step 4; ranks are slow from step 13 on."""
+    steps = range(5, 17)
+    found = [step for step in steps if pauses.stop_at(step, 4, 4, drifts=step > 12)]
+    assert found == stops
+    assert not any(pauses.stop_at(step, 4, 0, drifts=True) for step in steps)
 
 
 def test_one_loss_more_ends_the_run(tmp_path: Path, whole: TrainResult) -> None:

@@ -16,6 +16,7 @@ from penstock.command_line.options import (
     NoVerify,
     Out,
     Quiet,
+    Replan,
     Workers,
 )
 from penstock.command_line.progress import say_when_compiling
@@ -84,6 +85,7 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
     allow_pickle: AllowPickle = False,
     may_lose: MayLose = 0,
+    replan: Replan = False,
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = "",
@@ -114,6 +116,7 @@ def train(
         verify=not no_verify,
         allow_pickle=allow_pickle,
         may_lose=may_lose,
+        replan=replan,
     )
     result = train_job(find_job(job), request, log=terminal.note)
     values = {

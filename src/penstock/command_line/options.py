@@ -22,6 +22,7 @@ __all__ = [
     "ProfilePath",
     "Quiet",
     "Recompute",
+    "Replan",
     "ScheduleNames",
     "Workers",
 ]
@@ -96,7 +97,14 @@ MayLose: TypeAlias = Annotated[
     Option(
         min=0,
         metavar="N",
-        help="Go on with fewer workers after up to N of them were killed or stopped answering.",
+        help="Go on while up to N workers are missing, which were killed or stopped answering.",
+    ),
+]
+Replan: TypeAlias = Annotated[
+    bool,
+    Option(
+        "--replan",
+        help="Plan again at the next checkpoint when ranks or links are slower than planned.",
     ),
 ]
 NoVerify: TypeAlias = Annotated[

@@ -1,15 +1,28 @@
 """What planning again would bring, with the profile and the cluster as the run has found them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster, Link
+from penstock.jobs.job import Job
+from penstock.jobs.plan_job import new_plan, predict
+from penstock.jobs.train_request import TrainRequest
 from penstock.plan.plan import Plan
+from penstock.planning.answers import TimeLimit
 from penstock.profile.model_profile import LayerCost, ModelProfile
 from penstock.timeline.drift import Drift
 from penstock.words import percent_text, seconds_text
 
-__all__ = ["Replanned", "as_found"]
+__all__ = ["LEAST_GAIN", "Replanned", "as_found", "replan"]
+
+LIMIT = TimeLimit(10.0, time.perf_counter)
+"""For a plan that nobody has asked for, or that the workers wait for."""
+
+LEAST_GAIN = 0.05
+"""Share of a step's time that a new plan must save to be worth a change."""
+
+Costs = tuple[ModelProfile, Cluster]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +48,17 @@ class Replanned:
         )
 
 
-def as_found(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, drifts: Sequence[Drift]
-) -> tuple[ModelProfile, Cluster]:
+def replan(
+    job: Job, request: TrainRequest, plan: Plan, costs: Costs, drifts: Sequence[Drift]
+) -> tuple[Replanned, Costs]:
+    """What planning again would bring, and profile and cluster with the times found."""
+    profile, cluster = as_found(plan, *costs, drifts)
+    found = new_plan(job, request, profile, cluster, LIMIT)
+    now_s, then_s = (predict(job, each, profile, cluster).iteration_s for each in (plan, found))
+    return Replanned(found, now_s, then_s), (profile, cluster)
+
+
+def as_found(plan: Plan, profile: ModelProfile, cluster: Cluster, drifts: Sequence[Drift]) -> Costs:
     """Profile and cluster with the times of a run that drifted.
 
     All layers take longer by the common factor. What all replicas of a stage have in common beyond

@@ -5,8 +5,8 @@ from pathlib import Path
 from penstock.cluster.presets import local_cluster
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
+from penstock.jobs.plan_job import check_plan_fits, problem_of
 from penstock.jobs.profile_job import profile_job
-from penstock.jobs.train import check_plan_fits, problem_of
 from penstock.jobs.worker import pipeline_of
 from penstock.measure.links import usable_cores, usable_memory_bytes
 from penstock.plan.json_file import read_plan

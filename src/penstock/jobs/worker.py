@@ -26,13 +26,14 @@ from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.watch import LIMIT_S
+from penstock.runtime.rank_numbers import PAUSE
 from penstock.runtime.user_metrics import Evaluation
 from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.timeline.drift import Drift
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
 
-__all__ = ["WARM_UP_STEPS", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
+__all__ = ["WARM_UP_STEPS", "Pauses", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
 
 WARM_UP_STEPS = 3
 """Steps at the start that are not measured: caches fill and connections are made."""
@@ -42,6 +43,25 @@ SAMPLED_TIMELINES = 20
 
 LONGEST_UNSAMPLED = 100
 """Of so many steps at least one is looked at in full."""
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """When the workers stop at a scheduled checkpoint, so that the run goes on in another way.
+
+    ``checkpoints``: at the checkpoint of this number, counted from the start of the workers (0: at
+    none). ``drift``: at the next one after ranks or links were slower than planned.
+    """
+
+    checkpoints: int = 0
+    drift: bool = False
+
+    def stop_at(self, step: int, start: int, every: int, *, drifts: bool) -> bool:
+        """Whether to stop at a step, if checkpoints are written ``every`` so many."""
+        if not every or step % every:
+            return False
+        number = step // every - start // every
+        return (self.checkpoints > 0 and number >= self.checkpoints) or (self.drift and drifts)
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,7 @@ class WorkerTask:
     shown: bool = True
     allow_pickle: bool = False
     timeout_s: float = LIMIT_S
+    pauses: Pauses = Pauses()
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,7 @@ class WorkerReport:
     ``start`` is the number of steps taken before. ``verified`` says how the first step compared
     with the user's module, if it was compared. ``left_out`` are the steps that were not taken
     because loss or gradients were not finite. ``drifts`` were slower than planned at the end.
-    ``terminated``: SIGTERM has ended the training.
+    ``terminated``: SIGTERM has ended the training. ``paused``: there are steps left, see `Pauses`.
     """
 
     steps: int
@@ -79,6 +100,7 @@ class WorkerReport:
     left_out: tuple[int, ...] = ()
     drifts: tuple[Drift, ...] = ()
     terminated: bool = False
+    paused: bool = False
 
 
 @dataclass
@@ -199,6 +221,13 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             if job.checkpoint_every and step % job.checkpoint_every == 0:
                 # On the CPU, saving in the background would copy all state, which is not planned.
                 pipe.save(directory.checkpoints, wait=task.device == "cpu")
+            stops = task.pauses.stop_at(
+                step + 1, start, job.checkpoint_every, drifts=bool(watch.drifts)
+            )
+            if stops and first and step + 1 < job.steps:
+                pipe.stop(PAUSE)
+            if pipe.stopping == PAUSE:
+                break
             if pipe.stopping:
                 display.note(f"step {step}: a callback or a signal has ended the training")
                 break
@@ -206,7 +235,8 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             raise BadInput(nothing_left(job, start))
         if not (job.checkpoint_every and step % job.checkpoint_every == 0):
             pipe.save(directory.checkpoints)
-        if job.save_weights is not None:
+        paused = pipe.stopping == PAUSE
+        if job.save_weights is not None and not paused:
             pipe.save_pretrained(job.save_weights)
         if not measured.timelines:
             measured.timelines.append((measured.seconds[-1], pipe.timeline()))
@@ -221,6 +251,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         start=start,
         left_out=tuple(sorted(back.left_out)),
         drifts=watch.drifts,
+        paused=paused,
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
 

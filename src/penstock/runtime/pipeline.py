@@ -38,6 +38,7 @@ from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.processes.watch import LIMIT_S, doing
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
+from penstock.runtime.rank_numbers import END
 from penstock.runtime.settings import OnNonFinite, RankSettings, Verification, check_settings
 from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.stages.compiled_call import StageCompiler
@@ -229,8 +230,7 @@ class Pipeline:
         one after another, so they need no more memory, and their gradients are accumulated.
 
         Raises:
-            BadInput: a batch is not like the example, or not the same on all ranks; nothing was
-                changed.
+            BadInput: a batch is unlike the example or differs between ranks; nothing was changed.
             LossNotFinite: loss or gradients are NaN or infinite, first in the layer and micro-batch
                 that the message names; no optimizer step was taken.
             RunFailed: a rank failed, which the message names; the pipeline cannot be used any more.
@@ -323,13 +323,13 @@ class Pipeline:
         self._drain()
         self._training.steps += 1
 
-    def stop(self) -> None:
-        """Ask all ranks to end the training; `stopping` is true after the next step."""
-        self._worker.numbers.wants_stop = True
+    def stop(self, reason: int = END) -> None:
+        """Ask all ranks to end the training; after the next step `stopping` is true."""
+        self._worker.numbers.wants_stop = reason
 
     @property
-    def stopping(self) -> bool:
-        """Whether any rank called `stop` before the latest step or evaluation; equal on all."""
+    def stopping(self) -> int:
+        """The largest reason of any `stop` before the latest step or evaluation, or 0; on all."""
         return self._worker.numbers.stopping
 
     def module_for(self, name: str) -> nn.Module:

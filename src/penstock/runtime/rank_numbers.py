@@ -13,7 +13,10 @@ from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.transport.transport import Transport, announced
 from penstock.runtime.user_metrics import Means, MetricSums
 
-__all__ = ["RankNumbers"]
+__all__ = ["END", "PAUSE", "RankNumbers"]
+
+PAUSE, END = 1, 2
+"""Why the ranks stop: to go on later, or because the training is over."""
 
 COUNT = len(fields(RankTotals))
 
@@ -21,8 +24,9 @@ COUNT = len(fields(RankTotals))
 class RankNumbers:
     """This rank's numbers, and the combined numbers of all ranks.
 
-    ``wants_stop``: this rank asks for the end of training. ``stopping``: some rank did so by the
-    latest exchange. ``optimizer_s`` is the duration of its latest optimizer step.
+    ``wants_stop`` is the reason for which this rank asks all to stop, or 0. ``stopping`` is the
+    largest such reason of all ranks by the latest exchange. ``optimizer_s`` is the duration of its
+    latest optimizer step.
     """
 
     def __init__(
@@ -32,7 +36,7 @@ class RankNumbers:
         devices: int,
         noise: NoiseMeter | None,
     ) -> None:
-        self.wants_stop = self.stopping = False
+        self.wants_stop = self.stopping = 0
         self.optimizer_s = 0.0
         self._transport, self._clock = transport, clock
         self._devices, self._noise = devices, noise
@@ -77,7 +81,7 @@ class RankNumbers:
             BadInput: the ranks were given different batches.
         """
         totals = Totals.of([row[:COUNT] for row in rows], self._devices, seed)
-        self.stopping = any(row[COUNT] for row in rows)
+        self.stopping = int(max(row[COUNT] for row in rows))
         if metrics is None:
             return totals, {}
         return totals, metrics.combined([row[COUNT + 1 :] for row in rows])

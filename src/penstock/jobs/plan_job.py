@@ -1,0 +1,143 @@
+"""The plan of a job: how it is made, checked and predicted."""
+
+from dataclasses import replace
+from functools import partial
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput
+from penstock.jobs.compile_ahead import planners_compiled_beside
+from penstock.jobs.job import Job
+from penstock.jobs.train_request import TrainRequest
+from penstock.plan.plan import Plan
+from penstock.plan.problem import AS_FAST, PlanningProblem
+from penstock.plan.undoable_step import with_undoable_step
+from penstock.planning.answers import TimeLimit
+from penstock.planning.planning_problem import schedules_named
+from penstock.planning.time_limit import plan_within
+from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.micro_batches import check_runnable
+from penstock.runtime.without_flush.order import updates_per_batch
+from penstock.search.registry import PLANNERS
+from penstock.simulate.score import make_score
+from penstock.simulate.simulation import Prediction, simulate_plan
+
+__all__ = [
+    "check_layers",
+    "check_plan_fits",
+    "in_words",
+    "new_plan",
+    "predict",
+    "problem_of",
+    "training_problem",
+]
+
+STEADY_ITERATIONS = 6
+"""Iterations to simulate for the steady-state step time."""
+
+
+def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
+    """The planning problem of a job."""
+    state = job.optimizer.state_bytes_per_parameter_byte
+    if job.optimizer_sync == "after":
+        _, state = with_undoable_step(profile, state)
+    return PlanningProblem(
+        profile=profile,
+        cluster=cluster,
+        global_batch=job.batch_size,
+        micro_batch_sizes=job.micro_batch_choices(),
+        optimizer_bytes_per_parameter_byte=state,
+    )
+
+
+def training_problem(
+    job: Job, request: TrainRequest, profile: ModelProfile, cluster: Cluster
+) -> PlanningProblem:
+    """The planning problem of a run, with what its request allows."""
+    if request.planner not in PLANNERS:
+        raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
+    return replace(
+        problem_of(job, profile, cluster),
+        schedules=schedules_named(request.schedule, request.planner),
+        memory_reserve=request.memory_reserve,
+        as_fast=AS_FAST,
+    )
+
+
+def new_plan(
+    job: Job,
+    request: TrainRequest,
+    profile: ModelProfile,
+    cluster: Cluster,
+    limit: TimeLimit | None = None,
+) -> Plan:
+    """A plan of the requested planner, the best one that it finds until the limit."""
+    problem = training_problem(job, request, profile, cluster)
+    with planners_compiled_beside():
+        return plan_within(problem, request.planner, make_score(problem), limit=limit)
+
+
+def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
+    """Raise `BadInput` for a plan that these workers cannot run with this job."""
+    check_runnable(plan)
+    if job.accumulate > 1 and updates_per_batch(plan):
+        raise BadInput(
+            f"job '{job.name}' accumulates over {job.accumulate} batches, but schedule "
+            f"'{plan.schedule}' of {name} updates weights without a flush; set accumulate = 1 in "
+            f"the job, or use another schedule"
+        )
+    if max(plan.devices) >= workers:
+        raise BadInput(
+            f"{name} uses device {max(plan.devices)}, but there are {workers} workers (devices 0 "
+            f"to {workers - 1}); start {max(plan.devices) + 1} with --workers, or plan for "
+            f"{workers}"
+        )
+    if plan.global_batch != job.batch_size:
+        raise BadInput(
+            f"{name} is for batches of {plan.global_batch} samples ({plan.micro_batches} "
+            f"micro-batches of {plan.micro_batch_size}), but job '{job.name}' has batches of "
+            f"{job.batch_size}; plan for those or set batch_size = {plan.global_batch} in the job"
+        )
+
+
+def check_layers(plan: Plan, profile: ModelProfile) -> None:
+    """Raise `BadInput` for a plan of another model."""
+    layers = plan.stages[-1].layers.stop
+    if layers != len(profile.layers):
+        raise BadInput(
+            f"the plan has {layers} layers, but '{profile.name}' has {len(profile.layers)}; plan "
+            f"this model again"
+        )
+
+
+def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
+    """Simulate an iteration of ``plan``; its time is that of a whole step with all its batches.
+
+    Without a flush, or with ``optimizer_sync="after"``, it is the time in the steady state. With
+    ``accumulate``, replicas are summed only after the last batch; here that is counted for each.
+    """
+    ask = partial(
+        simulate_plan,
+        plan,
+        profile,
+        cluster,
+        optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
+        shard_optimizer=job.shard_optimizer,
+        optimizer_sync=job.optimizer_sync,
+    )
+    prediction = ask()
+    if not updates_per_batch(plan) and job.optimizer_sync == "before":
+        return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
+    several = ask(iterations=STEADY_ITERATIONS)
+    peaks = several.peak_memory_bytes
+    return replace(prediction, iteration_s=several.steady_s, peak_memory_bytes=peaks)
+
+
+def in_words(plan: Plan) -> str:
+    """A plan in one line: ``layers 0-9 on 3 workers, 10-11 on 1; 8 micro-batches of 2, 1f1b``."""
+    stages = ", ".join(
+        f"{stage.layers.start}-{stage.layers.stop - 1} on {stage.replicas}" for stage in plan.stages
+    )
+    return (
+        f"layers {stages} worker(s); {plan.micro_batches} micro-batches of "
+        f"{plan.micro_batch_size}, {plan.schedule}"
+    )

@@ -1,0 +1,230 @@
+"""A part of a run: the same workers follow the same plan, from a checkpoint to a later one."""
+
+import signal
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput, Stalled, WorkerLost
+from penstock.jobs.job import Job
+from penstock.jobs.measured_lengths import MeasuredLength, measured_lengths
+from penstock.jobs.plan_ahead import planned_ahead
+from penstock.jobs.plan_job import (
+    check_layers,
+    check_plan_fits,
+    in_words,
+    new_plan,
+    predict,
+    training_problem,
+)
+from penstock.jobs.profile_job import cluster_for, cost_job
+from penstock.jobs.progress import show_cursor
+from penstock.jobs.run_directory import RunDirectory, read_rows
+from penstock.jobs.train_request import Log, TrainRequest
+from penstock.jobs.worker import WARM_UP_STEPS, Pauses, WorkerReport, WorkerTask, train_worker
+from penstock.plan.plan import Plan
+from penstock.planning.answers import TimeLimit
+from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
+from penstock.runtime.processes.launch import launch_workers
+from penstock.simulate.by_length import expected_s, predict_lengths
+from penstock.simulate.simulation import Prediction
+from penstock.waiting import notice_if_long
+
+__all__ = ["LOST", "Part", "checkpoint_to_resume", "train_part"]
+
+LOST = WorkerLost, Stalled
+"""After these errors the other workers can go on."""
+
+AFTER_A_LOSS = TimeLimit(2.0, time.perf_counter)
+"""For the plan of the workers that are left, while they stand still."""
+
+WAIT_LIMIT_STEPS, LEAST_WAIT_LIMIT_S = 20, 60.0
+"""A rank waits for another at most as long as so many predicted steps, and as so many seconds."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run that has ended: its plan, what was predicted, and the reports by rank.
+
+    ``lengths`` are the measured lengths of its batches, where these differ.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    reports: tuple[WorkerReport, ...]
+    lengths: tuple[MeasuredLength, ...]
+
+    @property
+    def first(self) -> WorkerReport:
+        """The report of rank 0."""
+        return self.reports[0]
+
+
+def train_part(
+    directory: RunDirectory,
+    job: Job,
+    request: TrainRequest,
+    plans: dict[int, Plan],
+    pauses: Pauses,
+    say: Log,
+) -> Part:
+    """Measure and plan where that is not done yet, predict, and train.
+
+    ``plans`` are known plans by the number of workers. The plan of this part is added, and a plan
+    for one worker less if this part may lose one.
+    """
+    resume_from = checkpoint_to_resume(directory, say) if request.resume else None
+    if resume_from and job.weights is not None and not Path(job.weights.directory).exists():
+        # The checkpoint contains all weights.
+        job = replace(job, weights=None)
+    profile, cluster = costs_of(job, request, directory, say)
+    with notice_if_long(say, "planning"):
+        plan = plan_for(job, request, directory, (profile, cluster), plans, say)
+    check_plan_fits(plan, job, request.workers, f"the plan of '{directory.path}'")
+    check_layers(plan, profile)
+    plans[request.workers] = plan
+    directory.write_plan(plan)
+    with notice_if_long(say, "simulating a step of the plan"):
+        prediction = predict(job, plan, profile, cluster)
+    by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
+    if by_length:
+        prediction = replace(prediction, iteration_s=expected_s(by_length))
+    directory.write_predicted(prediction.timeline)
+    say(f"plan: {in_words(plan)}; predicted {1000 * prediction.iteration_s:.0f} ms a step")
+    say(f"starting {request.workers} workers")
+    task = WorkerTask(
+        job,
+        plan,
+        directory.path,
+        resume_from,
+        request.device,
+        request.shown,
+        request.allow_pickle,
+        timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * prediction.iteration_s),
+        pauses=pauses,
+    )
+    with (
+        last_checkpoint_said(directory, say, goes_on=request.may_lose > 0),
+        plan_for_one_less(job, request, plans, (profile, cluster)),
+    ):
+        reports = launch_workers(
+            train_worker,
+            (task,),
+            workers=request.workers,
+            log_directory=directory.logs,
+            drains=True,
+        )
+        if any(report.terminated for report in reports) and reports[0].steps < job.steps:
+            say(f"stopped by SIGTERM after step {reports[0].steps}")
+            raise SystemExit(128 + signal.SIGTERM)
+    start = reports[0].start
+    lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
+    return Part(plan, prediction, reports, lengths)
+
+
+@contextmanager
+def plan_for_one_less(
+    job: Job,
+    request: TrainRequest,
+    plans: dict[int, Plan],
+    costs: tuple[ModelProfile, Cluster],
+) -> Generator[None]:
+    """Within, a plan without one worker is made, if one may be lost; it is added to ``plans``."""
+    less, (profile, cluster) = request.workers - 1, costs
+    works_without = max(plans[request.workers].devices) < less
+    if not request.may_lose or less in plans or works_without or request.device != "cpu":
+        yield
+        return
+    problem = training_problem(job, request, profile, cluster_for(less, cluster.hosts[0]))
+    with planned_ahead(problem, request.planner) as made:
+        try:
+            yield
+        except LOST:
+            if plan := made():
+                plans[less] = plan
+            raise
+
+
+def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
+    """The newest undamaged checkpoint; None if the run ended before its first one.
+
+    Raises:
+        BadInput: all checkpoints are damaged.
+    """
+    found = complete_in(directory.checkpoints)
+    for path in reversed(found):
+        damage = damage_of(path)
+        if not damage:
+            return path
+        say(f"checkpoint '{path}' is left out: {damage}")
+    if found:
+        raise BadInput(
+            f"all {len(found)} checkpoints of '{directory.path}' are damaged; restore one from a "
+            f"copy, or start a new run with another --out"
+        )
+    say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
+    return None
+
+
+def costs_of(
+    job: Job, request: TrainRequest, directory: RunDirectory, say: Log
+) -> tuple[ModelProfile, Cluster]:
+    """Profile and cluster, measured now or by the run that is resumed."""
+    if directory.is_costed:
+        profile, cluster = directory.read_costs()
+        if len(cluster.devices) == request.workers:
+            return profile, cluster
+        if request.device == "cpu" and len(cluster.devices) > 1:
+            cluster = cluster_for(request.workers, cluster.hosts[0])
+            directory.write_costs(profile, cluster)
+            return profile, cluster
+    say(f"measuring the layers of '{job.name}' and the links between workers")
+    start_s = time.perf_counter()
+    costed = cost_job(
+        job, workers=request.workers, device=request.device, log_directory=directory.logs
+    )
+    directory.write_costs(costed.profile, costed.cluster)
+    seconds = time.perf_counter() - start_s
+    say(f"measured {len(costed.profile.layers)} layers in {seconds:.1f} s")
+    return costed.profile, costed.cluster
+
+
+def plan_for(
+    job: Job,
+    request: TrainRequest,
+    directory: RunDirectory,
+    costs: tuple[ModelProfile, Cluster],
+    plans: Mapping[int, Plan],
+    say: Log,
+) -> Plan:
+    """The known plan for so many workers, or a resumed run's own if that suits, or a new one.
+
+    A run's own plan does not suit where workers have come back, since it does not use them.
+    """
+    if request.workers in plans:
+        return plans[request.workers]
+    if request.resume and request.workers < max(plans, default=request.workers + 1):
+        before = directory.read_plan()
+        if max(before.devices) < request.workers and before.global_batch == job.batch_size:
+            return before
+        say("the run gets a new plan, because the workers or the batch size changed")
+    return new_plan(job, request, *costs, AFTER_A_LOSS if plans else None)
+
+
+@contextmanager
+def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) -> Generator[None]:
+    """Within, a failure prints how to resume the run, unless the run ``goes_on`` by itself."""
+    try:
+        yield
+    except BaseException as failure:
+        show_cursor()
+        if not (goes_on and isinstance(failure, LOST)):
+            with suppress(BadInput):
+                checkpoint = latest_checkpoint(directory.checkpoints)
+                remedy = f"--resume --out {directory.path} continues"
+                say(f"the last checkpoint is {checkpoint}; {remedy}")
+        raise
