@@ -19,8 +19,8 @@ from penstock.profile.built_in import packaged
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import family_steps, under_schedule
-from penstock.search.judged import Judged
 from penstock.search.registry import PLANNERS
+from penstock.search.simulated_plans import SimulatedPlans
 from penstock.search.skeletons import load_s, skeletons
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
@@ -132,8 +132,8 @@ def test_what_does_not_fit_in_memory_is_no_answer() -> None:
 
 def searched(problem: PlanningProblem) -> Plan | None:
     """The best plan on equal groups of devices."""
-    judged = Judged(problem, make_score(problem))
-    *_, last = family_steps(judged, skeletons(problem, ALL), ALL)
+    simulated = SimulatedPlans(problem, make_score(problem))
+    *_, last = family_steps(simulated, skeletons(problem, ALL), ALL)
     return last.plan
 
 

@@ -15,9 +15,9 @@ from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.profile.find import find_profile
-from penstock.search.judged import Judged, climb
 from penstock.search.moves import moves
 from penstock.search.search import search_steps
+from penstock.search.simulated_plans import SimulatedPlans, climb
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9
@@ -28,10 +28,10 @@ ROUNDING = 1e-9
 def test_a_climb_never_ends_below_its_start(problem: PlanningProblem):
     score = make_score(problem)
     plan = next(every_plan(problem, tuple(range(len(problem.cluster.devices)))))
-    judged = Judged(problem, score)
-    start_s = judged.judge(plan)
-    end, end_s = climb(judged, plan, start_s, 20_000)
-    assert end_s == score(end) == judged.best_s <= start_s
+    simulated = SimulatedPlans(problem, score)
+    start_s = simulated.simulate(plan)
+    end, end_s = climb(simulated, plan, start_s, 20_000)
+    assert end_s == score(end) == simulated.best_s <= start_s
     assert end.global_batch == problem.global_batch
 
 

@@ -1,4 +1,4 @@
-"""Plans judged by their loads alone: the load by hand, and what walks over it find."""
+"""Plans simulated by their loads alone: the load by hand, and what walks over it find."""
 
 import subprocess
 import sys

@@ -143,9 +143,9 @@ def finish(
 def hint_of_new_plan(job: Job, request: TrainRequest, directory: RunDirectory, part: Part) -> str:
     """What planning again would bring; a plan that gains enough is written beside the old one."""
     asked = replace(request, workers=len(part.reports))
-    again, _ = replan(job, asked, part.plan, directory.read_costs(), part.first.drifts)
-    if again.gain < LEAST_GAIN:
+    replanned, _ = replan(job, asked, part.plan, directory.read_costs(), part.first.drifts)
+    if replanned.gain < LEAST_GAIN:
         return "planning again with these times would bring nothing"
     place = directory.path / "replanned.json"
-    write_plan(again.plan, place)
-    return f"{again}; to do so: --resume --out {directory.path} --plan {place}"
+    write_plan(replanned.plan, place)
+    return f"{replanned}; to do so: --resume --out {directory.path} --plan {place}"

@@ -103,13 +103,13 @@ def follow_drift(
     """
     costs = directory.read_costs()
     with notice_if_long(say, "planning again, since ranks or links were slower than planned"):
-        again, found = replan(job, part, done.plan, costs, done.first.drifts)
+        replanned, found = replan(job, part, done.plan, costs, done.first.drifts)
     directory.write_costs(*found)
     # Plans for other numbers of workers were made with the old times.
     course.plans.clear()
-    course.plans[part.workers] = again.plan if again.gain >= LEAST_GAIN else done.plan
-    text = f"step {done.first.steps}: {again}; the run follows the new plan"
-    if again.gain < LEAST_GAIN:
+    course.plans[part.workers] = replanned.plan if replanned.gain >= LEAST_GAIN else done.plan
+    text = f"step {done.first.steps}: {replanned}; the run follows the new plan"
+    if replanned.gain < LEAST_GAIN:
         text = f"step {done.first.steps}: planning again would bring nothing; the plan stays"
     course.drift += (*map(str, done.first.drifts), text)
     say(text)

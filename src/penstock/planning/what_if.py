@@ -89,22 +89,22 @@ def read_what_if(
     )
 
 
-def changed_cluster(cluster: Cluster, asked: WhatIf) -> Cluster:
+def changed_cluster(cluster: Cluster, changes: WhatIf) -> Cluster:
     """The cluster after the changes; the same object where there are none.
 
     Raises:
         BadInput: the cluster has no such device.
     """
-    if asked.bandwidth:
-        cluster = with_link_bandwidth(cluster, asked.bandwidth)
-    if asked.latency:
-        cluster = with_link_latency(cluster, asked.latency)
-    for change in asked.devices:
+    if changes.bandwidth:
+        cluster = with_link_bandwidth(cluster, changes.bandwidth)
+    if changes.latency:
+        cluster = with_link_latency(cluster, changes.latency)
+    for change in changes.devices:
         cluster = with_device_change(cluster, change)
     return cluster
 
 
-def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
+def changed_plan(problem: PlanningProblem, plan: Plan, changes: WhatIf) -> Plan:
     """The plan after the changes; ``problem`` gives the costs for another schedule's order.
 
     Micro-batches keep their size, so more of them are a larger batch. Under another schedule the
@@ -115,12 +115,12 @@ def changed_plan(problem: PlanningProblem, plan: Plan, asked: WhatIf) -> Plan:
     Raises:
         BadInput: there are too few layers for the stages that the schedule needs.
     """
-    if asked.micro_batches:
-        plan = replace(plan, micro_batches=asked.micro_batches)
-    if not asked.schedule or asked.schedule == plan.schedule:
+    if changes.micro_batches:
+        plan = replace(plan, micro_batches=changes.micro_batches)
+    if not changes.schedule or changes.schedule == plan.schedule:
         return plan
-    placed = placed_for(problem, plan, asked.schedule)
-    return priced(problem, replace(placed, schedule=asked.schedule, in_flight_limit=()))
+    placed = placed_for(problem, plan, changes.schedule)
+    return priced(problem, replace(placed, schedule=changes.schedule, in_flight_limit=()))
 
 
 def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
@@ -225,13 +225,13 @@ def play(
     return PlayedPlan(problem, planned, iterations, repeated, optimizer_sync)
 
 
-def play_changed(before: PlayedPlan, asked: WhatIf) -> PlayedPlan:
+def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
     """Simulate the same plan with the changes that are asked for.
 
     Raises:
         BadInput: no such device, or the plan cannot have the schedule.
     """
-    cluster = changed_cluster(before.problem.cluster, asked)
+    cluster = changed_cluster(before.problem.cluster, changes)
     problem = replace(before.problem, cluster=cluster)
-    plan = changed_plan(problem, before.planned.plan, asked)
+    plan = changed_plan(problem, before.planned.plan, changes)
     return play(plan, problem.profile, cluster, before.iterations, before.optimizer_sync)

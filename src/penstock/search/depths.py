@@ -10,9 +10,9 @@ from penstock.bounds.lower_bound import plan_bound_s
 from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.search.judged import MAKING_A_PLAN, Judged, actions_of
+from penstock.search.simulated_plans import MAKING_A_PLAN, SimulatedPlans, actions_of
 
-__all__ = ["deeper_variants", "judge_depths", "moved_in_flight", "walked_depths"]
+__all__ = ["deeper_variants", "moved_in_flight", "simulate_depths", "walked_depths"]
 
 ACTIONS_WALKED = 1_500_000
 """Simulated actions of a walk over depths and recompute; about a second."""
@@ -31,26 +31,26 @@ DEPTHS = (1, 2, 3, 4, 6, 8)
 
 RECOMPUTE, ANOTHER_MOVE, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
 """Probabilities that a move changes recompute, and that another move follows before the plan is
-judged; and the largest share by which a depth changes."""
+simulated; and the largest share by which a depth changes."""
 
 
-def judge_depths(judged: Judged, plans: Iterable[Plan], seed: int) -> None:
-    """Judge variants of plans: schedules, depths and recompute.
+def simulate_depths(simulated: SimulatedPlans, plans: Iterable[Plan], seed: int) -> None:
+    """Simulate variants of plans: schedules, depths and recompute.
 
     A random walk from the fastest variant changes depths and recompute further.
     """
-    problem, found, found_s = judged.problem, None, inf
+    problem, found, found_s = simulated.problem, None, inf
     for plan in plans:
         for variant in deeper_variants(problem, plan):
-            if judged.may_be_faster(variant, found_s):
-                seconds = judged.judge(variant)
+            if simulated.may_be_faster(variant, found_s):
+                seconds = simulated.simulate(variant)
                 if seconds < found_s:
                     found, found_s = variant, seconds
     if found is not None:
         generator = default_rng([len(problem.profile.layers), seed])
         size = len(problem.cluster.devices) * len(problem.profile.layers)
         actions = ACTIONS_WALKED * min(1.0, size / WALKED)
-        judged.judge(walked_depths(problem, judged.score, found, generator, actions))
+        simulated.simulate(walked_depths(problem, simulated.score, found, generator, actions))
 
 
 def walked_depths(
@@ -58,11 +58,11 @@ def walked_depths(
 ) -> Plan:
     """The stages of ``start`` with the best depths and recompute on a random walk.
 
-    Simulated annealing (Kirkpatrick et al., Science 1983), judged by ``score``. A slower plan is
-    accepted with probability ``exp(-slowdown / heat)``. The heat falls evenly while ``actions``
-    forwards and backwards are simulated. The random number is drawn first, so a plan whose proven
-    bound is too slow for it is not simulated. The answer is ``start`` itself where the problem
-    leaves no choice of depths, or where it does not fit.
+    Simulated annealing (Kirkpatrick et al., Science 1983) of ``score``. A slower plan is accepted
+    with probability ``exp(-slowdown / heat)``. The heat falls evenly while ``actions`` forwards and
+    backwards are simulated. The random number is drawn first, so a plan whose proven bound is too
+    slow for it is not simulated. The answer is ``start`` itself where the problem leaves no choice
+    of depths, or where it does not fit.
     """
     current = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
     if "early-backward" not in problem.schedules or (current_s := score(current)) == inf:

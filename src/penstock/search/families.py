@@ -17,7 +17,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.schedule_costs import with_costs
 from penstock.schedule.registry import FAMILIES
-from penstock.search.judged import Judged, actions_of, climb
+from penstock.search.simulated_plans import SimulatedPlans, actions_of, climb
 from penstock.search.skeletons import Skeleton, load_s, skeletons_of_plans
 from penstock.search.step import SearchStep
 
@@ -41,49 +41,49 @@ for."""
 
 
 def family_steps(
-    judged: Judged, starts: Iterable[Skeleton], schedules: Iterable[str]
+    simulated: SimulatedPlans, starts: Iterable[Skeleton], schedules: Iterable[str]
 ) -> Iterator[SearchStep]:
     """Ever better plans under ``schedules``, from ``starts``."""
-    yield judged.step("schedule families")
-    leaders = yield from judged_skeletons(judged, starts)
+    yield simulated.step("schedule families")
+    leaders = yield from simulated_skeletons(simulated, starts)
     # Where stages recompute, memory is short, and a search for orders takes long and finds little.
     keeping = [one for one in leaders if not any(s.recompute for s in one[1].stages)]
     promising = [*keeping[:ADAPTED], *sorted(keeping, key=load_of)[:ADAPTED]]
     for name in schedules:
         if FAMILIES[name].is_searched:
             for _, plan in dict.fromkeys(promising):
-                yield judged.step(f"schedule {name}")
+                yield simulated.step(f"schedule {name}")
                 bare = replace(plan, schedule=name, in_flight_limit=())
-                adapted = with_costs(judged.problem, bare)
-                if load_s(adapted) < judged.best_s:
-                    leaders.append((judged.judge(adapted), adapted))
+                adapted = with_costs(simulated.problem, bare)
+                if load_s(adapted) < simulated.best_s:
+                    leaders.append((simulated.simulate(adapted), adapted))
     leaders.sort(key=lambda one: one[0])
     for seconds, plan in leaders[:STARTS]:
-        yield judged.step(f"moves under {plan.schedule}")
-        climb(judged, plan, seconds, ACTIONS_FOR_MOVES)
-    yield judged.step("schedule families")
+        yield simulated.step(f"moves under {plan.schedule}")
+        climb(simulated, plan, seconds, ACTIONS_FOR_MOVES)
+    yield simulated.step("schedule families")
 
 
-def judged_skeletons(
-    judged: Judged, starts: Iterable[Skeleton]
+def simulated_skeletons(
+    simulated: SimulatedPlans, starts: Iterable[Skeleton]
 ) -> Generator[SearchStep, None, list[tuple[float, Plan]]]:
     """Simulate skeletons in the order of their estimate; the best of each placement, in order."""
     leaders: dict[object, tuple[float, Plan]] = {}
     actions = ACTIONS_FOR_SKELETONS
     for skeleton in sorted(starts, key=lambda one: one.estimate_s):
-        if skeleton.load_s >= judged.best_s:
+        if skeleton.load_s >= simulated.best_s:
             continue
         if actions <= 0:
             break
         for name in skeleton.schedules:
             plan = under_schedule(skeleton.plan, name)
-            seconds = judged.judge(plan)
+            seconds = simulated.simulate(plan)
             # A plan that is refused, or does not fit, is not simulated.
             actions -= actions_of(plan) if seconds < inf else actions_of(plan) // 10
             key = (plan.device_groups, plan.placement, plan.mirrored)
             if seconds < leaders.get(key, (inf,))[0]:
                 leaders[key] = seconds, plan
-        yield judged.step("schedule families")
+        yield simulated.step("schedule families")
     return sorted(leaders.values(), key=lambda one: one[0])
 
 
@@ -96,7 +96,7 @@ def plain_families(schedules: Iterable[str]) -> tuple[str, ...]:
 
 
 def load_of(leader: tuple[float, Plan]) -> float:
-    """The load of a plan that was judged; infinite where the plan has no costs."""
+    """The load of a plan that was simulated; infinite where the plan has no costs."""
     return load_s(leader[1]) if leader[1].costs else inf
 
 
@@ -114,8 +114,8 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
     def on_its_devices(other: Plan) -> float:
         return score(other) if groups.issuperset(other.device_groups) else inf
 
-    judged = Judged(replace(problem, schedules=(schedule,)), on_its_devices)
+    simulated = SimulatedPlans(replace(problem, schedules=(schedule,)), on_its_devices)
     starts = skeletons_of_plans(problem, plain_families([schedule]), [plan])
-    for _ in family_steps(judged, starts, [schedule]):
+    for _ in family_steps(simulated, starts, [schedule]):
         pass
-    return replace(judged.best, planner=plan.planner) if judged.best else None
+    return replace(simulated.best, planner=plan.planner) if simulated.best else None

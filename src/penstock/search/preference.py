@@ -34,21 +34,21 @@ MEMORY_STEP = 0.05
 
 
 def preferred(
-    problem: PlanningProblem, judged: Mapping[Plan, float], score: Score
+    problem: PlanningProblem, simulated: Mapping[Plan, float], score: Score
 ) -> tuple[Plan, float]:
-    """The plan to choose of those ``judged``, and its seconds.
+    """The plan to choose of those ``simulated``, and its seconds.
 
     Plans that are slower than the fastest by `PlanningProblem.as_fast` at most take part. So do the
     preferred of them with renumbered devices, if their sets of devices are less scattered then.
     """
-    first = about_as_fast(judged, problem.as_fast)
+    first = about_as_fast(simulated, problem.as_fast)
     renumbered = {
         other: score_of(other, score)
         for plan in sorted(first, key=lambda plan: (layout(problem, plan), first[plan]))[
             :RENUMBERED
         ]
         for other in on_whole_hosts(problem.cluster, plan)
-        if other not in judged
+        if other not in simulated
     }
     known = about_as_fast({**first, **renumbered}, problem.as_fast)
     least = min(layout(problem, plan) for plan in known)
@@ -65,10 +65,10 @@ def preferred(
     return chosen, known[chosen]
 
 
-def about_as_fast(judged: Mapping[Plan, float], as_fast: float) -> dict[Plan, float]:
+def about_as_fast(simulated: Mapping[Plan, float], as_fast: float) -> dict[Plan, float]:
     """The plans that are about as fast as the fastest."""
-    limit_s = min(judged.values()) * (1 + max(as_fast, ROUNDING))
-    return {plan: seconds for plan, seconds in judged.items() if seconds <= limit_s}
+    limit_s = min(simulated.values()) * (1 + max(as_fast, ROUNDING))
+    return {plan: seconds for plan, seconds in simulated.items() if seconds <= limit_s}
 
 
 def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:

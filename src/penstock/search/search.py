@@ -11,12 +11,12 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.schedule.registry import FAMILIES
-from penstock.search.depths import judge_depths
+from penstock.search.depths import simulate_depths
 from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import family_steps, plain_families
-from penstock.search.judged import Judged, climb
 from penstock.search.preference import preferred
+from penstock.search.simulated_plans import SimulatedPlans, climb
 from penstock.search.skeletons import skeletons, skeletons_of_plans
 from penstock.search.step import SearchStep
 
@@ -41,7 +41,7 @@ TIGHTER = (0.75, 0.5)
 """Shares of the memory for which a new order of the best plan is tried."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
-"""Devices and placements up to which a problem counts as small: then all plans are judged."""
+"""Devices and placements up to which a problem counts as small: then all plans are simulated."""
 
 
 def search_from(starts: Mapping[str, Planner]) -> Planner:
@@ -78,61 +78,63 @@ def search_steps(
     known = known or tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     others = tuple(name for name in problem.schedules if name not in known)
     whole = replace(problem, schedules=known or PlanningProblem.schedules) if others else problem
-    judged, plain = Judged(problem, score), plain_families(others)
-    own = Judged(whole, score, judged.seconds)
+    simulated, plain = SimulatedPlans(problem, score), plain_families(others)
+    own = SimulatedPlans(whole, score, simulated.seconds)
     if others:
-        yield from family_steps(judged, skeletons(problem, plain), others)
-    yield judged.step("lower bound")
+        yield from family_steps(simulated, skeletons(problem, plain), others)
+    yield simulated.step("lower bound")
     bound_s = lower_bound_s(whole)
-    yield from with_best_of_all(own, judged, planner_steps(own, starts))
-    if not known or bound_s * (1 + PROVEN) < judged.best_s:
-        yield from with_best_of_all(own, judged, whole_backward_steps(own, bound_s))
+    yield from with_best_of_all(own, simulated, planner_steps(own, starts))
+    if not known or bound_s * (1 + PROVEN) < simulated.best_s:
+        yield from with_best_of_all(own, simulated, whole_backward_steps(own, bound_s))
     if others:
         plans = leading(own)
-        yield from family_steps(judged, skeletons_of_plans(problem, plain, plans), others)
-    judge_tighter_orders(judged)
-    allowed = dict(judged.fastest(problem.schedules))
-    answer = judged.step("done")
+        yield from family_steps(simulated, skeletons_of_plans(problem, plain, plans), others)
+    simulate_tighter_orders(simulated)
+    allowed = dict(simulated.fastest(problem.schedules))
+    answer = simulated.step("done")
     if allowed:
         plan, seconds = preferred(problem, allowed, score)
         answer = SearchStep("done", replace(plan, planner="search"), seconds)
     yield answer
 
 
-def judge_tighter_orders(judged: Judged) -> None:
+def simulate_tighter_orders(simulated: SimulatedPlans) -> None:
     """Try the best plan with an order made for less memory, if its schedule searches for orders.
 
     That search is greedy: with less memory it sometimes finds a faster order.
     """
-    plan = judged.best
+    plan = simulated.best
     if plan is None or not FAMILIES[plan.schedule].is_searched:
         return
     for share in TIGHTER:
-        judged.judge(replace(plan, memory_bytes=tuple(share * room for room in plan.memory_bytes)))
+        simulated.simulate(
+            replace(plan, memory_bytes=tuple(share * room for room in plan.memory_bytes))
+        )
 
 
 def with_best_of_all(
-    own: Judged, judged: Judged, steps: Iterator[SearchStep]
+    own: SimulatedPlans, simulated: SimulatedPlans, steps: Iterator[SearchStep]
 ) -> Iterator[SearchStep]:
     """``steps`` of a part of the search, each with the best plan of the whole search."""
     for step in steps:
-        if own.best and own.best_s < judged.best_s:
-            judged.judge(own.best)
-        yield judged.step(step.doing)
+        if own.best and own.best_s < simulated.best_s:
+            simulated.simulate(own.best)
+        yield simulated.step(step.doing)
 
 
-def planner_steps(own: Judged, starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
+def planner_steps(own: SimulatedPlans, starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
     """The plans of the other planners."""
     for name, planner in starts.items():
         yield own.step(f"planner {name}")
         try:
-            own.judge(planner(own.problem, own.score))
+            own.simulate(planner(own.problem, own.score))
         except Infeasible:
             continue
     yield own.step("planners")
 
 
-def leading(own: Judged) -> list[Plan]:
+def leading(own: SimulatedPlans) -> list[Plan]:
     """The fastest plans with whole backwards that differ in the sizes of their sets of devices."""
     found: dict[object, Plan] = {}
     for plan, _ in own.fastest(own.problem.schedules):
@@ -142,7 +144,7 @@ def leading(own: Judged) -> list[Plan]:
     return list(found.values())
 
 
-def whole_backward_steps(own: Judged, bound_s: float) -> Iterator[SearchStep]:
+def whole_backward_steps(own: SimulatedPlans, bound_s: float) -> Iterator[SearchStep]:
     """Ever better plans with whole backwards and one stage a device.
 
     1. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
@@ -160,22 +162,22 @@ def whole_backward_steps(own: Judged, bound_s: float) -> Iterator[SearchStep]:
             break
         yield own.step("even loads")
         before_s = own.best_s
-        judge_depths(own, evenly_loaded_plans(own.problem, own.best, seed), seed)
+        simulate_depths(own, evenly_loaded_plans(own.problem, own.best, seed), seed)
         if own.best_s < before_s:
             yield from improve(own, bound_s)
-    yield from judge_all(own)
+    yield from simulate_all(own)
     yield own.step("moves")
 
 
-def improve(own: Judged, bound_s: float) -> Iterator[SearchStep]:
+def improve(own: SimulatedPlans, bound_s: float) -> Iterator[SearchStep]:
     """Climb from the best plan, unless it already meets the bound."""
     if own.best is not None and gap(own.best_s, bound_s) > PROVEN:
         yield own.step("moves")
         climb(own, own.best, own.best_s, ACTIONS_FOR_MOVES)
 
 
-def judge_all(own: Judged) -> Iterator[SearchStep]:
-    """On a small problem judge every plan that its bound does not rule out."""
+def simulate_all(own: SimulatedPlans) -> Iterator[SearchStep]:
+    """On a small problem simulate every plan that its bound does not rule out."""
     problem = own.problem
     if len(problem.cluster.devices) > SMALL_CLUSTER:
         return
@@ -193,4 +195,4 @@ def judge_all(own: Judged) -> Iterator[SearchStep]:
         if plan_fits(problem, first) or not first.in_flight_limit:
             for plan in chain([first], variants):
                 if own.may_be_faster(plan, own.best_s):
-                    own.judge(plan)
+                    own.simulate(plan)

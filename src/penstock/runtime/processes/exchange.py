@@ -71,8 +71,8 @@ def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, 
     finish(dist.broadcast(size, group=group, group_src=0, async_op=True), *next_exchange())
     data = data if first else torch.empty(int(size), dtype=torch.uint8)
     finish(dist.broadcast(data, group=group, group_src=0, async_op=True), *next_exchange())
-    told = from_bytes(data, types)
-    return value if first else told
+    received = from_bytes(data, types)
+    return value if first else received
 
 
 def to_bytes(value: object, types: tuple[type, ...]) -> torch.Tensor:

@@ -20,12 +20,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import forkserver, parent_process, util
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,6 +58,9 @@ LINGER_S = 1.0
 
 GRACE_S = 1.5
 """How long the other workers have to end when one has failed: by themselves, then by SIGTERM."""
+
+GRACE_AFTER_A_KILL_S = 0.1
+"""The same when one was killed: then they have nothing to say, and a run may wait to go on."""
 
 POLL_S = 0.1
 
@@ -153,7 +157,7 @@ def launch_workers(
         processes = context._pc  # pyright: ignore[reportAttributeAccessIssue]
         if drains and threading.current_thread() is threading.main_thread():
             pass_on_first_sigterm(context)
-        processes.join = partial(processes.join, grace_period=GRACE_S)
+        processes.join = partial(join_soon, processes.processes, processes.join)
         try:
             result = context.wait(period=POLL_S)
         except SignalException as interruption:
@@ -242,6 +246,14 @@ def ensure_fork_server() -> None:
                 f"the temporary directory '{shortened(folder, LONGEST_CAUSE)}' has {len(folder)} "
                 f"characters, too many for a socket in it; set TMPDIR to a shorter one"
             ) from None
+
+
+def join_soon(
+    processes: Sequence[BaseProcess], join: Callable[..., bool], timeout: float | None = None
+) -> bool:
+    """Torch's ``join`` of its processes, with time for the others to end when one has failed."""
+    killed = any((process.exitcode or 0) < 0 for process in processes)
+    return join(timeout, GRACE_AFTER_A_KILL_S if killed else GRACE_S)
 
 
 def pass_on_first_sigterm(context: PContext) -> None:

@@ -118,8 +118,8 @@ class PartlyRecomputed(ModuleRunner):
         self._apart = work.recomputed if work.training else frozenset()
         for part, runner in zip(self._parts, self._runners, strict=True):
             leaves = tuple(tuple(own[i] for i in part.leaves) for own in work.leaves)
-            again = work.recomputed if part.recomputed else frozenset[int]()
-            runner.begin(replace(work, leaves=leaves, recomputed=again, last_backward=-1))
+            recomputed = work.recomputed if part.recomputed else frozenset[int]()
+            runner.begin(replace(work, leaves=leaves, recomputed=recomputed, last_backward=-1))
         self._runners[-1].loss_terms = self.loss_terms
 
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:

@@ -161,8 +161,8 @@ def reference_of(
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
             found = Reference(name, False, why, None)
-    told = world.from_first(None if found is None else replace(found, run=None), Reference)
-    return told if found is None else found
+    received = world.from_first(None if found is None else replace(found, run=None), Reference)
+    return received if found is None else found
 
 
 def run_with_masks(

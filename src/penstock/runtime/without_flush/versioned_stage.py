@@ -73,11 +73,11 @@ class VersionedStage:
             self._fed[number] = tuple(leaf[lo:hi] for leaf in wanted), own, whole
         count = self._order.ring * self._order.micro_batches
         fed = [self._fed.get(number, ((), range(0), range(0))) for number in range(count)]
-        again = range(count) if self._order.recomputes(self.number) else ()
+        recomputed = range(count) if self._order.recomputes(self.number) else ()
         work = StageInputs(
             tuple(slices for slices, _, _ in fed),
             tuple(len(own) for _, own, _ in fed),
-            frozenset(again),
+            frozenset(recomputed),
             lengths=lengths,
         )
         if batch == 0:

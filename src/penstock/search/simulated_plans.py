@@ -1,4 +1,4 @@
-"""The plans that a search has judged so far, and hill climbing from one of them."""
+"""The plans that a search has simulated, and hill climbing from one of them."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from penstock.search.moves import moves
 from penstock.search.skeletons import load_s
 from penstock.search.step import SearchStep
 
-__all__ = ["MAKING_A_PLAN", "Judged", "actions_of", "climb"]
+__all__ = ["MAKING_A_PLAN", "SimulatedPlans", "actions_of", "climb"]
 
 MAKING_A_PLAN, ITS_DEVICE = 500, 30
 """Making and looking up a plan counts as so many simulated actions, and so many for each device."""
@@ -24,7 +24,7 @@ planners' own schedules take no time."""
 
 
 @dataclass
-class Judged:
+class SimulatedPlans:
     """Every plan that was simulated, with its seconds, and the fastest that the problem allows."""
 
     problem: PlanningProblem
@@ -33,7 +33,7 @@ class Judged:
     best: Plan | None = None
     best_s: float = inf
 
-    def judge(self, plan: Plan) -> float:
+    def simulate(self, plan: Plan) -> float:
         """Seconds of a plan; infinite where it does not fit, or its schedule refuses it."""
         if plan.planner != "search":
             plan = replace(plan, planner="search")
@@ -61,7 +61,7 @@ class Judged:
 
 
 def actions_of(plan: Plan) -> int:
-    """The cost of judging a plan, in simulated actions."""
+    """The cost of simulating a plan, in simulated actions."""
     devices = len(plan.devices)
     actions = MAKING_A_PLAN + (ITS_DEVICE + plan.micro_batches) * devices
     if FAMILIES[plan.schedule].is_planned:
@@ -69,7 +69,9 @@ def actions_of(plan: Plan) -> int:
     return actions + ORDERED * plan.micro_batches * len(plan.stages)
 
 
-def climb(judged: Judged, plan: Plan, seconds: float, actions: float) -> tuple[Plan, float]:
+def climb(
+    simulated: SimulatedPlans, plan: Plan, seconds: float, actions: float
+) -> tuple[Plan, float]:
     """Move on to each faster neighbour until there is none, or ``actions`` are spent.
 
     Cuts move under the order that was made for the plan before, so most orders need not be made. An
@@ -78,15 +80,15 @@ def climb(judged: Judged, plan: Plan, seconds: float, actions: float) -> tuple[P
     plan, improved = replace(plan, planner="search"), True
     while improved and actions > 0:
         improved = False
-        for other in moves(judged.problem, plan):
-            if other in judged.seconds or not judged.may_be_faster(other, seconds):
+        for other in moves(simulated.problem, plan):
+            if other in simulated.seconds or not simulated.may_be_faster(other, seconds):
                 continue
             actions -= actions_of(other)
-            other_s = judged.judge(other)
+            other_s = simulated.simulate(other)
             if other_s < seconds:
                 plan, seconds, improved = other, other_s, True
                 break
             if actions <= 0:
                 break
-    last = priced(judged.problem, plan)
-    return min([(plan, seconds), (last, judged.judge(last))], key=lambda one: one[1])
+    last = priced(simulated.problem, plan)
+    return min([(plan, seconds), (last, simulated.simulate(last))], key=lambda one: one[1])
