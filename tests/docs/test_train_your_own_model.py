@@ -28,7 +28,7 @@ def test_the_guide_works_as_printed(tmp_path: Path) -> None:
         # A block without a name shows some settings of a job: it is a job file too.
         assert name or find_job(str(path)).accumulate == 4
     commands = [line for block in blocks("console") for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 7
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
     output = ""

@@ -11,7 +11,7 @@ from penstock.jobs.measured_lengths import MeasuredLength, mean_s
 from penstock.jobs.plan_job import check_plan_fits
 from penstock.jobs.replanning import LEAST_GAIN, replan
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
-from penstock.jobs.train_part import Part
+from penstock.jobs.train_part import RunPart
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker_changes import Course, train_through_changes
 from penstock.plan.json_file import read_plan, write_plan
@@ -140,7 +140,9 @@ def finish(
     )
 
 
-def hint_of_new_plan(job: Job, request: TrainRequest, directory: RunDirectory, part: Part) -> str:
+def hint_of_new_plan(
+    job: Job, request: TrainRequest, directory: RunDirectory, part: RunPart
+) -> str:
     """What planning again would bring; a plan that gains enough is written beside the old one."""
     asked = replace(request, workers=len(part.reports))
     replanned, _ = replan(job, asked, part.plan, directory.read_costs(), part.first.drifts)

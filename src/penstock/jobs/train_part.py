@@ -34,7 +34,7 @@ from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.simulation import Prediction
 from penstock.waiting import notice_if_long
 
-__all__ = ["LOST", "Part", "checkpoint_to_resume", "train_part"]
+__all__ = ["LOST", "RunPart", "checkpoint_to_resume", "train_part"]
 
 LOST = WorkerLost, Stalled
 """After these errors the other workers can go on."""
@@ -47,7 +47,7 @@ WAIT_LIMIT_STEPS, LEAST_WAIT_LIMIT_S = 20, 60.0
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """A part of a run that has ended: its plan, what was predicted, and the reports by rank.
 
     ``lengths`` are the measured lengths of its batches, where these differ.
@@ -71,7 +71,7 @@ def train_part(
     plans: dict[int, Plan],
     pauses: Pauses,
     say: Log,
-) -> Part:
+) -> RunPart:
     """Measure and plan where that is not done yet, predict, and train.
 
     ``plans`` are known plans by the number of workers. The plan of this part is added, and a plan
@@ -123,7 +123,7 @@ def train_part(
             raise SystemExit(128 + signal.SIGTERM)
     start = reports[0].start
     lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
-    return Part(plan, prediction, reports, lengths)
+    return RunPart(plan, prediction, reports, lengths)
 
 
 @contextmanager

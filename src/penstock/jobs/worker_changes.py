@@ -10,7 +10,7 @@ from penstock.errors import Infeasible, RunFailed
 from penstock.jobs.job import Job
 from penstock.jobs.replanning import LEAST_GAIN, replan
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train_part import LOST, Part, train_part
+from penstock.jobs.train_part import LOST, RunPart, train_part
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker import Pauses
 from penstock.plan.plan import Plan
@@ -28,7 +28,7 @@ class Course:
     """
 
     plans: dict[int, Plan]
-    last: Part | None = None
+    last: RunPart | None = None
     lost: int = 0
     patience: int = 1
     drift: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def follow_drift(
     directory: RunDirectory,
     job: Job,
     part: TrainRequest,
-    done: Part,
+    done: RunPart,
     course: Course,
     say: Log,
 ) -> None:
