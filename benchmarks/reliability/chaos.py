@@ -39,7 +39,7 @@ from faults import (
 )
 from runs import Place, Run, Start, be_apart, begin, kill_all, place_in, read
 from unbroken import COSTS, JOB, Unbroken, unbroken
-from verdict import flaws_of_end, flaws_of_resumed
+from verdict import clean_up_after, flaws_of_end, flaws_of_resumed
 
 DISK_BYTES = 96 << 20
 
@@ -99,6 +99,7 @@ def hit_nothing(run: Run, fault: Fault) -> None:
         fault.flaws.append(f"ended with {run.code} without a fault: {run.said()[-300:]}")
     kill_all(run.everyone())
     run.wait(DEADLINE_S)
+    clean_up_after(run)
 
 
 def resume(fault: Fault, expected: Unbroken, place: Place, plan: Path | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from faults import STEPS, Fault
 from runs import APART, Place, Run, kill_all, read
 
-__all__ = ["flaws_of_end", "flaws_of_resumed", "tensors_of"]
+__all__ = ["clean_up_after", "flaws_of_end", "flaws_of_resumed", "tensors_of"]
 
 GONE_S = 60.0
 """Seconds in which the last process of a run must be gone once its first has ended."""
@@ -43,9 +43,13 @@ def flaws_of_end(run: Run, fault: Fault, before: Sequence[str]) -> Iterator[str]
     if in_time and (shared := shared_memory()):
         yield f"left in /dev/shm: {shared[0]}"
     if not in_time:
-        # All its processes were killed, so nobody could remove this.
-        for path in [*run.place.temporary.iterdir(), *map(SHARED.joinpath, shared_memory())]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        clean_up_after(run)
+
+
+def clean_up_after(run: Run) -> None:
+    """Remove what a run has left that was killed with all its processes."""
+    for path in [*run.place.temporary.iterdir(), *map(SHARED.joinpath, shared_memory())]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def flaws_of_processes(run: Run) -> Iterator[str]:
