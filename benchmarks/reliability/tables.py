@@ -141,8 +141,10 @@ def counts_in_words(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def replaced(text: str, table: str) -> str:
-    """``text`` with ``table`` in the place of the one that has the same first line."""
+    """``text`` with ``table`` in the place of the one that has the same first line, if any."""
     lines = text.splitlines()
+    if table.splitlines()[0] not in lines:
+        return text
     start = end = lines.index(table.splitlines()[0])
     while lines[end].startswith("|"):
         end += 1

@@ -174,10 +174,12 @@ def test_reliability() -> None:
     assert tables.readers_table(readers["readers"]) in text
     assert tables.faults_table(chaos["faults"]) in text
     assert not any(found["failures"] for found in readers["readers"])
-    flawed = [fault for fault in chaos["faults"] if fault["flaws"]]
-    assert f"{len(chaos['faults'])} runs were broken, and {len(flawed)} had a flaw" in text
+    assert tables.phases_table(chaos["faults"]) in text
+    assert tables.counts_in_words(chaos["faults"]) in text
     assert chaos["date"] in text
     assert chaos["machine"] in text
+    if (BENCHMARKS / "reliability/soak.json").exists():
+        assert tables.soak_table(results("reliability/soak.json")["trends"]) in text
     lost = results("reliability/lost_worker.json")
     assert tables.lost_workers_table(lost["runs"]) in text
     assert lost["machine"]["date"][:10] in text
