@@ -44,9 +44,9 @@ from verdict import clean_up_after, flaws_of_end, flaws_of_resumed
 DISK_BYTES = 96 << 20
 
 DEADLINE_S = 120.0
-STOPPED_DEADLINE_S = 300.0
-"""Seconds in which a broken run must have ended; the latter where a process is stopped, or the
-link is cut or slow."""
+SLOW_DEADLINE_S = 300.0
+"""Seconds in which a broken run must have ended; the latter where it may go on for a while."""
+MAY_GO_ON = ("stop worker", "stop worker for 3 s", "fill disk", "limit memory")
 RESUMED_LIMIT_S = 400.0
 
 
@@ -77,8 +77,8 @@ def try_fault(fault: Fault, expected: Unbroken, folder: Path) -> None:
     if not fault.victim:
         hit_nothing(run, fault)
         return
-    slow = fault.kind == "stop worker" or "link" in fault.kind
-    fault.ended_s = round(run.wait(STOPPED_DEADLINE_S if slow else DEADLINE_S), 1)
+    slow = fault.kind in MAY_GO_ON or "link" in fault.kind
+    fault.ended_s = round(run.wait(SLOW_DEADLINE_S if slow else DEADLINE_S), 1)
     fault.flaws = list(flaws_of_end(run, fault, before))
     (place.disk / "filler").unlink(missing_ok=True)
     found = place.complete()
@@ -112,6 +112,8 @@ def resume(fault: Fault, expected: Unbroken, place: Place, plan: Path | None) ->
     tensors = expected.tensors if plan else {}
     fault.flaws += flaws_of_resumed(resumed, fault, tensors)
     fault.outcome = "resumed" if had_checkpoint else "started again"
+    if "steps already" in resumed.said():
+        fault.outcome = "resumed, but had taken all steps"
     if "is left out" in resumed.said():
         fault.outcome = "resumed from an older checkpoint"
 
