@@ -122,15 +122,16 @@ def lost_workers_table(runs: Sequence[Mapping[str, float]]) -> str:
 def elastic_table(found: Mapping[str, Any]) -> str:
     """A row for each loss and each return: seconds until the next step, and what they go to."""
     rows = [
-        "| event | ranks ended | started again | first step | in all | losses apart |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| event | load | ranks ended | started again | first step | in all | losses apart |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     words = {"worker": "a rank is killed", "host": "a host is lost", "back": "the host is back"}
     for kind, event in words.items():
         for run in found[kind]:
             keys = ("stopped_s", "started_s", "stepped_s", "all_s")
             seconds = " | ".join(f"{run[key]:.1f} s" for key in keys)
-            rows.append(f"| {event} | {seconds} | {run['largest_difference_of_losses']:.0e} |")
+            apart = f"{run['largest_difference_of_losses']:.0e}"
+            rows.append(f"| {event} | {run['load']:.0f} | {seconds} | {apart} |")
     return "\n".join(rows)
 
 
@@ -159,6 +160,7 @@ def main() -> None:
         faults_table(faults),
         phases_table(faults),
         lost_workers_table(results("lost_worker")["runs"]),
+        elastic_table(results("elastic")),
         *([soak_table(results("soak")["trends"])] if (HERE / "soak.json").exists() else []),
     ]
     print("\n\n".join([*tables, counts_in_words(faults)]))

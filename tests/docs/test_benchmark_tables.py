@@ -183,3 +183,14 @@ def test_reliability() -> None:
     lost = results("reliability/lost_worker.json")
     assert tables.lost_workers_table(lost["runs"]) in text
     assert lost["machine"]["date"][:10] in text
+
+
+def test_losses_under_torchrun() -> None:
+    tables = script_at("benchmarks/reliability/tables.py", "reliability_tables")
+    text = page("docs/benchmarks/reliability.md")
+    found = results("reliability/elastic.json")
+    assert tables.elastic_table(found) in text
+    assert found["machine"]["date"][:10] in text
+    four, two = (found["planned_s"][ranks] for ranks in ("4", "2"))
+    assert f"took {four:.1f} s for four ranks and {two:.1f} s for two" in " ".join(text.split())
+    assert {run["largest_difference_of_losses"] for run in found["worker"]} == {0.0}

@@ -1,7 +1,6 @@
 """The example of an elastic loop under torchrun's real agents, which lose ranks and hosts."""
 
 import signal
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -37,17 +36,18 @@ def agents(elastic: ModuleType) -> Iterator[list]:
 
 def by_workers(elastic: ModuleType, run: Path, ranks: int, epochs: int) -> list:
     """The same script in forks of a server that has imported torch, which are ready much sooner."""
-    with warnings.catch_warnings():
-        arguments = (str(elastic.EXAMPLE), [str(run), str(epochs)])
-        printed = launch_workers(run_script, arguments, workers=ranks, threads=1)[0]
+    arguments = (str(elastic.EXAMPLE), [str(run), str(epochs)])
+    printed = launch_workers(run_script, arguments, workers=ranks, threads=1)[0]
     log = run.with_name(f"{run.name}-by-workers.log")
     log.write_text(printed)
     return elastic.segments([log])
 
 
 def test_a_lost_rank_and_a_sigterm_change_no_loss_by_a_bit(
-    elastic: ModuleType, agents: list, tmp_path: Path
+    elastic: ModuleType, agents: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run has a secret, which stays the same over its starts."""
+    monkeypatch.setenv("PENSTOCK_SECRET", "of this run")
     run, whole, log = tmp_path / "run", tmp_path / "whole", tmp_path / "run.log"
     for folder in (run, whole):
         write_hand_made_plans(folder, LAYERS, 2)
