@@ -19,6 +19,7 @@ from penstock.errors import RunFailed, Stalled
 __all__ = ["may_hold_values_of_earlier_starts", "name_of_start"]
 
 LOOK_EVERY_S = 0.02
+STOPPED_WITHIN_S = 2.0
 
 
 def may_hold_values_of_earlier_starts() -> bool:
@@ -36,12 +37,14 @@ def name_of_start(store: Any, rank: int, size: int, limit_s: float) -> str:
 
     Raises:
         Stalled: rank 0 has not answered within ``limit_s`` seconds.
+        RunFailed: the store has ended, or somebody else has written into it.
     """
     own = secrets.token_hex(8)
     if rank == 0:
         ended = Event()
-        atexit.register(ended.set)
-        Thread(target=answer, args=(store.clone(), own, size, ended), daemon=True).start()
+        task = Thread(target=answer, args=(store.clone(), own, size, ended), daemon=True)
+        task.start()
+        atexit.register(stop, task, ended)
         return own
     store.set(asked_by(rank), own)
     deadline = time.monotonic() + limit_s
@@ -55,6 +58,12 @@ def name_of_start(store: Any, rank: int, size: int, limit_s: float) -> str:
         time.sleep(LOOK_EVERY_S)
 
 
+def stop(task: Thread, ended: Event) -> None:
+    """End the thread: one that is in torch's code when Python ends aborts the process."""
+    ended.set()
+    task.join(STOPPED_WITHIN_S)
+
+
 def answer(store: Any, name: str, size: int, ended: Event) -> None:
     """Give ``name`` to every rank that asks, until all have taken it or this process ends.
 
@@ -63,7 +72,7 @@ def answer(store: Any, name: str, size: int, ended: Event) -> None:
     """
     answered: dict[int, str] = {}
     # The store ends with the agent.
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, RunFailed):
         waiting = set(range(1, size))
         while waiting and not ended.wait(LOOK_EVERY_S):
             for rank in sorted(waiting):
@@ -76,10 +85,8 @@ def answer(store: Any, name: str, size: int, ended: Event) -> None:
 
 
 def written(store: Any, key: str) -> str:
-    """What the store holds at a key; empty if nothing, or nothing by a rank of this run."""
-    with suppress(RunFailed):
-        return store.get(key).decode() if store.check([key]) else ""
-    return ""
+    """What the store holds at a key; empty if nothing."""
+    return store.get(key).decode() if store.check([key]) else ""
 
 
 def asked_by(rank: int) -> str:
