@@ -3,13 +3,29 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from scripts import ROOT, script_at
 
+from penstock.cluster.toml_file import ClusterEntry
+from penstock.document import Entry
+from penstock.jobs.job_file import JobEntry
+from penstock.plan.json_file import PlanEntry
+from penstock.profile.json_file import ProfileEntry
+from penstock.profile.model_table import TableEntry
+from penstock.profile.piper_json import GraphEntry
+
 FOLDER = ROOT / "benchmarks" / "reliability"
 CORPUS = sorted((FOLDER / "corpus").glob("*/*"))
+ENTRIES = {
+    "cluster": ClusterEntry,
+    "job": JobEntry,
+    "plan": PlanEntry,
+    "profile": ProfileEntry,
+    "table": TableEntry,
+    "piper": GraphEntry,
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +47,40 @@ def test_a_file_of_the_corpus_is_read_or_refused(path: Path, readers: Any, tmp_p
     given.write_bytes(path.read_bytes())
     verdict = readers.judge(reader, given)
     assert verdict.kind in ("read", "refused"), verdict
+
+
+def test_every_reader_has_a_good_file(readers: Any) -> None:
+    assert all(readers.starts_of(name) for name in sys.modules["formats"].READERS)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_good_files_have_every_key(name: str, readers: Any) -> None:
+    text = b"\n".join(readers.starts_of(name)).decode()
+    assert [key for key in keys_of(ENTRIES[name]) if key not in text] == []
+
+
+def keys_of(entry: type[Entry]) -> set[str]:
+    """The keys of a document's table, and of all tables in it."""
+    keys: set[str] = set()
+    for name, field in entry.model_fields.items():
+        keys.add(field.alias or name)
+        for inner in entries_in(field.annotation):
+            keys |= keys_of(inner)
+    return keys
+
+
+def entries_in(annotation: Any) -> Iterator[type[Entry]]:
+    """The tables of a type, such as those of a list of tables."""
+    if isinstance(annotation, type) and issubclass(annotation, Entry):
+        yield annotation
+    for part in get_args(annotation):
+        yield from entries_in(part)
+
+
+def test_a_number_means_the_same_input_whatever_else_was_read(readers: Any) -> None:
+    reader, starts = sys.modules["formats"].READERS["state"], readers.starts_of("state")
+    numbers = (7, 8, 99_999)
+    forwards = [readers.input_of("state", reader, starts, number) for number in numbers]
+    backwards = [readers.input_of("state", reader, starts, number) for number in reversed(numbers)]
+    assert forwards == backwards[::-1]
+    assert len(set(forwards)) == len(numbers)

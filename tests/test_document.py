@@ -4,6 +4,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -97,6 +98,16 @@ def test_toml_that_says_nothing_is_refused_in_one_short_line(text: str, problem:
     assert message.startswith("cluster 'cluster.toml'")
     assert problem in message
     assert len(message) < 200
+
+
+def test_long_documents_take_seconds_in_proportion_to_their_length() -> None:
+    many = ", ".join(f'"{number}": 1' for number in range(100_000))
+    start_s = process_time()
+    with pytest.raises(BadInput, match="the key '99999' twice"):
+        parse_json(f'{{{many}, "99999": 2}}', "plan.json", "plan")
+    with pytest.raises(BadInput, match="is not valid TOML"):
+        parse_toml("a." * 100_000, "cluster.toml", "cluster")
+    assert process_time() - start_s < 10
 
 
 def test_numbers_and_dotted_values_of_documents_are_read() -> None:

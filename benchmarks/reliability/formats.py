@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 __all__ = ["READERS", "Reader"]
 
@@ -117,6 +118,45 @@ def state(path: Path) -> object:
     return from_json(found.get("loader"), "the loader's place")
 
 
+def index(path: Path) -> object:
+    """The list of the files of a model's weights; the files are there."""
+    from penstock.runtime.weights.directory import tensors_in
+
+    for name, header in SHARDS.items():
+        if not (path.parent / name).exists():
+            size = b"%c\0\0\0\0\0\0\0" % len(header)
+            (path.parent / name).write_bytes(size + header + bytes(24))
+    return tensors_in(path.parent)
+
+
+def config(path: Path) -> object:
+    """The description of a model beside its weights."""
+    from torch import nn
+
+    from penstock.runtime.weights.directory import check_architecture
+
+    model = nn.Identity()
+    object.__setattr__(model, "config", SimpleNamespace(model_type="gpt2"))
+    return check_architecture(path.parent, model)
+
+
+def prediction(path: Path) -> object:
+    """What a plan was made for."""
+    from penstock.planning.plan_files import recorded_inputs
+
+    return recorded_inputs(path.parent / "plan.json")
+
+
+def message(path: Path) -> object:
+    """A message from another rank."""
+    import numpy
+    import torch
+
+    from penstock.runtime.processes.typed_bytes import decode
+
+    return decode(torch.from_numpy(numpy.fromfile(path, dtype=numpy.uint8)))
+
+
 def with_checksum(data: bytes) -> bytes:
     """A state whose checksum is right, if it is JSON at all."""
     try:
@@ -127,6 +167,14 @@ def with_checksum(data: bytes) -> bytes:
     except (ValueError, AttributeError, TypeError, RecursionError):
         return data
 
+
+SHARDS = {
+    "model-00001-of-00002.safetensors": b'{"b": {"dtype": "F32", "shape": [2], "data_offsets": '
+    b'[0, 8]}, "model.a": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}',
+    "model-00002-of-00002.safetensors": b'{"c": {"dtype": "F32", "shape": [6], "data_offsets": '
+    b"[0, 24]}}",
+}
+"""The files of a model's weights: their headers; each holds 24 bytes of tensors."""
 
 READERS = {
     "cluster": Reader("cluster.toml", cluster),
@@ -142,4 +190,8 @@ READERS = {
     "summary": Reader("summary.json", summary),
     "header": Reader("rank-00000.safetensors", header),
     "state": Reader("state.json", state, with_checksum),
+    "index": Reader("model.safetensors.index.json", index),
+    "config": Reader("config.json", config),
+    "prediction": Reader("plan.predicted.json", prediction),
+    "message": Reader("message.bin", message),
 }

@@ -11,6 +11,8 @@ TEXT = re.compile(rb'"[^"\n]*"')
 WORD = re.compile(rb"[A-Za-z_]\w*")
 
 MOST_CHANGES = 4
+MOST_REPEATED = 1 << 16
+"""Bytes that a repeated piece may take."""
 
 FIGURES: Sequence[bytes] = (
     *(b"0", b"-1", b"1", b"-0.0", b"1e-320", b"1e308", b"-1e308", b"1e400", b"0.1", b"1e19"),
@@ -89,6 +91,13 @@ def doubled(data: bytes, draw: random.Random) -> bytes:
     return data[:end] + data[begin:]
 
 
+def repeated(data: bytes, draw: random.Random) -> bytes:
+    """A piece is there many times, which takes long where time grows with the length squared."""
+    begin, end = span(data, draw)
+    times = min(2 ** draw.randint(1, 14), MOST_REPEATED // max(1, end - begin))
+    return data[:end] + data[begin:end] * times + data[end:]
+
+
 def cut(data: bytes, draw: random.Random) -> bytes:
     """The end is missing."""
     return data[: draw.randint(0, len(data))]
@@ -125,5 +134,5 @@ def word_swapped(data: bytes, draw: random.Random) -> bytes:
 CHANGES: Sequence[Change] = (
     *[replaced(NUMBER, FIGURES)] * 4,
     *[replaced(TEXT, STRINGS)] * 2,
-    *(flipped, deleted, doubled, cut, inserted, line_moved, word_swapped),
+    *(flipped, deleted, doubled, repeated, cut, inserted, line_moved, word_swapped),
 )

@@ -2,11 +2,11 @@
 
     python benchmarks/reliability/readers.py --count 100000 --out readers.json
 
-Each input is a file of `corpus` with a few changes. It must be read, or refused by an error of
+Each input is a good file of `corpus` with a few changes. It must be read, or refused by an error of
 Penstock's own of at most `LONGEST_MESSAGE` characters, with `CPU_LIMIT_S` seconds of computing and
-`MEMORY_LIMIT` bytes. Inputs are drawn by their number alone. A process of its own reads many of
-them; where it dies, the next goes on behind the input that killed it. With ``--keep`` the smallest
-input of each failure is added to the corpus, which a test replays.
+`MEMORY_LIMIT` bytes. The number of an input alone decides what it is. A process of its own reads
+many of them; where it dies, the next goes on behind the input that killed it. With ``--keep`` the
+smallest input of each failure is added to the corpus, which a test replays.
 """
 
 import argparse
@@ -106,8 +106,13 @@ def place_of(failure: BaseException | None) -> str:
 
 
 def starts_of(name: str) -> list[bytes]:
-    """The files of the corpus for a reader, in a fixed order."""
-    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
+    """The good files of a reader, in a fixed order.
+
+    Inputs that it once failed on are left out, so that keeping one does not change what all later
+    numbers mean.
+    """
+    paths = sorted((CORPUS / name).iterdir())
+    return [path.read_bytes() for path in paths if not path.name.startswith(FOUND)]
 
 
 def input_of(name: str, reader: Any, starts: list[bytes], number: int) -> bytes:
@@ -123,10 +128,9 @@ def read_starts(name: str, folder: Path) -> None:
     from formats import READERS
 
     reader = READERS[name]
-    for start in (CORPUS / name).iterdir():
-        if not start.name.startswith(FOUND):
-            (folder / reader.file).write_bytes(start.read_bytes())
-            reader.read(folder / reader.file)
+    for start in starts_of(name):
+        (folder / reader.file).write_bytes(start)
+        reader.read(folder / reader.file)
 
 
 def read_many(name: str, first: int, count: int, folder: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -48,8 +49,7 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """A half of a character outside the basic plane, as JSON writes it."""
 
 MOST_PARTS = 50
-LONG_KEY = re.compile(rf"^(?:[^=\n.]*\.){{{MOST_PARTS},}}[^=\n]*[=\]]", re.MULTILINE)
-"""Keys with many parts: the TOML reader takes memory in proportion to their number squared."""
+"""Parts of a TOML key; the reader takes memory in proportion to their number squared."""
 
 
 class Entry(BaseModel):
@@ -134,8 +134,8 @@ def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """A JSON object; raises ValueError if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        count = Counter(key for key, _ in pairs)
+        twice = next(key for key, _ in pairs if count[key] > 1)
         raise ValueError(f"the key {shown(twice)} twice in one object")
     return found
 
@@ -154,7 +154,7 @@ def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
         BadInput: a syntax error, with its line and column; a number of thousands of digits;
             tables in tables without end.
     """
-    if LONG_KEY.search(text):
+    if any(parts_of_key(line) > MOST_PARTS for line in text.split("\n")):
         raise BadInput(f"{thing} '{path}' has a key of more than {MOST_PARTS} parts; correct it")
     try:
         return tomllib.loads(text)
@@ -164,6 +164,12 @@ def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
         raise BadInput(f"{thing} '{path}' holds {error}; correct it") from None
     except RecursionError:
         raise BadInput(f"{thing} '{path}' is nested too deeply; write the file again") from None
+
+
+def parts_of_key(line: str) -> int:
+    """How many parts the key has that a line of TOML begins with; 1 if it has none."""
+    key, equals, _ = line.partition("=")
+    return 1 + (key if equals else key.rpartition("]")[0]).count(".")
 
 
 def check_document(entry: type[EntryType], data: object, path: str | Path) -> EntryType:

@@ -31,7 +31,8 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     Raises:
         ValueError: not a number, or a unit that does not belong to ``dimension``.
     """
-    match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(\S*)\s*", text)
+    # Nothing is given back: a text that does not match would otherwise take its length squared.
+    match = re.fullmatch(r"\s*+([-+]?[\d.]++(?:[eE][-+]?\d++)?)\s*+(\S*+)\s*+", text)
     units = UNITS[dimension]
     if not match:
         raise ValueError(f"write a number and a unit, one of {', '.join(units)}")

@@ -5,6 +5,7 @@ the file of each tensor. ``config.json`` describes the model.
 """
 
 import json
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def tensors_of_index(directory: Path) -> dict[str, StoredTensor]:
     if not isinstance(places, dict) or not all(isinstance(f, str) for f in places.values()):
         raise BadInput(f"'{directory / INDEX_FILE}' has no weight_map; copy it again")
     files = sorted(set(places.values()))
-    absent = [file for file in files if not (directory / file).is_file()]
+    absent = [file for file in files if not isfile(directory / file)]
     if absent:
         raise BadInput(
             f"{INDEX_FILE} of '{directory}' names {len(absent)} of {len(files)} files that are not "
@@ -90,9 +91,10 @@ def check_architecture(directory: Path, model: nn.Module) -> None:
     stored = read_json(path)
     found = stored.get("model_type", kind)
     if found != kind:
-        built = ", ".join(stored.get("architectures") or [str(found)])
+        built = stored.get("architectures")
+        names = ", ".join(map(str, built)) if isinstance(built, list) else str(found)
         raise BadInput(
-            f"'{directory}' holds a model of type '{found}' ({built}), the model is a "
+            f"'{directory}' holds a model of type '{found}' ({names}), the model is a "
             f"{type(model).__name__} of type '{kind}'; build the model that was saved"
         )
 
@@ -105,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as cause:
+    except (OSError, ValueError, RecursionError) as cause:
         raise BadInput(f"'{path}' cannot be read ({cause}); copy it again") from cause
     if not isinstance(value, dict):
         raise BadInput(f"'{path}' holds no JSON object; copy it again")
