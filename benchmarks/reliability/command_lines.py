@@ -4,7 +4,7 @@ import random
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 __all__ = ["GOOD", "Line", "line_of"]
 
@@ -13,7 +13,7 @@ MOST_CHANGES = 3
 GOOD: dict[str, Sequence[Sequence[str]]] = {
     "plan": (
         ("plan", "profile.json", "--cluster=cluster.toml", "--batch=16", "--time-limit=0.2"),
-        ("plan", "graph.txt", "--profile-batch=64", "--cluster=cluster.toml", "--batch=64"),
+        ("plan", "graph.txt", "--profile-batch=64", "--cluster=cluster.toml", "--batch=8"),
         ("plan", "piper.json", "--cluster=cluster.toml", "--batch=8", "--planner=dapple"),
     ),
     "simulate": (("simulate", "plan.json"), ("simulate", "plan.json", "--micro-batches=8")),
@@ -145,16 +145,15 @@ Words = tuple[str, ...]
 
 
 def value_for(option: Any, draw: random.Random) -> str:
-    """A value for an option or argument: for half of the draws one of its own type."""
-    names = {*option.opts, *option.secondary_opts}
-    own: Sequence[str] = next((VALID[name] for name in names if name in VALID), ())
-    kind = option.type.name
-    if names & PLACE_OPTIONS:
+    """A value for an option or argument: for two thirds of the draws one of its own type."""
+    own: Sequence[str] = next((VALID[name] for name in option.opts if name in VALID), ())
+    kind = option.type_descriptor.annotation
+    if PLACE_OPTIONS & {*option.opts}:
         own = PLACES
-    elif kind.startswith(("integer", "float")):
+    elif kind in (int, float):
         own = (*own, *NUMBERS)
-    elif kind == "choice":
-        own = (*own, *map(str, option.type.choices))
+    elif get_origin(kind) is Literal:
+        own = (*own, *get_args(kind))
     elif option.metavar in FILE_WORDS:
         own = (*own, *PATHS)
     every = (NUMBERS, TEXTS, NEAR, PATHS)

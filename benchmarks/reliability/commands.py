@@ -31,6 +31,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
+KEPT = HERE / "command_lines.json"
+"""Lines of every kind, and all that once failed; a test runs them."""
+
 LONGEST_MESSAGE = 300
 CPU_LIMIT_S = 10.0
 WAIT_S = 120
@@ -41,7 +44,10 @@ FIRST_WAIT_S = 600
 REAL_EVERY = 50
 PREFIX = "penstock: "
 LONG_NAME = "temporary-directory-" + "x" * 100
-PLACE_OPTIONS = ("--out", "-o", "--trace", "--picture", "--save-weights")
+FLAGS = ("--json", "--quiet", "--explain", "--timeline", "--resume", "--no-verify")
+CACHE = "torchinductor_"
+"""How the name of a cache begins that torch makes in the temporary directory."""
+
 MADE = ("runs", "run/report.html", "run/trace.json")
 """Files that commands write without being asked for a place."""
 
@@ -146,8 +152,9 @@ def run_here(words: Sequence[str]) -> Ended:
     """Run a command line in this process, through the entry point of ``penstock``."""
     from penstock import cli
 
-    out = TextIOWrapper(BytesIO(), "utf-8", write_through=True)
-    error = TextIOWrapper(BytesIO(), "utf-8", "backslashreplace", write_through=True)
+    buffers = BytesIO(), BytesIO()
+    out = TextIOWrapper(buffers[0], "utf-8", write_through=True)
+    error = TextIOWrapper(buffers[1], "utf-8", "backslashreplace", write_through=True)
     before, sys.argv = sys.argv, ["penstock", *words]
     signal.signal(signal.SIGPROF, too_long)
     start_s, code = time.process_time(), None
@@ -162,8 +169,8 @@ def run_here(words: Sequence[str]) -> Ended:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.argv = before
-    texts = [stream.buffer.getvalue().decode() for stream in (out, error)]
-    return Ended(code, *texts, time.process_time() - start_s)
+    texts = [stream.getvalue().decode() for stream in buffers]
+    return Ended(code, texts[0], texts[1], time.process_time() - start_s)
 
 
 def run_apart(words: Sequence[str]) -> Ended:
@@ -210,11 +217,20 @@ def flaw_of(words: Sequence[str], ended: Ended, changed: Sequence[str], left: Se
         return f"a line of {len(lines[0])} characters: {lines[0][:100]!r}"
     if ended.code not in (0, 2, 3, 4):
         return f"exit code {ended.code}"
-    if ended.code == 0 and "--json" in words and not is_object(ended.out):
+    if ended.code == 0 and is_json_asked(words) and not is_object(ended.out):
         return f"no JSON object: {ended.out[:100]!r}"
     allowed = may_write(words, ended.code == 0)
     other = [name for name in changed if not any(name.startswith(place) for place in allowed)]
     return f"left or changed {[*other, *left]}" if other or left else ""
+
+
+def is_json_asked(words: Sequence[str]) -> bool:
+    """Whether ``--json`` is among the words, and is not the value of an option before it."""
+    pairs = zip(("", *words), words, strict=False)
+    return any(
+        word == "--json" and (before in FLAGS or not before.startswith("-"))
+        for before, word in pairs
+    )
 
 
 def is_object(text: str) -> bool:
@@ -266,19 +282,23 @@ def restore(place: Path) -> None:
     os.chdir(place)
     shutil.rmtree(place / "work")
     shutil.copytree(place / "kept", place / "work", symlinks=True)
-    shutil.rmtree(place / LONG_NAME)
-    (place / LONG_NAME).mkdir()
+    for path in (place / LONG_NAME).iterdir():
+        if not path.name.startswith("pymp-"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.chdir(place / "work")
 
 
 def judge(words: Sequence[str], place: Path, apart: bool = False) -> tuple[Ended, str]:
     """Run a line in its folder; its end, and what was wrong with it."""
     work, temporary = place / "work", place / LONG_NAME
-    before = state_of(work)
+    before, there = state_of(work), [path.name for path in temporary.iterdir()]
     ended = run_apart(words) if apart else run_here(words)
     after = state_of(work)
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-    left = [path.name for path in temporary.iterdir()]
+    # Python keeps this process's own temporary directory until the end.
+    own = [] if apart else [path.name for path in temporary.glob("pymp-*")]
+    new = {path.name for path in temporary.iterdir()} - {*there, *own}
+    left = sorted(name for name in new if not name.startswith(CACHE))
     left += [path.name for path in Path("/dev/shm").glob(f"*_{os.getpid()}_*")]
     flaw = flaw_of(words, ended, changed, left)
     if changed or left:
@@ -325,7 +345,7 @@ def tree() -> dict[str, Any]:
 
     from penstock.cli import app
 
-    return dict(typer.main.get_command(app).commands)
+    return dict(getattr(typer.main.get_command(app), "commands"))  # noqa: B009
 
 
 def run_all(first: int, count: int) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
@@ -376,6 +396,18 @@ def join(total: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
             mine[key] = max(mine[key], found[key])
 
 
+def replay() -> int:
+    """Run the fixed list of lines; prints failures, and returns how many there are."""
+    failures = 0
+    with scratch() as place:
+        for words in json.loads(KEPT.read_text()):
+            _, flaw = judge(words, place)
+            failures += bool(flaw)
+            if flaw:
+                print(json.dumps({"words": words, "flaw": flaw}))
+    return failures
+
+
 def main() -> None:
     """Read the options, run the lines, write what came of it."""
     sys.path.insert(0, str(HERE))
@@ -383,8 +415,11 @@ def main() -> None:
     options.add_argument("--count", type=int, default=500, help="number of lines")
     options.add_argument("--first", type=int, default=0, help="number of the first line")
     options.add_argument("--out", type=Path, help="where to write the results as JSON")
+    options.add_argument("--replay", action="store_true", help="run the fixed list of lines")
     options.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     chosen = options.parse_args()
+    if chosen.replay:
+        sys.exit(replay())
     if chosen.worker:
         first, count, folder = chosen.worker
         run_many(int(first), int(count), Path(folder))

@@ -5,6 +5,7 @@ So a missing file, a syntax error, an unknown key and a wrong value give the sam
 everywhere. A file is written completely or not at all.
 """
 
+import errno
 import json
 import os
 import re
@@ -38,6 +39,9 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 """What a JSON document can hold."""
 
 EntryType = TypeVar("EntryType", bound="Entry")
+
+LARGEST_FILE = 256 << 20
+"""The most bytes of a document; a device may have no end."""
 
 LONGEST_SHOWN = 60
 """The most characters of a value in an error message."""
@@ -90,7 +94,13 @@ def read_text(path: str | Path, thing: str) -> str:
         BadInput: there is no such file, or it cannot be read as text.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise BadInput(
+                f"{thing} '{path}' has more than {LARGEST_FILE >> 20} MiB; name a {thing} file"
+            )
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise BadInput(f"{thing} '{path}' does not exist; check the path") from None
     except IsADirectoryError:
@@ -100,7 +110,11 @@ def read_text(path: str | Path, thing: str) -> str:
             f"{thing} '{path}' is not text (byte {error.start} is not UTF-8); name a {thing} file"
         ) from None
     except OSError as error:
-        raise BadInput(f"{thing} '{path}' cannot be read: {error.strerror}") from None
+        raise BadInput(
+            f"{thing} '{path}' cannot be read: {error.strerror}; name a file that can"
+        ) from None
+    except ValueError:
+        raise BadInput(f"{thing} {str(path)!r} is no name that a file can have") from None
 
 
 def parse_json(text: str, path: str | Path, thing: str) -> Json:
@@ -151,19 +165,36 @@ def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
     """The table of a TOML text.
 
     Raises:
-        BadInput: a syntax error, with its line and column; a number of thousands of digits;
+        BadInput: a syntax error, with its line and column; a whole number of more than 64 bits;
             tables in tables without end.
     """
     if any(parts_of_key(line) > MOST_PARTS for line in text.split("\n")):
         raise BadInput(f"{thing} '{path}' has a key of more than {MOST_PARTS} parts; correct it")
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
+        refuse_long_integers(table)
+        return table
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{thing} '{path}' is not valid TOML: {error}; correct it") from None
     except ValueError as error:
         raise BadInput(f"{thing} '{path}' holds {error}; correct it") from None
     except RecursionError:
         raise BadInput(f"{thing} '{path}' is nested too deeply; write the file again") from None
+
+
+def refuse_long_integers(value: object) -> None:
+    """Raise ValueError for an integer of more than 64 bits, however it was written."""
+    match value:
+        case dict():
+            for item in cast("dict[str, object]", value).values():
+                refuse_long_integers(item)
+        case list():
+            for item in cast("list[object]", value):
+                refuse_long_integers(item)
+        case int() if not -(2**63) <= value < 2**63:
+            raise ValueError("a number that has more than 64 bits")
+        case _:
+            pass
 
 
 def parts_of_key(line: str) -> int:
@@ -253,6 +284,13 @@ def check_place(path: str | Path) -> None:
     Raises:
         BadInput: the folder does not exist or cannot be written to.
     """
+    try:
+        os.lstat(path)
+    except ValueError:
+        raise BadInput(f"cannot write {str(path)!r}: it is no name that a file can have") from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise BadInput(f"cannot write '{path}': it is a directory; name a file in it")
@@ -282,14 +320,16 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     Raises:
         BadInput: the folder does not exist or cannot be written to.
     """
-    target = Path(os.path.realpath(path))
     try:
+        target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
             target.write_bytes(content)
         else:
             replace_file(target, content)
     except OSError as error:
         raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
+    except ValueError:
+        raise BadInput(f"cannot write {str(path)!r}: it is no name that a file can have") from None
 
 
 def replace_file(target: Path, content: bytes) -> None:

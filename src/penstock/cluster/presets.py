@@ -1,5 +1,6 @@
 """Clusters by name: those of the papers, and the workers of this machine."""
 
+import os
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
@@ -74,7 +75,7 @@ def find_cluster(name_or_path: str | Path) -> Cluster:
     """
     if preset := CLUSTERS.get(str(name_or_path)):
         return preset()
-    if not Path(name_or_path).exists():
+    if not os.path.exists(name_or_path):
         near = get_close_matches(str(name_or_path).lower(), CLUSTERS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "use one of them"
         raise BadInput(

@@ -45,11 +45,14 @@ def profile(
     """Measure what each layer of JOB's model costs, in time and memory."""
     terminal = Terminal(as_json, quiet)
     with notice_if_long(terminal.note, LOADING):
+        from penstock.document import check_place
         from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import profile_job
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
 
+    if out:
+        check_place(out)
     found = find_job(job)
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
@@ -100,7 +103,11 @@ def train(
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.train import TrainRequest, train_job
+        from penstock.planning.planning_problem import member_named, schedules_named
+        from penstock.search.registry import PLANNERS
 
+    member_named(PLANNERS, planner, "planner")
+    schedules_named(schedule, planner)
     request = TrainRequest(
         workers=workers,
         steps=steps,
@@ -161,9 +168,12 @@ def verify(
     """
     terminal = Terminal(as_json, quiet)
     with notice_if_long(terminal.note, LOADING):
+        from penstock.document import check_place
         from penstock.jobs.job_file import find_job
         from penstock.jobs.verify_job import verify_job
 
+    if out:
+        check_place(out)
     found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from typer import TyperException
 
-from penstock.errors import BadInput, PenstockError, RunFailed
+from penstock.errors import BadInput, PenstockError, RunFailed, shortened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,6 +24,9 @@ __all__ = ["INTERRUPTED", "Terminal", "print_error", "silence_output"]
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
+
+LONGEST_LINE = 300
+"""The most characters of an error's line, unless the error has more to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +92,28 @@ def print_error(error: BaseException) -> int:
             message, code = "interrupted", INTERRUPTED
         case _:
             place = save_traceback(error)
-            kind = type(error).__name__
-            message = f"{kind}: {one_line(error)}; the traceback is in {place}"
+            problem = shortened(f"{type(error).__name__}: {one_line(error)}", LONGEST_LINE // 2)
+            message = f"{problem}; the traceback is in {place}"
             code = RunFailed.exit_code
     prefix = "penstock: " if code == INTERRUPTED else "penstock: error: "
-    print(f"{prefix}{message}", file=sys.stderr, flush=True)
+    longest = getattr(error, "longest", LONGEST_LINE)
+    text = shortened(printable(message), longest - len(prefix))
+    print(f"{prefix}{text}", file=sys.stderr, flush=True)
     return code
 
 
 def one_line(error: BaseException) -> str:
     """The message of an error without line breaks."""
     return " ".join(str(error).split())
+
+
+def printable(text: str) -> str:
+    """A text with escapes for what would move the cursor, ring, or be seen by nobody.
+
+    >>> printable("a\\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def save_traceback(error: BaseException) -> Path:

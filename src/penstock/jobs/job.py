@@ -11,6 +11,7 @@ from torch import nn
 from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.errors import BadInput
+from penstock.jobs.batch_limit import within_limit, without_hanging
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
@@ -123,6 +124,7 @@ class Job:
 
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
+    ``batch_limit_s`` is how long the data may take for a batch (0: no limit).
 
     Raises:
         BadInput: a number out of range, or settings that contradict each other.
@@ -154,6 +156,7 @@ class Job:
     verify: Verification = "first-step"
     compare_replicas_every: int = 50
     on_non_finite: OnNonFinite | Literal["roll-back"] = "stop"
+    batch_limit_s: float = 600.0
     weights: Weights | None = None
     save_weights: Path | None = None
     dynamic: Dynamic | Literal["auto"] = field(
@@ -164,8 +167,15 @@ class Job:
         check_job(self)
 
     def batches(self, split: Split, start_step: int = 0) -> Iterator[Batch]:
-        """One batch for each step from ``start_step`` on."""
-        return self.data(split, self.seed, start_step, self.batch_size)
+        """One batch for each step from ``start_step`` on.
+
+        Raises:
+            Stalled: a batch has not come within ``batch_limit_s``.
+        """
+        name = f"data of job '{self.name}', split '{split}', from step {start_step + 1}"
+        with without_hanging(self.batch_limit_s, name):
+            batches = self.data(split, self.seed, start_step, self.batch_size)
+        return within_limit(batches, self.batch_limit_s, name)
 
     def example_batch(self) -> Batch:
         """The first batch of the training data.
@@ -212,6 +222,7 @@ def check_job(job: Job) -> None:
         "evaluation_batches": (job.evaluation_batches, 1),
         "checkpoint_every": (job.checkpoint_every, 0),
         "compare_replicas_every": (job.compare_replicas_every, 0),
+        "batch_limit_s": (job.batch_limit_s, 0),
         "optimizer.warm_up_steps": (job.optimizer.warm_up_steps, 0),
         "optimizer.learning_rate": (job.optimizer.learning_rate, 0),
         "optimizer.weight_decay": (job.optimizer.weight_decay, 0),

@@ -29,6 +29,7 @@ Modules are searched beside the file, in the working directory, and among instal
 """
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -153,6 +154,7 @@ class JobEntry(Entry):
     verify: Literal["first-step", "off"] | None = None
     compare_replicas_every: int | None = None
     on_non_finite: Literal["stop", "skip", "roll-back"] | None = None
+    batch_limit_s: float | None = None
     optimizer: OptimizerEntry = OptimizerEntry()
     loss_scaling: LossScalingEntry = LossScalingEntry()
     dynamic: DynamicTable | None = None
@@ -167,7 +169,7 @@ def find_job(name_or_path: str | Path) -> Job:
     if place := JOBS.get(str(name_or_path)):
         return function_at(place, f"built-in job '{name_or_path}'")()
     path = Path(name_or_path)
-    if not path.exists():
+    if not os.path.exists(path):
         near = get_close_matches(str(name_or_path), JOBS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "use one of them or write the file"
         raise BadInput(

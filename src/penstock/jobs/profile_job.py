@@ -1,6 +1,7 @@
 """Measures or estimates the costs of a job: its layers, and the links between its workers."""
 
 import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.presets import local_cluster
-from penstock.errors import BadInput
+from penstock.errors import BadInput, PenstockError
 from penstock.jobs.data_lengths import data_lengths
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
@@ -57,7 +58,7 @@ def built_model(job: Job) -> nn.Module:
     """The job's model with its first weights, from the job's seed.
 
     Raises:
-        BadInput: the job's function ends the program, or does not return a module.
+        BadInput: the job's function raises, ends the program, or does not return a module.
     """
     torch.manual_seed(job.seed)
     try:
@@ -66,6 +67,14 @@ def built_model(job: Job) -> nn.Module:
         raise BadInput(
             f"job '{job.name}': building the model ended the program (SystemExit: {error}); name "
             f"a function that returns a module"
+        ) from error
+    except PenstockError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise BadInput(
+            f"job '{job.name}': building the model raised {type(error).__name__} in "
+            f"{frame.filename}:{frame.lineno}; call it alone and correct it ({error})"
         ) from error
     if not isinstance(model, nn.Module):
         raise BadInput(

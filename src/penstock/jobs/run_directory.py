@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -122,16 +123,16 @@ def new_run(job_name: str, out: str | Path | None) -> RunDirectory:
         BadInput: ``out`` already holds a run, is not a directory, or cannot be created.
     """
     path = Path(out) if out else RUNS / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if (path / "metrics.jsonl").exists():
+    if os.path.exists(path / "metrics.jsonl"):
         raise BadInput(
             f"run directory '{path}' holds a run already; add --resume to continue it, or name "
             f"another with --out"
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise BadInput(
-            f"run directory '{path}' cannot be made ({error.strerror}); name another with --out"
+            f"run directory '{path}' cannot be made ({error}); name another with --out"
         ) from None
     return RunDirectory(path)
 
@@ -143,7 +144,7 @@ def latest_run(job_name: str, out: str | Path | None) -> RunDirectory:
         BadInput: there is no such run.
     """
     if out:
-        if not (Path(out) / "plan.json").exists():
+        if not os.path.exists(Path(out) / "plan.json"):
             raise BadInput(
                 f"run directory '{out}' holds no run to resume; name one that 'penstock train' "
                 f"wrote, or leave out --resume"

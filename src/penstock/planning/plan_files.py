@@ -6,6 +6,7 @@
 The prediction stands beside the plan, because a plan may be written by hand.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -113,7 +114,7 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
 def recorded_inputs(plan_path: str | Path) -> PlanInputs:
     """What the prediction beside a plan says; nothing where there is none."""
     path = prediction_path(plan_path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         return PlanInputs()
     try:
         origin = Origin.model_validate(
@@ -134,4 +135,4 @@ def absolute(path: str) -> str:
 
 def existing(path: Path) -> str:
     """The path as text where there is such a file, else nothing."""
-    return str(path) if path.is_file() else ""
+    return str(path) if os.path.isfile(path) else ""

@@ -1,5 +1,6 @@
 """Finds a profile by name, or reads any of the supported formats."""
 
+import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,7 +34,7 @@ def find_profile(name_or_path: str | Path, profile_batch: int | None = None) -> 
                 f"--profile-batch"
             )
         return MODELS[name]()
-    is_bare = name == Path(name).stem and not Path(name).exists()
+    is_bare = name == Path(name).stem and not os.path.exists(name)
     if is_bare:
         near = get_close_matches(name.lower(), MODELS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "use one of them or check the path"

@@ -37,9 +37,6 @@ MB = 1e6
 LARGEST_FIGURE = 1e15
 """The most milliseconds or megabytes of a layer."""
 
-MOST_SAMPLES = 2**53
-"""The largest batch that was profiled."""
-
 MOST_COPIES = 10_000
 """The most equal layers of one line."""
 
@@ -49,7 +46,7 @@ class TableEntry(Entry):
 
     name: str
     source: str
-    batch_size: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+    batch_size: Annotated[int, Field(ge=1)]
     saved_mb_per_sample: float | None = None
     layers: str
 

@@ -28,9 +28,9 @@ def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
         BadInput: the directory does not hold a complete run, or cannot be written to.
     """
     record = read_run(directory)
-    write_trace((record.predicted, record.measured), record.directory / "trace.json")
     page = Path(out) if out else record.directory / "report.html"
     write_text(page, page_html(record))
+    write_trace((record.predicted, record.measured), record.directory / "trace.json")
     return page
 
 

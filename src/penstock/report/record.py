@@ -1,5 +1,6 @@
 """Reads a run directory: plan, prediction, measurement, and the steps of the training."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -140,11 +141,11 @@ def read_run(directory: str | Path) -> RunRecord:
         BadInput: no such directory, a missing or malformed file, or files of different runs.
     """
     place = Path(directory)
-    if not place.is_dir():
+    if not os.path.isdir(place):
         raise BadInput(
             f"run directory '{directory}' does not exist; name one that 'penstock train' wrote"
         )
-    missing = [name for name in NEEDED if not (place / name).is_file()]
+    missing = [name for name in NEEDED if not os.path.isfile(place / name)]
     if missing:
         raise BadInput(
             f"run directory '{directory}' has no {', '.join(missing)}; name one whose "

@@ -44,6 +44,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
 from penstock.runtime.processes.secret import SECRET
+from penstock.runtime.processes.shortage import shortage_words
 from penstock.runtime.processes.store import meet, met_at, serve_store
 
 __all__ = ["launch_workers", "threads_per_worker"]
@@ -153,6 +154,9 @@ def launch_workers(
             raise RunFailed(
                 "the server that forks the workers was killed while it started them; run it again"
             ) from lost
+        except OSError as cause:
+            words = shortage_words(cause) or str(cause)
+            raise RunFailed(f"{workers} workers cannot be started: {words}") from cause
         # Torch would wait 30 s for a worker that does not end by SIGTERM, as one that is stopped.
         processes = context._pc  # pyright: ignore[reportAttributeAccessIssue]
         if drains and threading.current_thread() is threading.main_thread():
@@ -345,7 +349,7 @@ def write_failure(failure: BaseException, rank: int, log_directory: Path) -> Non
         kind, message = type(failure).__name__, str(failure)
     else:
         frame = traceback.extract_tb(failure.__traceback__)[-1]
-        text = str(failure).strip().partition("\n")[0]
+        text = shortage_words(failure) or str(failure).strip().partition("\n")[0]
         kind = RunFailed.__name__
         message = (
             f"worker {rank}: {type(failure).__name__}: {shortened(text, LONGEST_CAUSE)} "
