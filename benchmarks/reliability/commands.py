@@ -253,7 +253,7 @@ def may_write(words: Sequence[str], done: bool) -> list[str]:
     # A run that could not start keeps its directory.
     places = [*words] + [word.partition("=")[2] for word in words if "=" in word]
     places += [word.removeprefix("-o") for word in words if word.startswith("-o")]
-    names = [os.path.normpath(place) for place in places if place.strip()]
+    names = [os.path.normpath(place) for place in places if place]
     beside = [str(Path(name).with_suffix(".predicted.json")) for name in names if "\0" not in name]
     return [*names, *beside, "folder/behind.json", *MADE]
 

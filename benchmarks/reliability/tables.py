@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "elastic_table",
+    "commands_table",
     "faults_table",
     "lost_workers_table",
     "phases_table",
@@ -34,6 +35,19 @@ def readers_table(readers: Sequence[Mapping[str, Any]]) -> str:
         counts = " | ".join(f"{found[key]:,}" for key in ("inputs", "read", "refused", "failed"))
         slowest = f"{found['longest_message']} | {found['slowest_s']:.2f} s"
         rows.append(f"| {found['reader']} | {counts} | {slowest} |")
+    return "\n".join(rows)
+
+
+def commands_table(document: Mapping[str, Any]) -> str:
+    """A row for each command: how its changed command lines ended."""
+    rows = [
+        "| command | lines | done | refused | of these apart | longest line | slowest |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, found in sorted(document["commands"].items()):
+        lines, done = sum(found["codes"].values()), found["codes"].get("0", 0)
+        limits = f"{found['longest']} | {found['slowest_s']:.1f} s"
+        rows.append(f"| {name} | {lines} | {done} | {lines - done} | {found['apart']} | {limits} |")
     return "\n".join(rows)
 
 

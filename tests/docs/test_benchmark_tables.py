@@ -172,6 +172,7 @@ def test_reliability() -> None:
     text = page("docs/benchmarks/reliability.md")
     readers, chaos = results("reliability/readers.json"), results("reliability/chaos.json")
     assert tables.readers_table(readers["readers"]) in text
+    assert tables.commands_table(results("reliability/commands.json")) in text
     assert tables.faults_table(chaos["faults"]) in text
     assert not any(found["failures"] for found in readers["readers"])
     assert tables.phases_table(chaos["faults"]) in text
