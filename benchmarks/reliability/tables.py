@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "elastic_table",
     "commands_table",
+    "elastic_table",
     "faults_table",
     "lost_workers_table",
     "phases_table",
