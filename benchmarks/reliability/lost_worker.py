@@ -3,7 +3,7 @@
     python benchmarks/reliability/lost_worker.py [--runs 5] [--workers 4] --out lost_worker.json
 
 Each run trains the built-in job `gpt-text` with ``--may-lose 1``. A worker drawn by the run's
-number is killed after step 25; checkpoints are written every 10 steps. The seconds count from the
+number is killed after step 105; checkpoints are written every 10 steps. The seconds count from the
 kill to the record of the first step that the others take. The losses of all steps are compared
 with those of a run on as many workers that lost none.
 """
@@ -22,9 +22,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-JOB = 'base = "gpt-text"\nsteps = 40\ncheckpoint_every = 10\nevaluate_every = 0\nverify = "off"\n'
+JOB = 'base = "gpt-text"\nsteps = 160\ncheckpoint_every = 10\nevaluate_every = 0\nverify = "off"\n'
 PENSTOCK = "from penstock.cli import main; main()"
-KILL_AFTER = 25
+KILL_AFTER = 105
 LIMIT_S = 600.0
 
 

@@ -41,7 +41,7 @@ def readers_table(readers: Sequence[Mapping[str, Any]]) -> str:
 def commands_table(document: Mapping[str, Any]) -> str:
     """A row for each command: how its changed command lines ended."""
     rows = [
-        "| command | lines | done | refused | of these apart | longest line | slowest |",
+        "| command | lines | done | refused | as real processes | longest line | slowest |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, found in sorted(document["commands"].items()):

@@ -23,8 +23,8 @@ from penstock.simulate.score import make_score
 
 __all__ = ["planned_ahead"]
 
-LIMIT = TimeLimit(10.0, time.perf_counter)
-"""Seconds for the search. They are few, because the workers share the cores with it."""
+LIMIT = TimeLimit(30.0, time.perf_counter)
+"""For the search, which gets only what the workers leave of the cores."""
 
 LOWEST_PRIORITY = 19
 
