@@ -111,11 +111,21 @@ problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, 
 start = data_parallel(problem, make_score(problem))
 plans = evenly_loaded_plans(problem, start, 0)
 next(plans)  # the loop is compiled
-threading.Timer(0.05, _thread.interrupt_main).start()
+seen = threading.Event()
+
+def interrupt():
+    # Again after a while: an interrupt within a destructor is lost, as Python documents.
+    pause_s = 0.05
+    while not seen.wait(pause_s):
+        _thread.interrupt_main()
+        pause_s = 5.0
+
+threading.Thread(target=interrupt).start()
 try:
     while True:
         list(evenly_loaded_plans(problem, start, 0))
 except KeyboardInterrupt:
+    seen.set()
     print("interrupted")
 """
 

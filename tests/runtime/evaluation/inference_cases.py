@@ -183,7 +183,7 @@ def follow_events(directory: Path) -> dict[str, Any]:
     subject, graph = captured("gpt2")
     batch = subject.batch(BATCH)
     seen: list[str] = []
-    stops: list[bool] = []
+    stops: list[int] = []
 
     def note(pipe: Pipeline, event: Event) -> None:
         match event:

@@ -10,6 +10,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.rank_numbers import END
 
 
 @pytest.mark.timeout(600)
@@ -38,7 +39,7 @@ def test_callbacks_follow_the_training_and_one_rank_can_end_it(tmp_path: Path) -
             "closing after 3",
         ]
         # Asked for after step 2 by rank 1; known to all with the next step.
-        assert found["stops"] == [False, False, True]
+        assert found["stops"] == [0, 0, END]
     first, *_, last = (found["modules"] for found in results)
     assert "transformer.wte.weight" not in first["transformer.h.0.mlp"]
     held = [found["modules"]["transformer.h.0.mlp"] for found in results]

@@ -1,5 +1,6 @@
 """Each start of the ranks over one store gets a name of its own, whatever earlier ones left."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ import pytest
 from torch import distributed
 
 from penstock.errors import Stalled
-from penstock.runtime.processes.starts import name_of_start
+from penstock.runtime.processes.starts import ANSWERING, name_of_start
 from penstock.runtime.processes.store import SealedStore
 
 RANKS = 4
@@ -24,10 +25,18 @@ def agent_store() -> Iterator[SealedStore]:
 
 
 def names(store: SealedStore, ranks: Sequence[int], limit_s: float = LIMIT_S) -> list[str]:
-    """The names that these ranks find, each over a connection of its own."""
+    """The names that these ranks find, each over a connection of its own.
+
+    Afterwards rank 0 answers nobody, as if its process had ended: agents start ranks only then.
+    """
     with ThreadPoolExecutor(RANKS) as pool:
         found = [pool.submit(name_of_start, store.clone(), rank, RANKS, limit_s) for rank in ranks]
-        return [name.result() for name in found]
+        taken = [name.result() for name in found]
+    for thread in threading.enumerate():
+        if thread.name == ANSWERING:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+    return taken
 
 
 def test_ranks_of_a_start_agree_and_no_two_starts_do() -> None:

@@ -16,7 +16,10 @@ from typing import Any
 
 from penstock.errors import RunFailed, Stalled
 
-__all__ = ["may_hold_values_of_earlier_starts", "name_of_start"]
+__all__ = ["ANSWERING", "may_hold_values_of_earlier_starts", "name_of_start"]
+
+ANSWERING = "penstock answers ranks that start"
+"""The name of rank 0's thread."""
 
 LOOK_EVERY_S = 0.02
 STOPPED_WITHIN_S = 2.0
@@ -42,7 +45,8 @@ def name_of_start(store: Any, rank: int, size: int, limit_s: float) -> str:
     own = secrets.token_hex(8)
     if rank == 0:
         ended = Event()
-        task = Thread(target=answer, args=(store.clone(), own, size, ended), daemon=True)
+        given = (store.clone(), own, size, ended)
+        task = Thread(target=answer, args=given, name=ANSWERING, daemon=True)
         task.start()
         atexit.register(stop, task, ended)
         return own
