@@ -1,8 +1,12 @@
 """The store listens where it must, and strangers cannot make a rank accept what they write."""
 
+import os
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,10 +17,10 @@ from runtime.processes.workers_under_test import (
     send_with_a_secret_of_ones_own,
 )
 
-from penstock.errors import BadInput
+from penstock.errors import BadInput, RunFailed
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.secret import run_key
-from penstock.runtime.processes.store import serve_store
+from penstock.runtime.processes.store import meet, serve_store
 
 # Linux answers to all of 127.0.0.0/8, so a store on all interfaces would be found at both.
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -55,6 +59,32 @@ def test_a_request_over_a_link_that_is_cut_ends_after_half_a_minute() -> None:
     for limits in launch_workers(limits_of_connections_to_the_store, workers=2):
         # The store itself, and the two connections of the watch.
         assert limits == [30_000] * 3
+
+
+def test_a_rank_whose_agent_serves_no_store_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server((HERE, 0)) as closed:
+        port = closed.getsockname()[1]
+    for name, value in (
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+    ):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunFailed, match=rf"the run's store at {HERE}:{port} cannot be reached"):
+        meet(HERE, str(port), timedelta(seconds=1))
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs namespaces of networks")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to make namespaces")
+def test_without_a_network_no_store_is_served() -> None:
+    serve = f"from penstock.runtime.processes.store import serve_store as s; s('{HERE}')"
+    command = ["unshare", "--net", sys.executable, "-c", serve]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stderr.splitlines()[-1]
+    assert "whether the network is up ('ip link')" in done.stderr
 
 
 def test_what_a_stranger_writes_into_the_store_is_refused() -> None:

@@ -180,9 +180,14 @@ def meet(address: str, port: str, timeout: timedelta) -> tuple[Any, int, int]:
 
     Under torchrun its agent serves the store. Otherwise rank 0 does, on the interface that has
     ``address``, or on all interfaces if none has (it belongs to a service that forwards).
+
+    Raises:
+        RunFailed: an agent's store cannot be reached, though it was there before the ranks.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        check_reachable(address, int(port))
+    elif rank == 0:
         try:
             store = serve_store(address, int(port))
         except OSError as cause:
@@ -202,10 +207,12 @@ def serve_store(address: str, port: int = 0) -> dist.TCPStore:  # pyright: ignor
 
     Raises:
         OSError: the port is taken, or no interface of this machine has the address.
+        RunFailed: nothing can be reached at the address, because the network is down.
     """
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listening = socket.create_server(place[:2], family=family)
     chosen: int = listening.getsockname()[1]
+    check_reachable(address, chosen)
     store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
         address,
         chosen,
@@ -215,6 +222,17 @@ def serve_store(address: str, port: int = 0) -> dist.TCPStore:  # pyright: ignor
     )
     limit_silence(chosen)
     return store
+
+
+def check_reachable(address: str, port: int) -> None:
+    """Raise `RunFailed` if nothing answers within `UNREACHABLE_S`; torch would wait much longer."""
+    try:
+        socket.create_connection((address, port), UNREACHABLE_S).close()
+    except OSError as cause:
+        raise StoreLost(
+            f"the run's store at {address}:{port} cannot be reached ({cause}); see whether the "
+            f"process that serves it runs, and whether the network is up ('ip link')"
+        ) from cause
 
 
 def limit_silence(port: int) -> None:
