@@ -5,6 +5,7 @@ starts at the newest checkpoint, and takes the steps after it with the same samp
 """
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from penstock.errors import Infeasible, RunFailed
 from penstock.jobs.job import Job
@@ -14,6 +15,7 @@ from penstock.jobs.train_part import LOST, RunPart, train_part
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker import Pauses
 from penstock.plan.plan import Plan
+from penstock.runtime.checkpoints.checkpoint import complete_in
 from penstock.waiting import notice_if_long
 
 __all__ = ["Course", "train_through_changes"]
@@ -24,13 +26,15 @@ class Course:
     """What has happened to a run so far; ``last`` is the part that ended it.
 
     ``plans`` are those in use, by the number of workers. ``lost`` counts workers. ``patience`` is
-    the number of checkpoints after which the place of a lost worker is taken again.
+    the number of checkpoints after which the place of a lost worker is taken again. It last was
+    ``back_with`` this one.
     """
 
     plans: dict[int, Plan]
     last: RunPart | None = None
     lost: int = 0
     patience: int = 1
+    back_with: Path | None = None
     drift: tuple[str, ...] = ()
     verified: str = ""
     left_out: set[int] = field(default_factory=set[int])
@@ -69,6 +73,7 @@ def train_through_changes(
             course.last = done
             return course
         if missing:
+            course.back_with = newest(directory)
             say(f"step {done.first.steps}: the places of {missing} lost worker(s) are taken again")
         if done.first.drifts:
             follow_drift(directory, job, part, done, course, say)
@@ -78,15 +83,21 @@ def train_through_changes(
 def without_one(directory: RunDirectory, part: TrainRequest, course: Course) -> TrainRequest:
     """The request for the workers that are left.
 
-    A worker that is lost again and again comes back less and less often.
+    One that is lost again before the next checkpoint takes its place later: it may break down each
+    time.
     """
-    if course.lost:
-        course.patience *= 2
+    lost_at_once = course.back_with is not None and course.back_with == newest(directory)
+    course.patience = 2 * course.patience if lost_at_once else 1
     course.lost += 1
     known = (directory.path / "plan.json").exists()
     return replace(
         part, workers=part.workers - 1, may_lose=part.may_lose - 1, plan=None, resume=known
     )
+
+
+def newest(directory: RunDirectory) -> Path | None:
+    """The newest checkpoint."""
+    return next(reversed(complete_in(directory.checkpoints)), None)
 
 
 def follow_drift(

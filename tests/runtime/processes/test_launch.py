@@ -1,5 +1,6 @@
 """Worker processes start together and end together, whatever happens."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -95,6 +96,28 @@ def test_a_temporary_directory_with_a_long_path_is_named(tmp_path: Path) -> None
 
 def test_results_come_back_in_order_of_rank_with_a_process_group() -> None:
     assert launch_workers(add_ranks, workers=3) == (3, 3, 3)
+
+
+def test_no_launch_leaves_a_handle_open() -> None:
+    """Without Python's search for objects that refer to themselves, which may come late."""
+
+    def handles() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    counts: list[int] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            launch_workers(add_ranks, workers=2)
+            counts.append(handles())
+        for _ in range(2):
+            with pytest.raises(RunFailed, match="was killed by SIGKILL"):
+                launch_workers(collective_after_a_death, (1,), workers=2)
+            counts.append(handles())
+    finally:
+        gc.enable()
+    assert len(set(counts)) == 1, counts
 
 
 def test_workers_have_the_threads_that_were_asked_for() -> None:

@@ -168,6 +168,8 @@ def launch_workers(
             raise interrupted(interruption) from None
         finally:
             stop(context, shutdown_s)
+            # It refers to its own object, whose pipes would stay open until Python looks for such.
+            del processes.join
         assert result is not None  # wait() without a limit ends with a result or an exception
         if result.is_failed():
             raise root_cause(result, workers, store, directory)
