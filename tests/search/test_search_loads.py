@@ -99,7 +99,7 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
 
 
 INTERRUPTED = """
-import _thread, threading
+import _thread, signal, threading
 from penstock.cluster.presets import find_cluster
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.data_parallel import data_parallel
@@ -107,25 +107,17 @@ from penstock.profile.find import find_profile
 from penstock.search.even_loads import evenly_loaded_plans
 from penstock.simulate.score import make_score
 
+# A shell's background jobs ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (8,))
 start = data_parallel(problem, make_score(problem))
 plans = evenly_loaded_plans(problem, start, 0)
 next(plans)  # the loop is compiled
-seen = threading.Event()
-
-def interrupt():
-    # Again after a while: an interrupt within a destructor is lost, as Python documents.
-    pause_s = 0.05
-    while not seen.wait(pause_s):
-        _thread.interrupt_main()
-        pause_s = 5.0
-
-threading.Thread(target=interrupt).start()
+threading.Timer(0.05, _thread.interrupt_main).start()
 try:
     while True:
         list(evenly_loaded_plans(problem, start, 0))
 except KeyboardInterrupt:
-    seen.set()
     print("interrupted")
 """
 
