@@ -29,6 +29,8 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from progress import finished
+
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 KEPT = HERE / "command_lines.json"
@@ -358,7 +360,7 @@ def run_all(first: int, count: int) -> tuple[dict[str, dict[str, Any]], list[dic
             folder = Path(made)
             command = [sys.executable, __file__, "--worker", str(at), str(end - at), made]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            whole = finished(process, folder / "place")
+            whole = finished(process, folder / "place", WAIT_S, FIRST_WAIT_S)
             if (folder / "counts").exists():
                 join(total, json.loads((folder / "counts").read_text()))
             if (folder / "failures").exists():
@@ -371,19 +373,6 @@ def run_all(first: int, count: int) -> tuple[dict[str, dict[str, Any]], list[dic
                 flaw = f"the process ended with {process.returncode}"
                 failures.append({"number": at - 1, "flaw": flaw})
     return total, failures
-
-
-def finished(process: subprocess.Popen[bytes], place: Path) -> bool:
-    """Wait for a process; kills one that stays at a line for `WAIT_S`."""
-    last, since_s = "", time.monotonic() + FIRST_WAIT_S
-    while process.poll() is None:
-        time.sleep(0.1)
-        now = place.read_text() if place.exists() else ""
-        if now != last:
-            last, since_s = now, time.monotonic()
-        elif time.monotonic() - since_s > WAIT_S:
-            process.kill()
-    return process.returncode == 0
 
 
 def join(total: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:

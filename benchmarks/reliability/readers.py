@@ -28,6 +28,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from progress import finished
+
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 LONGEST_MESSAGE = 300
@@ -167,19 +169,6 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def finished(process: subprocess.Popen[bytes], place: Path) -> bool:
-    """Wait for a reading process; kills one that stays at an input for `WAIT_S`."""
-    last, since_s = "", time.monotonic()
-    while process.poll() is None:
-        time.sleep(0.1)
-        now = place.read_text() if place.exists() else ""
-        if now != last:
-            last, since_s = now, time.monotonic()
-        elif time.monotonic() - since_s > WAIT_S:
-            process.kill()
-    return process.returncode == 0
-
-
 def run_reader(name: str, first: int, count: int) -> dict[str, Any]:
     """Feed ``count`` inputs to a reader, in as many processes as it takes."""
     end, at, before_s = first + count, first, children_cpu_s()
@@ -191,7 +180,7 @@ def run_reader(name: str, first: int, count: int) -> dict[str, Any]:
             folder = Path(made)
             command = [sys.executable, __file__, "--worker", name, str(at), str(end - at), made]
             process = subprocess.Popen(command)
-            whole = finished(process, folder / "place")
+            whole = finished(process, folder / "place", WAIT_S)
             if (folder / "counts").exists():
                 found = json.loads((folder / "counts").read_text())
                 counts.update(found["counts"])

@@ -171,6 +171,7 @@ def main() -> None:
     faults = results("chaos")["faults"]
     tables = [
         readers_table(results("readers")["readers"]),
+        commands_table(results("commands")),
         faults_table(faults),
         phases_table(faults),
         lost_workers_table(results("lost_worker")["runs"]),

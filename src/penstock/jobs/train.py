@@ -77,16 +77,19 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
     with directory.held():
-        course = train_through_changes(directory, job, request, given, say)
-        return finish(job, request, directory, course, say)
+        part, course = train_through_changes(directory, job, request, given, say)
+        return finish(job, request, directory, part, course, say)
 
 
 def finish(
-    job: Job, request: TrainRequest, directory: RunDirectory, course: Course, say: Log
+    job: Job,
+    request: TrainRequest,
+    directory: RunDirectory,
+    part: RunPart,
+    course: Course,
+    say: Log,
 ) -> TrainResult:
     """Write the measured timeline, the summary and the report."""
-    part = course.last
-    assert part is not None  # a run that failed has raised its error
     first, plan = part.first, part.plan
     measured_s = mean_s(part.lengths) or first.measured_s
     samples_per_s = first.samples_per_s * first.measured_s / measured_s

@@ -15,7 +15,7 @@ from penstock.jobs.train_part import LOST, RunPart, train_part
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker import Pauses
 from penstock.plan.plan import Plan
-from penstock.runtime.checkpoints.checkpoint import complete_in
+from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.waiting import notice_if_long
 
 __all__ = ["Course", "train_through_changes"]
@@ -23,7 +23,7 @@ __all__ = ["Course", "train_through_changes"]
 
 @dataclass
 class Course:
-    """What has happened to a run so far; ``last`` is the part that ended it.
+    """What has happened to a run so far.
 
     ``plans`` are those in use, by the number of workers. ``lost`` counts workers. ``patience`` is
     the number of checkpoints after which the place of a lost worker is taken again. It last was
@@ -31,7 +31,6 @@ class Course:
     """
 
     plans: dict[int, Plan]
-    last: RunPart | None = None
     lost: int = 0
     patience: int = 1
     back_with: Path | None = None
@@ -42,8 +41,8 @@ class Course:
 
 def train_through_changes(
     directory: RunDirectory, job: Job, request: TrainRequest, given: Plan | None, say: Log
-) -> Course:
-    """Train to the end, with another plan after each change.
+) -> tuple[RunPart, Course]:
+    """Train to the end, with another plan after each change; returns the last part too.
 
     Raises:
         RunFailed: a worker raised an error; or more are missing than the request allows, or those
@@ -70,10 +69,9 @@ def train_through_changes(
         course.verified = course.verified or done.first.verified
         course.left_out.update(done.first.left_out)
         if not done.first.paused:
-            course.last = done
-            return course
+            return done, course
         if missing:
-            course.back_with = newest(directory)
+            course.back_with = latest_checkpoint(directory.checkpoints)
             say(f"step {done.first.steps}: the places of {missing} lost worker(s) are taken again")
         if done.first.drifts:
             follow_drift(directory, job, part, done, course, say)
@@ -86,18 +84,14 @@ def without_one(directory: RunDirectory, part: TrainRequest, course: Course) -> 
     One that is lost again before the next checkpoint takes its place later: it may break down each
     time.
     """
-    lost_at_once = course.back_with is not None and course.back_with == newest(directory)
+    back_with = course.back_with
+    lost_at_once = back_with is not None and back_with == latest_checkpoint(directory.checkpoints)
     course.patience = 2 * course.patience if lost_at_once else 1
     course.lost += 1
     known = (directory.path / "plan.json").exists()
     return replace(
         part, workers=part.workers - 1, may_lose=part.may_lose - 1, plan=None, resume=known
     )
-
-
-def newest(directory: RunDirectory) -> Path | None:
-    """The newest checkpoint."""
-    return next(reversed(complete_in(directory.checkpoints)), None)
 
 
 def follow_drift(
