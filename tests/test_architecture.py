@@ -43,6 +43,7 @@ COMMANDS = {
     "command_line/compare_command.py: compare",
     "command_line/job_commands.py: train",
     "command_line/planning_commands.py: plan",
+    "command_line/rehearse_command.py: rehearse",
     "command_line/simulate_command.py: simulate",
 }
 """typer reads the options of a command from its parameters."""

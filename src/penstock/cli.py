@@ -12,6 +12,7 @@ from penstock.command_line import (
     compare_command,
     job_commands,
     planning_commands,
+    rehearse_command,
     simulate_command,
 )
 from penstock.command_line.terminal import INTERRUPTED, print_error, silence_output
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command("profile")(job_commands.profile)
 app.command("plan")(planning_commands.plan)
 app.command("simulate")(simulate_command.simulate)
+app.command("rehearse")(rehearse_command.rehearse)
 app.command("compare")(compare_command.compare)
 app.command("train")(job_commands.train)
 app.command("verify")(job_commands.verify)

@@ -23,7 +23,13 @@ from penstock.profile.built_in import MODELS
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["PlanInputs", "inputs_of_plan", "prediction_path", "write_planned"]
+__all__ = [
+    "PlanInputs",
+    "inputs_of_plan",
+    "prediction_path",
+    "promised_iteration_s",
+    "write_planned",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class Origin(BaseModel):
     profile: str = ""
     cluster: str = ""
     profile_batch: int = 0
+    iteration_s: float = 0.0
 
 
 def prediction_path(plan_path: str | Path) -> Path:
@@ -98,7 +105,7 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
     Raises:
         BadInput: no profile or no cluster is given, recorded or beside the plan.
     """
-    recorded = recorded_inputs(plan_path)
+    recorded = recorded_origin(plan_path)
     beside = Path(plan_path).parent
     profile = given.profile or recorded.profile or existing(beside / "profile.json")
     cluster = given.cluster or recorded.cluster or existing(beside / "cluster.toml")
@@ -111,21 +118,23 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
     return PlanInputs(profile, cluster, given.profile_batch or recorded.profile_batch)
 
 
-def recorded_inputs(plan_path: str | Path) -> PlanInputs:
+def promised_iteration_s(plan_path: str | Path) -> float:
+    """The seconds of an iteration that the prediction beside a plan promises; 0 without one."""
+    return recorded_origin(plan_path).iteration_s
+
+
+def recorded_origin(plan_path: str | Path) -> Origin:
     """What the prediction beside a plan says; nothing where there is none."""
     path = prediction_path(plan_path)
     if not os.path.isfile(path):
-        return PlanInputs()
+        return Origin(format="penstock-prediction")
     try:
-        origin = Origin.model_validate(
-            parse_json(read_text(path, "prediction"), path, "prediction")
-        )
+        return Origin.model_validate(parse_json(read_text(path, "prediction"), path, "prediction"))
     except ValueError as cause:
         raise BadInput(
             f"prediction '{path}' is none that 'penstock plan' wrote; delete it and name profile "
             f"and cluster with --profile and --cluster"
         ) from cause
-    return PlanInputs(origin.profile, origin.cluster, origin.profile_batch)
 
 
 def absolute(path: str) -> str:

@@ -1,6 +1,6 @@
 """A gradient bucket: the gradients of some parameters in one flat tensor, summed together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,17 +79,19 @@ class GradientBucket:
         return norm.double().square()
 
 
-def bucket_parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def bucket_parts(
+    parameters: Sequence[nn.Parameter], size_of: Callable[[nn.Parameter], float]
+) -> Iterator[list[nn.Parameter]]:
     """Groups of parameters of one element type, each of about ``BUCKET_BYTES``."""
     for dtype in sorted({p.dtype for p in parameters}, key=str):
         part: list[nn.Parameter] = []
-        size = 0
+        size = 0.0
         for parameter in (p for p in parameters if p.dtype == dtype):
-            if part and size + parameter.nbytes > BUCKET_BYTES:
+            if part and size + size_of(parameter) > BUCKET_BYTES:
                 yield part
-                part, size = [], 0
+                part, size = [], 0.0
             part.append(parameter)
-            size += parameter.nbytes
+            size += size_of(parameter)
         if part:
             yield part
 

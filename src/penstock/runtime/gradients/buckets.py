@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -74,6 +75,7 @@ class GradientBuckets:
     With sharded optimizer state ``owners`` gives the rank that steps each parameter. Gradients are
     then summed on that rank only, and `share_values` sends the updated values to the others.
     ``before_sum``, if set, is called with each shared bucket just before its sum starts.
+    ``size_of`` gives the bytes of a parameter by which buckets are divided.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class GradientBuckets:
         groups: Mapping[tuple[int, ...], dist.ProcessGroup],
         clock: Clock,
         owners: Mapping[str, int] | None = None,
+        size_of: Callable[[nn.Parameter], float] = attrgetter("nbytes"),
     ) -> None:
         self.before_sum: Callable[[GradientBucket], None] | None = None
         self._world = world
@@ -99,7 +102,7 @@ class GradientBuckets:
             kind = (holders[name], stages[name], sharded.get(name, holders[name][0]))
             kinds.setdefault(kind, []).append(parameter)
         for kind, own in sorted(kinds.items(), key=lambda item: (-item[0][1][0], item[0])):
-            for part in bucket_parts(own[::-1]):
+            for part in bucket_parts(own[::-1], size_of):
                 stage = next(stage for stage in kind[1] if stage in self._used)
                 bucket = make_bucket(*kind, part, stage)
                 bucket.expected = sum(p in used for used in self._used.values() for p in part)

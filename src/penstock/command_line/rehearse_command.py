@@ -1,0 +1,277 @@
+"""``penstock rehearse``: carries out a plan with emulated devices and links, on this machine."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from penstock.command_line.options import AsJson, Out, PlanPath, ProfileBatch, Quiet
+from penstock.command_line.terminal import Terminal
+from penstock.errors import RunFailed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.cluster.cluster import Cluster
+    from penstock.plan.plan import Plan
+    from penstock.profile.model_profile import ModelProfile
+    from penstock.rehearse.emulation import Emulation
+    from penstock.rehearse.faults import Fault
+    from penstock.rehearse.rehearsal import Rehearsal
+
+__all__ = ["rehearse"]
+
+SHOWN = 5
+"""How many links the table of traffic has."""
+
+
+def rehearse(
+    plan: PlanPath,
+    profile: Annotated[
+        str,
+        Option(metavar="P", help="Profile of the model (default: the one recorded with the plan)."),
+    ] = "",
+    cluster: Annotated[
+        str, Option(metavar="C", help="Cluster (default: the one recorded with the plan).")
+    ] = "",
+    profile_batch: ProfileBatch = 0,
+    time_scale: Annotated[
+        float, Option(min=0, metavar="K", help="Seconds here for one of the plan (0: chosen).")
+    ] = 0.0,
+    byte_scale: Annotated[
+        float,
+        Option(min=0, max=1, metavar="K", help="Bytes here for one of the plan (0: chosen)."),
+    ] = 0.0,
+    iterations: Annotated[
+        int, Option(min=1, max=100, metavar="N", help="Number of iterations.")
+    ] = 3,
+    transport: Annotated[
+        Literal["auto", "shared-memory", "process-groups"],
+        Option(help="What carries the tensors between the processes."),
+    ] = "auto",
+    fault: Annotated[
+        list[str] | None,
+        Option(metavar="FAULT", help="'kill 3', 'slow 3 20 %' or 'links x0.5'; repeatable."),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        Option(min=0, metavar="T", help="Fail if it takes longer or shorter by this share."),
+    ] = 0.1,
+    picture: Annotated[
+        str, Option(metavar="PATH", help="Draw the simulated above the rehearsed timeline: .html.")
+    ] = "",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Carry out PLAN with one process for each device, which waits in place of computing."""
+    from penstock.errors import WorkerLost
+    from penstock.plan.json_file import read_plan
+    from penstock.planning.plan_files import PlanInputs, inputs_of_plan, promised_iteration_s
+    from penstock.rehearse.agreement import differences
+    from penstock.rehearse.faults import read_fault
+    from penstock.rehearse.rehearsal import rehearse as carry_out
+
+    terminal = Terminal(as_json, quiet)
+    check_files(out, picture)
+    faults = [read_fault(text) for text in fault or ()]
+    asked = Asked(time_scale, byte_scale, iterations, transport, tuple(faults))
+    given = read_plan(plan)
+    inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
+    emulation = asked.emulation(given, inputs.read_profile(), inputs.read_cluster())
+    terminal.note(
+        f"{emulation.ranks} processes; one second of the plan takes {emulation.time_scale:.3g} s"
+    )
+    try:
+        rehearsal = carry_out(emulation)
+    except WorkerLost as lost:
+        if emulation.killed_rank < 0:
+            raise
+        terminal.save({"killed": emulation.killed_rank, "message": str(lost)}, out)
+        terminal.show({"killed": emulation.killed_rank, "message": str(lost)}, f"The run: {lost}")
+        return
+    promised_s = 0.0 if faults else promised_iteration_s(plan)
+    values = values_of(rehearsal, promised_s)
+    if picture:
+        write_page(picture, rehearsal)
+        terminal.note(f"wrote {picture}")
+    terminal.save(values, out)
+    terminal.show(values, *shown(rehearsal, promised_s))
+    judge(rehearsal, differences(rehearsal), promised_s, tolerance)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options say; 0 where something is to be chosen."""
+
+    time_scale: float
+    byte_scale: float
+    iterations: int
+    transport: Literal["auto", "shared-memory", "process-groups"]
+    faults: "tuple[Fault, ...]"
+
+    def emulation(self, plan: "Plan", profile: "ModelProfile", cluster: "Cluster") -> "Emulation":
+        """What to carry out.
+
+        Raises:
+            BadInput: the plan cannot be rehearsed, or needs more memory than there is.
+        """
+        import os
+
+        import torch
+
+        from penstock.errors import BadInput
+        from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed
+        from penstock.rehearse.faults import with_faults
+        from penstock.rehearse.scales import check_memory, chosen_byte_scale, chosen_time_scale
+        from penstock.runtime.memory.free_memory import free_memory
+        from penstock.simulate.simulation import simulate_plan
+
+        cluster = with_faults(cluster, self.faults)
+        check_can_be_rehearsed(plan, profile, cluster)
+        iteration_s = simulate_plan(plan, profile, cluster).iteration_s
+        cores = len(os.sched_getaffinity(0))
+        killed = next((f.killed_rank for f in self.faults if f.killed_rank >= 0), -1)
+        if killed >= 0 and killed not in plan.devices:
+            raise BadInput(f"the plan has no rank {killed}; it uses {list(plan.devices)}")
+        emulation = Emulation(
+            plan,
+            profile,
+            cluster,
+            self.time_scale or chosen_time_scale(plan, profile, cluster, iteration_s, cores),
+            self.byte_scale or chosen_byte_scale(plan, profile, cluster),
+            self.iterations,
+            self.transport,
+            killed,
+            min(1, self.iterations - 1),
+        )
+        check_memory(emulation, free_memory(torch.device("cpu")).bytes)
+        return emulation
+
+
+def check_files(out: str, picture: str) -> None:
+    """Raise for a path that cannot be written to, before any work is done.
+
+    Raises:
+        BadInput: the folder does not exist, or the picture is no .html.
+    """
+    from penstock.document import check_place
+    from penstock.errors import BadInput
+
+    if picture and not picture.endswith(".html"):
+        raise BadInput(f"picture '{picture}' must end in .html: a page with both timelines")
+    for place in filter(None, (out, picture)):
+        check_place(place)
+
+
+def values_of(rehearsal: "Rehearsal", promised_s: float) -> dict[str, object]:
+    """The JSON output."""
+    from dataclasses import asdict
+
+    from penstock.rehearse.agreement import actions_of, differences, peak_in_flight, traffic
+    from penstock.timeline.metrics import bubble_fraction
+
+    emulation, ranks = rehearsal.emulation, range(len(rehearsal.ranks))
+    return {
+        "simulated_s": rehearsal.simulated_s,
+        "rehearsed_s": rehearsal.rehearsed_s,
+        "error": rehearsal.error,
+        "promised_s": promised_s,
+        "simulated_bubble": bubble_fraction(rehearsal.simulated_timeline),
+        "rehearsed_bubble": bubble_fraction(rehearsal.timeline),
+        "differences": differences(rehearsal),
+        "iterations": emulation.iterations,
+        "time_scale": emulation.time_scale,
+        "byte_scale": emulation.byte_scale,
+        "start_s": rehearsal.start_s,
+        "mean_late_s": rehearsal.mean_late_s,
+        "micro_batches_in_flight": [
+            peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in ranks
+        ],
+        "rank_memory_bytes": [rank.own_bytes for rank in rehearsal.ranks],
+        "traffic": [asdict(link) for link in traffic(rehearsal)],
+    }
+
+
+def shown(rehearsal: "Rehearsal", promised_s: float) -> list["RenderableType"]:
+    """The result for people."""
+    from rich.table import Table
+
+    from penstock.rehearse.agreement import actions_of, peak_in_flight, traffic
+    from penstock.timeline.metrics import bubble_fraction
+    from penstock.words import percent_text, seconds_text, size_text
+
+    scale = rehearsal.emulation.time_scale
+    bubbles = [bubble_fraction(t) for t in (rehearsal.simulated_timeline, rehearsal.timeline)]
+    most = max(
+        peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in range(len(rehearsal.ranks))
+    )
+    memory = max(rank.own_bytes for rank in rehearsal.ranks)
+    promise = f", promised {seconds_text(promised_s)}" if promised_s else ""
+    lines: list[RenderableType] = [
+        f"iteration {seconds_text(rehearsal.rehearsed_s)}, simulated "
+        f"{seconds_text(rehearsal.simulated_s)} ({100 * rehearsal.error:+.1f} %){promise}",
+        f"bubble {percent_text(bubbles[1])}, simulated {percent_text(bubbles[0])}; at most {most} "
+        f"micro-batches in flight",
+        f"{len(rehearsal.ranks)} processes started in {seconds_text(rehearsal.start_s)}, each with "
+        f"up to {size_text(memory)} of its own",
+        f"waits ended {seconds_text(rehearsal.mean_late_s)} late on average, "
+        f"{seconds_text(rehearsal.mean_late_s / scale)} of the plan's time",
+    ]
+    links = traffic(rehearsal)
+    if links:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for head in ("busiest links", "messages", "bytes", "busy"):
+            table.add_column(head, justify="left" if head == "busiest links" else "right")
+        for link in links[:SHOWN]:
+            share = percent_text(link.busy_s / rehearsal.ends_s[0])
+            ends = f"{link.source} to {link.target}"
+            table.add_row(ends, str(link.messages), size_text(link.bytes), share)
+        lines += ["", table]
+    return lines
+
+
+def write_page(path: str, rehearsal: "Rehearsal") -> None:
+    """Write the page with both timelines."""
+    from penstock.document import write_text
+    from penstock.report.device_rows import gantt_rows
+    from penstock.report.gantt_page import timelines_page
+    from penstock.report.timelines_html import TimelinePanel
+    from penstock.words import seconds_text
+
+    emulation = rehearsal.emulation
+    panels: list[TimelinePanel] = []
+    for title, note, timeline in (
+        ("Simulated", "the first iteration", rehearsal.simulated_timeline),
+        ("Rehearsed", f"{emulation.time_scale:.3g} times as slowly", rehearsal.timeline),
+    ):
+        chart = gantt_rows(timeline, ())
+        panels.append(TimelinePanel(chart, f"{title}: {seconds_text(chart.end_s)}", note))
+    title = f"Rehearsal of {emulation.profile.name} on {emulation.cluster.name}"
+    note = f"{emulation.plan.schedule}, {emulation.ranks} processes"
+    write_text(path, timelines_page(panels, title, note))
+
+
+def judge(
+    rehearsal: "Rehearsal", differences: list[str], promised_s: float, tolerance: float
+) -> None:
+    """Raise unless the rehearsal did what the plan says, in the time that was predicted.
+
+    Raises:
+        RunFailed: what differs.
+    """
+    if differences:
+        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+        raise RunFailed(f"the rehearsal differs from the plan: {differences[0]}{more}")
+    for expected_s, by_whom in (
+        (rehearsal.simulated_s, "simulated"),
+        (promised_s, "promised with the plan; plan again with this profile and cluster"),
+    ):
+        error = rehearsal.rehearsed_s / expected_s - 1 if expected_s else 0.0
+        if abs(error) > tolerance:
+            raise RunFailed(
+                f"an iteration took {rehearsal.rehearsed_s:.4g} s of the plan's time, "
+                f"{100 * error:+.1f} % against the {expected_s:.4g} s {by_whom}; waits ended "
+                f"{1e3 * rehearsal.mean_late_s:.2g} ms late: where that is much, use a larger "
+                f"--time-scale than {rehearsal.emulation.time_scale:.3g}"
+            )

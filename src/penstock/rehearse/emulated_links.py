@@ -1,0 +1,184 @@
+"""The links of a cluster in real time: which transfer runs when.
+
+A transfer occupies all that it uses at once. A message between two devices uses the sender's send
+engine and the receiver's receive engine. Between hosts without a link of their own it also uses
+both ports. The sum of a gradient bucket uses both engines of its members, and the ports between
+their hosts. Of those that wait, messages go before sums, and then the one that was ready first. One
+that cannot start holds up no other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count, permutations
+from math import inf
+from typing import TypeAlias
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import all_reduce_s
+
+__all__ = ["EmulatedLinks", "LinkTransfer", "Started", "message_between", "sum_among"]
+
+LinkPart: TypeAlias = tuple[str, int, int]
+"""What one transfer at a time occupies: its kind, and the device or host that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTransfer:
+    """A message from ``source`` to ``target``, or a sum among ``members``.
+
+    ``label`` are the stages that send and receive it, and the micro-batch (-1: a sum). ``bytes``
+    are those of the plan, which the tensors here may be smaller than.
+    ``key`` tells a sum from the others of its members.
+    """
+
+    source: int
+    target: int
+    seconds: float
+    bytes: float
+    parts: tuple[LinkPart, ...]
+    label: tuple[int, int, int]
+    members: tuple[int, ...] = ()
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A transfer with the moments at which it was ready, began and ends."""
+
+    transfer: LinkTransfer
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class EmulatedLinks:
+    """The transfers that wait or run. All moments are seconds of one clock."""
+
+    _waiting: list[tuple[bool, float, int, LinkTransfer]] = field(
+        default_factory=list[tuple[bool, float, int, LinkTransfer]]
+    )
+    _running: list[tuple[float, int, LinkTransfer]] = field(
+        default_factory=list[tuple[float, int, LinkTransfer]]
+    )
+    _busy: set[LinkPart] = field(default_factory=set[LinkPart])
+    _free_since_s: dict[LinkPart, float] = field(default_factory=dict[LinkPart, float])
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def offer(self, transfer: LinkTransfer, ready_s: float) -> list[Started]:
+        """A transfer that is ready since ``ready_s``; returns what starts because of it."""
+        begun = self.advance(ready_s)
+        heappush(self._waiting, (bool(transfer.members), ready_s, next(self._numbers), transfer))
+        return begun + self._start_waiting()
+
+    def advance(self, now_s: float) -> list[Started]:
+        """End what ends until ``now_s``; returns what starts because of it."""
+        begun: list[Started] = []
+        while self._running and self._running[0][0] <= now_s:
+            end_s, _, transfer = heappop(self._running)
+            for part in transfer.parts:
+                self._busy.remove(part)
+                self._free_since_s[part] = end_s
+            begun += self._start_waiting()
+        return begun
+
+    @property
+    def next_end_s(self) -> float:
+        """When the next transfer ends; infinite if none runs."""
+        return self._running[0][0] if self._running else inf
+
+    def _start_waiting(self) -> list[Started]:
+        """Start what can start.
+
+        A transfer starts when it was ready and the last of its parts became free. That moment may
+        be a little in the past, because news of it take time.
+        """
+        begun: list[Started] = []
+        kept: list[tuple[bool, float, int, LinkTransfer]] = []
+        for entry in sorted(self._waiting):
+            _, ready_s, number, transfer = entry
+            if not self._busy.isdisjoint(transfer.parts):
+                kept.append(entry)
+                continue
+            free_s = (self._free_since_s.get(part, -inf) for part in transfer.parts)
+            start_s = max(ready_s, *free_s) if transfer.parts else ready_s
+            self._busy.update(transfer.parts)
+            heappush(self._running, (start_s + transfer.seconds, number, transfer))
+            begun.append(Started(transfer, ready_s, start_s, start_s + transfer.seconds))
+        self._waiting = kept
+        return begun
+
+
+def message_between(
+    cluster: Cluster,
+    ends: tuple[int, int],
+    size_bytes: float,
+    tensors: int,
+    label: tuple[int, int, int],
+    time_scale: float,
+) -> LinkTransfer:
+    """A message of some tensors, each of which has the latency of the link."""
+    source, target = ends
+    seconds = 0.0
+    if size_bytes > 0:
+        sent_s = size_bytes / cluster.bandwidth(source, target)
+        seconds = (tensors * cluster.latency(source, target) + sent_s) * time_scale
+    return LinkTransfer(
+        source, target, seconds, size_bytes, parts_of(cluster, source, target), label
+    )
+
+
+def sum_among(
+    cluster: Cluster,
+    members: Sequence[int],
+    size_bytes: float,
+    stage: int,
+    key: str,
+    time_scale: float,
+) -> LinkTransfer:
+    """The sum of a gradient bucket over its holders."""
+    hosts = cluster.host_index
+    parts = [part for d in members for part in (send_engine(d), receive_engine(cluster, d))]
+    for source, target in permutations(members, 2):
+        if cluster.uses_port(source, target):
+            parts += [outgoing_port(hosts[source]), incoming_port(cluster, hosts[target])]
+    seconds = all_reduce_s(cluster, tuple(members), size_bytes) * time_scale
+    label = stage, stage, -1
+    used = tuple(dict.fromkeys(parts))
+    return LinkTransfer(-1, -1, seconds, size_bytes, used, label, tuple(members), key)
+
+
+def parts_of(cluster: Cluster, source: int, target: int) -> tuple[LinkPart, ...]:
+    """What a message between two devices occupies."""
+    hosts = cluster.host_index
+    host = cluster.hosts[hosts[source]]
+    if hosts[source] == hosts[target] and host.separate_links:
+        ends = sorted((source, target)) if host.half_duplex else (source, target)
+        return (("link", ends[0], ends[1]),)
+    engines = send_engine(source), receive_engine(cluster, target)
+    if not cluster.uses_port(source, target):
+        return engines
+    ports = outgoing_port(hosts[source]), incoming_port(cluster, hosts[target])
+    return tuple(dict.fromkeys((*engines, *ports)))
+
+
+def send_engine(device: int) -> LinkPart:
+    """What sends a device's messages."""
+    return ("send", device, -1)
+
+
+def receive_engine(cluster: Cluster, device: int) -> LinkPart:
+    """What receives a device's messages: the same engine where both directions take turns."""
+    half = cluster.hosts[cluster.host_index[device]].half_duplex
+    return ("send" if half else "receive", device, -1)
+
+
+def outgoing_port(host: int) -> LinkPart:
+    """The port of a host for what it sends."""
+    return ("out", host, -1)
+
+
+def incoming_port(cluster: Cluster, host: int) -> LinkPart:
+    """The port of a host for what it receives."""
+    return ("out" if cluster.hosts[host].half_duplex else "in", host, -1)

@@ -1,0 +1,97 @@
+"""What a rehearsal carries out: a plan on a cluster, at a scale of time and of bytes."""
+
+from dataclasses import dataclass
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import Edge, ModelProfile
+from penstock.runtime.transport.channels import TransportChoice
+from penstock.simulate.simulation import check_plan_fits_inputs
+
+__all__ = ["Crossing", "Emulation", "check_can_be_rehearsed", "crossings_of"]
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A plan, what it is for, and how it is carried out.
+
+    Every second of the plan takes ``time_scale`` seconds here. Tensors have ``byte_scale`` times
+    the planned bytes; links and sums take the time of the planned ones. In iteration
+    ``killed_in_iteration`` the rank ``killed_rank`` is killed (-1: none).
+    """
+
+    plan: Plan
+    profile: ModelProfile
+    cluster: Cluster
+    time_scale: float
+    byte_scale: float
+    iterations: int
+    transport: TransportChoice = "auto"
+    killed_rank: int = -1
+    killed_in_iteration: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """One process for each device up to the last that the plan uses."""
+        return max(self.plan.devices) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that one stage makes and another reads; ``name`` is unique in the model."""
+
+    producer: int
+    consumer: int
+    name: str
+    edge: Edge
+
+
+def crossings_of(plan: Plan, profile: ModelProfile) -> tuple[Crossing, ...]:
+    """Each tensor that crosses between stages, once for every stage that reads it."""
+    found: dict[tuple[int, int, str], Crossing] = {}
+    stage_of = [s for s, stage in enumerate(plan.stages) for _ in stage.layers]
+    for edge in profile.edges:
+        ends = stage_of[edge.producer], stage_of[edge.consumer]
+        name = f"{edge.producer}.{edge.tensor}"
+        if ends[0] != ends[1] and max(edge.bytes.at(1), edge.gradient_bytes.at(1)) > 0:
+            found.setdefault((*ends, name), Crossing(*ends, name, edge))
+    return tuple(found[key] for key in sorted(found))
+
+
+def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Raise for a plan that the emulation would carry out otherwise than it says.
+
+    Raises:
+        BadInput: plan, profile and cluster do not fit together; the schedule does two things at
+            once or updates weights without a flush; or devices share cores or do not overlap
+            messages with compute.
+    """
+    from penstock.plan.ordering import order_of
+
+    check_plan_fits_inputs(plan, profile, cluster)
+    schedule = order_of(plan)
+    if schedule.concurrent:
+        raise BadInput(
+            f"schedule '{plan.schedule}' runs a forward beside a backward on each device, and a "
+            f"rank does one thing at a time; rehearse a plan with another schedule"
+        )
+    if schedule.weights.micro_batches_per_update:
+        raise BadInput(
+            f"schedule '{plan.schedule}' updates weights without a flush, which is not rehearsed "
+            f"yet; rehearse a plan with a flush, such as 1f1b"
+        )
+    used = {cluster.host_index[device] for device in plan.devices}
+    for index in sorted(used):
+        host = cluster.hosts[index]
+        if 0 < host.full_speed_devices < len(host.devices):
+            raise BadInput(
+                f"{host.full_speed_devices} of the {len(host.devices)} devices of host "
+                f"'{host.name}' compute at full speed at once; a rehearsal waits in place of "
+                f"computing, so it cannot show that; set full_speed_devices to 0"
+            )
+        if not all(device.overlaps_communication for device in host.devices):
+            raise BadInput(
+                f"devices of host '{host.name}' compute nothing while they send, which is not "
+                f"rehearsed yet; set overlaps_communication to true"
+            )

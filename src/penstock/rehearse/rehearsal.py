@@ -1,0 +1,142 @@
+"""Carries out a plan with one process for each device, and measures what it does."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from penstock.rehearse.emulated_links import Started
+from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed
+from penstock.rehearse.link_server import serve_links
+from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
+from penstock.runtime.processes.launch import launch_workers
+from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.timeline.timeline import Event, Timeline
+
+__all__ = ["Rehearsal", "Rehearser", "rehearse"]
+
+PLANNED_S_A_STEP = 60.0
+"""Ranks wait for one another at least this long before they say that one does not answer."""
+
+COMPUTE = "FBIWR"
+
+Rehearser: TypeAlias = Callable[[Emulation, str, float], RankRecord]
+"""What a process of a rehearsal runs."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What the ranks did, beside what the simulator predicts for as many iterations.
+
+    All seconds are those of the plan: times here divided by the time scale. ``start_s`` is how long
+    the processes took to start and to join, in seconds here.
+    """
+
+    emulation: Emulation
+    prediction: Prediction
+    ranks: tuple[RankRecord, ...]
+    transfers: tuple[Started, ...]
+    start_s: float
+
+    @cached_property
+    def ends_s(self) -> tuple[float, ...]:
+        """When each iteration ended, after the beginning of the first."""
+        ends = [
+            max(record.end_s for rank in self.ranks for record in rank.records[k])
+            for k in range(self.emulation.iterations)
+        ]
+        return tuple((end - self.begin_s) / self.emulation.time_scale for end in ends)
+
+    @property
+    def begin_s(self) -> float:
+        """When the first rank began its first iteration, by the clock of this machine."""
+        return min(rank.starts_s[0] for rank in self.ranks)
+
+    @property
+    def rehearsed_s(self) -> float:
+        """Seconds of an iteration: what each one after the first adds, or the only one."""
+        first_s, further = self.ends_s[0], len(self.ends_s) - 1
+        return (self.ends_s[-1] - first_s) / further if further else first_s
+
+    @property
+    def simulated_s(self) -> float:
+        """What the simulator predicts for that."""
+        return self.prediction.steady_s
+
+    @property
+    def error(self) -> float:
+        """How much longer it took than simulated, as a share."""
+        return self.rehearsed_s / self.simulated_s - 1
+
+    @property
+    def mean_late_s(self) -> float:
+        """How late a wait ended on average, in seconds here."""
+        return sum(r.late_s for r in self.ranks) / max(1, sum(r.waits for r in self.ranks))
+
+    @cached_property
+    def simulated_timeline(self) -> Timeline:
+        """The first iteration as simulated."""
+        emulation = self.emulation
+        return simulate_plan(emulation.plan, emulation.profile, emulation.cluster).timeline
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The first iteration: compute as the ranks did it, transfers as the links carried them."""
+        scale, begin_s = self.emulation.time_scale, self.begin_s
+
+        def planned(moment_s: float) -> float:
+            return max(0.0, (moment_s - begin_s) / scale)
+
+        events = [
+            Event(rank, r.kind, r.stage, r.micro_batch, planned(r.start_s), planned(r.end_s))
+            for rank, record in enumerate(self.ranks)
+            for r in record.records[0]
+            if r.kind in COMPUTE or r.kind == "STEP"
+        ]
+        for started in self.transfers_of(0):
+            transfer, span = started.transfer, (planned(started.start_s), planned(started.end_s))
+            stage, reader, micro_batch = transfer.label
+            if transfer.members:
+                events += [
+                    Event(member, "REDUCE", stage, -1, *span, bytes=transfer.bytes)
+                    for member in transfer.members
+                ]
+            elif transfer.seconds > 0:
+                ends = transfer.source, transfer.target
+                events += [
+                    Event(ends[0], "SEND", stage, micro_batch, *span, ends[1], transfer.bytes),
+                    Event(ends[1], "RECV", reader, micro_batch, *span, ends[0], transfer.bytes),
+                ]
+        events.sort(key=lambda event: (event.start_s, event.device, event.end_s))
+        return Timeline(tuple(events), len(self.emulation.cluster.devices), title="rehearsed")
+
+    def transfers_of(self, iteration: int) -> list[Started]:
+        """The transfers of one iteration; none is ready before all ranks have begun it."""
+        begins = [min(r.starts_s[k] for r in self.ranks) for k in range(self.emulation.iterations)]
+        begins.append(float("inf"))
+        return [t for t in self.transfers if begins[iteration] <= t.ready_s < begins[iteration + 1]]
+
+
+def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> Rehearsal:
+    """Carry out a plan on emulated devices and links.
+
+    ``rank_function`` is what each process runs.
+
+    Raises:
+        BadInput: the plan cannot be rehearsed; see `check_can_be_rehearsed`.
+        RunFailed: a rank failed, or received what another action had sent.
+        Stalled: ranks waited for one another for ever.
+        WorkerLost: a rank was killed.
+    """
+    plan, cluster = emulation.plan, emulation.cluster
+    check_can_be_rehearsed(plan, emulation.profile, cluster)
+    prediction = simulate_plan(plan, emulation.profile, cluster, iterations=emulation.iterations)
+    limit_s = PLANNED_S_A_STEP + 3 * prediction.iteration_s * emulation.time_scale
+    with serve_links(cluster, emulation.time_scale) as (server, name):
+        begun_s = time.perf_counter()
+        arguments = (emulation, name, limit_s)
+        ranks = launch_workers(rank_function, arguments, workers=emulation.ranks, threads=1)
+        transfers = tuple(server.begun)
+    start_s = max(rank.ready_s for rank in ranks) - begun_s
+    return Rehearsal(emulation, prediction, ranks, transfers, start_s)

@@ -1,0 +1,62 @@
+"""How slowly a rehearsal runs, and how small its tensors are, if the user does not say."""
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput
+from penstock.plan.ordering import order_of
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import ModelProfile
+from penstock.rehearse.emulation import Emulation
+from penstock.simulate.catalogue import workload_of
+from penstock.words import size_text
+
+__all__ = ["check_memory", "chosen_byte_scale", "chosen_time_scale"]
+
+ACTION_S = 0.02
+"""Seconds of a core for each action, so that the work of this machine for it is a small part."""
+
+SHORTEST_S = 2.0
+"""An iteration takes at least this long here, so that single late wake-ups do not count."""
+
+MOST_BYTES = 64 << 20
+"""The bytes that the messages of an iteration have together here."""
+
+RANK_BYTES = 160 << 20
+"""What a process needs of its own, measured on Linux with torch 2.13."""
+
+
+def chosen_time_scale(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, iteration_s: float, cores: int
+) -> float:
+    """How many seconds one second of the plan takes, at least 1.
+
+    The host's work for an action must be small beside the time in which it happens.
+    """
+    workload = workload_of(plan, profile, cluster, order_of(plan))
+    least_s = max(SHORTEST_S, workload.actions * ACTION_S / cores)
+    return max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
+
+
+def chosen_byte_scale(plan: Plan, profile: ModelProfile, cluster: Cluster) -> float:
+    """The share of the planned bytes that tensors have, at most 1."""
+    workload = workload_of(plan, profile, cluster, order_of(plan))
+    sent = sum(message.bytes for message in workload.messages) * plan.micro_batches
+    summed = sum(bucket.bytes for r in workload.reductions for bucket in r.buckets)
+    return min(1.0, MOST_BYTES / max(1.0, sent + summed))
+
+
+def check_memory(emulation: Emulation, free_bytes: float) -> None:
+    """Raise `BadInput` if the processes need more memory than there is."""
+    plan, profile = emulation.plan, emulation.profile
+    held = sum(
+        profile.layers[layer].parameter_bytes * len(plan.devices_of(number))
+        for number, stage in enumerate(plan.stages)
+        for layer in stage.layers
+    )
+    # Each parameter has a gradient.
+    needed = emulation.ranks * RANK_BYTES + 2 * held * emulation.byte_scale
+    if needed > free_bytes:
+        raise BadInput(
+            f"{emulation.ranks} ranks need about {size_text(needed)} of memory and "
+            f"{size_text(free_bytes)} are free; rehearse a plan for fewer devices, or with a "
+            f"smaller --byte-scale than {emulation.byte_scale:.2g}"
+        )

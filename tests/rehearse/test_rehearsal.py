@@ -1,0 +1,101 @@
+"""Plans carried out by real processes: what they did is what the plan says, and mistakes show."""
+
+from dataclasses import replace
+
+import pytest
+from rehearse.rehearsal_cases import (
+    emulation,
+    layered,
+    looped,
+    replicated,
+    straight,
+    swapped_on_rank_1,
+    weights_first_on_rank_3,
+)
+
+from penstock.errors import BadInput, RunFailed, WorkerLost
+from penstock.plan.plan import Plan
+from penstock.rehearse.agreement import actions_of, differences, peak_in_flight, traffic
+from penstock.rehearse.emulated_links import Started
+from penstock.rehearse.rehearsal import Rehearsal, rehearse
+from penstock.timeline.metrics import iteration_s
+
+ROUNDING_S = 1e-6
+
+
+def rehearsed(plan: Plan, *, tied: bool = False, skip: bool = False, **settings: str) -> Rehearsal:
+    return rehearse(emulation(plan, layered(8, tied=tied, skip=skip), **settings))
+
+
+def check(rehearsal: Rehearsal) -> None:
+    """Order and bytes are those of the plan, and nothing was faster than it can be."""
+    assert differences(rehearsal) == []
+    # Every wait is at least as long as planned, so no rank can be ahead of the simulator. It may be
+    # ahead where the order of messages on a link is another by chance; these plans leave none.
+    assert rehearsal.ends_s[0] >= rehearsal.prediction.iteration_s - ROUNDING_S
+    assert iteration_s(rehearsal.timeline) == pytest.approx(rehearsal.ends_s[0], rel=0.01)
+    kinds = {e.kind for e in rehearsal.timeline.events}
+    assert kinds == {event.kind for event in rehearsal.simulated_timeline.events}
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", "process-groups"])
+def test_a_plan_with_replicas_is_carried_out_as_planned(transport: str) -> None:
+    rehearsal = rehearsed(replicated(), transport=transport)
+    check(rehearsal)
+    # 5 micro-batches of 2 rows and of 1 row, of 420,000 bytes each, over the slow link.
+    assert {(t.source, t.target): t.bytes for t in traffic(rehearsal)}[0, 2] == 5 * 420_000
+    assert [peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in range(4)] == [3, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "tied", "skip"),
+    [
+        pytest.param(straight("zb-h1"), True, False, id="split backwards, tied weights"),
+        pytest.param(straight("1f1b", recompute=True), False, True, id="recompute, skips"),
+        pytest.param(looped(), False, False, id="several stages a device"),
+        pytest.param(straight("chimera"), True, False, id="every stage twice"),
+    ],
+)
+def test_other_kinds_of_plans_are_carried_out_too(plan: Plan, tied: bool, skip: bool) -> None:
+    check(rehearsed(plan, tied=tied, skip=skip))
+
+
+def test_two_swapped_forwards_are_noticed_by_the_rank_that_gets_the_wrong_one() -> None:
+    with pytest.raises(RunFailed, match=r"received for F. a tensor '.*' that another action sent"):
+        rehearse(emulation(straight("1f1b"), layered(8)), swapped_on_rank_1)
+
+
+def test_two_swapped_actions_that_send_nothing_are_noticed_in_what_was_done() -> None:
+    found = differences(rehearse(emulation(straight("zb-h1"), layered(8)), weights_first_on_rank_3))
+    assert len(found) == 2
+    assert found[0].startswith("iteration 0: action ")
+    assert "of rank 3 was 3W1 where the schedule has 3W0" in found[0]
+
+
+def test_bytes_that_the_plan_does_not_have_are_noticed() -> None:
+    right = rehearsed(looped())
+    first = right.transfers[0]
+    more = replace(first.transfer, bytes=first.transfer.bytes + 1000)
+    changed = Started(more, first.ready_s, first.start_s, first.end_s)
+    wrong = replace(right, transfers=(changed, *right.transfers[1:]))
+    assert differences(right) == []
+    (found,) = differences(wrong)
+    assert "bytes where the plan has" in found
+
+
+def test_a_killed_rank_ends_the_rehearsal_as_it_would_end_a_run() -> None:
+    broken = emulation(straight("1f1b"), layered(8), killed_rank=2, killed_in_iteration=1)
+    with pytest.raises(WorkerLost, match="2"):
+        rehearse(broken)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (replace(straight("1f1b"), schedule="fbp-as"), "a rank does one thing at a time"),
+        (replace(straight("1f1b"), schedule="pipedream"), "without a flush"),
+    ],
+)
+def test_what_the_emulation_would_carry_out_otherwise_is_refused(plan: Plan, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        rehearse(emulation(plan, layered(8)))

@@ -1,0 +1,110 @@
+"""``penstock rehearse`` as people use it: a result, a page, mistakes that end in one line."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearse.rehearsal_cases import layered, straight, two_hosts
+
+from penstock.cluster.toml_file import write_cluster
+from penstock.document import json_text
+from penstock.plan.json_file import write_plan
+from penstock.planning.plan_files import prediction_path
+from penstock.profile.json_file import write_profile
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.simulation import simulate_plan
+
+Penstock = Callable[..., Any]
+
+PROFILE = layered(8)
+QUICK = ("--time-scale", 3, "--iterations", 2)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """A plan with its inputs beside it."""
+    write_plan(straight("1f1b"), tmp_path / "plan.json")
+    write_profile(PROFILE, tmp_path / "profile.json")
+    write_cluster(two_hosts(), tmp_path / "cluster.toml")
+    return tmp_path / "plan.json"
+
+
+def promise(plan: Path, profile: ModelProfile) -> None:
+    """What ``penstock plan`` would have written beside the plan for this profile."""
+    predicted = simulate_plan(straight("1f1b"), profile, two_hosts())
+    document = {"format": "penstock-prediction", "iteration_s": predicted.iteration_s}
+    prediction_path(plan).write_text(json_text(document))
+
+
+def test_it_says_what_was_simulated_and_rehearsed_and_draws_both(
+    penstock: Penstock, plan: Path, tmp_path: Path
+) -> None:
+    promise(plan, PROFILE)
+    page = tmp_path / "both.html"
+    found = penstock("rehearse", plan, *QUICK, "--tolerance", 9, "--picture", page, "--json")
+    assert found.code == 0, found.errors
+    values = json.loads(found.output)
+    assert values["differences"] == []
+    assert values["promised_s"] == pytest.approx(values["simulated_s"], rel=0.1)
+    assert values["rehearsed_s"] > 0
+    assert values["micro_batches_in_flight"] == [4, 3, 2, 1]
+    assert len(values["rank_memory_bytes"]) == 4
+    assert {(t["source"], t["target"]) for t in values["traffic"]} >= {(0, 1), (1, 2), (2, 1)}
+    text = page.read_text(encoding="utf-8")
+    assert "Simulated: " in text
+    assert "Rehearsed: " in text
+
+
+def test_a_profile_that_lied_when_the_plan_was_made_is_found_out(
+    penstock: Penstock, plan: Path
+) -> None:
+    halved = (replace(layer, forward_s=layer.forward_s.scaled(0.2)) for layer in PROFILE.layers)
+    promise(plan, replace(PROFILE, layers=tuple(halved)))
+    found = penstock("rehearse", plan, *QUICK, "--tolerance", 0.25)
+    assert found.code == 4
+    assert "s promised with the plan; plan again with this profile" in found.errors
+
+
+def test_slow_devices_and_links_take_their_time(penstock: Penstock, plan: Path) -> None:
+    faults = ("--fault", "slow 1 300 %", "--fault", "links x0.1")
+    found = penstock("rehearse", plan, *QUICK, *faults, "--tolerance", 9, "--json")
+    assert found.code == 0, found.errors
+    unbroken = simulate_plan(straight("1f1b"), PROFILE, two_hosts()).iteration_s
+    assert json.loads(found.output)["rehearsed_s"] > 2 * unbroken
+
+
+def test_a_kill_shows_what_the_run_would_say(penstock: Penstock, plan: Path) -> None:
+    found = penstock("rehearse", plan, *QUICK, "--fault", "kill 2")
+    assert found.code == 0, found.errors
+    assert found.output.startswith("The run: worker 2 (process ")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--fault", "burn 2"), "fault 'burn 2' cannot be read"),
+        (("--fault", "kill 9"), "the plan has no rank 9"),
+        (("--fault", "slow 9 20 %"), "has no device 9"),
+        (("--picture", "both.png"), "must end in .html"),
+        (("--cluster", "dapple-z"), "dapple-z"),
+    ],
+)
+def test_bad_input_ends_in_a_line(
+    penstock: Penstock, plan: Path, options: tuple[str, ...], words: str
+) -> None:
+    found = penstock("rehearse", plan, *QUICK, *options)
+    assert found.code == 2
+    assert words in found.errors
+    assert len(found.errors.splitlines()) == 1
+
+
+def test_a_plan_for_more_ranks_than_memory_holds_is_refused(
+    penstock: Penstock, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.rehearse.scales.RANK_BYTES", 1 << 50)
+    found = penstock("rehearse", plan, *QUICK)
+    assert found.code == 2
+    assert "4 ranks need about" in found.errors
