@@ -104,7 +104,7 @@ def test_bad_input_ends_in_a_line(
 def test_a_plan_for_more_ranks_than_memory_holds_is_refused(
     penstock: Penstock, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.rehearse.scales.RANK_BYTES", 1 << 50)
+    monkeypatch.setattr("penstock.rehearse.refusals.RANK_BYTES", 1 << 50)
     found = penstock("rehearse", plan, *QUICK)
     assert found.code == 2
     assert "4 ranks need about" in found.errors

@@ -121,9 +121,10 @@ class Asked:
         import torch
 
         from penstock.errors import BadInput
-        from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed
+        from penstock.rehearse.emulation import Emulation
         from penstock.rehearse.faults import with_faults
-        from penstock.rehearse.scales import check_memory, chosen_byte_scale, chosen_time_scale
+        from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory
+        from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale
         from penstock.runtime.memory.free_memory import free_memory
         from penstock.simulate.simulation import simulate_plan
 

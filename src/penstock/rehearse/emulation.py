@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 
 from penstock.cluster.cluster import Cluster
-from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.runtime.transport.channels import TransportChoice
-from penstock.simulate.simulation import check_plan_fits_inputs
 
-__all__ = ["Crossing", "Emulation", "check_can_be_rehearsed", "crossings_of"]
+__all__ = ["Crossing", "Emulation", "crossings_of"]
 
 
 @dataclass(frozen=True)
@@ -57,41 +55,3 @@ def crossings_of(plan: Plan, profile: ModelProfile) -> tuple[Crossing, ...]:
         if ends[0] != ends[1] and max(edge.bytes.at(1), edge.gradient_bytes.at(1)) > 0:
             found.setdefault((*ends, name), Crossing(*ends, name, edge))
     return tuple(found[key] for key in sorted(found))
-
-
-def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raise for a plan that the emulation would carry out otherwise than it says.
-
-    Raises:
-        BadInput: plan, profile and cluster do not fit together; the schedule does two things at
-            once or updates weights without a flush; or devices share cores or do not overlap
-            messages with compute.
-    """
-    from penstock.plan.ordering import order_of
-
-    check_plan_fits_inputs(plan, profile, cluster)
-    schedule = order_of(plan)
-    if schedule.concurrent:
-        raise BadInput(
-            f"schedule '{plan.schedule}' runs a forward beside a backward on each device, and a "
-            f"rank does one thing at a time; rehearse a plan with another schedule"
-        )
-    if schedule.weights.micro_batches_per_update:
-        raise BadInput(
-            f"schedule '{plan.schedule}' updates weights without a flush, which is not rehearsed "
-            f"yet; rehearse a plan with a flush, such as 1f1b"
-        )
-    used = {cluster.host_index[device] for device in plan.devices}
-    for index in sorted(used):
-        host = cluster.hosts[index]
-        if 0 < host.full_speed_devices < len(host.devices):
-            raise BadInput(
-                f"{host.full_speed_devices} of the {len(host.devices)} devices of host "
-                f"'{host.name}' compute at full speed at once; a rehearsal waits in place of "
-                f"computing, so it cannot show that; set full_speed_devices to 0"
-            )
-        if not all(device.overlaps_communication for device in host.devices):
-            raise BadInput(
-                f"devices of host '{host.name}' compute nothing while they send, which is not "
-                f"rehearsed yet; set overlaps_communication to true"
-            )

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import TypeAlias
 
 from penstock.rehearse.emulated_links import Started
-from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed
+from penstock.rehearse.emulation import Emulation
 from penstock.rehearse.link_server import serve_links
+from penstock.rehearse.refusals import check_can_be_rehearsed
 from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
 from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import Prediction, simulate_plan
@@ -136,7 +137,13 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     with serve_links(cluster, emulation.time_scale) as (server, name):
         begun_s = time.perf_counter()
         arguments = (emulation, name, limit_s)
-        ranks = launch_workers(rank_function, arguments, workers=emulation.ranks, threads=1)
+        ranks = launch_workers(
+            rank_function,
+            arguments,
+            workers=emulation.ranks,
+            threads=1,
+            imports=(rehearse_rank.__module__,),
+        )
         transfers = tuple(server.begun)
     start_s = max(rank.ready_s for rank in ranks) - begun_s
     return Rehearsal(emulation, prediction, ranks, transfers, start_s)

@@ -1,15 +1,12 @@
 """How slowly a rehearsal runs, and how small its tensors are, if the user does not say."""
 
 from penstock.cluster.cluster import Cluster
-from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
-from penstock.rehearse.emulation import Emulation
 from penstock.simulate.catalogue import workload_of
-from penstock.words import size_text
 
-__all__ = ["check_memory", "chosen_byte_scale", "chosen_time_scale"]
+__all__ = ["chosen_byte_scale", "chosen_time_scale"]
 
 ACTION_S = 0.02
 """Seconds of a core for each action, so that the work of this machine for it is a small part."""
@@ -19,9 +16,6 @@ SHORTEST_S = 2.0
 
 MOST_BYTES = 64 << 20
 """The bytes that the messages of an iteration have together here."""
-
-RANK_BYTES = 160 << 20
-"""What a process needs of its own, measured on Linux with torch 2.13."""
 
 
 def chosen_time_scale(
@@ -42,21 +36,3 @@ def chosen_byte_scale(plan: Plan, profile: ModelProfile, cluster: Cluster) -> fl
     sent = sum(message.bytes for message in workload.messages) * plan.micro_batches
     summed = sum(bucket.bytes for r in workload.reductions for bucket in r.buckets)
     return min(1.0, MOST_BYTES / max(1.0, sent + summed))
-
-
-def check_memory(emulation: Emulation, free_bytes: float) -> None:
-    """Raise `BadInput` if the processes need more memory than there is."""
-    plan, profile = emulation.plan, emulation.profile
-    held = sum(
-        profile.layers[layer].parameter_bytes * len(plan.devices_of(number))
-        for number, stage in enumerate(plan.stages)
-        for layer in stage.layers
-    )
-    # Each parameter has a gradient.
-    needed = emulation.ranks * RANK_BYTES + 2 * held * emulation.byte_scale
-    if needed > free_bytes:
-        raise BadInput(
-            f"{emulation.ranks} ranks need about {size_text(needed)} of memory and "
-            f"{size_text(free_bytes)} are free; rehearse a plan for fewer devices, or with a "
-            f"smaller --byte-scale than {emulation.byte_scale:.2g}"
-        )

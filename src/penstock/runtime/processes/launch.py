@@ -122,6 +122,7 @@ def launch_workers(
     log_directory: Path | None = None,
     shutdown_s: float = 5.0,
     drains: bool = False,
+    imports: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Run ``function(*arguments)`` in ``workers`` processes and return their results by rank.
 
@@ -131,7 +132,8 @@ def launch_workers(
     one worker fails, or this process is interrupted, all are stopped within ``shutdown_s`` seconds.
     When this process dies, the kernel stops them. With ``drains`` the first SIGTERM is passed on to
     the workers, which end by themselves. Tracebacks go to ``log_directory``. On Linux workers are
-    forked from a server that has imported torch; they get the current environment.
+    forked from a server that has imported torch, and ``imports`` if this launch starts it; they get
+    the current environment.
 
     Raises:
         BadInput: fewer than one worker.
@@ -147,6 +149,8 @@ def launch_workers(
     with log_files(log_directory) as directory, quiet_torchrun(), restored_signals():
         call = (function, arguments, threads, directory)
         try:
+            if sys.platform == "linux":
+                ensure_fork_server(imports)
             context = start(call, workers, store.port, threads)
         except SignalException as interruption:
             raise interrupted(interruption) from None
@@ -215,8 +219,6 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         # Gloo would choose the interface of the host's name, which others may reach.
         common.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ranks = range(workers)
-    if forks:
-        ensure_fork_server()
     # OpenMP reads its variable when torch is first imported, before `worker_main` runs. Workers
     # that are not forked must inherit it.
     with environment("OMP_NUM_THREADS", str(threads)):
@@ -230,13 +232,15 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         )
 
 
-def ensure_fork_server() -> None:
+def ensure_fork_server(imports: Sequence[str] = ()) -> None:
     """Start the server that workers are forked from, if it does not run.
+
+    ``imports`` are modules that it imports too; they must start no threads and use no devices.
 
     Raises:
         BadInput: the path of its socket would be too long.
     """
-    forkserver.set_forkserver_preload(list(IMPORTED_ONCE))
+    forkserver.set_forkserver_preload([*IMPORTED_ONCE, *imports])
     # Libraries must not start threads at import, before a fork. And torch warns, when memory is
     # measured, that it has not seen all allocations.
     quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))

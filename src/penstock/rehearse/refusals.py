@@ -1,0 +1,70 @@
+"""What cannot be rehearsed: plans that the emulation would carry out otherwise, or that need too
+much memory."""
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import BadInput
+from penstock.plan.ordering import order_of
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import ModelProfile
+from penstock.rehearse.emulation import Emulation
+from penstock.simulate.simulation import check_plan_fits_inputs
+from penstock.words import size_text
+
+__all__ = ["check_can_be_rehearsed", "check_memory"]
+
+RANK_BYTES = 160 << 20
+"""What a process needs of its own, measured on Linux with torch 2.13."""
+
+
+def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Raise for a plan that the emulation would carry out otherwise than it says.
+
+    Raises:
+        BadInput: plan, profile and cluster do not fit together; the schedule does two things at
+            once or updates weights without a flush; or devices share cores or do not overlap
+            messages with compute.
+    """
+    check_plan_fits_inputs(plan, profile, cluster)
+    schedule = order_of(plan)
+    if schedule.concurrent:
+        raise BadInput(
+            f"schedule '{plan.schedule}' runs a forward beside a backward on each device, and a "
+            f"rank does one thing at a time; rehearse a plan with another schedule"
+        )
+    if schedule.weights.micro_batches_per_update:
+        raise BadInput(
+            f"schedule '{plan.schedule}' updates weights without a flush, which is not rehearsed "
+            f"yet; rehearse a plan with a flush, such as 1f1b"
+        )
+    used = {cluster.host_index[device] for device in plan.devices}
+    for index in sorted(used):
+        host = cluster.hosts[index]
+        if 0 < host.full_speed_devices < len(host.devices):
+            raise BadInput(
+                f"{host.full_speed_devices} of the {len(host.devices)} devices of host "
+                f"'{host.name}' compute at full speed at once; a rehearsal waits in place of "
+                f"computing, so it cannot show that; set full_speed_devices to 0"
+            )
+        if not all(device.overlaps_communication for device in host.devices):
+            raise BadInput(
+                f"devices of host '{host.name}' compute nothing while they send, which is not "
+                f"rehearsed yet; set overlaps_communication to true"
+            )
+
+
+def check_memory(emulation: Emulation, free_bytes: float) -> None:
+    """Raise `BadInput` if the processes need more memory than there is."""
+    plan, profile = emulation.plan, emulation.profile
+    held = sum(
+        profile.layers[layer].parameter_bytes * len(plan.devices_of(number))
+        for number, stage in enumerate(plan.stages)
+        for layer in stage.layers
+    )
+    # Each parameter has a gradient.
+    needed = emulation.ranks * RANK_BYTES + 2 * held * emulation.byte_scale
+    if needed > free_bytes:
+        raise BadInput(
+            f"{emulation.ranks} ranks need about {size_text(needed)} of memory and "
+            f"{size_text(free_bytes)} are free; rehearse a plan for fewer devices, or with a "
+            f"smaller --byte-scale than {emulation.byte_scale:.2g}"
+        )
