@@ -53,6 +53,7 @@ def test_a_plan_with_replicas_is_carried_out_as_planned(transport: str) -> None:
         pytest.param(straight("zb-h1"), True, False, id="split backwards, tied weights"),
         pytest.param(straight("1f1b", recompute=True), False, True, id="recompute, skips"),
         pytest.param(looped(), False, False, id="several stages a device"),
+        pytest.param(straight("spectrain"), False, False, id="updates without a flush"),
         pytest.param(straight("chimera"), True, False, id="every stage twice"),
     ],
 )
@@ -93,7 +94,7 @@ def test_a_killed_rank_ends_the_rehearsal_as_it_would_end_a_run() -> None:
     ("plan", "words"),
     [
         (replace(straight("1f1b"), schedule="fbp-as"), "a rank does one thing at a time"),
-        (replace(straight("1f1b"), schedule="pipedream"), "without a flush"),
+        (replace(replicated(), schedule="pipedream"), "without a flush"),
     ],
 )
 def test_what_the_emulation_would_carry_out_otherwise_is_refused(plan: Plan, words: str) -> None:

@@ -90,7 +90,9 @@ def rehearse(
         terminal.save({"killed": emulation.killed_rank, "message": str(lost)}, out)
         terminal.show({"killed": emulation.killed_rank, "message": str(lost)}, f"The run: {lost}")
         return
-    promised_s = 0.0 if faults else promised_iteration_s(plan)
+    # Without a flush the iterations together are simulated, not one as promised.
+    alike = not faults and rehearsal.emulation.plan == given
+    promised_s = promised_iteration_s(plan) if alike else 0.0
     values = values_of(rehearsal, promised_s)
     if picture:
         write_page(picture, rehearsal)
@@ -121,6 +123,7 @@ class Asked:
         import torch
 
         from penstock.errors import BadInput
+        from penstock.plan.ordering import order_of
         from penstock.rehearse.emulation import Emulation
         from penstock.rehearse.faults import with_faults
         from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory
@@ -130,6 +133,10 @@ class Asked:
 
         cluster = with_faults(cluster, self.faults)
         check_can_be_rehearsed(plan, profile, cluster)
+        iterations = self.iterations
+        if order_of(plan).weights.micro_batches_per_update:
+            # Without a flush, iterations are one order of work.
+            plan, iterations = in_a_row(plan, iterations), 1
         iteration_s = simulate_plan(plan, profile, cluster).iteration_s
         cores = len(os.sched_getaffinity(0))
         killed = next((f.killed_rank for f in self.faults if f.killed_rank >= 0), -1)
@@ -141,13 +148,20 @@ class Asked:
             cluster,
             self.time_scale or chosen_time_scale(plan, profile, cluster, iteration_s, cores),
             self.byte_scale or chosen_byte_scale(plan, profile, cluster),
-            self.iterations,
+            iterations,
             self.transport,
             killed,
-            min(1, self.iterations - 1),
+            min(1, iterations - 1),
         )
         check_memory(emulation, free_memory(torch.device("cpu")).bytes)
         return emulation
+
+
+def in_a_row(plan: "Plan", iterations: int) -> "Plan":
+    """The plan with the micro-batches of several iterations."""
+    from dataclasses import replace
+
+    return replace(plan, micro_batches=plan.micro_batches * iterations)
 
 
 def check_files(out: str, picture: str) -> None:

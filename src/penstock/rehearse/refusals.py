@@ -21,7 +21,7 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
 
     Raises:
         BadInput: plan, profile and cluster do not fit together; the schedule does two things at
-            once or updates weights without a flush; or devices share cores or do not overlap
+            once, or sums gradients without a flush; or devices share cores or do not overlap
             messages with compute.
     """
     check_plan_fits_inputs(plan, profile, cluster)
@@ -31,10 +31,11 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
             f"schedule '{plan.schedule}' runs a forward beside a backward on each device, and a "
             f"rank does one thing at a time; rehearse a plan with another schedule"
         )
-    if schedule.weights.micro_batches_per_update:
+    replicated = max(stage.replicas for stage in plan.stages) > 1
+    if schedule.weights.micro_batches_per_update and replicated:
         raise BadInput(
-            f"schedule '{plan.schedule}' updates weights without a flush, which is not rehearsed "
-            f"yet; rehearse a plan with a flush, such as 1f1b"
+            f"schedule '{plan.schedule}' sums gradients at each update without a flush, which is "
+            f"not rehearsed yet; rehearse a plan with one device for each stage"
         )
     used = {cluster.host_index[device] for device in plan.devices}
     for index in sorted(used):

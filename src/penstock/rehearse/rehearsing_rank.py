@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from penstock.rehearse.emulated_tensors import (
 from penstock.rehearse.emulation import Emulation, crossings_of
 from penstock.rehearse.held_back import HeldBackSum, HeldBackTransport, LinkClient
 from penstock.runtime.clock import Record, StepClock
+from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
 from penstock.runtime.gradients.shared_memory_sum import share_sums
 from penstock.runtime.iteration import places_of
@@ -35,6 +36,7 @@ from penstock.runtime.processes.watch import doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.stages.runner import Tensors
 from penstock.runtime.transport.channels import open_transport
 from penstock.runtime.transport.messages import BoundaryTensors
 from penstock.runtime.transport.possible_messages import messages_by_rank
@@ -64,7 +66,10 @@ class RankRecord(NamedTuple):
 
 @dataclass
 class RehearsingRank:
-    """One rank's part: the runtime's stages, gradient buckets and numbers."""
+    """One rank's part: the runtime's stages, gradient buckets and numbers.
+
+    Weights are updated after every ``per_update`` backwards, in ``step_s`` (0: after the flush).
+    """
 
     emulation: Emulation
     world: World
@@ -76,6 +81,7 @@ class RehearsingRank:
     failures: Failures
     lateness: Lateness
     step_s: float
+    per_update: int
 
     @doing("rehearses a step", acts=True)
     def run(self) -> tuple[float, tuple[Record, ...]]:
@@ -85,15 +91,31 @@ class RehearsingRank:
             self.buckets.zero()
             ready = self.stages.prepared(self.emulation.plan.global_batch, training=True)
             self.stages.take({}, ready.iteration)
-            self.stages.run(ready)
+            ready.channels.begin()
+            execute(self.with_updates(ready.steps), ready.channels, self.clock)
             self.buckets.finish()
             own = self.numbers.own((), (), None, None)
             self.numbers.exchange(own, "the end of the iteration")
-        start_s = self.clock.now()
-        if self.step_s and self.stages.runners:
-            wait_until(start_s + self.step_s, self.lateness)
+        if self.stages.runners and not self.per_update:
+            start_s = self.clock.now()
+            self.update(-1, ())
             self.clock.add("STEP", min(self.stages.runners), -1, start_s, self.clock.now())
         return self.clock.start_s, tuple(self.clock.records)
+
+    def update(self, micro_batch: int, _: Tensors) -> Tensors:
+        """Take the time of an optimizer step."""
+        wait_until(time.perf_counter() + self.step_s, self.lateness)
+        return ()
+
+    def with_updates(self, steps: Sequence[PreparedAction]) -> Iterator[PreparedAction]:
+        """The actions; without a flush, with an optimizer step after each group of backwards."""
+        last = "W" if any(step.kind == "W" for step in steps) else "B"
+        backwards = 0
+        for step in steps:
+            yield step
+            backwards += step.kind == last
+            if self.per_update and step.kind == last and backwards % self.per_update == 0:
+                yield PreparedAction("STEP", step.stage, -1, tuple, self.update, None)
 
 
 def rehearse_rank(emulation: Emulation, links: str, limit_s: float) -> RankRecord:
@@ -167,8 +189,19 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
     failures = Failures(world, transport.abort if transport is not None else lambda: None)
     numbers = RankNumbers(transport, clock, len(plan.devices), None)
     step_s = work.step_s * emulation.time_scale if work is not None else 0.0
+    per_update = order_of(plan).weights.micro_batches_per_update
     return RehearsingRank(
-        emulation, world, client, stages, buckets, numbers, clock, failures, lateness, step_s
+        emulation,
+        world,
+        client,
+        stages,
+        buckets,
+        numbers,
+        clock,
+        failures,
+        lateness,
+        step_s,
+        per_update,
     )
 
 
