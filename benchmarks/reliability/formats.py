@@ -142,9 +142,9 @@ def config(path: Path) -> object:
 
 def prediction(path: Path) -> object:
     """What a plan was made for."""
-    from penstock.planning.plan_files import recorded_inputs
+    from penstock.planning.plan_files import recorded_origin
 
-    return recorded_inputs(path.parent / "plan.json")
+    return recorded_origin(path.parent / "plan.json")
 
 
 def message(path: Path) -> object:

@@ -8,6 +8,7 @@ from penstock.command_line import (
     compare_command,
     job_commands,
     planning_commands,
+    rehearse_command,
     simulate_command,
 )
 from penstock.schedule.registry import FAMILIES
@@ -64,7 +65,13 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     }
     commands = {
         name: getattr(module, name)
-        for module in (job_commands, planning_commands, simulate_command, compare_command)
+        for module in (
+            job_commands,
+            planning_commands,
+            rehearse_command,
+            simulate_command,
+            compare_command,
+        )
         for name in module.__all__
     }
     commands["list"] = commands.pop("catalogue")
@@ -73,7 +80,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     arguments = {"job", "run_directory"}
     for name, function in commands.items():
         positional = arguments | ({"profile"} if name in ("plan", "compare") else set())
-        positional |= {"plan"} if name == "simulate" else set()
+        positional |= {"plan"} if name in ("simulate", "rehearse") else set()
         for option in set(function.__annotations__) - shared - positional:
             assert f"--{option.replace('_', '-')}" in sections[name], (name, option)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from planning_strategies import problems
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.presets import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.cost import peak_memory_bytes
@@ -19,7 +19,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
-from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.registry import PLANNERS
 from penstock.simulate.score import make_score
 
@@ -38,6 +38,36 @@ def test_the_leanest_plan_exists_where_the_exact_table_has_one(problem: Planning
         memories = [problem.cluster.devices[device].memory_bytes for device in plan.devices]
         assert all(p <= m for p, m in zip(peak_memory_bytes(problem, plan), memories, strict=True))
         assert make_score(problem)(plan) < inf
+
+
+def test_a_plan_is_found_where_a_stage_must_be_shorter_than_it_could_be():
+    # The last device could hold three layers. Then the second could hold none before them, since
+    # the first layer fits on the first device alone. With one layer on the last device all fits.
+    half = Affine(0.0, 0.5)
+    layers = tuple(
+        LayerCost(
+            f"layer {i}",
+            *(half,) * 3,
+            parameter_bytes=2 if i == 0 else 0,
+            saved_bytes=Affine(0.0, 1.0 if i == 3 else 0.5),
+            workspace_bytes=half,
+        )
+        for i in range(4)
+    )
+    edges = tuple(Edge(i, i + 1, "x", half, half) for i in range(3))
+    devices = tuple(Device("gpu", memory) for memory in (11.0, 8.0, 9.0))
+    problem = PlanningProblem(
+        ModelProfile("four layers", layers, edges, batch_size=8),
+        Cluster("three", (Host("host", devices, 1e12, 1e12),)),
+        global_batch=4,
+        micro_batch_sizes=(1,),
+        recompute="off",
+        schedules=("gpipe",),
+    )
+    plan = leanest(problem, whole_chain(problem))
+    assert plan is not None
+    assert len(plan.stages) == 3
+    assert make_score(problem)(plan) < inf
 
 
 def with_hosts(problem: PlanningProblem, more: int) -> PlanningProblem:

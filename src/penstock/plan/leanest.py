@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,12 @@ __all__ = ["device_orders", "leanest"]
 
 ALL_WIDTHS = 32
 """Stages of up to so many replicas are tried for every number of them, wider ones by doubling."""
+
+MOST_WORK = 2_000_000_000
+"""`all_runs` is tried if devices, widths, stages and pairs of layers are no more than this."""
+
+Run: TypeAlias = tuple[range, range]
+"""The layers of a stage, and the positions of its devices."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +45,9 @@ def leanest(
     """A plan of as few stages as possible that fits with the smallest micro-batches, or None.
 
     ``devices`` replace the cluster's. Stages are made from the last to the first, on neighbouring
-    devices. A run of layers ``lo..hi-1`` that fits also fits without its last layers. So for ``k``
-    stages from position ``p`` only the least first layer matters:
-
-        m(k, p) = min over widths r of  the least lo with lo .. m(k-1, p+r) - 1 on r devices
-
-    The time is linear in devices, stages and widths. Equal windows share their tables.
+    devices. `quick_runs` looks only at the longest rests of the model that fit, and finds a plan
+    for a thousand devices in time linear in devices, stages and widths. It can overlook a plan in
+    which a stage must be short, so `all_runs` looks again where the problem is small enough.
     """
     devices = problem.cluster.devices if devices is None else devices
     size, layers = min(problem.micro_batch_sizes), len(problem.profile.layers)
@@ -53,23 +57,101 @@ def leanest(
     first: dict[Device, int] = {}
     kinds = [first.setdefault(device, len(first)) for device in devices]
     windows = [windows_of(devices, kinds, size, w) for w in widths_for(size, len(devices))]
+    most = min(len(devices), layers, problem.max_stages or layers)
+    depths = [depth(stages, micro_batches) for stages in range(1, most + 1)]
+    runs = quick_runs(problem, chain, windows, len(devices), depths)
+    if not runs and len(devices) * len(windows) * most * layers**2 <= MOST_WORK:
+        runs = all_runs(problem, chain, windows, len(devices), depths)
+    if not runs:
+        return None
+    parts = tuple(
+        stage_of(problem, chain, devices, run, depth(len(runs) - index, micro_batches))
+        for index, run in enumerate(runs)
+    )
+    return Plan(parts, micro_batches, size, schedule)
+
+
+def quick_runs(
+    problem: PlanningProblem,
+    chain: ChainCosts,
+    windows: list[DeviceWindows],
+    devices: int,
+    depths: Sequence[int],
+) -> list[Run]:
+    """The layers and devices of each stage; empty if none are found.
+
+    A run of layers ``lo..hi-1`` that fits mostly fits without its last layers too. So for ``k``
+    stages from position ``p`` it looks only at the least first layer:
+
+        m(k, p) = min over widths r of  the least lo with lo .. m(k-1, p+r) - 1 on r devices
+
+    Equal windows share their tables.
+    """
     # Behind the last layer nothing is left; one further stands for "cannot be reached".
-    reached = [np.full(len(devices) + 1, layers, dtype=np.int64)]
+    reached = [np.full(devices + 1, len(problem.profile.layers), dtype=np.int64)]
     chosen: list[Integers] = []
-    for stages in range(1, min(len(devices), layers, problem.max_stages or layers) + 1):
-        lows, widths = extended(problem, chain, windows, reached[-1], depth(stages, micro_batches))
+    for depth in depths:
+        lows, widths = extended(problem, chain, windows, reached[-1], depth)
         reached.append(lows)
         chosen.append(widths)
         if not lows.min():
-            runs = traced(reached, chosen)
-            parts = tuple(
-                stage_of(problem, chain, devices, run, depth(stages - index, micro_batches))
-                for index, run in enumerate(runs)
-            )
-            return Plan(parts, micro_batches, size, schedule)
+            return traced(reached, chosen)
         if not (lows[:-1] < reached[-2][:-1]).any():
-            return None
-    return None
+            return []
+    return []
+
+
+def all_runs(
+    problem: PlanningProblem,
+    chain: ChainCosts,
+    windows: list[DeviceWindows],
+    devices: int,
+    depths: Sequence[int],
+) -> list[Run]:
+    """The same, exactly: of all first layers from which the rest of the model fits.
+
+    Stage by stage it marks, for each position, every layer from which the stages so far reach the
+    end. Each mark is checked against all ends of the stage before it.
+    """
+    ends = np.arange(len(problem.profile.layers) + 1)
+    marks = [np.zeros((devices + 1, len(ends)), dtype=bool)]
+    marks[0][:, -1] = True
+    for depth in depths:
+        found = np.zeros_like(marks[0])
+        for group in windows:
+            tables = np.stack([runs_that_fit(problem, chain, w, depth, ends) for w in group.loads])
+            for position, kind in enumerate(group.kinds):
+                found[position] |= (tables[kind] & marks[-1][position + group.width]).any(axis=1)
+        marks.append(found)
+        if found[:, 0].any():
+            return followed(problem, chain, windows, marks, depths)
+    return []
+
+
+def followed(
+    problem: PlanningProblem,
+    chain: ChainCosts,
+    windows: list[DeviceWindows],
+    marks: list[NDArray[np.bool_]],
+    depths: Sequence[int],
+) -> list[Run]:
+    """The stages along the marks of `all_runs`, from the first device that can hold layer 0."""
+    runs: list[Run] = []
+    ends = np.arange(marks[0].shape[1])
+    position, lo = int(marks[-1][:, 0].argmax()), 0
+    for stages in range(len(marks) - 1, 0, -1):
+        for group in windows:
+            after = position + group.width
+            if after >= len(marks[0]):
+                continue
+            load = group.loads[group.kinds[position]]
+            fits = runs_that_fit(problem, chain, load, depths[stages - 1], ends)[lo]
+            if (fits & marks[stages - 1][after]).any():
+                hi = int((fits & marks[stages - 1][after]).argmax())
+                runs.append((range(lo, hi), range(position, after)))
+                position, lo = after, hi
+                break
+    return runs
 
 
 def widths_for(size: int, devices: int) -> list[int]:
@@ -118,9 +200,9 @@ def extended(
     return lows, widths
 
 
-def traced(reached: list[Integers], chosen: list[Integers]) -> list[tuple[range, range]]:
+def traced(reached: list[Integers], chosen: list[Integers]) -> list[Run]:
     """Layers and devices of each stage, from the first device with which layer 0 is reached."""
-    runs: list[tuple[range, range]] = []
+    runs: list[Run] = []
     position, lo = int(reached[-1].argmin()), 0
     for stages in range(len(chosen), 0, -1):
         after = position + int(chosen[stages - 1][position])
@@ -156,13 +238,24 @@ def reach(
     ends: Integers,
 ) -> Integers:
     """For each end the least first layer of a run that fits; one past the last where none does."""
+    fits = runs_that_fit(problem, chain, load, depth, ends)
+    return np.where(fits.any(axis=0), fits.argmax(axis=0), len(fits))
+
+
+def runs_that_fit(
+    problem: PlanningProblem,
+    chain: ChainCosts,
+    load: frozenset[tuple[int, float]],
+    depth: int,
+    ends: Integers,
+) -> NDArray[np.bool_]:
+    """Whether the layers from each first layer (rows) to each end (columns) fit on a window."""
     layers = len(problem.profile.layers)
     real = np.minimum(ends, layers)
     fits = np.logical_and.reduce(
         [np.logical_or.reduce(fitting(problem, chain, one, depth, real)) for one in sorted(load)]
     )
-    fits &= (np.arange(layers + 1)[:, None] < real) & (ends <= layers)
-    return np.where(fits.any(axis=0), fits.argmax(axis=0), layers + 1)
+    return fits & (np.arange(layers + 1)[:, None] < real) & (ends <= layers)
 
 
 def fitting(
