@@ -109,7 +109,7 @@ def mark_of(kind: str, stage: int, micro_batch: int) -> int:
 
 
 def parameters_of_rank(emulation: Emulation, stages: Sequence[int]) -> EmulatedParameters:
-    """The parameters of the stages that a rank holds."""
+    """The parameters that the stages of a rank share with other ranks; no others are needed."""
     plan, profile = emulation.plan, emulation.profile
     found = EmulatedParameters({}, {}, {}, {}, {})
     tied: dict[str, nn.Parameter] = {}
@@ -126,23 +126,24 @@ def parameters_of_rank(emulation: Emulation, stages: Sequence[int]) -> EmulatedP
 
     for stage in stages:
         found.of_stage[stage] = {}
-        layers = plan.stages[stage].layers
-        for layer in layers:
+        layers, holders = plan.stages[stage].layers, plan.devices_of(stage)
+        for layer in layers if len(holders) > 1 else ():
             size = profile.layers[layer].parameter_bytes
             pieces = ceil(size * PIECES / BUCKET_BYTES)
             for piece in range(pieces):
                 name = f"{layer}.{piece}"
                 add(name, made(size / pieces), stage, layer)
-                found.stages[name], found.holders[name] = (stage,), plan.devices_of(stage)
+                found.stages[name], found.holders[name] = (stage,), holders
         for shared in profile.shared:
             users = users_of(shared, plan)
-            if stage not in users or not shared.bytes:
+            held = holders_of(users, plan)
+            if stage not in users or not shared.bytes or len(held) == 1:
                 continue
             name = f"{TIED}{shared.name}"
             if name not in tied:
                 tied[name] = made(shared.bytes)
             add(name, tied[name], stage, layers.start)
-            found.stages[name], found.holders[name] = users, holders_of(users, plan)
+            found.stages[name], found.holders[name] = users, held
     return found
 
 

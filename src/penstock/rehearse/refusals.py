@@ -57,9 +57,12 @@ def check_memory(emulation: Emulation, free_bytes: float) -> None:
     """Raise `BadInput` if the processes need more memory than there is."""
     plan, profile = emulation.plan, emulation.profile
     held = sum(
-        profile.layers[layer].parameter_bytes * len(plan.devices_of(number))
-        for number, stage in enumerate(plan.stages)
+        profile.layers[layer].parameter_bytes * len(holders)
+        for stage, holders in zip(
+            plan.stages, map(plan.devices_of, range(len(plan.stages))), strict=True
+        )
         for layer in stage.layers
+        if len(holders) > 1
     )
     # Each parameter has a gradient.
     needed = emulation.ranks * RANK_BYTES + 2 * held * emulation.byte_scale
