@@ -218,9 +218,13 @@ def resnet():
     ("make", "part", "run"),
     [
         (gpt2, "GPT2Block", 2),
-        (lambda: text_model("LlamaForCausalLM", **decoder()), "LlamaDecoderLayer", 2),
+        pytest.param(
+            lambda: text_model("LlamaForCausalLM", **decoder()),
+            *("LlamaDecoderLayer", 2),
+            marks=pytest.mark.slow,
+        ),
         (t5, "T5Block", 6),
-        (gemma2, "Gemma2DecoderLayer", 4),
+        pytest.param(gemma2, "Gemma2DecoderLayer", 4, marks=pytest.mark.slow),
         (mixtral, "MixtralDecoderLayer", 2),
         (vit, "ViTLayer", 2),
         (resnet, "ResNetBasicLayer", 3),

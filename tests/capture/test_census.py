@@ -30,6 +30,14 @@ SAMPLE = (
 )
 """Small and of distinct kinds: attention, mixtures of experts, convolutions, state spaces, ..."""
 
+ALWAYS = {
+    *("GPT2LMHeadModel", "LlamaForCausalLM", "DeepseekV3ForCausalLM", "FalconForCausalLM"),
+    *("BertForMaskedLM", "ConvBertForMaskedLM", "FNetForMaskedLM", "T5ForConditionalGeneration"),
+    *("CLIPForImageClassification", "ConvNextForImageClassification", "Wav2Vec2ForCTC"),
+    *("WhisperForConditionalGeneration", "BlipForConditionalGeneration"),
+}
+"""One of each kind; the rest of the sample is slow."""
+
 
 QUICK_S = 5.0
 """Two thirds of all architectures took no longer when they were recorded."""
@@ -48,7 +56,10 @@ def judging() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in SAMPLE],
+)
 def test_an_architecture_is_right_as_recorded(judging: Any, name: str) -> None:
     recorded = RECORDED[name]
     found = judging.judge(getattr(transformers, name), recorded["head"])

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -40,6 +42,7 @@ def test_the_runtime_benchmark_prints_both_ratios_and_nothing_else() -> None:
     assert all(isinstance(ratio, float) for ratio in values["limit_ratio"].values())
 
 
+@pytest.mark.slow
 def test_the_verification_benchmark_prints_a_line_of_json_for_each_case() -> None:
     (line,) = output_of("benchmarks/verify.py", "--smallest").splitlines()
     case = json.loads(line)

@@ -99,7 +99,17 @@ def run_in_a_fork(folder: Path, file: str) -> None:
 WITH_EXAMPLES = [page for page in PAGES if any(block.is_example for block in blocks_of(page))]
 
 
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+SLOW = {"large-models.md"}
+"""`test_large_models.py` runs more of it, and is slow too."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else (), id=name_of(page))
+        for page in WITH_EXAMPLES
+    ],
+)
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     write_files(page, tmp_path)
     program = "\n\n".join(block.text for block in blocks_of(page) if block.is_example)

@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problem=problems())
 def test_every_planner_makes_a_plan_that_fits_deterministically(
     name: str, problem: PlanningProblem
@@ -38,7 +38,7 @@ def test_every_planner_makes_a_plan_that_fits_deterministically(
     assert PLANNERS[name](problem, score) == plan
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problem=problems())
 def test_search_is_never_worse_than_another_planner(problem: PlanningProblem):
     score = make_score(problem)
@@ -51,7 +51,7 @@ def test_search_is_never_worse_than_another_planner(problem: PlanningProblem):
     assert seconds["search"] == min(seconds.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=problems(max_layers=3, memory=False))
 def test_no_plan_at_all_beats_the_lower_bounds(problem: PlanningProblem):
     score = make_score(problem)
@@ -84,7 +84,7 @@ MIDDLE_ON_THE_LAST = PlanningProblem(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problem=problems(max_layers=3))
 @example(problem=MIDDLE_ON_THE_LAST)
 def test_a_problem_is_infeasible_only_if_no_plan_of_the_device_orders_fits(

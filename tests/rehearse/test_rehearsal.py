@@ -13,7 +13,7 @@ from rehearse.rehearsal_cases import (
     weights_first_on_rank_3,
 )
 
-from penstock.errors import BadInput, RunFailed, WorkerLost
+from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan
 from penstock.rehearse.agreement import actions_of, differences, peak_in_flight, traffic
 from penstock.rehearse.emulated_links import Started
@@ -82,12 +82,6 @@ def test_bytes_that_the_plan_does_not_have_are_noticed() -> None:
     assert differences(right) == []
     (found,) = differences(wrong)
     assert "bytes where the plan has" in found
-
-
-def test_a_killed_rank_ends_the_rehearsal_as_it_would_end_a_run() -> None:
-    broken = emulation(straight("1f1b"), layered(8), killed_rank=2, killed_in_iteration=1)
-    with pytest.raises(WorkerLost, match="2"):
-        rehearse(broken)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,10 @@ Part = tuple[Sequence[str], Sequence[Sequence[int]], dict[str, Any]]
 FOLDED = {"schedules": ("interleaved", "zb-v")}
 
 PARTS: dict[str, Sequence[Part]] = {
-    "chains": [(["mlp", "convolutions"], REPLICATIONS, {})],
+    "chains": [
+        (["mlp"], REPLICATIONS, {}),
+        (["convolutions"], [(1, 1, 1, 1), (3, 1), (2, 2)], {}),
+    ],
     "tied weights and skip tensors": [
         (["gpt2", "t5"], [(1, 1, 1, 1), (2, 1), (1, 3)], {"schedules": ("1f1b",)})
     ],

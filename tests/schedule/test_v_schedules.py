@@ -118,7 +118,7 @@ def test_it_takes_no_longer_than_the_authors_generators(p: int, m: int) -> None:
             assert makespan_s(family(shape), shape) <= most_s + 1e-9
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_limits_are_kept_as_long_as_one_micro_batch_fits(data: st.DataObject) -> None:
     p, m = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))

@@ -93,7 +93,7 @@ def test_a_family_asked_for_alone_is_answered(name: str) -> None:
 
 def test_search_is_behind_no_planner_under_any_schedule() -> None:
     # Uneven layers on an uneven number of devices.
-    problem = problem_of([1.0, 3.0, 0.5, 0.5, 2.0, 1.0, 1.0, 0.2, 0.7], 3, 8)
+    problem = problem_of([1.0, 3.0, 0.5, 2.0, 1.0, 0.2, 0.7], 3, 6)
     score = make_score(problem)
     best_s = score(find_plan(problem, "search", score))
     for planner in PLANNERS:
@@ -103,7 +103,12 @@ def test_search_is_behind_no_planner_under_any_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "found_before_s"), [("dapple-a", 0.746), ("dapple-b", 0.732), ("dapple-c", 0.774)]
+    ("cluster", "found_before_s"),
+    [
+        pytest.param("dapple-a", 0.746, marks=pytest.mark.slow),
+        ("dapple-b", 0.732),
+        pytest.param("dapple-c", 0.774, marks=pytest.mark.slow),
+    ],
 )
 def test_bert_is_planned_at_least_as_fast_as_by_rescheduling_one_plan(
     cluster: str, found_before_s: float
