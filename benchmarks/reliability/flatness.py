@@ -1,7 +1,7 @@
 """Whether what a soak has counted stays flat."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
@@ -48,9 +48,23 @@ class Trend:
 
 
 def trends_of(samples: Sequence[Mapping[str, Any]]) -> list[Trend]:
-    """The trend of each figure after the warm-up."""
-    late = [sample for sample in samples if sample["at_s"] >= WARM_UP_S]
+    """The trend of each figure after the warm-up, while a life has all of its processes.
+
+    A life that begins on a busy machine holds little for a minute. That would look like growth.
+    """
+    late = [sample for sample in started(samples) if sample["at_s"] >= WARM_UP_S]
     return [trend_of(name, late) for name in BOUNDS]
+
+
+def started(samples: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The samples of each life from the first with as many processes as there are at most."""
+    most = max((sample["processes"] for sample in samples), default=0)
+    begun: set[int] = set()
+    for sample in samples:
+        if sample["processes"] == most:
+            begun.add(sample["life"])
+        if sample["life"] in begun:
+            yield sample
 
 
 def trend_of(name: str, samples: Sequence[Mapping[str, Any]]) -> Trend:

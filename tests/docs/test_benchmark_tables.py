@@ -51,6 +51,18 @@ def test_throughput_without_a_flush() -> None:
     assert f"from {min(gains):.2f} to {max(gains):.2f} times" in " ".join(text.split())
 
 
+def test_rehearsals(scripts: pytest.MonkeyPatch) -> None:
+    scripts.syspath_prepend(BENCHMARKS / "rehearsal")
+    script = script_at("benchmarks/rehearsal/rehearse.py", "rehearsals")
+    found = script.read_results(BENCHMARKS / "rehearsal" / "results.json")
+    text = page("docs/benchmarks/rehearsal.md")
+    assert "\n".join(script.table_of(found)) in text
+    errors = [abs(one.error) for one in found]
+    median, worst = 100 * script.median_error(found), 100 * max(errors)
+    assert f"median error of {median:.1f} %, and at most {worst:.1f} %" in " ".join(text.split())
+    assert [one.case for one in found if one.differences] == []
+
+
 def test_simulator(scripts: pytest.MonkeyPatch) -> None:
     scripts.syspath_prepend(BENCHMARKS / "simulator")
     parts = script_at("benchmarks/simulator/parts.py", "simulator_parts")

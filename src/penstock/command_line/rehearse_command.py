@@ -44,7 +44,7 @@ def rehearse(
     ] = 0.0,
     iterations: Annotated[
         int, Option(min=1, max=100, metavar="N", help="Number of iterations.")
-    ] = 3,
+    ] = 2,
     transport: Annotated[
         Literal["auto", "shared-memory", "process-groups"],
         Option(help="What carries the tensors between the processes."),

@@ -28,7 +28,7 @@ Rehearser: TypeAlias = Callable[[Emulation, str, float], RankRecord]
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the ranks did, beside what the simulator predicts for as many iterations.
+    """What the ranks did, beside what the simulator predicts for one iteration.
 
     All seconds are those of the plan: times here divided by the time scale. ``start_s`` is how long
     the processes took to start and to join, in seconds here.
@@ -62,8 +62,8 @@ class Rehearsal:
 
     @property
     def simulated_s(self) -> float:
-        """What the simulator predicts for that."""
-        return self.prediction.steady_s
+        """What the simulator predicts: of one iteration, since ranks agree before each step."""
+        return self.prediction.iteration_s
 
     @property
     def error(self) -> float:
@@ -75,11 +75,10 @@ class Rehearsal:
         """How late a wait ended on average, in seconds here."""
         return sum(r.late_s for r in self.ranks) / max(1, sum(r.waits for r in self.ranks))
 
-    @cached_property
+    @property
     def simulated_timeline(self) -> Timeline:
-        """The first iteration as simulated."""
-        emulation = self.emulation
-        return simulate_plan(emulation.plan, emulation.profile, emulation.cluster).timeline
+        """The iteration as simulated."""
+        return self.prediction.timeline
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -132,7 +131,7 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     """
     plan, cluster = emulation.plan, emulation.cluster
     check_can_be_rehearsed(plan, emulation.profile, cluster)
-    prediction = simulate_plan(plan, emulation.profile, cluster, iterations=emulation.iterations)
+    prediction = simulate_plan(plan, emulation.profile, cluster)
     limit_s = PLANNED_S_A_STEP + 3 * prediction.iteration_s * emulation.time_scale
     with serve_links(cluster, emulation.time_scale) as (server, name):
         begun_s = time.perf_counter()

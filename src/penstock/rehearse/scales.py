@@ -8,15 +8,17 @@ from penstock.simulate.catalogue import workload_of
 
 __all__ = ["chosen_byte_scale", "chosen_time_scale"]
 
-ACTION_S = 0.02
-"""Seconds of a core for each action, so that the work of this machine for it is a small part."""
+EACH_S = 0.015
+"""Seconds of a core for each action and each message, of which this machine works a small part."""
 
 SHORTEST_S = 2.0
 """An iteration takes at least this long here, so that single late wake-ups do not count."""
 
+LONGEST_S = 12.0
+"""And no longer than this: nobody waits for minutes to see a plan."""
+
 MOST_BYTES = 8 << 20
-"""The bytes that the messages of an iteration have together here. Copies of 64 MiB took 1 to 2 % of an
-iteration."""
+"""The bytes of an iteration's messages together. Copies of 64 MiB took 1 to 2 % of an iteration."""
 
 
 def chosen_time_scale(
@@ -27,7 +29,9 @@ def chosen_time_scale(
     The host's work for an action must be small beside the time in which it happens.
     """
     workload = workload_of(plan, profile, cluster, order_of(plan))
-    least_s = max(SHORTEST_S, workload.actions * ACTION_S / cores)
+    messages = len(workload.messages) * plan.micro_batches
+    wanted_s = (workload.actions + messages) * EACH_S / cores
+    least_s = min(LONGEST_S, max(SHORTEST_S, wanted_s))
     return max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
 
 
