@@ -27,6 +27,7 @@ __all__ = [
     "MessagePart",
     "RankMessages",
     "boundaries_of",
+    "messages_across",
     "messages_of_rank",
 ]
 

@@ -6,8 +6,13 @@ from itertools import product
 from penstock.capture.layer_graph import TensorSpec
 from penstock.capture.lengths import LengthsOf
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.iteration import prepare_iteration
-from penstock.runtime.transport.messages import BoundaryTensors, Message, MessagePart
+from penstock.runtime.micro_batches import cut_batch
+from penstock.runtime.transport.messages import (
+    BoundaryTensors,
+    Message,
+    MessagePart,
+    messages_across,
+)
 
 __all__ = ["messages_by_rank"]
 
@@ -20,11 +25,16 @@ def messages_by_rank(
     lengths: LengthsOf,
 ) -> list[list[Message]]:
     """The messages that every rank may send, which determine the connections and their sizes."""
-    by_rank: list[list[Message]] = []
-    for rank in range(ranks):
-        iteration = prepare_iteration(plan, boundaries, rank, plan.global_batch, True, lengths)
-        by_rank.append([m for sent in iteration.messages.outgoing.values() for m in sent])
-    usual = [message for sent in by_rank for message in sent]
+    cut = cut_batch(plan, plan.global_batch)
+    usual = [
+        message
+        for micro_batch in range(len(cut.micro_batches))
+        for boundary in boundaries
+        for message in messages_across(boundary.at(lengths), plan, cut, micro_batch)
+    ]
+    by_rank: list[list[Message]] = [[] for _ in range(ranks)]
+    for message in usual:
+        by_rank[message.sender].append(message)
     crossed = [boundary.at(lengths) for boundary in (*boundaries, *also_crossed)]
     for message in rare_messages(plan, crossed, usual):
         by_rank[message.sender].append(message)
