@@ -113,7 +113,7 @@ def all_runs(
     Stage by stage it marks, for each position, every layer from which the stages so far reach the
     end. Each mark is checked against all ends of the stage before it.
     """
-    ends = np.arange(len(problem.profile.layers) + 1)
+    ends = np.arange(len(problem.profile.layers) + 1, dtype=np.int64)
     marks = [np.zeros((devices + 1, len(ends)), dtype=bool)]
     marks[0][:, -1] = True
     for depth in depths:
@@ -137,14 +137,14 @@ def followed(
 ) -> list[Run]:
     """The stages along the marks of `all_runs`, from the first device that can hold layer 0."""
     runs: list[Run] = []
-    ends = np.arange(marks[0].shape[1])
+    ends = np.arange(marks[0].shape[1], dtype=np.int64)
     position, lo = int(marks[-1][:, 0].argmax()), 0
     for stages in range(len(marks) - 1, 0, -1):
         for group in windows:
             after = position + group.width
             if after >= len(marks[0]):
                 continue
-            load = group.loads[group.kinds[position]]
+            load = group.loads[int(group.kinds[position])]
             fits = runs_that_fit(problem, chain, load, depths[stages - 1], ends)[lo]
             if (fits & marks[stages - 1][after]).any():
                 hi = int((fits & marks[stages - 1][after]).argmax())
