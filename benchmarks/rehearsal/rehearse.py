@@ -28,6 +28,7 @@ from other_load import other_load  # noqa: E402
 
 from penstock.cluster.presets import find_cluster  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
+from penstock.plan.ordering import order_of  # noqa: E402
 from penstock.plan.plan import Plan, Stage  # noqa: E402
 from penstock.profile.find import find_profile  # noqa: E402
 from penstock.profile.model_profile import ModelProfile  # noqa: E402
@@ -37,6 +38,7 @@ from penstock.rehearse.rehearsal import rehearse  # noqa: E402
 from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale  # noqa: E402
 from penstock.schedule.placement import placement_of_style  # noqa: E402
 from penstock.schedule.registry import FAMILIES  # noqa: E402
+from penstock.simulate.catalogue import workload_of  # noqa: E402
 from penstock.simulate.simulation import simulate_plan  # noqa: E402
 
 SCHEDULES = (
@@ -152,12 +154,13 @@ def run(case: Case) -> Found:
     profile, cluster = find_profile(case.model), find_cluster(case.cluster)
     plan = plan_of(case, profile)
     simulated_s = simulate_plan(plan, profile, cluster).iteration_s
+    workload = workload_of(plan, profile, cluster, order_of(plan))
     emulation = Emulation(
         plan,
         profile,
         cluster,
-        chosen_time_scale(plan, profile, cluster, simulated_s, os.cpu_count() or 1),
-        chosen_byte_scale(plan, profile, cluster),
+        chosen_time_scale(workload, simulated_s, os.cpu_count() or 1),
+        chosen_byte_scale(workload),
         ITERATIONS,
     )
     with other_load() as load:

@@ -15,7 +15,7 @@ from rehearse.rehearsal_cases import (
 
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan
-from penstock.rehearse.agreement import actions_of, differences, peak_in_flight, traffic
+from penstock.rehearse.agreement import differences, peaks_in_flight, traffic
 from penstock.rehearse.emulated_links import Started
 from penstock.rehearse.rehearsal import Rehearsal, rehearse
 from penstock.timeline.metrics import iteration_s
@@ -44,7 +44,7 @@ def test_a_plan_with_replicas_is_carried_out_as_planned(transport: str) -> None:
     check(rehearsal)
     # 5 micro-batches of 2 rows and of 1 row, of 420,000 bytes each, over the slow link.
     assert {(t.source, t.target): t.bytes for t in traffic(rehearsal)}[0, 2] == 5 * 420_000
-    assert [peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in range(4)] == [3, 2, 2, 1]
+    assert peaks_in_flight(rehearsal) == [3, 2, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ __all__ = [
     "NoVerify",
     "Out",
     "PlanPath",
+    "PlansCluster",
+    "PlansProfile",
     "ProfileBatch",
     "ProfilePath",
     "Quiet",
@@ -48,6 +50,13 @@ ProfilePath: TypeAlias = Annotated[
 ]
 PlanPath: TypeAlias = Annotated[
     str, Argument(metavar="PLAN", help="Plan file, as 'penstock plan -o plan.json' writes it.")
+]
+PlansProfile: TypeAlias = Annotated[
+    str,
+    Option(metavar="P", help="Profile of the model (default: the one recorded with the plan)."),
+]
+PlansCluster: TypeAlias = Annotated[
+    str, Option(metavar="C", help="Cluster (default: the one recorded with the plan).")
 ]
 ProfileBatch: TypeAlias = Annotated[
     int, Option(min=0, metavar="B", help="Batch size that a PipeDream text was profiled with.")

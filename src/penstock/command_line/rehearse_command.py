@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from penstock.command_line.options import AsJson, Out, PlanPath, ProfileBatch, Quiet
+from penstock.command_line.options import (
+    AsJson,
+    Out,
+    PlanPath,
+    PlansCluster,
+    PlansProfile,
+    ProfileBatch,
+    Quiet,
+)
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
 
@@ -27,13 +35,8 @@ SHOWN = 5
 
 def rehearse(
     plan: PlanPath,
-    profile: Annotated[
-        str,
-        Option(metavar="P", help="Profile of the model (default: the one recorded with the plan)."),
-    ] = "",
-    cluster: Annotated[
-        str, Option(metavar="C", help="Cluster (default: the one recorded with the plan).")
-    ] = "",
+    profile: PlansProfile = "",
+    cluster: PlansCluster = "",
     profile_batch: ProfileBatch = 0,
     time_scale: Annotated[
         float, Option(min=0, metavar="K", help="Seconds here for one of the plan (0: chosen).")
@@ -68,7 +71,7 @@ def rehearse(
     from penstock.errors import WorkerLost
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan, promised_iteration_s
-    from penstock.rehearse.agreement import differences
+    from penstock.rehearse.agreement import differences, peaks_in_flight
     from penstock.rehearse.faults import read_fault
     from penstock.rehearse.rehearsal import rehearse as carry_out
 
@@ -93,13 +96,14 @@ def rehearse(
     # Without a flush the iterations together are simulated, not one as promised.
     alike = not faults and rehearsal.emulation.plan == given
     promised_s = promised_iteration_s(plan) if alike else 0.0
-    values = values_of(rehearsal, promised_s)
+    found, in_flight = differences(rehearsal), peaks_in_flight(rehearsal)
+    values = values_of(rehearsal, promised_s, found, in_flight)
     if picture:
         write_page(picture, rehearsal)
         terminal.note(f"wrote {picture}")
     terminal.save(values, out)
-    terminal.show(values, *shown(rehearsal, promised_s))
-    judge(rehearsal, differences(rehearsal), promised_s, tolerance)
+    terminal.show(values, *shown(rehearsal, promised_s, max(in_flight)))
+    judge(rehearsal, found, promised_s, tolerance)
 
 
 @dataclass(frozen=True)
@@ -129,14 +133,17 @@ class Asked:
         from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory
         from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale
         from penstock.runtime.memory.free_memory import free_memory
+        from penstock.simulate.catalogue import workload_of
         from penstock.simulate.simulation import simulate_plan
 
         cluster = with_faults(cluster, self.faults)
         check_can_be_rehearsed(plan, profile, cluster)
-        iterations = self.iterations
-        if order_of(plan).weights.micro_batches_per_update:
+        iterations, schedule = self.iterations, order_of(plan)
+        if schedule.weights.micro_batches_per_update:
             # Without a flush, iterations are one order of work.
             plan, iterations = in_a_row(plan, iterations), 1
+            schedule = order_of(plan)
+        workload = workload_of(plan, profile, cluster, schedule)
         iteration_s = simulate_plan(plan, profile, cluster).iteration_s
         cores = len(os.sched_getaffinity(0))
         killed = next((f.killed_rank for f in self.faults if f.killed_rank >= 0), -1)
@@ -146,8 +153,8 @@ class Asked:
             plan,
             profile,
             cluster,
-            self.time_scale or chosen_time_scale(plan, profile, cluster, iteration_s, cores),
-            self.byte_scale or chosen_byte_scale(plan, profile, cluster),
+            self.time_scale or chosen_time_scale(workload, iteration_s, cores),
+            self.byte_scale or chosen_byte_scale(workload),
             iterations,
             self.transport,
             killed,
@@ -179,14 +186,16 @@ def check_files(out: str, picture: str) -> None:
         check_place(place)
 
 
-def values_of(rehearsal: "Rehearsal", promised_s: float) -> dict[str, object]:
+def values_of(
+    rehearsal: "Rehearsal", promised_s: float, differences: list[str], in_flight: list[int]
+) -> dict[str, object]:
     """The JSON output."""
     from dataclasses import asdict
 
-    from penstock.rehearse.agreement import actions_of, differences, peak_in_flight, traffic
+    from penstock.rehearse.agreement import traffic
     from penstock.timeline.metrics import bubble_fraction
 
-    emulation, ranks = rehearsal.emulation, range(len(rehearsal.ranks))
+    emulation = rehearsal.emulation
     return {
         "simulated_s": rehearsal.simulated_s,
         "rehearsed_s": rehearsal.rehearsed_s,
@@ -194,40 +203,35 @@ def values_of(rehearsal: "Rehearsal", promised_s: float) -> dict[str, object]:
         "promised_s": promised_s,
         "simulated_bubble": bubble_fraction(rehearsal.simulated_timeline),
         "rehearsed_bubble": bubble_fraction(rehearsal.timeline),
-        "differences": differences(rehearsal),
+        "differences": differences,
         "iterations": emulation.iterations,
         "time_scale": emulation.time_scale,
         "byte_scale": emulation.byte_scale,
         "start_s": rehearsal.start_s,
         "mean_late_s": rehearsal.mean_late_s,
-        "micro_batches_in_flight": [
-            peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in ranks
-        ],
+        "micro_batches_in_flight": in_flight,
         "rank_memory_bytes": [rank.own_bytes for rank in rehearsal.ranks],
         "traffic": [asdict(link) for link in traffic(rehearsal)],
     }
 
 
-def shown(rehearsal: "Rehearsal", promised_s: float) -> list["RenderableType"]:
+def shown(rehearsal: "Rehearsal", promised_s: float, most_in_flight: int) -> list["RenderableType"]:
     """The result for people."""
     from rich.table import Table
 
-    from penstock.rehearse.agreement import actions_of, peak_in_flight, traffic
+    from penstock.rehearse.agreement import traffic
     from penstock.timeline.metrics import bubble_fraction
     from penstock.words import percent_text, seconds_text, size_text
 
     scale = rehearsal.emulation.time_scale
     bubbles = [bubble_fraction(t) for t in (rehearsal.simulated_timeline, rehearsal.timeline)]
-    most = max(
-        peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in range(len(rehearsal.ranks))
-    )
     memory = max(rank.own_bytes for rank in rehearsal.ranks)
     promise = f", promised {seconds_text(promised_s)}" if promised_s else ""
     lines: list[RenderableType] = [
         f"iteration {seconds_text(rehearsal.rehearsed_s)}, simulated "
         f"{seconds_text(rehearsal.simulated_s)} ({100 * rehearsal.error:+.1f} %){promise}",
-        f"bubble {percent_text(bubbles[1])}, simulated {percent_text(bubbles[0])}; at most {most} "
-        f"micro-batches in flight",
+        f"bubble {percent_text(bubbles[1])}, simulated {percent_text(bubbles[0])}; at most "
+        f"{most_in_flight} micro-batches in flight",
         f"{len(rehearsal.ranks)} processes started in {seconds_text(rehearsal.start_s)}, each with "
         f"up to {size_text(memory)} of its own",
         f"waits ended {seconds_text(rehearsal.mean_late_s)} late on average, "

@@ -11,7 +11,15 @@ from penstock.command_line.numba_start import (
     collect_garbage_rarely,
     start_numba_without_scipy,
 )
-from penstock.command_line.options import AsJson, Out, PlanPath, ProfileBatch, Quiet
+from penstock.command_line.options import (
+    AsJson,
+    Out,
+    PlanPath,
+    PlansCluster,
+    PlansProfile,
+    ProfileBatch,
+    Quiet,
+)
 from penstock.command_line.shown_plan import show_planned
 from penstock.command_line.terminal import Terminal
 
@@ -52,13 +60,8 @@ Iterations: TypeAlias = Annotated[
 
 def simulate(
     plan: PlanPath,
-    profile: Annotated[
-        str,
-        Option(metavar="P", help="Profile of the model (default: the one recorded with the plan)."),
-    ] = "",
-    cluster: Annotated[
-        str, Option(metavar="C", help="Cluster (default: the one recorded with the plan).")
-    ] = "",
+    profile: PlansProfile = "",
+    cluster: PlansCluster = "",
     profile_batch: ProfileBatch = 0,
     link_bandwidth: LinkBandwidth = "",
     link_latency: Annotated[

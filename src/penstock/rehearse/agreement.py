@@ -10,7 +10,7 @@ from penstock.schedule.action import Action
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.workload import Workload
 
-__all__ = ["LinkTraffic", "differences", "peak_in_flight", "traffic"]
+__all__ = ["LinkTraffic", "differences", "peaks_in_flight", "traffic"]
 
 ROUNDING = 1e-6
 """Bytes may differ by so much of their sum."""
@@ -125,6 +125,11 @@ def peak_in_flight(done: Sequence[Action]) -> int:
         elif action.kind == last:
             counts[action.stage] -= 1
     return most
+
+
+def peaks_in_flight(rehearsal: Rehearsal) -> list[int]:
+    """`peak_in_flight` of each rank in the first iteration."""
+    return [peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in range(len(rehearsal.ranks))]
 
 
 def traffic(rehearsal: Rehearsal) -> list[LinkTraffic]:

@@ -69,7 +69,7 @@ class EmulatedLinks:
     def offer(self, transfer: LinkTransfer, ready_s: float) -> list[Started]:
         """A transfer that is ready since ``ready_s``; returns what starts because of it."""
         begun = self.advance(ready_s)
-        heappush(self._waiting, (bool(transfer.members), ready_s, next(self._numbers), transfer))
+        self._waiting.append((bool(transfer.members), ready_s, next(self._numbers), transfer))
         return begun + self._start_waiting()
 
     def advance(self, now_s: float) -> list[Started]:

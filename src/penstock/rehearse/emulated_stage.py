@@ -25,13 +25,11 @@ class Lateness:
 
     waits: int = 0
     total_s: float = 0.0
-    worst_s: float = 0.0
 
     def add(self, late_s: float) -> None:
         """Count one wait."""
         self.waits += 1
         self.total_s += late_s
-        self.worst_s = max(self.worst_s, late_s)
 
 
 def wait_until(end_s: float, lateness: Lateness) -> None:

@@ -13,14 +13,13 @@ from penstock.rehearse.refusals import check_can_be_rehearsed
 from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
 from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 
 __all__ = ["Rehearsal", "Rehearser", "rehearse"]
 
 PLANNED_S_A_STEP = 60.0
 """Ranks wait for one another at least this long before they say that one does not answer."""
-
-COMPUTE = "FBIWR"
 
 Rehearser: TypeAlias = Callable[[Emulation, str, float], RankRecord]
 """What a process of a rehearsal runs."""
@@ -92,7 +91,7 @@ class Rehearsal:
             Event(rank, r.kind, r.stage, r.micro_batch, planned(r.start_s), planned(r.end_s))
             for rank, record in enumerate(self.ranks)
             for r in record.records[0]
-            if r.kind in COMPUTE or r.kind == "STEP"
+            if r.kind in COMPUTE
         ]
         for started in self.transfers_of(0):
             transfer, span = started.transfer, (planned(started.start_s), planned(started.end_s))

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,6 @@ from penstock.runtime.transport.possible_messages import messages_by_rank
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.transport.transport import Transport
 from penstock.simulate.catalogue import workload_of
-from penstock.simulate.workload import DeviceWork
 
 __all__ = ["RankRecord", "rehearse_rank"]
 
@@ -60,7 +59,6 @@ class RankRecord(NamedTuple):
     records: tuple[tuple[Record, ...], ...]
     waits: int
     late_s: float
-    worst_late_s: float
     own_bytes: int
 
 
@@ -72,8 +70,6 @@ class RehearsingRank:
     """
 
     emulation: Emulation
-    world: World
-    client: LinkClient
     stages: RankStages[EmulatedStage]
     buckets: GradientBuckets
     numbers: RankNumbers
@@ -145,9 +141,7 @@ def rehearse_rank(emulation: Emulation, links: str, limit_s: float) -> RankRecor
     rank.buckets.close()
     client.close()
     world.leave()
-    return RankRecord(
-        ready_s, tuple(starts), tuple(records), late.waits, late.total_s, late.worst_s, own_bytes
-    )
+    return RankRecord(ready_s, tuple(starts), tuple(records), late.waits, late.total_s, own_bytes)
 
 
 def rank_of(emulation: Emulation, world: World, client: LinkClient) -> RehearsingRank:
@@ -175,25 +169,34 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
         size_of=lambda parameter: parameters.planned_bytes[parameter],
     )
     hold_back_sums(world, real, buckets, parameters, client, lateness)
-    work = device_work(emulation, world.rank)
+    schedule = order_of(plan)
+    workload = workload_of(plan, emulation.profile, emulation.cluster, schedule)
+    work = next((device for device in workload.devices if device.device == world.rank), None)
+    programs = {stage: program_of(stage, boundaries, emulation) for stage in held}
+    runners: dict[int, EmulatedStage] = {}
+    for instance, replica in work.replicas.items() if work is not None else ():
+        stage, parts = replica.stage, workload.parts.stages[instance]
+        times = stage_times(replica, parts, parameters, emulation.time_scale)
+        launching = partial(buckets.launching, stage)
+        senders, readers = ends_of_tensors(stage, boundaries)
+        runners[stage] = EmulatedStage(
+            stage, programs[stage], times, senders, readers, launching, lateness
+        )
     stages = RankStages(
         plan,
         world,
         transport,
         clock,
         boundaries=boundaries,
-        programs={s: program_of(s, boundaries, emulation) for s in held},
-        runners=runners_of(emulation, work, boundaries, parameters, buckets, lateness),
+        programs=programs,
+        runners=runners,
         metrics=None,
     )
     failures = Failures(world, transport.abort if transport is not None else lambda: None)
     numbers = RankNumbers(transport, clock, len(plan.devices), None)
     step_s = work.step_s * emulation.time_scale if work is not None else 0.0
-    per_update = order_of(plan).weights.micro_batches_per_update
     return RehearsingRank(
         emulation,
-        world,
-        client,
         stages,
         buckets,
         numbers,
@@ -201,7 +204,7 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
         failures,
         lateness,
         step_s,
-        per_update,
+        schedule.weights.micro_batches_per_update,
     )
 
 
@@ -228,44 +231,19 @@ def hold_back_sums(
         )
 
 
-def device_work(emulation: Emulation, rank: int) -> DeviceWork | None:
-    """What the simulator knows of this rank's device; nothing if the plan does not use it."""
-    plan = emulation.plan
-    workload = workload_of(plan, emulation.profile, emulation.cluster, order_of(plan))
-    return next((device for device in workload.devices if device.device == rank), None)
-
-
-def runners_of(
-    emulation: Emulation,
-    work: DeviceWork | None,
-    boundaries: tuple[BoundaryTensors, ...],
-    parameters: EmulatedParameters,
-    buckets: GradientBuckets,
-    lateness: Lateness,
-) -> Mapping[int, EmulatedStage]:
-    """The stages of this rank."""
-    if work is None:
-        return {}
-    plan = emulation.plan
-    parts = workload_of(plan, emulation.profile, emulation.cluster, order_of(plan)).parts
-    found: dict[int, EmulatedStage] = {}
-    for instance, replica in work.replicas.items():
-        stage = replica.stage
-        readers: dict[str, list[int]] = {}
-        for boundary in boundaries:
+def ends_of_tensors(
+    stage: int, boundaries: Sequence[BoundaryTensors]
+) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """The stage that sends each tensor that ``stage`` reads, and the readers of each it sends."""
+    senders: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for boundary in boundaries:
+        for spec in boundary.tensors:
+            if boundary.consumer == stage:
+                senders[spec.name] = boundary.producer
             if boundary.producer == stage:
-                for spec in boundary.tensors:
-                    readers.setdefault(spec.name, []).append(boundary.consumer)
-        found[stage] = EmulatedStage(
-            stage,
-            program_of(stage, boundaries, emulation),
-            stage_times(replica, parts.stages[instance], parameters, emulation.time_scale),
-            {s.name: b.producer for b in boundaries if b.consumer == stage for s in b.tensors},
-            readers,
-            partial(buckets.launching, stage),
-            lateness,
-        )
-    return found
+                readers.setdefault(spec.name, []).append(boundary.consumer)
+    return senders, readers
 
 
 def own_memory_bytes() -> int:

@@ -1,10 +1,6 @@
 """How slowly a rehearsal runs, and how small its tensors are, if the user does not say."""
 
-from penstock.cluster.cluster import Cluster
-from penstock.plan.ordering import order_of
-from penstock.plan.plan import Plan
-from penstock.profile.model_profile import ModelProfile
-from penstock.simulate.catalogue import workload_of
+from penstock.simulate.workload import Workload
 
 __all__ = ["chosen_byte_scale", "chosen_time_scale"]
 
@@ -21,23 +17,19 @@ MOST_BYTES = 8 << 20
 """The bytes of an iteration's messages together. Copies of 64 MiB took 1 to 2 % of an iteration."""
 
 
-def chosen_time_scale(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, iteration_s: float, cores: int
-) -> float:
+def chosen_time_scale(workload: Workload, iteration_s: float, cores: int) -> float:
     """How many seconds one second of the plan takes, at least 1.
 
     The host's work for an action must be small beside the time in which it happens.
     """
-    workload = workload_of(plan, profile, cluster, order_of(plan))
-    messages = len(workload.messages) * plan.micro_batches
+    messages = len(workload.messages) * workload.micro_batches
     wanted_s = (workload.actions + messages) * EACH_S / cores
     least_s = min(LONGEST_S, max(SHORTEST_S, wanted_s))
     return max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
 
 
-def chosen_byte_scale(plan: Plan, profile: ModelProfile, cluster: Cluster) -> float:
+def chosen_byte_scale(workload: Workload) -> float:
     """The share of the planned bytes that tensors have, at most 1."""
-    workload = workload_of(plan, profile, cluster, order_of(plan))
-    sent = sum(message.bytes for message in workload.messages) * plan.micro_batches
+    sent = sum(message.bytes for message in workload.messages) * workload.micro_batches
     summed = sum(bucket.bytes for r in workload.reductions for bucket in r.buckets)
     return min(1.0, MOST_BYTES / max(1.0, sent + summed))
