@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints import writer
 from penstock.runtime.pipeline import Pipeline
 
-__all__ = ["hang"]
+__all__ = ["StopsOneReader", "hang"]
 
 RANKS = 3
 
@@ -35,7 +36,31 @@ def do(deed: str) -> None:
         time.sleep(600)
 
 
-def hang(where: str, deed: str, directory: Path, timeout_s: float, transport: str = "auto") -> None:
+class StopsOneReader:
+    """Stops the first process that unpickles it: a worker that has not joined the others yet."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return stop_one, (self.mark,)
+
+
+def stop_one(mark: Path) -> None:
+    """Stop this process if it is the first to come here."""
+    with suppress(FileExistsError):
+        mark.touch(exist_ok=False)
+        do("stop")
+
+
+def hang(
+    where: str,
+    deed: str,
+    directory: Path,
+    timeout_s: float,
+    transport: str = "auto",
+    _: object = None,
+) -> None:
     """Rank 1 stops, sleeps or leaves at a place; the others go on."""
     culprit = os.environ["RANK"] == "1"
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runtime.processes.hang_cases import RANKS, hang
+from runtime.processes.hang_cases import RANKS, StopsOneReader, hang
 
 from penstock.errors import RunFailed
 from penstock.runtime.processes.launch import launch_workers
@@ -38,6 +38,13 @@ def test_a_stopped_rank_is_named_wherever_it_was(
 ) -> None:
     found = message(tmp_path, where, "stop", SHORT_S, transport)
     assert re.search(STOPPED, found), found
+
+
+def test_a_rank_that_is_stopped_before_it_joins_is_named(tmp_path: Path) -> None:
+    stops = StopsOneReader(tmp_path / "stopped")
+    arguments = ("", "", tmp_path, SHORT_S, "auto", stops)
+    with pytest.raises(RunFailed, match=r"rank \d waited .*; rank \d has not joined the run"):
+        launch_workers(hang, arguments, workers=RANKS, threads=1, log_directory=tmp_path / "logs")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
 from penstock.runtime.processes.secret import SECRET
 from penstock.runtime.processes.shortage import shortage_words
-from penstock.runtime.processes.store import meet, met_at, serve_store
+from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
+from penstock.runtime.processes.watch import WATCH
 
 __all__ = ["launch_workers", "threads_per_worker"]
 
@@ -300,9 +301,10 @@ def worker_main(
     if int(os.environ["LOCAL_WORLD_SIZE"]) > len(os.sched_getaffinity(0)):
         compute_in_long_slices()
     torch.set_num_threads(threads)
-    # From now on the other workers see whether this one is alive.
-    met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+    WATCH.joins_within_s = 0.0  # all workers were forked at the same time
     try:
+        # From now on the other workers see whether this one is alive.
+        met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
         return function(*arguments)
     except BaseException as failure:
         write_failure(failure, rank, log_directory)
@@ -413,7 +415,8 @@ def failures_told(workers: int, store: Any, log_directory: Path) -> list[Failure
     # If a worker could not reach the store, this process may not reach it either.
     if not texts:
         keys = [failure_key(rank) for rank in range(workers)]
-        texts = [store.get(key) for key in keys if store.check([key])]
+        with reaching():
+            texts = [store.get(key) for key in keys if store.check([key])]
     return [Failure(**json.loads(text)) for text in texts]
 
 

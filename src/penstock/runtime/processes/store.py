@@ -23,7 +23,7 @@ from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_ma
 from penstock.runtime.processes.starts import may_hold_values_of_earlier_starts, name_of_start
 from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH, CurrentWait
 
-__all__ = ["SealedStore", "meet", "met_at", "serve_store"]
+__all__ = ["SealedStore", "meet", "met_at", "reaching", "serve_store"]
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
 """Between two looks at a store for a value that is not there yet."""

@@ -38,6 +38,9 @@ QUIET_S = 4.0
 LIMIT_S = 120.0
 """How long a rank may give no answer, unless `Pipeline` was given another limit."""
 
+JOIN_LIMIT_S = 600.0
+"""How long a rank of another host may take to join: it imports torch from a disk of its own."""
+
 RARE_LIMIT_S = 1800.0
 """Time limit of rare exchanges in which one rank may work alone (checkpoint, verification)."""
 
@@ -62,6 +65,7 @@ class Watch:
     """This process's part in it. The runtime sets ``phase``, ``action`` and ``wait``.
 
     ``acts``: the phase consists of actions. ``limit_s`` is how long another rank may not answer.
+    One that has not joined yet may take ``joins_within_s``, if that is more.
     """
 
     def __init__(self) -> None:
@@ -69,7 +73,7 @@ class Watch:
         self.acts = False
         self.action: Callable[[], str] = str
         self.wait: CurrentWait | None = None
-        self.limit_s = LIMIT_S
+        self.limit_s, self.joins_within_s = LIMIT_S, JOIN_LIMIT_S
         self.rank, self.size = 0, 1
         self.meetings = 0
         self._beat = 0
@@ -123,8 +127,7 @@ class Watch:
             waited_s = time.perf_counter() - self.wait.since_s
             self._said = f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}; {CUT}"
             raise Stalled(self._said)
-        silent_s = self.silent_s()
-        if any(seconds > self.limit_s for seconds in silent_s.values()):
+        if any(seconds > self._limit_of(rank) for rank, seconds in self.silent_s().items()):
             waited_s = now_s - self.wait.since_s
             text = f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}"
             self._said = self.explained(text)
@@ -149,6 +152,11 @@ class Watch:
         now_s = time.perf_counter()
         ages = {rank: now_s - since_s for rank, (_, since_s) in self._seen.items()}
         return {rank: age for rank, age in ages.items() if age > QUIET_S and rank != self.rank}
+
+    def _limit_of(self, rank: int) -> float:
+        """How long a rank may not answer; one that has not joined yet may still start."""
+        joined = self._positions.get(rank) is not None
+        return self.limit_s if joined else max(self.limit_s, self.joins_within_s)
 
     def _check_circle(self, now_s: float) -> None:
         """Raise `Stalled` if ranks wait for one another and did so at the previous look."""
@@ -177,7 +185,7 @@ class Watch:
             position = self.own() if rank == self.rank else self._read(rank)
             self._positions[rank] = position
             beat = position.beat if position is not None else -1
-            if position is not None and self._seen.get(rank, (-1, 0.0))[0] != beat:
+            if rank not in self._seen or self._seen[rank][0] != beat:
                 self._seen[rank] = (beat, now_s)
 
     def _read(self, rank: int) -> Position | None:
