@@ -1,7 +1,11 @@
 """What a run records while it runs: metrics.jsonl and TensorBoard's event files."""
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from penstock.jobs.run_directory import RunDirectory, rows_before, write_rows
@@ -29,6 +33,7 @@ class Records:
         # Importing TensorBoard takes a second, and only rank 0 needs it.
         from torch.utils.tensorboard import SummaryWriter
 
+        keep_writers_quiet()
         self._file = directory.metrics.open("a", buffering=1)
         self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
 
@@ -78,19 +83,51 @@ class Records:
     def drift(self, step: int, factors: Mapping[str, float]) -> None:
         """Show on TensorBoard how many times as long as planned each stage and link took."""
         if self._writes:
-            for name, factor in factors.items():
-                self._board.add_scalar(f"drift/{name}", factor, step)
+            with named(self._directory.tensorboard):
+                for name, factor in factors.items():
+                    self._board.add_scalar(f"drift/{name}", factor, step)
 
     def close(self) -> None:
         """Flush everything to disk."""
         if self._writes:
-            self._file.close()
-            self._board.close()
+            with named(self._directory.metrics):
+                self._file.close()
+            with named(self._directory.tensorboard):
+                self._board.close()
 
     def _write(self, step: int, row: dict[str, Any]) -> None:
         if not self._writes:
             return
-        self._file.write(f"{json.dumps(row)}\n")
-        for name, value in row.items():
-            if name not in ("step", "verified", "lengths", "non_finite") and value is not None:
-                self._board.add_scalar(name, value, step)
+        with named(self._directory.metrics):
+            self._file.write(f"{json.dumps(row)}\n")
+        with named(self._directory.tensorboard):
+            for name, value in row.items():
+                if name not in ("step", "verified", "lengths", "non_finite") and value is not None:
+                    self._board.add_scalar(name, value, step)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Within, an error of the disk names ``path``; Python's own does not say what was written."""
+    try:
+        yield
+    except OSError as cause:
+        if cause.filename is not None:
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from cause
+
+
+@cache
+def keep_writers_quiet() -> None:
+    """Print no traceback when TensorBoard's thread fails to write to the disk.
+
+    The next record raises the same error in this thread, which ends the run with a message.
+    """
+    before = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (of_tensorboard and isinstance(failure.exc_value, OSError)):
+            before(failure)
+
+    threading.excepthook = hook

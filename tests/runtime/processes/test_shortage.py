@@ -3,8 +3,10 @@
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,7 +37,7 @@ def test_too_few_file_handles_end_the_start_of_workers_with_the_limit() -> None:
 @pytest.mark.parametrize(
     ("number", "told"),
     [
-        (errno.ENOSPC, "/dev/shm has"),
+        (errno.ENOSPC, "a disk is full; delete files"),
         (errno.EAGAIN, "ulimit -u"),
         (errno.ENFILE, "open files"),
         (errno.EMFILE, str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
@@ -43,6 +45,13 @@ def test_too_few_file_handles_end_the_start_of_workers_with_the_limit() -> None:
 )
 def test_every_shortage_has_its_remedy(number: int, told: str) -> None:
     assert told in shortage_words(OSError(number, os.strerror(number)))
+
+
+def test_shared_memory_is_named_if_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    nearly_full = SimpleNamespace(free=4096, total=64 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: nearly_full)
+    words = shortage_words(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert "/dev/shm has 4 KiB free of 65536 KiB" in words
 
 
 def test_other_errors_are_no_shortage() -> None:

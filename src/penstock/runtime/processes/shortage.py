@@ -9,6 +9,9 @@ __all__ = ["shortage_words"]
 
 SHARED_MEMORY = "/dev/shm"
 
+ENOUGH_BYTES = 1 << 30
+"""With so much free, shared memory is not the disk that is full."""
+
 
 def shortage_words(cause: BaseException) -> str:
     """What ran out, its limit and the remedy; empty for other errors.
@@ -35,6 +38,8 @@ def shortage_words(cause: BaseException) -> str:
             )
         case errno.ENOSPC if cause.filename is None and os.path.isdir(SHARED_MEMORY):
             room = shutil.disk_usage(SHARED_MEMORY)
+            if room.free > ENOUGH_BYTES:
+                return "a disk is full; delete files, or write to another one"
             return (
                 f"a disk is full: {SHARED_MEMORY} has {room.free >> 10} KiB free of "
                 f"{room.total >> 10} KiB; delete files there that no process uses, or make it "
