@@ -1,16 +1,20 @@
 """Equal stages on equal devices, which the papers' closed forms are about."""
 
+from collections.abc import Callable
+from typing import ParamSpec
+
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import Prediction, simulate_plan
 
-__all__ = ["play_balanced"]
+__all__ = ["balanced_stages", "play_balanced"]
 
 LINK_BYTES_PER_S = 1e9
+Inputs = ParamSpec("Inputs")
 
 
-def play_balanced(
+def balanced_stages(
     schedule: str,
     stages: int,
     micro_batches: int,
@@ -21,8 +25,8 @@ def play_balanced(
     overlaps_communication: bool = True,
     separate_links: bool = False,
     half_duplex: bool = False,
-) -> Prediction:
-    """Play a schedule on ``stages`` devices; a message over one boundary takes ``transfer_s``."""
+) -> tuple[Plan, ModelProfile, Cluster]:
+    """A schedule on ``stages`` devices; a message over one boundary takes ``transfer_s``."""
     layer = LayerCost(
         "layer",
         Affine(forward_s),
@@ -47,4 +51,19 @@ def play_balanced(
         1,
         schedule,
     )
-    return simulate_plan(plan, ModelProfile("balanced", (layer,) * stages, edges), cluster)
+    return plan, ModelProfile("balanced", (layer,) * stages, edges), cluster
+
+
+def simulated(
+    make: Callable[Inputs, tuple[Plan, ModelProfile, Cluster]],
+) -> Callable[Inputs, Prediction]:
+    """A function that simulates what ``make`` gives."""
+
+    def play(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Prediction:
+        return simulate_plan(*make(*args, **kwargs))
+
+    return play
+
+
+play_balanced = simulated(balanced_stages)
+"""Plays `balanced_stages`."""

@@ -31,11 +31,13 @@ from penstock.simulate.simulation import Prediction, simulate_plan
 __all__ = [
     "LARGEST_TRIED",
     "MEMORY_INPUTS",
+    "MICRO_BATCH",
     "PUBLISHED",
     "PublishedRun",
     "largest_that_fits",
     "mean_peak_gib",
     "play",
+    "row_inputs",
     "samples_per_s",
 ]
 
@@ -113,11 +115,18 @@ def profile(schedule: str, recompute: bool) -> ModelProfile:
     return ModelProfile("bert-48 in halves", (half, half), step_s_per_byte=step_s / parameter_bytes)
 
 
-def play(schedule: str, recompute: bool, micro_batches: int) -> Prediction:
-    """What the simulator makes of a row."""
+def row_inputs(
+    schedule: str, recompute: bool, micro_batches: int
+) -> tuple[Plan, ModelProfile, Cluster]:
+    """What a row is about."""
     stages = tuple(Stage(range(i, i + 1), (i,), (MICRO_BATCH,)) for i in range(2))
     plan = Plan(stages, micro_batches, MICRO_BATCH, schedule)
-    return simulate_plan(plan, profile(schedule, recompute), CLUSTER)
+    return plan, profile(schedule, recompute), CLUSTER
+
+
+def play(schedule: str, recompute: bool, micro_batches: int) -> Prediction:
+    """What the simulator makes of a row."""
+    return simulate_plan(*row_inputs(schedule, recompute, micro_batches))
 
 
 def samples_per_s(prediction: Prediction, micro_batches: int) -> float:

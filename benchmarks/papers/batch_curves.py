@@ -1,0 +1,130 @@
+"""DAPPLE's curves: speed of the hybrid plan and of data parallelism against the batch."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import log2
+from typing import Any
+
+from claim import Claim
+from dapple import PAPER, problem_for, without_overlap_s
+
+from penstock.cluster.presets import find_cluster
+from penstock.planners.dapple.dapple import dapple
+from penstock.planners.data_parallel import data_parallel
+from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Words
+from penstock.simulate.score import make_score
+
+__all__ = ["batch_curves", "curve_claims", "curves_drawing"]
+
+BATCHES = {
+    "resnet-50": (512, 1024, 2048, 4096),
+    "vgg-19": (512, 1024, 2048, 4096),
+    "gnmt-16": (256, 512, 1024, 2048),
+    "bert-48": (32, 64, 128, 256),
+    "xlnet-36": (32, 64, 128, 256),
+    "amoeba-36": (64, 128, 256, 512),
+}
+CLUSTERS = "abc"
+LINES: dict[str, tuple[str, Ink]] = {
+    "hybrid": ("hybrid (dapple)", "compute"),
+    "overlapped": ("data parallelism, overlapped", "limit"),
+    "plain": ("data parallelism, no overlap", "quiet"),
+}
+WIDTH, HEIGHT, LEFT, TOP, HEAD = 330.0, 190.0, 46.0, 34.0, 46.0
+LARGEST_SPEED = 16.0
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Speed over one device by batch, of a model on a cluster of 16 devices."""
+
+    model: str
+    cluster: str
+    batches: tuple[int, ...]
+    hybrid: tuple[float, ...]
+    overlapped: tuple[float, ...]
+    plain: tuple[float, ...]
+
+
+def batch_curves() -> list[dict[str, Any]]:
+    """The curves of six models on three clusters."""
+    return [asdict(curves_of(model, config)) for model in BATCHES for config in CLUSTERS]
+
+
+def curves_of(model: str, config: str) -> Curves:
+    """One panel."""
+    speeds: dict[str, list[float]] = {name: [] for name in LINES}
+    for batch in BATCHES[model]:
+        problem = problem_for(model, find_cluster(f"dapple-{config}"), batch)
+        score = make_score(problem)
+        layers = problem.profile.layers
+        alone_s = sum(layer.forward_s.at(batch) + layer.backward_s.at(batch) for layer in layers)
+        speeds["hybrid"].append(alone_s / score(dapple(problem, score)))
+        speeds["overlapped"].append(alone_s / score(data_parallel(problem, score)))
+        speeds["plain"].append(alone_s / without_overlap_s(model, config, batch))
+    return Curves(model, config, BATCHES[model], *(tuple(found) for found in speeds.values()))
+
+
+def curve_claims(curves: list[dict[str, Any]]) -> Iterator[Claim]:
+    """What the paper says of its curves, counted."""
+    leads = [[h / d for h, d in zip(c["hybrid"], c["overlapped"], strict=True)] for c in curves]
+    plain = [[h / d for h, d in zip(c["hybrid"], c["plain"], strict=True)] for c in curves]
+    setting = "six models on A, B and C, four batches each"
+
+    def catching_up(found: list[list[float]]) -> int:
+        return sum(lead[-1] <= lead[0] * 1.01 for lead in found)
+
+    yield Claim(
+        PAPER,
+        "curves on which data parallelism catches up as the batch grows",
+        setting,
+        len(curves),
+        catching_up(leads),
+        unit=f"of {len(curves)}",
+        varied={"no overlap in the baseline": catching_up(plain)},
+    )
+    resnet = [lead for c, lead in zip(curves, leads, strict=True) if c["model"] == "resnet-50"]
+    yield Claim(
+        PAPER,
+        "clusters on which data parallelism is best for ResNet-50",
+        "2,048 samples",
+        len(resnet),
+        sum(lead[2] <= 1.01 for lead in resnet),
+        unit=f"of {len(resnet)}",
+    )
+
+
+def curves_drawing(curves: list[dict[str, Any]]) -> Drawing:
+    """A panel for each model and cluster: speed over one device against the batch."""
+    marks: list[Mark] = []
+    for number, (words, ink) in enumerate(LINES.values()):
+        x = LEFT + 230.0 * number
+        marks += [Rule(x, 20, x + 24, 20, ink, 2.0), Words(words, x + 30, 24)]
+    for number, found in enumerate(curves):
+        corner = WIDTH * (number % len(CLUSTERS)), HEAD + HEIGHT * (number // len(CLUSTERS))
+        marks += panel(found, *corner)
+    size = WIDTH * len(CLUSTERS) + 16, HEAD + HEIGHT * len(BATCHES) + 8
+    return Drawing(*size, "Speed over one device against the batch", tuple(marks))
+
+
+def panel(found: dict[str, Any], x0: float, y0: float) -> Iterator[Mark]:
+    """One panel with its axes."""
+    left, right, top, bottom = x0 + LEFT, x0 + WIDTH - 12, y0 + TOP, y0 + HEIGHT - 30
+    batches = found["batches"]
+    most = max(LARGEST_SPEED, *found["hybrid"])
+
+    def point(batch: float, speed: float) -> tuple[float, float]:
+        along = (log2(batch) - log2(batches[0])) / (log2(batches[-1]) - log2(batches[0]))
+        return left + along * (right - left), bottom - speed / most * (bottom - top)
+
+    name = f"{found['model']}, cluster {found['cluster'].upper()}"
+    yield Words(name, left, y0 + 24, bold=True)
+    for speed in (0, 4, 8, 12, 16):
+        y = point(batches[0], speed)[1]
+        yield Rule(left, y, right, y, "grid")
+        yield Words(f"{speed}x", left - 6, y + 4, 11, "quiet", "end")
+    for batch in batches:
+        yield Words(f"{batch:,}", point(batch, 0)[0], bottom + 16, 11, "quiet", "middle")
+    for key, (_, ink) in reversed(LINES.items()):  # the hybrid above the others
+        points = tuple(point(b, s) for b, s in zip(batches, found[key], strict=True))
+        yield Curve(points, ink, width=2.0)

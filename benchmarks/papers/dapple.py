@@ -1,0 +1,268 @@
+"""DAPPLE's planner (PPoPP 2021): over data parallelism, table V, and PipeDream's plans."""
+
+from collections.abc import Iterator
+from functools import cache
+from statistics import mean
+
+from claim import Claim
+from reproduction.dapple_winners import CASES, TIE, best_of_form, form_of
+from reproduction.fixed_plans import RATIOS, plan_ratio
+from reproduction.published import MODELS
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.presets import find_cluster
+from penstock.errors import Infeasible
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
+from penstock.planners.dapple.dapple import dapple
+from penstock.planners.data_parallel import data_parallel
+from penstock.planners.pipedream.pipedream import pipedream
+from penstock.planning.planning_problem import planning_problem
+from penstock.profile.find import find_profile
+from penstock.simulate.score import make_score
+
+__all__ = [
+    "GRPC_BYTES_PER_S",
+    "PAPER",
+    "planner_claims",
+    "problem_for",
+    "winners_rows",
+    "without_overlap_s",
+]
+
+PAPER = "DAPPLE"
+MEAN_LEADS = {"a": 1.71, "b": 1.37, "c": 1.79}
+"""Mean speed of the hybrid plan over data parallelism at 128 samples, by cluster."""
+
+MOST_OVER_DATA_PARALLEL = 2.32
+OVER_PIPEDREAM = 3.23
+BATCH = 128
+DEVICES = 16
+FIVE = ("resnet-50", "vgg-19", "gnmt-16", "bert-48", "xlnet-36")
+"""Models that fit on one device; AmoebaNet-36 has no data-parallel baseline."""
+
+REDUCE_BYTES_PER_S = {"a": 3.0e9, "b": 3.0e9, "c": 1.25e9}
+"""What the released planner counts with for an all-reduce between servers."""
+
+GRPC_BYTES_PER_S = {"a": 0.8e9, "b": 0.8e9, "c": 0.32e9}
+"""What the authors' analysis script counts with for a message."""
+
+ACRS = {
+    ("bert-48", "a", 2): 0.06,
+    ("bert-48", "b", 16): 0.50,
+    ("bert-48", "c", 16): 1.25,
+    ("xlnet-36", "a", 2): 0.03,
+    ("xlnet-36", "b", 2): 0.03,
+    ("xlnet-36", "c", 16): 0.67,
+}
+"""Communication over compute as printed in table V, by model, cluster and number of stages."""
+
+VARIANTS = {
+    "the profiled micro-batch": (True, True),
+    "no overlap in the baseline": (False, False),
+    "both": (True, False),
+}
+"""Inputs that the paper does not give: whether micro-batches are profiled ones, and overlap."""
+
+SIZES = {"any": 0, "the profiled": 1, "8 times the profiled": 8}
+"""Rules for the size of micro-batches, as multiples of the profiled batch; 0: any."""
+
+
+def planner_claims(quick: bool) -> Iterator[Claim]:
+    """All claims; few of them with ``quick``."""
+    yield from over_data_parallel("a" if quick else "abc")
+    yield from acrs()
+    yield against_pipedream(quick)
+    if not quick:
+        yield from winners()
+
+
+def problem_for(
+    model: str, cluster: Cluster, batch: int, micro_batch_size: int = 0
+) -> PlanningProblem:
+    """Where all memory may be filled, and nothing but time decides."""
+    return planning_problem(
+        MODELS[model].profile(),
+        cluster,
+        batch,
+        micro_batch_size=micro_batch_size,
+        memory_reserve=0.0,
+        as_fast=0.0,
+    )
+
+
+@cache
+def best_s(model: str, config: str, *, profiled: bool = False, hybrid: bool = True) -> float:
+    """Seconds of an iteration of 128 samples by `dapple`'s plan, or by data parallelism's."""
+    size = MODELS[model].profile_batch if profiled else 0
+    problem = problem_for(model, find_cluster(f"dapple-{config}"), BATCH, size)
+    score = make_score(problem)
+    return score((dapple if hybrid else data_parallel)(problem, score))
+
+
+def without_overlap_s(model: str, config: str, batch: int, devices: int = DEVICES) -> float:
+    """Data parallelism whose all-reduce waits for the whole backward, by the closed form.
+
+    On one server of cluster A, with 8 devices, the all-reduce goes over NVLink.
+    """
+    layers = MODELS[model].profile().layers
+    compute_s = sum(layer.forward_s.at(batch) + layer.backward_s.at(batch) for layer in layers)
+    parameter_bytes = sum(layer.parameter_bytes for layer in layers)
+    inside = config == "a" and devices <= 8
+    bytes_per_s = 25e9 if inside else REDUCE_BYTES_PER_S[config]
+    return compute_s / devices + 2 * (devices - 1) / devices * parameter_bytes / bytes_per_s
+
+
+def leads(config: str, *, profiled: bool, overlapped: bool) -> dict[str, float]:
+    """Data parallelism over the hybrid plan, by model."""
+    found: dict[str, float] = {}
+    for model in FIVE:
+        if overlapped:
+            baseline_s = best_s(model, config, hybrid=False)
+        else:
+            baseline_s = without_overlap_s(model, config, BATCH)
+        found[model] = baseline_s / best_s(model, config, profiled=profiled)
+    return found
+
+
+def over_data_parallel(configs: str) -> Iterator[Claim]:
+    """The hybrid plan over the best data parallelism: means, and the largest."""
+    for config in configs:
+        base = leads(config, profiled=False, overlapped=True)
+        varied = {
+            name: leads(config, profiled=profiled, overlapped=overlapped)
+            for name, (profiled, overlapped) in VARIANTS.items()
+        }
+        yield Claim(
+            PAPER,
+            "hybrid over data parallelism, mean of five models",
+            f"{config.upper()}, 128 samples; "
+            + ", ".join(f"{model} {lead:.2f}x" for model, lead in base.items()),
+            MEAN_LEADS[config],
+            mean(base.values()),
+            varied={name: mean(found.values()) for name, found in varied.items()},
+        )
+        if config == "c":
+            model = "gnmt-16"
+            yield Claim(
+                PAPER,
+                "hybrid over data parallelism, the most",
+                "GNMT-16, C, 128 samples",
+                MOST_OVER_DATA_PARALLEL,
+                base[model],
+                varied={name: found[model] for name, found in varied.items()},
+            )
+
+
+@cache
+def winners_rows() -> tuple[dict[str, str | float], ...]:
+    """Table V beside what `dapple` chooses, for each rule of micro-batches."""
+    rows: list[dict[str, str | float]] = []
+    for (model, cluster, form), (rule, times) in (
+        (case, rule) for case in CASES for rule in SIZES.items()
+    ):
+        published = MODELS[model]
+        size = min(times * published.profile_batch, published.global_batch)
+        problem = published.problem(cluster, size)
+        score = make_score(problem)
+        try:
+            plan = dapple(problem, score)
+            form_s = best_of_form(problem, form, score)
+        except (Infeasible, ValueError):  # no plan of the form has rows for all its devices
+            continue
+        rows.append(
+            {
+                "model": model,
+                "cluster": cluster[-1].upper(),
+                "published": form,
+                "rule": rule,
+                "form": form_of(plan),
+                "split": split_of(plan),
+                "over_form": form_s / score(plan),
+            }
+        )
+    return tuple(rows)
+
+
+def split_of(plan: Plan) -> str:
+    """The layers of each stage, of at most three."""
+    counts = [len(stage.layers) for stage in plan.stages]
+    return ":".join(map(str, counts)) if 1 < len(counts) <= 3 else ""
+
+
+def winners() -> Iterator[Claim]:
+    """How many of table V's plans are found, or tied with, and whether any is better than ours."""
+    first, *others = SIZES
+    found = {
+        rule: sum(is_found(row) for row in winners_rows() if row["rule"] == rule) for rule in SIZES
+    }
+    setting = "6 models on A, B and C, micro-batches of any size"
+    unit = f"of {len(CASES)}"
+    yield Claim(
+        PAPER,
+        "plans of table V that `dapple` finds, or that are within 3 % of its plan",
+        setting,
+        len(CASES),
+        found[first],
+        unit=unit,
+        varied={rule: found[rule] for rule in others},
+    )
+    behind = sum(is_no_slower(row) for row in winners_rows() if row["rule"] == first)
+    what = "plans of table V that are no faster than the plan of `dapple`"
+    yield Claim(PAPER, what, setting, len(CASES), behind, unit=unit)
+
+
+def is_found(row: dict[str, str | float]) -> bool:
+    """Whether a row's plan has the published form, or the form is about as fast."""
+    return row["form"] == row["published"] or float(row["over_form"]) <= TIE
+
+
+def is_no_slower(row: dict[str, str | float]) -> bool:
+    """Whether no plan of the published form is faster by more than 3 %."""
+    return float(row["over_form"]) * TIE >= 1
+
+
+def acrs() -> Iterator[Claim]:
+    """The column "ACR" of table V where the boundary is beyond doubt."""
+    for (model, config, stages), printed in ACRS.items():
+        profile = find_profile(model)
+        samples, layers = profile.batch_size, profile.layers
+        busy_s = sum(layer.forward_s.at(samples) + layer.backward_s.at(samples) for layer in layers)
+        edge = next(e for e in profile.edges if e.producer == len(layers) // 2)
+        moved_bytes = edge.bytes.at(samples) + edge.gradient_bytes.at(samples)
+        yield Claim(
+            PAPER,
+            "communication over compute (ACR)",
+            f"{model}, {config.upper()}, {stages} stages",
+            printed,
+            moved_bytes / GRPC_BYTES_PER_S[config] / (busy_s / stages),
+            unit="",
+            decimals=2,
+        )
+
+
+def against_pipedream(quick: bool) -> Claim:
+    """The headline: the largest ratio over PipeDream's plans."""
+    ratios = {model: [plan_ratio(model, shared) for shared in (True, False)] for model in RATIOS}
+    most = max(ratios, key=lambda model: ratios[model][0])
+    others = ", ".join(
+        f"{model} {min(pair):.2f} to {max(pair):.2f}" for model, pair in ratios.items()
+    )
+    varied = {"layers at a boundary counted once": ratios[most][1]}
+    if not quick:
+        varied["both planners by our simulator, BERT-48"] = planned_ratio("bert-48")
+    return Claim(
+        PAPER,
+        "over PipeDream's plan, the most",
+        f"A, the authors' fixed plans and scorer: {others}",
+        OVER_PIPEDREAM,
+        ratios[most][0],
+        varied=varied,
+    )
+
+
+def planned_ratio(model: str) -> float:
+    """Seconds of our `pipedream` over our `dapple`, with 8 times the profiled micro-batch."""
+    problem = MODELS[model].problem("dapple-a", 8 * MODELS[model].profile_batch)
+    score = make_score(problem)
+    return score(pipedream(problem, score)) / score(dapple(problem, score))
