@@ -45,6 +45,7 @@ from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
 from penstock.runtime.processes.secret import SECRET
 from penstock.runtime.processes.shortage import shortage_words
+from penstock.runtime.processes.stopped import wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
 from penstock.runtime.processes.watch import WATCH
 
@@ -140,6 +141,7 @@ def launch_workers(
         BadInput: fewer than one worker.
         PenstockError: a worker raised this error.
         WorkerLost: a worker was killed.
+        Stalled: a worker has been stopped by a signal for two minutes.
         RunFailed: a worker raised another error.
         KeyboardInterrupt: Ctrl-C, after the workers were stopped.
     """
@@ -168,14 +170,13 @@ def launch_workers(
             pass_on_first_sigterm(context)
         processes.join = partial(join_soon, processes.processes, processes.join)
         try:
-            result = context.wait(period=POLL_S)
+            result = wait_unless_stopped(partial(context.wait, period=POLL_S), context.pids())
         except SignalException as interruption:
             raise interrupted(interruption) from None
         finally:
             stop(context, shutdown_s)
             # It refers to its own object, whose pipes would stay open until Python looks for such.
             del processes.join
-        assert result is not None  # wait() without a limit ends with a result or an exception
         if result.is_failed():
             raise root_cause(result, workers, store, directory)
     return tuple(result.return_values[rank] for rank in range(workers))

@@ -1,0 +1,31 @@
+"""A launcher notices that a signal has stopped a worker for which no other one waits."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from runtime.processes.workers_under_test import stop_once
+
+from penstock.errors import Stalled
+from penstock.runtime.processes import launch
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.processes.stopped import wait_unless_stopped
+
+
+@pytest.fixture
+def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    within_4_s = partial(wait_unless_stopped, limit_s=4.0)
+    monkeypatch.setattr(launch, "wait_unless_stopped", within_4_s)
+
+
+@pytest.mark.usefixtures("short_limit")
+def test_a_stopped_worker_is_named_and_ends(tmp_path: Path) -> None:
+    with pytest.raises(Stalled, match=r"worker 1 \(process \d+\) has been stopped for 4 s") as found:
+        launch_workers(stop_once, (False,), workers=2, log_directory=tmp_path)
+    process = str(found.value).partition("process ")[2].partition(")")[0]
+    assert not Path(f"/proc/{process}").exists()
+
+
+@pytest.mark.usefixtures("short_limit")
+def test_a_worker_that_continues_in_time_is_left_alone(tmp_path: Path) -> None:
+    assert launch_workers(stop_once, (True,), workers=2, log_directory=tmp_path) == (0, 1)
