@@ -108,3 +108,11 @@ def test_a_plan_for_more_ranks_than_memory_holds_is_refused(
     found = penstock("rehearse", plan, *QUICK)
     assert found.code == 2
     assert "4 ranks need about" in found.errors
+
+
+def test_a_network_of_one_host_is_refused_in_a_line(penstock: Penstock, plan: Path) -> None:
+    one = replace(two_hosts(8), hosts=two_hosts(8).hosts[:1])
+    write_cluster(one, plan.parent / "cluster.toml")
+    found = penstock("rehearse", plan, *QUICK, "--network", "namespaces")
+    assert found.code == 2
+    assert "the plan uses one host, 'a', so nothing goes over a network" in found.errors

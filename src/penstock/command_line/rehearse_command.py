@@ -52,6 +52,10 @@ def rehearse(
         Literal["auto", "shared-memory", "process-groups"],
         Option(help="What carries the tensors between the processes."),
     ] = "auto",
+    network: Annotated[
+        Literal["emulated", "namespaces"],
+        Option(help="namespaces: the kernel carries what goes between hosts (root, Linux)."),
+    ] = "emulated",
     fault: Annotated[
         list[str] | None,
         Option(metavar="FAULT", help="'kill 3', 'slow 3 20 %' or 'links x0.5'; repeatable."),
@@ -78,7 +82,7 @@ def rehearse(
     terminal = Terminal(as_json, quiet)
     check_files(out, picture)
     faults = [read_fault(text) for text in fault or ()]
-    asked = Asked(time_scale, byte_scale, iterations, transport, tuple(faults))
+    asked = Asked(time_scale, byte_scale, iterations, transport, network, tuple(faults))
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     emulation = asked.emulation(given, inputs.read_profile(), inputs.read_cluster())
@@ -114,6 +118,7 @@ class Asked:
     byte_scale: float
     iterations: int
     transport: Literal["auto", "shared-memory", "process-groups"]
+    network: Literal["emulated", "namespaces"]
     faults: "tuple[Fault, ...]"
 
     def emulation(self, plan: "Plan", profile: "ModelProfile", cluster: "Cluster") -> "Emulation":
@@ -130,8 +135,13 @@ class Asked:
         from penstock.plan.ordering import order_of
         from penstock.rehearse.emulation import Emulation
         from penstock.rehearse.faults import with_faults
-        from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory
-        from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale
+        from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory, check_network
+        from penstock.rehearse.scales import (
+            MOST_BYTES,
+            MOST_REAL_BYTES,
+            chosen_byte_scale,
+            chosen_time_scale,
+        )
         from penstock.runtime.memory.free_memory import free_memory
         from penstock.simulate.catalogue import workload_of
         from penstock.simulate.simulation import simulate_plan
@@ -149,17 +159,20 @@ class Asked:
         killed = next((f.killed_rank for f in self.faults if f.killed_rank >= 0), -1)
         if killed >= 0 and killed not in plan.devices:
             raise BadInput(f"the plan has no rank {killed}; it uses {list(plan.devices)}")
+        most_bytes = MOST_REAL_BYTES if self.network == "namespaces" else MOST_BYTES
         emulation = Emulation(
             plan,
             profile,
             cluster,
             self.time_scale or chosen_time_scale(workload, iteration_s, cores),
-            self.byte_scale or chosen_byte_scale(workload),
+            self.byte_scale or chosen_byte_scale(workload, most_bytes),
             iterations,
             self.transport,
             killed,
             min(1, iterations - 1),
+            self.network,
         )
+        check_network(emulation)
         check_memory(emulation, free_memory(torch.device("cpu")).bytes)
         return emulation
 

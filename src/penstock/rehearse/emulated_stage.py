@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -16,7 +17,15 @@ from penstock.schedule.action import ActionKind
 from penstock.simulate.stage_work import StageWork
 from penstock.simulate.workload import Replica
 
-__all__ = ["EmulatedStage", "Lateness", "StageTimes", "stage_times", "wait_until"]
+__all__ = [
+    "Computing",
+    "EmulatedStage",
+    "Lateness",
+    "StageTimes",
+    "alone",
+    "stage_times",
+    "wait_until",
+]
 
 
 @dataclass(slots=True)
@@ -30,6 +39,16 @@ class Lateness:
         """Count one wait."""
         self.waits += 1
         self.total_s += late_s
+
+
+Computing: TypeAlias = Callable[[float, float], float]
+"""Takes the time of computing: from its beginning, for so many seconds; returns its end."""
+
+
+def alone(begin_s: float, seconds: float, lateness: Lateness) -> float:
+    """Take the time of computing on a device with cores of its own."""
+    wait_until(begin_s + seconds, lateness)
+    return begin_s + seconds
 
 
 def wait_until(end_s: float, lateness: Lateness) -> None:
@@ -81,6 +100,7 @@ class EmulatedStage:
 
     ``expected[name]`` are the stages whose marks a received activation or, summed, a gradient of a
     sent tensor carries. ``launching`` starts gradient sums within the last backward.
+    ``computing`` takes the time of an action.
     """
 
     stage: int
@@ -89,7 +109,7 @@ class EmulatedStage:
     senders: Mapping[str, int]
     readers: Mapping[str, Sequence[int]]
     launching: Callable[[], AbstractContextManager[object]]
-    lateness: Lateness
+    computing: Computing
     loss_terms: list[LossTerm] = field(default_factory=list[LossTerm])
     seed: float = 1.0
     inputs: StageInputs = field(default_factory=lambda: StageInputs((), ()))
@@ -117,7 +137,7 @@ class EmulatedStage:
         for spec, tensor in zip(self.program.received, received, strict=True):
             self._check(spec, tensor, "F", micro_batch, [self.senders[spec.name]])
         sent = self._filled(self.program.sent, "F", micro_batch)
-        wait_until(start_s + self.times.seconds["F"], self.lateness)
+        self.computing(start_s, self.times.seconds["F"])
         return sent
 
     def _backward(self, kind: ActionKind, micro_batch: int, gradients: Tensors) -> Tensors:
@@ -136,12 +156,11 @@ class EmulatedStage:
     def _take_time(self, kind: ActionKind, micro_batch: int, start_s: float) -> None:
         last = kind in "BW" and micro_batch == self.inputs.last_backward
         if not last or (kind == "B" and micro_batch in self.inputs.halved):
-            wait_until(start_s + self.times.seconds[kind], self.lateness)
+            self.computing(start_s, self.times.seconds[kind])
             return
         with self.launching():
             for seconds, complete in self.times.last:
-                start_s += seconds
-                wait_until(start_s, self.lateness)
+                start_s = self.computing(start_s, seconds)
                 for parameter in complete:
                     parameter.backward(torch.zeros_like(parameter))
 

@@ -5,10 +5,12 @@ taken, and a sum is complete, when the emulated links say so.
 """
 
 import json
+import select
 import socket
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from math import inf
 
 import torch
 
@@ -20,20 +22,26 @@ from penstock.runtime.transport.transport import Inlet, Transport
 
 __all__ = ["HeldBackSum", "HeldBackTransport", "LinkClient"]
 
+MOST_AT_ONCE = 1 << 16
+"""Bytes that are read from the server at once."""
+
 
 class LinkClient:
     """This rank's connection to the `LinkServer`.
 
-    ``limit_s`` is how long an answer may take.
+    ``limit_s`` is how long an answer may take. ``arrivals`` are the moments at which messages of
+    each rank were here, and ``sum_ends`` those at which each sum was, before they were held back.
     """
 
     def __init__(self, name: str, rank: int, limit_s: float) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(f"\0{name}")
-        self._lines = self._socket.makefile("r", encoding="ascii", newline="\n")
-        self._socket.settimeout(limit_s)
+        self._limit_s, self._unread = limit_s, b""
         self._messages: dict[int, deque[float]] = {}
         self._sums: dict[str, deque[float]] = {}
+        self.arrivals: defaultdict[int, list[float]] = defaultdict(list)
+        self.sum_ends: defaultdict[str, list[float]] = defaultdict(list)
+        self._works, self._computed_s = 0, inf
         self._say(["rank", rank])
 
     def message(self, message: Message, size_bytes: float, tensors: int) -> None:
@@ -54,9 +62,19 @@ class LinkClient:
         """When the sum ``key`` is complete."""
         return self._next(self._sums, key, f"the sum {key}")
 
+    def compute(self, begin_s: float, seconds: float, lateness: Lateness) -> float:
+        """Wait until this rank has computed on cores that it shares; returns when that was."""
+        self._works, self._computed_s = self._works + 1, inf
+        self._say(["compute", self._works, seconds, begin_s])
+        while (left_s := self._computed_s - time.perf_counter()) > 0:
+            answered = self._receive(min(left_s, self._limit_s))
+            if not answered and self._computed_s == inf:
+                raise Stalled("the rehearsal's shared cores did not answer in time")
+        lateness.add(time.perf_counter() - self._computed_s)
+        return self._computed_s
+
     def close(self) -> None:
         """Disconnect."""
-        self._lines.close()
         self._socket.close()
 
     def _say(self, words: list[object]) -> None:
@@ -67,20 +85,29 @@ class LinkClient:
 
     def _next(self, ends: dict, wanted: int | str, what: str) -> float:  # type: ignore[type-arg]
         while not (known := ends.get(wanted)):
-            try:
-                line = self._lines.readline()
-            except TimeoutError as cause:
-                raise Stalled(f"{what} did not begin on the emulated links in time") from cause
-            if not line:
-                raise RunFailed("the rehearsal's links have ended before this rank")
+            if not self._receive(self._limit_s):
+                raise Stalled(f"{what} did not begin on the emulated links in time")
+        return known.popleft()
+
+    def _receive(self, within_s: float) -> bool:
+        """Take in what the server says, if it says something within these seconds."""
+        if not select.select([self._socket], [], [], within_s)[0]:
+            return False
+        data = self._socket.recv(MOST_AT_ONCE)
+        if not data:
+            raise RunFailed("the rehearsal's links have ended before this rank")
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
             match json.loads(line):
                 case ["message", source, end_s]:
                     self._messages.setdefault(source, deque()).append(end_s)
                 case ["sum", key, end_s]:
                     self._sums.setdefault(key, deque()).append(end_s)
+                case ["compute", number, end_s] if number == self._works:
+                    self._computed_s = end_s
                 case _:
                     pass
-        return known.popleft()
+        return True
 
 
 class HeldBackInlet:
@@ -93,6 +120,7 @@ class HeldBackInlet:
     def wait(self) -> None:
         """Wait until the message is here, and would be on the emulated links."""
         self._inlet.wait()
+        self._client.arrivals[self._source].append(time.perf_counter())
         wait_until(self._client.end_of_message(self._source), self._lateness)
 
     def take(self) -> list[torch.Tensor]:
@@ -160,6 +188,7 @@ class HeldBackSum:
     def wait(self) -> None:
         """Wait until the bucket holds the sum, and would on the emulated links."""
         self._real.wait()
+        self._client.sum_ends[self._key].append(time.perf_counter())
         wait_until(self._client.end_of_sum(self._key), self._lateness)
 
     def settle(self) -> None:

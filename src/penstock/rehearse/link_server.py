@@ -1,7 +1,8 @@
-"""Tells the ranks of a rehearsal when their messages arrive and their sums end.
+"""Tells the ranks of a rehearsal when messages arrive, sums end, and shared cores have computed.
 
 A thread of the launcher hears of every message and every sum from the ranks that take part, plays
-them on the emulated links, and answers as soon as a transfer has begun: its end is known then.
+them on the emulated links, and answers as soon as a transfer has begun: its end is known then. What
+the kernel carries from host to host ends at once here; the rank that takes it knows when it came.
 Lines of JSON over a local socket go both ways.
 
     rank  ->  ["rank", 3]
@@ -9,6 +10,8 @@ Lines of JSON over a local socket go both ways.
     rank  ->  ["sum", key, members, bytes, stage, ready]
     rank  <-  ["message", source, end]          to the target
     rank  <-  ["sum", key, end]                 to every member
+    rank  ->  ["compute", number, seconds, begin]
+    rank  <-  ["compute", number, end]          again whenever another rank changes the end
 """
 
 import asyncio
@@ -18,10 +21,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.cluster.cluster import Cluster
+from penstock.rehearse.emulated_cores import EmulatedCores, shares_cores
 from penstock.rehearse.emulated_links import (
     EmulatedLinks,
     LinkTransfer,
@@ -35,23 +39,36 @@ __all__ = ["LinkServer", "serve_links"]
 
 @dataclass
 class LinkServer:
-    """The state of the thread. ``begun`` are all transfers so far, in the order of their starts."""
+    """The state of the thread. ``begun`` are all transfers so far, in the order of their starts.
+
+    ``real_between_hosts``: the kernel carries what goes from host to host. ``cores`` are those of
+    each host whose devices share them.
+    """
 
     cluster: Cluster
     time_scale: float
+    real_between_hosts: bool = False
     links: EmulatedLinks = field(default_factory=EmulatedLinks)
     begun: list[Started] = field(default_factory=list[Started])
     _ranks: dict[int, asyncio.StreamWriter] = field(default_factory=dict[int, asyncio.StreamWriter])
     _ready: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     _timer: asyncio.TimerHandle | None = None
+    cores: dict[int, EmulatedCores] = field(default_factory=dict[int, EmulatedCores])
+    _computing: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+
+    def __post_init__(self) -> None:
+        for index, host in enumerate(self.cluster.hosts):
+            if shares_cores(host):
+                self.cores[index] = EmulatedCores(host.full_speed_devices)
 
     async def hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take what one rank says, until it ends."""
+        own = -1
         try:
             while line := await reader.readline():
                 match json.loads(line):
                     case ["rank", rank]:
-                        self._ranks[rank] = writer
+                        own, self._ranks[rank] = rank, writer
                     case ["message", source, target, size_bytes, tensors, label, ready_s]:
                         ends, named = (source, target), (label[0], label[1], label[2])
                         scale = self.time_scale
@@ -61,12 +78,24 @@ class LinkServer:
                         )
                     case ["sum", key, members, size_bytes, stage, ready_s]:
                         self._hand_in(key, members, size_bytes, stage, ready_s)
+                    case ["compute", number, seconds, begin_s]:
+                        self._compute(own, number, seconds, begin_s)
                     case _:
                         pass
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
+
+    def _compute(self, rank: int, number: int, seconds: float, begin_s: float) -> None:
+        """A rank computes; those that share its cores may end at another moment now."""
+        cores = self.cores[self.cluster.host_index[rank]]
+        self._computing[rank] = number, -1.0
+        for other, end_s in cores.begin(rank, seconds, begin_s).items():
+            current, told_s = self._computing[other]
+            if end_s != told_s:
+                self._computing[other] = current, end_s
+                self._say(other, ["compute", current, end_s])
 
     def _hand_in(
         self, key: str, members: Sequence[int], size_bytes: float, stage: int, ready_s: float
@@ -80,6 +109,9 @@ class LinkServer:
             self._offer(transfer, max(ready))
 
     def _offer(self, transfer: LinkTransfer, ready_s: float) -> None:
+        ends = transfer.members or (transfer.source, transfer.target)
+        if self.real_between_hosts and len({self.cluster.host_index[end] for end in ends}) > 1:
+            transfer = replace(transfer, seconds=0.0, parts=())
         self._tell(self.links.offer(transfer, ready_s))
         self._go_on()
 
@@ -110,9 +142,12 @@ class LinkServer:
 
 
 @contextmanager
-def serve_links(cluster: Cluster, time_scale: float) -> Iterator[tuple[LinkServer, str]]:
+def serve_links(
+    cluster: Cluster, time_scale: float, *, real_between_hosts: bool = False
+) -> Iterator[tuple[LinkServer, str]]:
     """Within, the server in a thread, and the name of its socket (without a file; Linux)."""
-    server, name = LinkServer(cluster, time_scale), f"penstock-links-{secrets.token_hex(8)}"
+    server = LinkServer(cluster, time_scale, real_between_hosts)
+    name = f"penstock-links-{secrets.token_hex(8)}"
     loop = asyncio.new_event_loop()
     listening = threading.Event()
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.plan.ordering import order_of
+from penstock.rehearse.emulated_cores import shares_cores
 from penstock.rehearse.emulated_stage import (
+    Computing,
     EmulatedStage,
     Lateness,
+    alone,
     stage_times,
-    wait_until,
 )
 from penstock.rehearse.emulated_tensors import (
     EmulatedParameters,
@@ -26,6 +28,7 @@ from penstock.rehearse.emulated_tensors import (
 )
 from penstock.rehearse.emulation import Emulation, crossings_of
 from penstock.rehearse.held_back import HeldBackSum, HeldBackTransport, LinkClient
+from penstock.rehearse.host_networks import PORT, HostNetwork
 from penstock.runtime.clock import Record, StepClock
 from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
@@ -44,14 +47,21 @@ from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.transport.transport import Transport
 from penstock.simulate.catalogue import workload_of
 
-__all__ = ["RankRecord", "rehearse_rank"]
+__all__ = ["RankRecord", "RehearsalLinks", "rehearse_rank"]
+
+
+class RehearsalLinks(NamedTuple):
+    """The name of the `LinkServer`, and the networks of the hosts if each has its own."""
+
+    server: str
+    hosts: tuple[HostNetwork, ...] = ()
 
 
 class RankRecord(NamedTuple):
     """What one rank did, by iteration. Times are of `time.perf_counter`, which ranks share.
 
     ``ready_s`` is when it had joined the others. ``own_bytes`` is the memory that only this process
-    uses.
+    uses. ``arrivals`` and ``sum_ends`` are those of `LinkClient`.
     """
 
     ready_s: float
@@ -60,6 +70,8 @@ class RankRecord(NamedTuple):
     waits: int
     late_s: float
     own_bytes: int
+    arrivals: dict[int, list[float]]
+    sum_ends: dict[str, list[float]]
 
 
 @dataclass
@@ -76,6 +88,7 @@ class RehearsingRank:
     clock: StepClock
     failures: Failures
     lateness: Lateness
+    computing: Computing
     step_s: float
     per_update: int
 
@@ -100,7 +113,7 @@ class RehearsingRank:
 
     def update(self, micro_batch: int, _: Tensors) -> Tensors:
         """Take the time of an optimizer step."""
-        wait_until(time.perf_counter() + self.step_s, self.lateness)
+        self.computing(time.perf_counter(), self.step_s)
         return ()
 
     def with_updates(self, steps: Sequence[PreparedAction]) -> Iterator[PreparedAction]:
@@ -114,17 +127,23 @@ class RehearsingRank:
                 yield PreparedAction("STEP", step.stage, -1, tuple, self.update, None)
 
 
-def rehearse_rank(emulation: Emulation, links: str, limit_s: float) -> RankRecord:
+def rehearse_rank(emulation: Emulation, links: RehearsalLinks, limit_s: float) -> RankRecord:
     """Join the other ranks, and run the plan's iterations on emulated stages and links.
 
-    ``links`` is the name of the `LinkServer`. ``limit_s`` is how long another rank may not answer.
+    ``limit_s`` is how long another rank may not answer.
 
     Raises:
         RunFailed: a rank received what it should not have, or failed.
         Stalled: a rank waited too long.
     """
+    number = int(os.environ["RANK"])
+    # The name of the server is known in the launcher's network only, as is the ranks' store, to
+    # which this process is connected already.
+    client = LinkClient(links.server, number, limit_s)
+    if links.hosts:
+        links.hosts[emulation.cluster.host_index[number]].enter()
+        os.environ["GLOO_SOCKET_IFNAME"] = PORT
     world = join_world("cpu", limit_s)
-    client = LinkClient(links, world.rank, limit_s)
     rank = rank_of(emulation, world, client)
     world.barrier()
     ready_s = time.perf_counter()
@@ -141,7 +160,16 @@ def rehearse_rank(emulation: Emulation, links: str, limit_s: float) -> RankRecor
     rank.buckets.close()
     client.close()
     world.leave()
-    return RankRecord(ready_s, tuple(starts), tuple(records), late.waits, late.total_s, own_bytes)
+    return RankRecord(
+        ready_s,
+        tuple(starts),
+        tuple(records),
+        late.waits,
+        late.total_s,
+        own_bytes,
+        dict(client.arrivals),
+        dict(client.sum_ends),
+    )
 
 
 def rank_of(emulation: Emulation, world: World, client: LinkClient) -> RehearsingRank:
@@ -153,7 +181,7 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
     held = tuple(place.stage for place in places_of(plan, world.rank))
     parameters = parameters_of_rank(emulation, held)
     ever = messages_by_rank(plan, world.size, boundaries, (), ())
-    real = open_transport(world, emulation.transport, ever)
+    real = open_transport(world, emulation.carrier, ever)
     transport = None
     if real is not None:
         size_of = partial(planned_size, crossings=by_ends)
@@ -169,6 +197,9 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
         size_of=lambda parameter: parameters.planned_bytes[parameter],
     )
     hold_back_sums(world, real, buckets, parameters, client, lateness)
+    host = emulation.cluster.hosts[emulation.cluster.host_index[world.rank]]
+    compute = client.compute if shares_cores(host) else alone
+    computing = partial(compute, lateness=lateness)
     schedule = order_of(plan)
     workload = workload_of(plan, emulation.profile, emulation.cluster, schedule)
     work = next((device for device in workload.devices if device.device == world.rank), None)
@@ -180,7 +211,7 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
         launching = partial(buckets.launching, stage)
         senders, readers = ends_of_tensors(stage, boundaries)
         runners[stage] = EmulatedStage(
-            stage, programs[stage], times, senders, readers, launching, lateness
+            stage, programs[stage], times, senders, readers, launching, computing
         )
     stages = RankStages(
         plan,
@@ -203,6 +234,7 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
         clock,
         failures,
         lateness,
+        computing,
         step_s,
         schedule.weights.micro_batches_per_update,
     )

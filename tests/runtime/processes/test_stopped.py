@@ -20,7 +20,9 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_limit")
 def test_a_stopped_worker_is_named_and_ends(tmp_path: Path) -> None:
-    with pytest.raises(Stalled, match=r"worker 1 \(process \d+\) has been stopped for 4 s") as found:
+    with pytest.raises(
+        Stalled, match=r"worker 1 \(process \d+\) has been stopped for 4 s"
+    ) as found:
         launch_workers(stop_once, (False,), workers=2, log_directory=tmp_path)
     process = str(found.value).partition("process ")[2].partition(")")[0]
     assert not Path(f"/proc/{process}").exists()
