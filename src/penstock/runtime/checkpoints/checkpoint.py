@@ -12,10 +12,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, StringConstraints
 
 from penstock.document import Entry, check_document
 from penstock.errors import BadInput
@@ -58,11 +58,15 @@ class FileEntry(Ignoring):
     sha256: str
 
 
+FileName = Annotated[str, StringConstraints(pattern=r"^[\w-][\w.-]{0,199}$")]
+"""A file of the checkpoint's own directory."""
+
+
 class StateEntry(Ignoring):
     """What every state has."""
 
     step: int
-    files: dict[str, FileEntry]
+    files: dict[FileName, FileEntry]
 
 
 def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
