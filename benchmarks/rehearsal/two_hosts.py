@@ -1,0 +1,168 @@
+"""A plan on two hosts: predicted, rehearsed and trained, three timelines in one page.
+
+    python benchmarks/rehearsal/two_hosts.py --out benchmarks/rehearsal/two_hosts.json --page p.html
+
+The hosts are network namespaces, joined at 1 Gb/s by the kernel. Each has two ranks of a GPT-like
+model on one core, started by a torchrun of its own. They measure, plan and train, in turns with
+torch.distributed.pipelining under each of its schedules. The plan is then rehearsed over the same
+kind of network. It needs root on Linux.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent / "prediction"), str(HERE.parent / "reliability")]
+
+from chaos import machine  # noqa: E402
+from other_load import other_load  # noqa: E402
+
+from penstock.cluster.cluster import Cluster, Device, Host  # noqa: E402
+from penstock.cluster.toml_file import read_cluster, write_cluster  # noqa: E402
+from penstock.document import write_text  # noqa: E402
+from penstock.plan.json_file import read_plan  # noqa: E402
+from penstock.profile.json_file import read_profile  # noqa: E402
+from penstock.rehearse.agreement import differences  # noqa: E402
+from penstock.rehearse.emulation import Emulation  # noqa: E402
+from penstock.rehearse.host_networks import PORT, joined_hosts  # noqa: E402
+from penstock.rehearse.rehearsal import Rehearsal, rehearse  # noqa: E402
+from penstock.report.device_rows import gantt_rows  # noqa: E402
+from penstock.report.gantt_page import timelines_page  # noqa: E402
+from penstock.report.timelines_html import TimelinePanel  # noqa: E402
+from penstock.timeline.json_file import read_timeline  # noqa: E402
+from penstock.words import seconds_text  # noqa: E402
+
+GIGABIT = 125e6
+RANKS_OF_A_HOST = 2
+LIMIT_S = 900.0
+STORE_PORT = 29_500
+
+
+def two_hosts() -> Cluster:
+    """Two hosts with two ranks on one core each; the links within are measured later."""
+    hosts = tuple(
+        Host(
+            name,
+            (Device("half a core", 8e9),) * RANKS_OF_A_HOST,
+            link_bytes_per_s=1e9,
+            port_bytes_per_s=GIGABIT,
+            full_speed_devices=1,
+        )
+        for name in ("first", "second")
+    )
+    return Cluster("two hosts at 1 Gb/s", hosts)
+
+
+def train(folder: Path, rounds: int) -> dict[str, Any]:
+    """Measure, plan and train on both hosts; the rest of what they find is left in ``folder``."""
+    cores = sorted(os.sched_getaffinity(0))
+    write_cluster(two_hosts(), folder / "hosts.toml")
+    cluster = two_hosts()
+    names = [host.name for host in cluster.hosts]
+    with joined_hosts(names, [GIGABIT] * len(names)) as networks:
+        agents = [
+            subprocess.Popen(
+                [
+                    *network.command_prefix,
+                    *("taskset", "--cpu-list", str(cores[number % len(cores)])),
+                    *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(names)}"),
+                    *(f"--node-rank={number}", f"--nproc-per-node={RANKS_OF_A_HOST}"),
+                    *(f"--master-addr={networks[0].address}", f"--master-port={STORE_PORT}"),
+                    *(str(HERE / "two_hosts_rank.py"), str(folder / "hosts.toml"), str(folder)),
+                    str(rounds),
+                ],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": PORT},
+                stdout=sys.stderr,
+            )
+            for number, network in enumerate(networks)
+        ]
+        try:
+            codes = [agent.wait(LIMIT_S) for agent in agents]
+        finally:
+            for agent in agents:
+                agent.kill()
+                agent.wait()
+    if any(codes):
+        raise SystemExit(f"torchrun ended with {codes}; its messages are above")
+    return json.loads((folder / "trained_times.json").read_text())
+
+
+def rehearsed(folder: Path, iterations: int) -> Rehearsal:
+    """The trained plan, carried out with the profile that it was made for, over the same links."""
+    plan, profile = read_plan(folder / "plan.json"), read_profile(folder / "profile.json")
+    cluster = read_cluster(folder / "cluster.toml")
+    asked = Emulation(plan, profile, cluster, 1.0, 1.0, iterations, network="namespaces")
+    return rehearse(asked)
+
+
+def page(folder: Path, found: Rehearsal, trained_s: float) -> str:
+    """The three timelines, one above the other."""
+    panels = [
+        TimelinePanel(gantt_rows(timeline, ()), f"{title}: {seconds_text(seconds)}", note)
+        for title, seconds, note, timeline in (
+            ("Predicted", found.simulated_s, "by the simulator", found.simulated_timeline),
+            ("Rehearsed", found.rehearsed_s, "waiting, over the kernel's link", found.timeline),
+            ("Trained", trained_s, "the last iteration", read_timeline(folder / "trained.json")),
+        )
+    ]
+    return timelines_page(
+        panels, "Two hosts at 1 Gb/s", f"{found.emulation.plan.schedule}, 4 ranks"
+    )
+
+
+def main() -> None:
+    """Train, rehearse and compare; write the results and the page."""
+    parser = argparse.ArgumentParser(description="Predicted, rehearsed and trained on two hosts.")
+    parser.add_argument("--rounds", type=int, default=12, help="iterations of each contender")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--page", type=Path, help="HTML page to write")
+    parser.add_argument("--folder", type=Path, help="keep plan, profile, cluster and timeline here")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-two-hosts-") as made:
+        folder = chosen.folder or Path(made)
+        folder.mkdir(exist_ok=True)
+        with other_load() as others:
+            trained = train(folder, chosen.rounds)
+            rehearsal = rehearsed(folder, 6)
+        seconds = {name: median(values) for name, values in trained["seconds"].items()}
+        if chosen.page:
+            write_text(chosen.page, page(folder, rehearsal, seconds["ours"]))
+        plan = rehearsal.emulation.plan
+        best = min((name for name in seconds if name != "ours"), key=seconds.__getitem__)
+        pairs = zip(trained["seconds"]["ours"], trained["seconds"][best], strict=True)
+        result = {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+            "machine": machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "rounds": chosen.rounds,
+            "schedule": plan.schedule,
+            "stages": [[s.layers.start, s.layers.stop, *s.devices] for s in plan.stages],
+            "predicted_s": rehearsal.simulated_s,
+            "rehearsed_s": rehearsal.rehearsed_s,
+            "differences": differences(rehearsal),
+            "mean_late_s": rehearsal.mean_late_s,
+            "trained_s": seconds["ours"],
+            "spread_s": [min(trained["seconds"]["ours"]), max(trained["seconds"]["ours"])],
+            "rivals_s": {name: s for name, s in seconds.items() if name != "ours"},
+            "best_rival": best,
+            "faster": median(theirs / ours for ours, theirs in pairs),
+            "losses": trained["losses"],
+            "links": trained["links"],
+            "other_cores": others.cores,
+        }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if chosen.out:
+        write_text(chosen.out, text + "\n")
+
+
+if __name__ == "__main__":
+    main()
