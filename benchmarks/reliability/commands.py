@@ -191,7 +191,8 @@ def children_cpu_s() -> float:
 
 
 def too_long(number: int, frame: object) -> None:
-    """The handler of the alarm."""
+    """The handler of the alarm, which comes once: this process may work on while it ends."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
     raise TooLongError
 
 
@@ -256,7 +257,11 @@ def may_write(words: Sequence[str], done: bool) -> list[str]:
     places = [*words] + [word.partition("=")[2] for word in words if "=" in word]
     places += [word.removeprefix("-o") for word in words if word.startswith("-o")]
     names = [os.path.normpath(place) for place in places if place]
-    beside = [str(Path(name).with_suffix(".predicted.json")) for name in names if "\0" not in name]
+    beside = [
+        str(Path(name).with_suffix(".predicted.json"))
+        for name in names
+        if "\0" not in name and Path(name).name
+    ]
     return [*names, *beside, "folder/behind.json", *MADE]
 
 

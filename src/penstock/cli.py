@@ -5,6 +5,7 @@ Commands import what they need when they run, so that planning never loads torch
 """
 
 import sys
+from io import TextIOWrapper
 
 import typer
 
@@ -44,6 +45,10 @@ app.command("list")(job_commands.catalogue)
 
 def main() -> None:
     """Run the command that the arguments name, and exit with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A file's name may hold bytes that are no text.
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run())
 
 

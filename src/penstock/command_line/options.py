@@ -29,6 +29,9 @@ __all__ = [
     "Workers",
 ]
 
+MOST_WORKERS = 1024
+"""More processes fit into the memory of no machine that we know."""
+
 AsJson: TypeAlias = Annotated[
     bool, Option("--json", help="Print the result as one JSON object (SI units).")
 ]
@@ -122,4 +125,6 @@ NoVerify: TypeAlias = Annotated[
         "--no-verify", help="Do not compare the first step with the model run without Penstock."
     ),
 ]
-Workers: TypeAlias = Annotated[int, Option(min=1, metavar="N", help="Number of worker processes.")]
+Workers: TypeAlias = Annotated[
+    int, Option(min=1, max=MOST_WORKERS, metavar="N", help="Number of worker processes.")
+]

@@ -1,11 +1,13 @@
 """A planner's answer within a time limit, also from planners that do not look at the clock."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from math import inf
 from types import FrameType
+from typing import Any
 
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
@@ -75,6 +77,13 @@ def stopped_after(seconds: float, may_stop: Callable[[], bool]) -> Generator[Non
         if may_stop():
             raise TimeIsUp
 
+    def without_ours(ignored: Any) -> None:
+        if not isinstance(ignored.exc_value, TimeIsUp):
+            tell(ignored)
+
+    # Where the alarm comes while an object is deleted, Python prints the exception and goes on. The
+    # next alarm stops the planner.
+    tell, sys.unraisablehook = sys.unraisablehook, without_ours
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), RETRY_S)
     try:
@@ -82,3 +91,4 @@ def stopped_after(seconds: float, may_stop: Callable[[], bool]) -> Generator[Non
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = tell
