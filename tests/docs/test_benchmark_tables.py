@@ -63,6 +63,28 @@ def test_rehearsals(scripts: pytest.MonkeyPatch) -> None:
     assert [one.case for one in found if one.differences] == []
 
 
+def test_two_hosts() -> None:
+    text = page("docs/benchmarks/rehearsal.md")
+    found = results("rehearsal/two_hosts.json")
+    low, high = found["spread_s"]
+    rows = {
+        f"ours, predicted (`{found['schedule']}`)": found["predicted_s"],
+        "ours, rehearsed": found["rehearsed_s"],
+        f"ours, trained (median of {found['rounds']}, {low:.3f} to {high:.3f})": found["trained_s"],
+        **{f"torch, {name}": seconds for name, seconds in found["rivals_s"].items()},
+    }
+    for name, seconds in rows.items():
+        assert f"| {name} | {seconds:.3f} |" in text
+    words = " ".join(text.split())
+    assert f"{found['faster']:.2f} times as fast as torch's best schedule" in words
+    assert f"which is `{found['best_rival']}`" in words
+    error = found["predicted_s"] / found["trained_s"] - 1
+    assert f"**The prediction is {-100 * error:.0f} % too short**" in text
+    ours = found["losses"]["ours"]
+    assert all(abs(loss / ours - 1) < 1e-6 for loss in found["losses"].values())
+    assert found["differences"] == []
+
+
 def test_simulator(scripts: pytest.MonkeyPatch) -> None:
     scripts.syspath_prepend(BENCHMARKS / "simulator")
     parts = script_at("benchmarks/simulator/parts.py", "simulator_parts")

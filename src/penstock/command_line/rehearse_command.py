@@ -256,7 +256,7 @@ def shown(rehearsal: "Rehearsal", promised_s: float, most_in_flight: int) -> lis
         for head in ("busiest links", "messages", "bytes", "busy"):
             table.add_column(head, justify="left" if head == "busiest links" else "right")
         for link in links[:SHOWN]:
-            share = percent_text(link.busy_s / rehearsal.ends_s[0])
+            share = percent_text(link.busy_s / rehearsal.rehearsed_s)
             ends = f"{link.source} to {link.target}"
             table.add_row(ends, str(link.messages), size_text(link.bytes), share)
         lines += ["", table]
@@ -274,8 +274,12 @@ def write_page(path: str, rehearsal: "Rehearsal") -> None:
     emulation = rehearsal.emulation
     panels: list[TimelinePanel] = []
     for title, note, timeline in (
-        ("Simulated", "the first iteration", rehearsal.simulated_timeline),
-        ("Rehearsed", f"{emulation.time_scale:.3g} times as slowly", rehearsal.timeline),
+        ("Simulated", "one iteration", rehearsal.simulated_timeline),
+        (
+            "Rehearsed",
+            f"the last iteration, {emulation.time_scale:.3g} times as slowly",
+            rehearsal.timeline,
+        ),
     ):
         chart = gantt_rows(timeline, ())
         panels.append(TimelinePanel(chart, f"{title}: {seconds_text(chart.end_s)}", note))

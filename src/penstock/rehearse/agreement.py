@@ -18,7 +18,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LinkTraffic:
-    """What one device sent another in an iteration, and how long the link was busy with it."""
+    """What one device sent another in an iteration, and how long any of it was under way."""
 
     source: int
     target: int
@@ -133,15 +133,20 @@ def peaks_in_flight(rehearsal: Rehearsal) -> list[int]:
 
 
 def traffic(rehearsal: Rehearsal) -> list[LinkTraffic]:
-    """What went from each device to each other in the first iteration, most busy first."""
+    """What went from each device to each other in the last iteration, most busy first."""
     scale = rehearsal.emulation.time_scale
     found: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for started in rehearsal.transfers_of(0):
+    until_s: dict[tuple[int, int], float] = defaultdict(float)
+    transfers = rehearsal.transfers_of(rehearsal.emulation.iterations - 1)
+    for started in sorted(transfers, key=lambda each: each.start_s):
         transfer = started.transfer
         if not transfer.members:
-            sums = found[transfer.source, transfer.target]
+            ends = transfer.source, transfer.target
+            sums = found[ends]
             sums[0] += 1
             sums[1] += transfer.bytes
-            sums[2] += (started.end_s - started.start_s) / scale
+            # Messages that the kernel carries may be under way together.
+            sums[2] += max(0.0, started.end_s - max(started.start_s, until_s[ends])) / scale
+            until_s[ends] = max(until_s[ends], started.end_s)
     rows = (LinkTraffic(*ends, int(s[0]), s[1], s[2]) for ends, s in found.items())
     return sorted(rows, key=lambda row: -row.busy_s)

@@ -84,8 +84,13 @@ class Rehearsal:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The first iteration: compute as the ranks did it, transfers as the links carried them."""
-        scale, begin_s = self.emulation.time_scale, self.begin_s
+        """The last iteration: compute as the ranks did it, transfers as the links carried them.
+
+        The first one may wait for what happens once, such as connections.
+        """
+        last = self.emulation.iterations - 1
+        scale = self.emulation.time_scale
+        begin_s = min(rank.starts_s[last] for rank in self.ranks)
 
         def planned(moment_s: float) -> float:
             return max(0.0, (moment_s - begin_s) / scale)
@@ -93,10 +98,10 @@ class Rehearsal:
         events = [
             Event(rank, r.kind, r.stage, r.micro_batch, planned(r.start_s), planned(r.end_s))
             for rank, record in enumerate(self.ranks)
-            for r in record.records[0]
+            for r in record.records[last]
             if r.kind in COMPUTE
         ]
-        for started in self.transfers_of(0):
+        for started in self.transfers_of(last):
             transfer, span = started.transfer, (planned(started.start_s), planned(started.end_s))
             stage, reader, micro_batch = transfer.label
             if transfer.members:
