@@ -85,11 +85,10 @@ def timeline(path: Path) -> object:
 
 def steps(path: Path) -> object:
     """The steps of a run, as the report and a resumed run read them."""
-    from penstock.jobs.run_directory import rows_before
+    from penstock.jobs.run_directory import read_rows
     from penstock.report.record import read_metrics
 
-    rows_before(path, 2)
-    return read_metrics(path)
+    return list(read_rows(path)), read_metrics(path)
 
 
 def summary(path: Path) -> object:

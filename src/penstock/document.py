@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
@@ -32,6 +32,7 @@ __all__ = [
     "read_document",
     "read_text",
     "write_bytes",
+    "write_pieces",
     "write_text",
 ]
 
@@ -312,7 +313,16 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file completely or not at all: a reader never sees a part of it.
+    """Write a file completely or not at all, as `write_pieces` does.
+
+    Raises:
+        BadInput: the folder does not exist or cannot be written to.
+    """
+    write_pieces(path, (content,))
+
+
+def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:
+    """Write a file completely or not at all, piece by piece: a reader never sees a part of it.
 
     The file is written under another name in the same folder and renamed. A symbolic link is kept,
     and its target written. Anything but a regular file (a device, a pipe) is written in place.
@@ -323,20 +333,22 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     try:
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
-            target.write_bytes(content)
+            with target.open("wb") as file:
+                file.writelines(pieces)
         else:
-            replace_file(target, content)
+            replace_file(target, pieces)
     except OSError as error:
         raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
     except ValueError:
         raise BadInput(f"cannot write {str(path)!r}: it is no name that a file can have") from None
 
 
-def replace_file(target: Path, content: bytes) -> None:
+def replace_file(target: Path, pieces: Iterable[bytes]) -> None:
     """Write a regular file under another name in the same folder, then rename it."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            file.writelines(pieces)
         os.replace(partial, target)
     except OSError:
         partial.unlink(missing_ok=True)

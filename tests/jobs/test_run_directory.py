@@ -1,11 +1,13 @@
 """Run directories are never overwritten, and a resumed run drops what came after its checkpoint."""
 
+import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import BadInput
-from penstock.jobs.run_directory import latest_run, new_run, rows_before, write_rows
+from penstock.jobs.run_directory import drop_rows_after, latest_run, new_run, read_rows
 from penstock.jobs.train_part import checkpoint_to_resume
 from penstock.runtime.checkpoints.checkpoint import state_text
 
@@ -38,15 +40,27 @@ def test_the_newest_run_of_the_job_is_resumed_and_no_other() -> None:
 
 def test_rows_after_the_checkpoint_and_half_rows_are_dropped() -> None:
     path = Path("metrics.jsonl")
-    write_rows(path, [{"step": step, "loss": 1.0} for step in (1, 2, 3)])
-    with path.open("a") as file:
-        file.write('{"step": 2, "evaluation_loss": 0.5}\n{"step": 1, "lo')
-    rows = rows_before(path, 2)
-    assert rows == [
+    rows = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+    lines = [*map(json.dumps, rows), '{"step": 2, "evaluation_loss": 0.5}', '{"step": 1, "lo']
+    path.write_text("\n".join(lines))
+    drop_rows_after(path, 2)
+    assert list(read_rows(path)) == [
         {"step": 1, "loss": 1.0},
         {"step": 2, "loss": 1.0},
         {"step": 2, "evaluation_loss": 0.5},
     ]
+
+
+def test_a_long_record_is_resumed_with_little_memory() -> None:
+    path = Path("metrics.jsonl")
+    row = json.dumps({"step": 1, "loss": 1.0, "note": "x" * 1000})
+    path.write_text(f"{row}\n" * 10_000)  # 10 MB
+    tracemalloc.start()
+    drop_rows_after(path, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size > 10_000_000
+    assert peak < 1_000_000
 
 
 def test_a_directory_has_one_run_at_a_time() -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.jobs.run_directory import RunDirectory, rows_before, write_rows
+from penstock.jobs.run_directory import RunDirectory, drop_rows_after
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.user_metrics import Evaluation
 
@@ -29,7 +29,7 @@ class Records:
         if not self._writes:
             return
         directory = self._directory
-        write_rows(directory.metrics, rows_before(directory.metrics, start) if start else [])
+        drop_rows_after(directory.metrics, start)
         # Importing TensorBoard takes a second, and only rank 0 needs it.
         from torch.utils.tensorboard import SummaryWriter
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster, write_cluster
-from penstock.document import json_text, parse_json, read_text, write_text
+from penstock.document import json_text, parse_json, read_text, write_pieces, write_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
@@ -21,7 +21,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.timeline.json_file import read_timeline, write_timeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["RunDirectory", "latest_run", "new_run", "read_rows", "rows_before", "write_rows"]
+__all__ = ["RunDirectory", "drop_rows_after", "latest_run", "new_run", "read_rows"]
 
 RUNS = Path("runs")
 
@@ -82,6 +82,13 @@ class RunDirectory:
     def read_costs(self) -> tuple[ModelProfile, Cluster]:
         """What `write_costs` wrote."""
         return read_profile(self.path / "profile.json"), read_cluster(self.path / "cluster.toml")
+
+    def hosts(self) -> tuple[int, ...]:
+        """The number of workers of each host, as measured; empty before."""
+        place = self.path / "cluster.toml"
+        if not place.exists():
+            return ()
+        return tuple(len(host.devices) for host in read_cluster(place).hosts)
 
     def write_plan(self, plan: Plan) -> None:
         """Save the plan."""
@@ -160,26 +167,25 @@ def latest_run(job_name: str, out: str | Path | None) -> RunDirectory:
     return RunDirectory(runs[-1])
 
 
-def rows_before(path: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` up to and including ``step``, which a resumed run keeps.
+def drop_rows_after(path: Path, step: int) -> None:
+    """Drop the rows of ``metrics.jsonl`` after ``step``: a resumed run takes these steps again.
 
     Damaged lines are dropped, such as a last one that a crash cut off.
     """
-    return [row for row in read_rows(path) if row["step"] <= step]
+    kept = (row for row in read_rows(path) if row["step"] <= step) if step else ()
+    write_pieces(path, (f"{json.dumps(row)}\n".encode() for row in kept))
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The undamaged rows of ``metrics.jsonl``; empty if there is no such file."""
-    rows: list[dict[str, Any]] = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for line in text.splitlines():
-        with suppress(BadInput):
-            row = parse_json(line, path, "metrics")
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-    return rows
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The undamaged rows of ``metrics.jsonl``, one after another; none if there is no such file.
 
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Overwrite ``metrics.jsonl`` with these rows."""
-    write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+    A run of millions of steps has gigabytes of rows, so they are never held all at once.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with suppress(BadInput):
+                row = parse_json(line, path, "metrics")
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    yield row
