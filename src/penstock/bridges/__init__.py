@@ -1,0 +1,1 @@
+"""Plans to and from the layouts of other frameworks; no torch."""

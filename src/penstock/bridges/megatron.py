@@ -1,0 +1,218 @@
+"""Layouts of Megatron-LM: the string of ``--pipeline-model-parallel-layout``, with its arguments.
+
+Source of the format: NVIDIA/Megatron-LM, August 2026,
+``megatron/core/transformer/pipeline_parallel_layer_layout.py``. Stages are divided by ``|``. ``E``
+is the embedding, ``t`` a transformer layer, ``m`` a layer that predicts further tokens, ``L`` the
+loss with the head. ``x*n`` and ``(...)*n`` repeat; commas mean nothing:
+
+    Et*3|t*4|t*4|t*3L
+
+Stage ``s`` is on rank ``s % pipeline_size``. ``E`` stands for the profile's layers before the first
+block, ``L`` for those after the last. Megatron holds each of the two on one stage.
+"""
+
+import re
+import shlex
+from itertools import groupby
+
+from penstock.bridges.block_list import stages_of_counts, transformer_blocks
+from penstock.bridges.layout import PipelineLayout, layout_of_plan, recompute_notes
+from penstock.bridges.module_chain import ModuleChain, module_chain
+from penstock.bridges.request import Exported, ExportRequest, ImportRequest
+from penstock.document import read_text, shorter
+from penstock.errors import BadInput
+from penstock.schedule.placement import looped
+
+__all__ = ["export_megatron", "import_megatron"]
+
+TARGET = "Megatron-LM"
+GROUP, SINGLE = re.compile(r"\(([^)]+)\)\*(\d{1,9})"), re.compile(r"(.)\*(\d{1,9})")
+LONGEST = 100_000
+"""The most characters of a layout without repetitions."""
+
+NUMBERS = ("pipeline-model-parallel-size", "num-layers", "micro-batch-size", "global-batch-size")
+LAYOUT = "pipeline-model-parallel-layout"
+OWN_SCHEDULES = ("1f1b", "interleaved")
+
+
+def export_megatron(request: ExportRequest) -> Exported:
+    """The arguments of Megatron-LM, one on each line.
+
+    Raises:
+        BadInput: the model has no single list of blocks, a cut is inside a block, the embedding or
+            the head, or stages are not on the ranks round after round.
+    """
+    layout, chain = layout_of_plan(request.plan, TARGET), module_chain(request.profile)
+    first, last = transformer_blocks(chain, request.profile)
+    if not layout.is_looped:
+        raise BadInput(
+            f"the stages of schedule '{layout.schedule}' are on ranks {list(layout.ranks)}; "
+            f"{TARGET} puts them round after round; plan with --schedule 1f1b or interleaved"
+        )
+    stages = chain.stage_modules(layout.stages, TARGET)
+    letters: list[str] = []
+    position = 0
+    for modules in stages:
+        own = range(position, position + len(modules))
+        position = own.stop
+        check_cut(chain, own.stop, (first, last))
+        head = "E" if 0 in own else ""
+        tail = "L" if own.stop == len(chain.modules) else ""
+        letters.append(head + repeated("t", sum(first <= i < last for i in own)) + tail)
+    arguments = {
+        "num-layers": last - first,
+        "pipeline-model-parallel-size": layout.pipeline_size,
+        LAYOUT: "|".join(letters),
+        "micro-batch-size": layout.rows,
+        "global-batch-size": layout.micro_batches * layout.rows * layout.replicas,
+    }
+    notes = list(recompute_notes(request.plan))
+    if layout.schedule not in OWN_SCHEDULES:
+        notes.append(
+            f"{TARGET} runs 1F1B, or its interleaved form, and not the plan's '{layout.schedule}'"
+        )
+    names = tuple(tuple(module.name for module in modules) for modules in stages)
+    return Exported(
+        layout,
+        names,
+        "".join(f"--{name} {shlex.quote(str(value))}\n" for name, value in arguments.items()),
+        notes=tuple(notes),
+    )
+
+
+def check_cut(chain: ModuleChain, cut: int, blocks: tuple[int, int]) -> None:
+    """Raise if a cut before module ``cut`` divides what Megatron-LM keeps together.
+
+    Raises:
+        BadInput: the cut is before the first block or after the last.
+    """
+    first, last = blocks
+    if first <= cut <= last or cut == len(chain.modules):
+        return
+    before, after = chain.modules[cut - 1].name, chain.modules[cut].name
+    what = "embedding" if cut < first else "head"
+    raise BadInput(
+        f"the cut between '{before}' and '{after}' divides what {TARGET} keeps together as its "
+        f"{what}; change the layers of the two stages in the plan"
+    )
+
+
+def repeated(letter: str, count: int) -> str:
+    """``t*3`` for three, ``t`` for one, nothing for none."""
+    return f"{letter}*{count}" if count > 1 else letter * count
+
+
+def import_megatron(request: ImportRequest) -> PipelineLayout:
+    """The layout in a file of Megatron-LM's arguments, or of the layout string alone.
+
+    Raises:
+        BadInput: no layout, a letter that stands for no layer of the profile, another number of
+            blocks, or stages that cannot be divided among the ranks.
+    """
+    path, profile = request.path, request.profile
+    found = arguments_in(read_text(path, "layout"), request)
+    layers = ["".join(stage) for stage in unrolled(found[LAYOUT], request).split("|")]
+    check_letters(layers, request)
+    numbers = {name: number_of(found, name, request) for name in NUMBERS}
+    first, last = transformer_blocks(module_chain(profile), profile)
+    counts = [stage.count("t") for stage in layers]
+    for count, source in ((sum(counts), "the layout"), (numbers["num-layers"], "--num-layers")):
+        if count and count != last - first:
+            raise BadInput(
+                f"{path}: {source} has {count} transformer layers, and profile "
+                f"'{profile.name}' has {last - first} blocks; is it the layout of another model?"
+            )
+    size = request.asked.ranks or numbers["pipeline-model-parallel-size"] or len(layers)
+    if len(layers) % size:
+        raise BadInput(
+            f"{path}: {len(layers)} stages cannot be divided among {size} ranks; name a multiple "
+            f"of {size} stages, or another number with --ranks"
+        )
+    rows, batch = numbers["micro-batch-size"], numbers["global-batch-size"]
+    replicas = request.asked.replicas or 1
+    return PipelineLayout(
+        stages_of_counts(counts, profile, path),
+        looped(size, len(layers) // size),
+        replicas,
+        batch // (rows * replicas) if rows else 0,
+        rows,
+        "1f1b" if len(layers) == size else "interleaved",
+    )
+
+
+def arguments_in(text: str, request: ImportRequest) -> dict[str, str]:
+    """The arguments of a text that a layout has; a text without any is the layout itself.
+
+    Raises:
+        BadInput: quotes that do not match, or arguments without a layout.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise BadInput(f"{request.path} is no list of arguments: {error}; correct it") from None
+    found: dict[str, str] = {}
+    for index, word in enumerate(words):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in (LAYOUT, *NUMBERS):
+            continue
+        found[name] = value if equals else "".join(words[index + 1 : index + 2])
+    if LAYOUT not in found and len(text.split()) == 1:
+        found[LAYOUT] = "".join(words)
+    if not found.get(LAYOUT):
+        raise BadInput(
+            f"{request.path} has no --{LAYOUT}; name a file with that argument, or with the layout "
+            f"alone, such as 'Et*3|t*3L'"
+        )
+    return found
+
+
+def number_of(found: dict[str, str], name: str, request: ImportRequest) -> int:
+    """The number that an argument has; 0 where it is not given."""
+    text = found.get(name, "0")
+    if not re.fullmatch(r"\d{1,9}", text) or (name in found and int(text) < 1):
+        raise BadInput(f"{request.path}: --{name} is {shorter(text)!r}; give a number >= 1")
+    return int(text)
+
+
+def unrolled(text: str, request: ImportRequest) -> str:
+    """The layout without repetitions and commas.
+
+    Raises:
+        BadInput: it is too long.
+    """
+    plain = text.replace(",", "")
+    for pattern in (GROUP, SINGLE):
+        longest = sum(len(m[1]) * int(m[2]) for m in pattern.finditer(plain))
+        if len(plain) + longest > LONGEST:
+            raise BadInput(
+                f"{request.path}: the layout has more than {LONGEST} letters; shorten it"
+            )
+        plain = pattern.sub(lambda match: match[1] * int(match[2]), plain)
+    return plain
+
+
+def check_letters(layers: list[str], request: ImportRequest) -> None:
+    """Raise unless there is one E, then blocks, then one L.
+
+    Raises:
+        BadInput: the first letter that is out of place.
+    """
+    path, flat = request.path, "".join(layers)
+    if "m" in flat:
+        raise BadInput(
+            f"{path}: the layout has a layer 'm' (multi-token prediction), which no profile has; "
+            f"leave it out to compare the rest"
+        )
+    unknown = next((letter for letter in flat if letter not in "EtL"), None)
+    if unknown is not None:
+        raise BadInput(
+            f"{path}: letter '{unknown}' of the layout is unknown; they are E, t, m and L"
+        )
+    if not re.fullmatch("Et*L", flat):
+        shown = "".join(letter * min(2, len(list(run))) for letter, run in groupby(flat))
+        raise BadInput(
+            f"{path}: the layers of the layout are {shorter(shown)!r}; it begins with its only E "
+            f"and ends with its only L"
+        )
+    if not all(layers):
+        raise BadInput(f"{path}: stage {layers.index('')} of the layout is empty; give it a layer")

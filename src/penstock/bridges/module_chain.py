@@ -1,0 +1,197 @@
+"""The modules of a model as other frameworks cut it, and the layers of a profile in each.
+
+Penstock may cut a transformer block between attention and MLP. Other frameworks hold a block, which
+is an entry of a ModuleList or Sequential, on one stage. A name such as ``transformer.h.3.mlp`` says
+which block a layer is in: the path up to its first number.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import BadInput
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = [
+    "ModuleChain",
+    "ModuleLayers",
+    "check_module_names",
+    "entry_number",
+    "module_chain",
+    "module_of",
+    "with_light_modules",
+]
+
+LOSS = "loss"
+OWN_FORWARD = "forward"
+"""The name of layers that the model's own forward computes outside its modules."""
+
+MODULE_PATH = re.compile(r"(?:[^\W\d]\w*|\d+)(?:\.(?:[^\W\d]\w*|\d+))*")
+ENTRY_NUMBER = re.compile("[0-9]{1,9}")
+MOST_LIGHT_ENTRIES = 1000
+"""A larger gap in the numbers of a container's entries is no gap of light modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleLayers:
+    """A module by its dotted name, and the consecutive layers of the profile that it computes."""
+
+    name: str
+    layers: range
+
+    @property
+    def container(self) -> str | None:
+        """The list that the module is a numbered entry of; None if it is in no named list.
+
+        >>> ModuleLayers("transformer.h.3", range(2)).container
+        'transformer.h'
+        """
+        before, _, last = self.name.rpartition(".")
+        return before if before and entry_number(last) is not None else None
+
+
+@dataclass(frozen=True)
+class ModuleChain:
+    """The modules that compute the layers of a profile, in order, without the loss."""
+
+    modules: tuple[ModuleLayers, ...]
+    layers: int
+
+    def stage_modules(
+        self, stages: Sequence[range], target: str
+    ) -> tuple[tuple[ModuleLayers, ...], ...]:
+        """The modules of each stage.
+
+        Raises:
+            BadInput: a cut inside a module, a stage of the loss alone, or a module that two stages
+                use. ``target`` cannot express these.
+        """
+        ends = {module.layers.stop for module in self.modules}
+        for stage in stages[:-1]:
+            if stage.stop in ends:
+                continue
+            cut = next((m for m in self.modules if stage.stop in m.layers), None)
+            if cut is not None:
+                raise BadInput(
+                    f"the cut before layer {stage.stop} is inside module '{cut.name}' (layers "
+                    f"{cut.layers.start} to {cut.layers.stop - 1}), which {target} keeps whole; "
+                    f'move it with --whole-blocks, or profile with granularity = "block" in the '
+                    f"job and plan again"
+                )
+        found = tuple(
+            tuple(m for m in self.modules if m.layers.start in layers) for layers in stages
+        )
+        owner: dict[str, int] = {}
+        for index, modules in enumerate(found):
+            if not modules:
+                raise BadInput(
+                    f"stage {index} holds only the loss, which {target} computes with the last "
+                    f"module; put it on one stage with '{self.modules[-1].name}'"
+                )
+            for module in modules:
+                if owner.setdefault(module.name, index) != index:
+                    raise BadInput(
+                        f"module '{module.name}' is called on stages {owner[module.name]} and "
+                        f"{index}; {target} puts a module on one stage; move the cuts so that "
+                        f"both calls are on one"
+                    )
+        return found
+
+
+def module_of(layer: str) -> str:
+    """The module that holds a layer: its block, if it is in one.
+
+    >>> module_of("transformer.h.3.mlp"), module_of("lm_head#2")
+    ('transformer.h.3', 'lm_head')
+    """
+    parts = re.sub(r"#\d+$", "", layer).split(".")
+    number = next((i for i, p in enumerate(parts) if entry_number(p) is not None), len(parts))
+    return ".".join(parts[: number + 1])
+
+
+def entry_number(part: str) -> int | None:
+    """The number of a container's entry; None for another part of a path."""
+    return int(part) if ENTRY_NUMBER.fullmatch(part) else None
+
+
+def module_chain(profile: ModelProfile) -> ModuleChain:
+    """The modules of a profile's layers.
+
+    Raises:
+        BadInput: the profile has no layer but the loss.
+    """
+    modules: list[ModuleLayers] = []
+    for index, layer in enumerate(profile.layers):
+        name = module_of(layer.name)
+        if name == LOSS and index == len(profile.layers) - 1:
+            continue
+        start = modules.pop().layers.start if modules and modules[-1].name == name else index
+        modules.append(ModuleLayers(name, range(start, index + 1)))
+    if not modules:
+        raise BadInput(f"profile '{profile.name}' has no layer but the loss; there is no stage")
+    return ModuleChain(tuple(modules), len(profile.layers))
+
+
+def check_module_names(chain: ModuleChain, profile: ModelProfile, target: str) -> None:
+    """Raise unless every name is a path of a module.
+
+    Raises:
+        BadInput: the first name that is none; it is that of a published profile, or of work that
+            the model does outside its modules.
+    """
+    for module in chain.modules:
+        if module.name == OWN_FORWARD:
+            raise BadInput(
+                f"layer {module.layers.start} of profile '{profile.name}' is computed by the "
+                f"model's own forward, outside its modules, and {target} places modules only; "
+                f"move that work into a module"
+            )
+        if not MODULE_PATH.fullmatch(module.name):
+            raise BadInput(
+                f"layer {module.layers.start} of profile '{profile.name}' is called "
+                f"'{module.name}', which is no path of a module, and {target} needs these; use "
+                f"the profile that 'penstock profile' measures of your model"
+            )
+
+
+def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[str, list[str]]:
+    """For each module the names to list for it: itself, and light modules beside it.
+
+    A profile has no layers for modules without heavy work, such as a norm. Entries of a container
+    that are missing between two others follow the first of them. ``joined`` names others, each with
+    the module that it follows.
+
+    >>> with_light_modules(["0", "3"], {"norm": "3"})
+    {'0': ['0', '1', '2'], '3': ['3', 'norm']}
+
+    Raises:
+        BadInput: a module of ``joined`` is to follow one that does not exist.
+    """
+    listed: dict[str, list[str]] = {name: [name] for name in names}
+    latest: dict[str, str] = {}
+    for name in listed:
+        container, dot, last = name.rpartition(".")
+        number = entry_number(last)
+        if number is None:
+            continue
+        before = latest.get(container)
+        start = int(before.rpartition(".")[2]) + 1 if before is not None else 0
+        gap = range(start, number) if number - start <= MOST_LIGHT_ENTRIES else range(0)
+        missing = [f"{container}{dot}{i}" for i in gap]
+        if before is None:
+            listed[name][:0] = missing
+        else:
+            listed[before] += missing
+        latest[container] = name
+    followers: defaultdict[str, list[str]] = defaultdict(list)
+    for light, layer in joined.items():
+        followers[module_of(layer)].append(light)
+    for name, lights in followers.items():
+        if name not in listed:
+            raise BadInput(
+                f"module '{lights[0]}' is to join '{name}', which is no module of the profile; it "
+                f"has {', '.join(list(listed)[:3])} ... {list(listed)[-1]}"
+            )
+        listed[name] += lights
+    return listed

@@ -1,0 +1,179 @@
+"""Stages as lists of module names: what torch's own frameworks need, and how lists are read."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+
+from penstock.bridges.layout import PipelineLayout
+from penstock.bridges.module_chain import (
+    ModuleChain,
+    check_module_names,
+    entry_number,
+    module_of,
+    with_light_modules,
+)
+from penstock.errors import BadInput
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["check_neighbours", "names_of_stages", "stages_of_names", "stages_of_starts"]
+
+
+def names_of_stages(
+    layout: PipelineLayout, chain: ModuleChain, joined: Mapping[str, str], target: str
+) -> tuple[tuple[str, ...], ...]:
+    """The modules of each stage, with the light ones beside them.
+
+    Raises:
+        BadInput: ``target`` cannot express the cuts, or ``joined`` names no module.
+    """
+    found = chain.stage_modules(layout.stages, target)
+    names = [module.name for module in chain.modules]
+    listed = with_light_modules(names, joined)
+    return tuple(
+        tuple(name for module in dict.fromkeys(m.name for m in modules) for name in listed[module])
+        for modules in found
+    )
+
+
+def check_neighbours(
+    layout: PipelineLayout, chain: ModuleChain, profile: ModelProfile, target: str
+) -> None:
+    """Raise unless stages only need what torch's pipelines give them.
+
+    They send from a stage to the next one only, and leave gradients of tied parameters unsummed.
+    Tensors without a gradient, such as masks, are not counted: models make them on each stage.
+
+    Raises:
+        BadInput: a name that is no module's, a skip connection, or a tied parameter on two stages.
+    """
+    if len(layout.stages) == 1:
+        return
+    check_module_names(chain, profile, target)
+    stage_of = [index for index, layers in enumerate(layout.stages) for _ in layers]
+    for edge in profile.edges:
+        source, reader = stage_of[edge.producer], stage_of[edge.consumer]
+        if reader > source + 1 and edge.gradient_bytes.at(1) > 0:
+            raise BadInput(
+                f"stage {reader} reads tensor '{edge.tensor}' of stage {source}, and {target} "
+                f"sends to the next stage only; cut so that the two are neighbours, or train this "
+                f"plan with 'penstock train'"
+            )
+    for shared in profile.shared:
+        users = sorted({stage_of[layer] for layer in shared.layers})
+        if len(users) > 1:
+            raise BadInput(
+                f"parameter '{shared.name}' is tied across stages {users[0]} and {users[-1]}, and "
+                f"{target} does not sum its gradients; untie it, put its layers on one stage, or "
+                f"train this plan with 'penstock train'"
+            )
+
+
+def stages_of_starts(starts: Sequence[str], profile: ModelProfile, path: Path) -> tuple[range, ...]:
+    """The stages that begin at these modules; the first begins at the first layer.
+
+    Raises:
+        BadInput: a name is no module's, or they are not in the model's order.
+    """
+    names = [layer.name for layer in profile.layers]
+    bounds = [0]
+    for start in starts:
+        first = next((i for i, name in enumerate(names) if is_within(name, start)), None)
+        if first is None:
+            near = get_close_matches(start, [module_of(name) for name in names], n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it begins with '{names[0]}'"
+            raise BadInput(f"{path}: profile '{profile.name}' has no module '{start}'; {hint}")
+        if first <= bounds[-1]:
+            raise BadInput(
+                f"{path}: a stage begins at '{start}', which is not after the beginning of the "
+                f"one before; name modules in the model's order, without the first"
+            )
+        bounds.append(first)
+    bounds.append(len(names))
+    return tuple(range(lo, hi) for lo, hi in pairwise(bounds))
+
+
+def stages_of_names(
+    lists: Sequence[Sequence[str]], profile: ModelProfile, path: Path
+) -> tuple[range, ...]:
+    """The stages that hold these modules.
+
+    Names that are no layer's are light modules, unless they number an entry that the model does not
+    have. The loss is on the last stage.
+
+    Raises:
+        BadInput: a layer is on no stage or on two, a stage has none, or they are out of order.
+    """
+    owner: dict[str, int] = {}
+    for stage, names in enumerate(lists):
+        for name in names:
+            if owner.setdefault(name, stage) != stage:
+                raise BadInput(
+                    f"{path}: module '{name}' is on stages {owner[name]} and {stage}; name it once"
+                )
+    check_entries(owner, profile, path)
+    places: list[int] = []
+    for index, layer in enumerate(profile.layers):
+        place = next((owner[name] for name in paths_above(layer.name) if name in owner), None)
+        if place is None and index == len(profile.layers) - 1 and layer.name == "loss":
+            place = len(lists) - 1
+        if place is None:
+            raise BadInput(
+                f"{path}: no stage names layer '{layer.name}' of profile '{profile.name}'; is it "
+                f"the layout of another model?"
+            )
+        if places and place < places[-1]:
+            raise BadInput(
+                f"{path}: layer '{layer.name}' is on stage {place}, and the layer before it on "
+                f"stage {places[-1]}; name modules in the model's order"
+            )
+        places.append(place)
+    empty = next((stage for stage in range(len(lists)) if stage not in places), None)
+    if empty is not None:
+        raise BadInput(
+            f"{path}: stage {empty} names no layer of profile '{profile.name}'; give it one, or "
+            f"leave the stage out"
+        )
+    bounds = [places.index(stage) for stage in range(len(lists))] + [len(places)]
+    return tuple(range(lo, hi) for lo, hi in pairwise(bounds))
+
+
+def check_entries(owner: Mapping[str, int], profile: ModelProfile, path: Path) -> None:
+    """Raise if a name numbers an entry after the last of its container.
+
+    Raises:
+        BadInput: the layout has more blocks than the profile.
+    """
+    last: dict[str, int] = {}
+    for layer in profile.layers:
+        for name in paths_above(layer.name):
+            container, _, part = name.rpartition(".")
+            if container and (number := entry_number(part)) is not None:
+                last[container] = max(last.get(container, 0), number)
+    for name in owner:
+        container, _, part = name.rpartition(".")
+        number = entry_number(part)
+        if number is not None and number > last.get(container, number):
+            raise BadInput(
+                f"{path} names '{name}', and profile '{profile.name}' ends at "
+                f"'{container}.{last[container]}'; is it the layout of another model?"
+            )
+
+
+def is_within(layer: str, module: str) -> bool:
+    """Whether a layer is a module or a part of it.
+
+    >>> is_within("h.1.mlp", "h.1"), is_within("h.10", "h.1"), is_within("lm_head#2", "lm_head")
+    (True, False, True)
+    """
+    return layer == module or layer.startswith((f"{module}.", f"{module}#"))
+
+
+def paths_above(layer: str) -> list[str]:
+    """The layer's own path and those of the modules around it, the innermost first.
+
+    >>> paths_above("h.1.mlp")
+    ['h.1.mlp', 'h.1', 'h']
+    """
+    parts = layer.partition("#")[0].split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]

@@ -1,0 +1,283 @@
+"""``penstock export`` and ``penstock import``: plans to and from other frameworks' layouts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from typer import Argument, Option
+
+from penstock.command_line.numba_start import start_numba_without_scipy
+from penstock.command_line.options import (
+    AsJson,
+    Out,
+    PlanPath,
+    PlansProfile,
+    ProfileBatch,
+    Quiet,
+)
+from penstock.command_line.shown_plan import show_planned
+from penstock.command_line.terminal import Terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from penstock.bridges.layout import PipelineLayout
+    from penstock.plan.plan import Plan
+    from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["export_plan", "import_layout"]
+
+Target: TypeAlias = Annotated[
+    Literal["torch", "torchtitan", "megatron", "deepspeed"],
+    Option("--to", help="The framework that is to run the plan."),
+]
+Source: TypeAlias = Annotated[
+    Literal["torch", "torchtitan", "megatron", "deepspeed", "huggingface"],
+    Option("--from", help="The framework that the layout is of."),
+]
+Joined: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--join",
+        metavar="MODULE=LAYER",
+        help="List a module that has no layer in the profile, such as a norm, right after LAYER; "
+        "repeatable.",
+    ),
+]
+
+
+def export_plan(
+    plan: PlanPath,
+    target: Target,
+    profile: PlansProfile = "",
+    profile_batch: ProfileBatch = 0,
+    join: Joined = None,
+    whole_blocks: Annotated[
+        bool,
+        Option("--whole-blocks", help="Move cuts that are inside a block to its nearer end."),
+    ] = False,
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write PLAN as a layout of another framework; -o writes it."""
+    from penstock.bridges.registry import EXPORTERS
+    from penstock.bridges.request import ExportRequest
+    from penstock.bridges.whole_blocks import with_whole_blocks
+    from penstock.document import check_place, write_text
+    from penstock.plan.json_file import read_plan
+    from penstock.planning.plan_files import PlanInputs, profile_of_plan
+
+    terminal = Terminal(as_json, quiet)
+    place = Path(out or "layout.json")
+    check_ending(place)
+    for path in (place, place.with_suffix(".csv")) if out else ():
+        check_place(path)
+    given = read_plan(plan)
+    costs = profile_of_plan(plan, PlanInputs(profile, "", profile_batch))
+    check_layers(given, costs)
+    notes: list[str] = []
+    if whole_blocks:
+        moved = with_whole_blocks(given, costs)
+        notes += moved_words(given, moved)
+        given = moved
+    exported = EXPORTERS[target](ExportRequest(given, costs, place, joined_modules(join or ())))
+    files: list[str] = []
+    if out:
+        if exported.actions:
+            files.append(str(place.with_suffix(".csv")))
+            write_text(files[-1], exported.actions)
+        files.append(out)
+        write_text(out, exported.text)
+    layout = exported.layout
+    notes += exported.notes
+    values: dict[str, object] = {
+        "to": target,
+        "stages": stages_json(layout, exported.stages),
+        "schedule": layout.schedule,
+        "replicas": layout.replicas,
+        "micro_batches": layout.micro_batches,
+        "rows": layout.rows,
+        "text": exported.text,
+        "files": files,
+        "notes": notes,
+    }
+    if out or as_json:
+        terminal.show(values, stage_table(layout, exported.stages))
+    else:
+        print(exported.text, end="", flush=True)
+    for note in [*notes, *(f"wrote {path}" for path in files)]:
+        terminal.note(note)
+    if not out:
+        terminal.note("not saved; add -o FILE")
+
+
+def import_layout(
+    layout: Annotated[str, Argument(metavar="FILE", help="A layout of another framework.")],
+    source: Source,
+    profile: Annotated[
+        str, Option(metavar="P", help="Profile of the model that the layout is of.")
+    ],
+    profile_batch: ProfileBatch = 0,
+    cluster: Annotated[
+        str, Option(metavar="C", help="Simulate the plan on this cluster, by name or TOML file.")
+    ] = "",
+    batch: Annotated[
+        int, Option(min=0, metavar="N", help="Global batch (0: what the layout says).")
+    ] = 0,
+    micro_batch: Annotated[
+        int,
+        Option(
+            min=0,
+            metavar="b",
+            help="Samples in a micro-batch, over all replicas (0: what the layout says).",
+        ),
+    ] = 0,
+    schedule: Annotated[
+        str, Option(metavar="NAME", help="The schedule (default: what the layout says).")
+    ] = "",
+    ranks: Annotated[
+        int, Option(min=0, metavar="R", help="Pipeline ranks (0: what the layout says).")
+    ] = 0,
+    replicas: Annotated[
+        int, Option(min=0, metavar="D", help="Copies of the pipeline (0: what the layout says).")
+    ] = 0,
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read a layout of another framework as a plan; -o writes the plan."""
+    from penstock.bridges.layout import AskedLayout, plan_of_layout
+    from penstock.bridges.registry import IMPORTERS
+    from penstock.bridges.request import ImportRequest
+    from penstock.document import check_place
+    from penstock.plan.json_file import plan_to_json, write_plan
+    from penstock.planning.plan_files import PlanInputs, write_planned
+    from penstock.planning.planning_problem import member_named
+    from penstock.schedule.registry import FAMILIES
+
+    terminal = Terminal(as_json, quiet)
+    if schedule:
+        member_named(FAMILIES, schedule, "schedule")
+    if out:
+        check_place(out)
+    inputs = PlanInputs(profile, cluster, profile_batch)
+    costs = inputs.read_profile()
+    asked = AskedLayout(batch, micro_batch, schedule, ranks, replicas)
+    read = IMPORTERS[source](ImportRequest(Path(layout), costs, asked))
+    plan = plan_of_layout(read, asked)
+    if cluster:
+        from penstock.plan.schedule_costs import priced
+        from penstock.planning.planning_problem import problem_of_plan
+        from penstock.planning.what_if import play
+
+        start_numba_without_scipy()
+        machines = inputs.read_cluster()
+        plan = priced(problem_of_plan(plan, costs, machines), plan)
+        planned = play(plan, costs, machines).planned
+        if out:
+            write_planned(planned, out, inputs, 0.0)
+        show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
+    else:
+        if out:
+            write_plan(plan, out)
+        values = plan_to_json(plan)
+        kept = ("planner", "schedule", "micro_batches", "micro_batch_size", "stages")
+        names = [[costs.layers[i].name for i in stage.layers] for stage in plan.stages]
+        head = (
+            f"{plan.schedule}: {plan.micro_batches} micro-batches of {plan.micro_batch_size} "
+            f"samples"
+        )
+        terminal.show({key: values[key] for key in kept}, head, stage_table(read, names))
+    if not read.schedule and not schedule:
+        terminal.note(f"the layout names no schedule; {plan.schedule} is taken (--schedule)")
+    terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def check_ending(place: Path) -> None:
+    """Raise if the layout would stand where the order of work is written.
+
+    Raises:
+        BadInput: the path ends with ``.csv``, or is no name.
+    """
+    from penstock.errors import BadInput
+
+    if not place.name or place.suffix == ".csv":
+        raise BadInput(
+            f"cannot write the layout to '{place}': the order of work is written beside it as "
+            f".csv; name a file such as layout.json"
+        )
+
+
+def check_layers(plan: "Plan", profile: "ModelProfile") -> None:
+    """Raise unless the plan places the layers of the profile.
+
+    Raises:
+        BadInput: it has another number of layers.
+    """
+    from penstock.errors import BadInput
+
+    count = plan.stages[-1].layers.stop
+    if count != len(profile.layers):
+        raise BadInput(
+            f"the plan has {count} layers, and profile '{profile.name}' has "
+            f"{len(profile.layers)}; name the plan's own profile with --profile"
+        )
+
+
+def joined_modules(texts: Sequence[str]) -> dict[str, str]:
+    """The modules of ``--join``, each with the layer that it follows.
+
+    Raises:
+        BadInput: a text that is not of the form ``MODULE=LAYER``.
+    """
+    from penstock.errors import BadInput
+
+    found: dict[str, str] = {}
+    for text in texts:
+        module, equals, layer = text.partition("=")
+        if not (module and equals and layer) or module in found:
+            raise BadInput(
+                f"--join '{text}' is not of the form MODULE=LAYER with a module that is named "
+                f"once, for example --join norm=layers.7"
+            )
+        found[module] = layer
+    return found
+
+
+def moved_words(before: "Plan", after: "Plan") -> list[str]:
+    """Which cuts were moved."""
+    pairs = [
+        (old.layers.stop, new.layers.stop)
+        for old, new in zip(before.stages, after.stages, strict=True)
+        if old.layers.stop != new.layers.stop
+    ]
+    if not pairs:
+        return []
+    moves = ", ".join(f"{old} to {new}" for old, new in pairs)
+    return [f"cuts moved to the ends of blocks: before layer {moves}"]
+
+
+def stages_json(
+    layout: "PipelineLayout", names: Sequence[Sequence[str]]
+) -> list[dict[str, object]]:
+    """The stages of a layout for ``--json``."""
+    return [
+        {"layers": [layers.start, layers.stop], "modules": list(modules), "rank": rank}
+        for layers, modules, rank in zip(layout.stages, names, layout.ranks, strict=True)
+    ]
+
+
+def stage_table(layout: "PipelineLayout", names: Sequence[Sequence[str]]) -> "Table":
+    """One row for each stage: its rank, and its modules or layers."""
+    from rich.table import Table
+
+    from penstock.words import layers_text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("stage", "rank", "layers"):
+        table.add_column(head)
+    for index, (layers, modules) in enumerate(zip(layout.stages, names, strict=True)):
+        text = f"{layers_text(modules)}  [{layers.start}, {layers.stop})"
+        table.add_row(str(index), str(layout.ranks[index]), text.replace("[", r"\["))
+    return table

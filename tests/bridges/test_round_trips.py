@@ -1,0 +1,221 @@
+"""A plan that is written for another framework and read back is the same layout."""
+
+import csv
+import io
+import json
+import tomllib
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from penstock.bridges.layout import AskedLayout, layout_of_plan, plan_of_layout
+from penstock.bridges.registry import EXPORTERS, IMPORTERS
+from penstock.bridges.request import Exported, ExportRequest, ImportRequest
+from penstock.bridges.whole_blocks import with_whole_blocks
+from penstock.plan.json_file import plan_to_json
+from penstock.plan.ordering import order_of
+from penstock.plan.plan import Plan, Stage
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.schedule.placement import folded, looped
+
+LOOPED = ("interleaved", "breadth-first")
+FOLDED = ("zb-v", "hanayo", "dualpipe-v", "v-half")
+STRAIGHT = ("1f1b", "gpipe", "zb-h1", "zb-h2", "early-backward", "wavefront")
+
+
+def profile_of(blocks: int, parts: tuple[str, ...], seconds: float = 1.0) -> ModelProfile:
+    """An embedding, blocks of these parts, a head and the loss."""
+    names = ["model.embed"]
+    for block in range(blocks):
+        names += [f"model.layers.{block}{part}" for part in parts]
+    names += ["lm_head", "loss"]
+    cost = Affine(0.0, seconds)
+    layers = tuple(LayerCost(name, cost, cost, cost) for name in names)
+    edges = tuple(
+        Edge(i, i + 1, f"hidden.{i}", Affine(0.0, 8.0), Affine(0.0, 8.0))
+        for i in range(len(layers) - 1)
+    )
+    return ModelProfile("model", layers, edges)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, styles: tuple[str, ...]) -> tuple[ModelProfile, Plan]:
+    """A profile, and a plan with cuts between blocks, equal replicas and shuffled devices."""
+    style = draw(st.sampled_from(styles))
+    size = draw(st.integers(2 if style != "straight" else 1, 4))
+    rounds = 1 if style == "straight" else 2
+    stages = size * rounds
+    parts = draw(st.sampled_from([("",), (".attn", ".mlp")]))
+    blocks = draw(st.integers(max(stages, 1), 12))
+    profile = profile_of(blocks, parts)
+    ends = draw(st.permutations(range(blocks + 1)))[: stages - 1]
+    bounds = [0, *(1 + len(parts) * end for end in sorted(ends)), len(profile.layers)]
+    replicas, rows = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    shuffled = draw(st.permutations(range(size * replicas)))
+    groups = [tuple(shuffled[r * replicas : (r + 1) * replicas]) for r in range(size)]
+    families = {"straight": STRAIGHT, "looped": LOOPED, "folded": FOLDED}[style]
+    placement = folded(size, 2) if style == "folded" else looped(size, rounds)
+    plan = Plan(
+        tuple(
+            Stage(range(lo, hi), groups[rank], (rows,) * replicas, draw(st.booleans()))
+            for lo, hi, rank in zip(bounds[:-1], bounds[1:], placement, strict=True)
+        ),
+        micro_batches=size * draw(st.integers(2, 3)),
+        micro_batch_size=rows * replicas,
+        schedule=draw(st.sampled_from(families)),
+    )
+    return profile, plan
+
+
+def written_and_read(
+    framework: str, ending: str, profile: ModelProfile, plan: Plan, asked: AskedLayout
+) -> tuple[Exported, Plan]:
+    """The exported layout and the plan that is read from it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"layout{ending}"
+        exported = EXPORTERS[framework](ExportRequest(plan, profile, path))
+        path.write_text(exported.text, encoding="utf-8")
+        if exported.actions:
+            path.with_suffix(".csv").write_text(exported.actions, encoding="utf-8")
+        read = IMPORTERS[framework](ImportRequest(path, profile, asked))
+    return exported, plan_of_layout(read, asked)
+
+
+STYLES = {
+    "torch": ("straight", "looped", "folded"),
+    "torchtitan": ("straight", "looped", "folded"),
+    "megatron": ("straight", "looped"),
+    "deepspeed": ("straight",),
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "ending"),
+    [
+        ("torch", ".json"),
+        ("torchtitan", ".json"),
+        ("torchtitan", ".toml"),
+        ("megatron", ".txt"),
+        ("deepspeed", ".json"),
+    ],
+)
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_what_is_written_is_read_back(framework: str, ending: str, data: st.DataObject) -> None:
+    profile, plan = data.draw(layouts(STYLES[framework]))
+    # Megatron's arguments do not say how many copies of the pipeline there are, nor do its and
+    # DeepSpeed's say the schedule. Torchtitan's is found by its order, which may depend on
+    # recomputation.
+    recomputes = any(stage.recompute for stage in plan.stages)
+    says_schedule = framework == "torch" or (framework == "torchtitan" and not recomputes)
+    replicas = plan.stages[0].replicas if framework == "megatron" else 0
+    asked = AskedLayout(schedule="" if says_schedule else plan.schedule, replicas=replicas)
+    _, back = written_and_read(framework, ending, profile, plan, asked)
+    wanted = layout_of_plan(plan, framework)
+    found = layout_of_plan(back, framework)
+    if framework == "torchtitan" and found.schedule != wanted.schedule:
+        # The order says which schedule it is, and some schedules have the same one.
+        assert [*map(list, without_recomputes(plan))] == [*map(list, order_of(back).orders)]
+        found = replace(found, schedule=wanted.schedule)
+    assert found == wanted
+
+
+def without_recomputes(plan: Plan) -> list[list[object]]:
+    return [[a for a in order if a.kind != "R"] for order in order_of(plan).orders]
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_torch_accepts_the_actions_and_finds_the_ranks(data: st.DataObject) -> None:
+    """Torch's own check of a schedule, and its own pass that adds the messages."""
+    profile, plan = data.draw(layouts(STYLES["torch"]))
+    exported, _ = written_and_read("torch", ".json", profile, plan, AskedLayout())
+    rows = csv.reader(io.StringIO(exported.actions))
+    actions = {r: [torch_schedules._Action.from_str(c) for c in row] for r, row in enumerate(rows)}
+    places = torch_schedules._validate_schedule(
+        actions, len(actions), len(plan.stages), plan.micro_batches
+    )
+    assert tuple(places[stage] for stage in range(len(plan.stages))) == exported.layout.ranks
+    done = {rank: [str(action) for action in order] for rank, order in actions.items()}
+    full = torch_schedules._add_send_recv(actions, places.__getitem__, len(plan.stages))
+    assert {r: [str(a) for a in o if a.is_compute_op] for r, o in full.items()} == done
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_cuts_move_to_the_nearest_ends_of_blocks(data: st.DataObject) -> None:
+    blocks = data.draw(st.integers(4, 10))
+    profile = profile_of(blocks, (".attn", ".mlp"))
+    plan = data.draw(two_stage_plans(len(profile.layers)))
+    moved = with_whole_blocks(plan, profile)
+    (cut,), (now,) = ([s.layers.stop for s in p.stages[:-1]] for p in (plan, moved))
+    assert now in (cut - 1, cut) and profile.layers[now].name.endswith((".attn", "head"))
+    EXPORTERS["megatron"](ExportRequest(moved, profile, Path("layout.txt")))
+    assert with_whole_blocks(moved, profile) is moved
+
+
+@st.composite
+def two_stage_plans(draw: st.DrawFn, layers: int) -> Plan:
+    cut = draw(st.integers(1, layers - 2))
+    return Plan(
+        (Stage(range(cut), (0,), (1,)), Stage(range(cut, layers), (1,), (1,))), 2, 1, "1f1b"
+    )
+
+
+def test_the_written_forms_are_those_of_the_frameworks() -> None:
+    """By hand: eight blocks, three stages on three ranks, two copies."""
+    profile = profile_of(8, ("",))
+    bounds = (0, 4, 7, 11)
+    stages = tuple(
+        Stage(range(bounds[s], bounds[s + 1]), (2 * s, 2 * s + 1), (2, 2)) for s in range(3)
+    )
+    plan = Plan(stages, 4, 4, "1f1b")
+    names = [
+        ["model.embed", *(f"model.layers.{i}" for i in range(3))],
+        [f"model.layers.{i}" for i in range(3, 6)],
+        ["model.layers.6", "model.layers.7", "model.norm", "lm_head"],
+    ]
+    request = ExportRequest(plan, profile, Path("a.toml"), {"model.norm": "model.layers.7"})
+    titan = EXPORTERS["torchtitan"](request)
+    assert tomllib.loads(titan.text) == {
+        "parallelism": {
+            "pipeline_parallel_degree": 3,
+            "pipeline_parallel_schedule": "1F1B",
+            "pipeline_parallel_schedule_csv": "a.csv",
+            "num_pp_microbatches": 4,
+            "data_parallel_replicate_degree": 2,
+            "module_fqns_per_model_part": names,
+        },
+        "training": {"local_batch_size": 8},
+    }
+    assert titan.actions.splitlines()[2] == "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3"
+    assert EXPORTERS["megatron"](request).text == (
+        "--num-layers 8\n--pipeline-model-parallel-size 3\n"
+        "--pipeline-model-parallel-layout 'Et*3|t*3|t*2L'\n"
+        "--micro-batch-size 2\n--global-batch-size 16\n"
+    )
+    deepspeed = json.loads(EXPORTERS["deepspeed"](request).text)
+    assert deepspeed["parts"] == [0, 4, 7, 11] and deepspeed["layers"] == [
+        *chain.from_iterable(names)
+    ]
+    assert (deepspeed["train_batch_size"], deepspeed["num_dp"]) == (16, 2)
+    torch = json.loads(EXPORTERS["torch"](request).text)
+    assert torch["split_points"] == ["model.layers.3", "model.layers.6"]
+    assert torch["stages"] == names
+
+
+def test_light_entries_of_a_sequential_are_counted() -> None:
+    """Entries without heavy work have no layer, but their number."""
+    cost = Affine(0.0, 1.0)
+    layers = tuple(LayerCost(name, cost, cost, cost) for name in ("1", "3", "4", "7", "loss"))
+    profile = ModelProfile("sequential", layers)
+    plan = Plan((Stage(range(2), (0,), (1,)), Stage(range(2, 5), (1,), (1,))), 2, 1, "1f1b")
+    exported, back = written_and_read("deepspeed", ".json", profile, plan, AskedLayout())
+    assert json.loads(exported.text)["parts"] == [0, 4, 8]
+    assert plan_to_json(back) == plan_to_json(plan)
