@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from penstock.capture.batch_part import Leaf
 from penstock.capture.layer_graph import Batch
 from penstock.capture.lengths import (
     Dynamic,
@@ -20,7 +21,7 @@ from penstock.capture.lengths import (
 from penstock.capture.slots import Slot, fill_slots, in_sequence_of
 from penstock.errors import BadInput
 
-__all__ = ["BatchLayout", "LeafSpec", "layout_of"]
+__all__ = ["BatchLayout", "LeafSpec", "check_leaf", "check_length", "layout_of"]
 
 _CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
 
@@ -85,7 +86,7 @@ class BatchLayout:
         """The lengths of the example batch."""
         return tuple(self.leaves[leaf].shape[dim] for (leaf, dim), *_ in self.length_places)
 
-    def lengths_of(self, found: Mapping[int, torch.Tensor]) -> LengthsOf:
+    def lengths_of(self, found: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch; those without a tensor in ``found`` are the example's."""
         if not self.lengths:
             return ()
@@ -116,11 +117,11 @@ class BatchLayout:
 
     def _check(self, found: Mapping[int, torch.Tensor]) -> None:
         for index, tensor in found.items():
-            _check_leaf(self.leaves[index], tensor)
+            check_leaf(self.leaves[index], tensor)
         _check_rows([(self.leaves[index], tensor.shape[0]) for index, tensor in found.items()])
         for length, places in zip(self.lengths, self.length_places, strict=True):
             sizes = {(leaf, dim): found[leaf].shape[dim] for leaf, dim in places if leaf in found}
-            _check_length(length, {self._place(*at): size for at, size in sizes.items()})
+            check_length(length, {self._place(*at): size for at, size in sizes.items()})
 
     def _place(self, leaf: int, dim: int) -> str:
         return f"dimension {dim} of {self.leaves[leaf].name}"
@@ -315,7 +316,8 @@ def _mismatch(name: str, found: str, expected: str) -> BadInput:
     )
 
 
-def _check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
+def check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
+    """Raise `BadInput` if a tensor has another type or other sizes than ``leaf``, but for rows."""
     if tensor.dtype != leaf.dtype:
         raise _mismatch(leaf.name, f"of {tensor.dtype}", f"of {leaf.dtype}")
     shape = tuple(tensor.shape)
@@ -332,7 +334,7 @@ def _check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
             )
 
 
-def _check_length(length: Length, sizes: Mapping[str, int]) -> None:
+def check_length(length: Length, sizes: Mapping[str, int]) -> None:
     """Raise `BadInput` if a length differs between its tensors or is out of range."""
     if len(set(sizes.values())) > 1:
         unequal = ", ".join(f"{place} is {size}" for place, size in sizes.items())

@@ -1,0 +1,233 @@
+"""Turns what a rank was given of a batch into the batch's leaves, and agrees on it with the others.
+
+A whole batch is given to every rank, which compare its content after the step. Parts of a batch
+differ from rank to rank. So the ranks compare what they say of them, before anything is computed:
+then one rank's mistake is refused on all, and nothing has changed.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from penstock.capture.batch_layout import check_leaf, check_length
+from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
+from penstock.capture.layer_graph import Batch
+from penstock.errors import BadInput
+from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, key_of, needs_of
+from penstock.runtime.rank import Worker
+
+__all__ = ["WHOLE", "BatchReading"]
+
+WHOLE = "{} was given a part of a batch, but needs the whole batch; give it that on every rank"
+"""The message of what cannot take a part."""
+
+
+class BatchReading:
+    """Reads the batches, whole or in part, that a worker's rank is given."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._graph = worker, worker.graph
+
+    @cached_property
+    def needs(self) -> BatchNeeds:
+        """What this rank reads of every batch."""
+        worker, programs = self._worker, self._worker.stages.programs
+        synchronised = frozenset(
+            place.stage
+            for place in worker.places
+            if worker.norm_of(place, programs[place.stage]) is not None
+        )
+        return needs_of(
+            self._graph,
+            worker.plan,
+            worker.world.rank,
+            programs,
+            metrics=worker.metrics is not None,
+            synchronised=synchronised,
+        )
+
+    def of_step(self, batches: Sequence[Batch]) -> list[list[Leaf]]:
+        """The leaves of the batches of one step; all ranks must call this.
+
+        Raises:
+            BadInput: a batch is unlike the example; or of parts: a rank lacks something that it
+                reads, or two ranks were given parts of different batches. All ranks raise this.
+        """
+        if any(isinstance(batch, BatchPart) for batch in batches):
+            return [[*leaves] for leaves in self._agreed(batches)]
+        whole = [self._graph.batch_leaves(batch) for batch in batches]
+        whole = self._graph.as_one_step(whole) if len(whole) > 1 else whole
+        return [[*leaves] for leaves in whole]
+
+    def of_stream(self, batch: Batch) -> list[Leaf]:
+        """The leaves of a batch of a stream; ranks compare numbers and samples after it.
+
+        Raises:
+            BadInput: as `of_step`; if only this rank raises it, the others fail with its message.
+        """
+        if not isinstance(batch, BatchPart):
+            return [*self._graph.batch_leaves(batch)]
+        with self._worker.failures.shared():
+            (leaves,) = self._graph.parts_as_one_step([self._leaves_of(batch)])
+        return [*leaves]
+
+    def whole(self, batch: Batch, what: str) -> list[torch.Tensor]:
+        """The leaves of a batch that ``what`` needs whole.
+
+        Raises:
+            BadInput: the batch is a part, or is unlike the example.
+        """
+        if isinstance(batch, BatchPart):
+            raise BadInput(WHOLE.format(what))
+        return self._graph.batch_leaves(batch)
+
+    def samples_in(self, batch: Batch) -> int:
+        """The number of samples of a batch."""
+        if isinstance(batch, BatchPart):
+            return batch.samples
+        return self._graph.batch_leaves(batch)[0].shape[0]
+
+    def lengths_of(self, batch: Batch) -> dict[str, int]:
+        """The lengths of a batch (or of its bucket) by name; empty for models without lengths."""
+        graph = self._graph
+        if not graph.lengths:
+            return {}
+        is_part = isinstance(batch, BatchPart)
+        leaves = self._leaves_of(batch) if is_part else graph.batch_leaves(batch)
+        found = graph.lengths_of(dict(enumerate(leaves)))
+        return dict(zip((length.name for length in graph.lengths), found, strict=True))
+
+    def _agreed(self, batches: Sequence[Batch]) -> list[list[PartialLeaf]]:
+        worker, made, problem = self._worker, list[list[PartialLeaf]](), ""
+        try:
+            made = self._graph.parts_as_one_step([self._leaves_of(batch) for batch in batches])
+        except BadInput as cause:
+            problem = str(cause)
+        given = sum(number * leaves[0].number for number, leaves in enumerate(made, 1))
+        with worker.failures.shared():
+            own = [float(bool(problem)), given]
+            rows = worker.numbers.exchange(own, "what every rank was given of a batch")
+        if any(row != [0.0, rows[0][1]] for row in rows):
+            raise BadInput(self._difference(batches, given, problem))
+        return made
+
+    def _difference(self, batches: Sequence[Batch], given: float, problem: str) -> str:
+        """What is wrong on the first rank that is unlike; all ranks must call this."""
+        shown = ""
+        if not problem:
+            shown = " and ".join(described(batch, self.lengths_of(batch)) for batch in batches)
+        table = self._worker.world.gather((problem, given, shown))
+        for other, _, _ in table:
+            if other:
+                return other
+        rank = next(rank for rank, row in enumerate(table) if row[1] != table[0][1])
+        return (
+            f"rank {rank} was given {table[rank][2]}, and rank 0 {table[0][2]}; every rank must "
+            f"take its part of the same batches in the same order: seed the shuffling alike"
+        )
+
+    def _leaves_of(self, batch: Batch) -> list[PartialLeaf]:
+        """The leaves of a part, without the additional one of a step.
+
+        Raises:
+            BadInput: it lacks something that this rank reads, or is unlike the example.
+        """
+        rank = self.needs.rank
+        if not isinstance(batch, BatchPart):
+            raise BadInput(
+                f"rank {rank} was given a whole batch beside parts of others in one step; give "
+                f"only parts, or only whole batches"
+            )
+        try:
+            return self._checked(batch)
+        except BadInput as problem:
+            raise BadInput(f"rank {rank} was given {batch}: {problem}") from None
+
+    def _checked(self, part: BatchPart) -> list[PartialLeaf]:
+        layout, graph = self._graph.call.layout, self._graph
+        known = [key_of(path) for path in layout.paths]
+        for key in part.leaves:
+            if key not in known:
+                raise BadInput(
+                    f"batches have no tensor {key!r}; theirs are {', '.join(map(repr, known))}"
+                )
+        held = {need.index: self._rows_given(part, need) for need in self.needs.leaves}
+        lengths = self._lengths(part, {index: tensor for index, (_, tensor) in held.items()})
+        number = identity(part, lengths)
+        leaves: dict[int, PartialLeaf] = {}
+        for index, spec in enumerate(layout.leaves):
+            shape = list(spec.shape)
+            for dim, length in spec.varying:
+                shape[dim] = lengths[length]
+            by_sample = (spec.rows,) if spec.rows > 1 else ()
+            rows, tensor = held.get(index, ((), None))
+            leaves[index] = PartialLeaf(
+                (part.samples, *by_sample, *shape[1:]),
+                spec.dtype,
+                number,
+                rows,
+                tensor,
+                sized=index in self.needs.sized,
+            )
+        leaves = graph.padded(leaves)
+        graph.lengths_of(leaves)
+        return list(leaves.values())
+
+    def _rows_given(
+        self, part: BatchPart, need: LeafNeed
+    ) -> tuple[tuple[range, ...], torch.Tensor | None]:
+        """The rows of a leaf that a part has, and their values with samples first."""
+        wanted = self.needs.rows_of(need, part.samples)
+        tensor = part.leaves.get(need.key)
+        if tensor is None:
+            if not wanted:
+                return (), None
+            raise BadInput(
+                f"it lacks {need.name}, of which this rank reads the rows {in_words(wanted)}; give "
+                f"leaves={{{need.key!r}: ...}}"
+            )
+        spec = self._graph.call.layout.leaves[need.index]
+        check_leaf(spec, tensor)
+        count, given = sum(map(len, wanted)), tensor.shape[0] / spec.rows
+        if given not in (count, part.samples):
+            raise BadInput(
+                f"it has {given:g} rows of {need.name}; give the {count} that this rank reads "
+                f"({in_words(wanted) or 'none'}), or all {part.samples}"
+            )
+        return wanted if given == count else (range(part.samples),), spec.by_sample(tensor)
+
+    def _lengths(self, part: BatchPart, held: Mapping[int, torch.Tensor | None]) -> tuple[int, ...]:
+        """The lengths of the whole batch, as stated or as the tensors of this rank show them."""
+        layout, found = self._graph.call.layout, list[int]()
+        for length, places in zip(layout.lengths, layout.length_places, strict=True):
+            sizes = {
+                f"dimension {dim} of {layout.leaves[leaf].name}": tensor.shape[dim]
+                for leaf, dim in places
+                if (tensor := held.get(leaf)) is not None
+            }
+            if length.name in part.lengths:
+                sizes["the stated length"] = part.lengths[length.name]
+            if not sizes:
+                raise BadInput(
+                    f"nothing that this rank reads shows its length '{length.name}'; give every "
+                    f"rank lengths={{{length.name!r}: ...}}, that of the whole batch"
+                )
+            check_length(length, sizes)
+            found.append(next(iter(sizes.values())))
+        return tuple(found)
+
+
+def identity(part: BatchPart, lengths: Sequence[int]) -> float:
+    """A number for what every rank must have been told alike of a batch."""
+    told = (part.number, part.samples, tuple(lengths), tuple(part.indices))
+    return float(zlib.crc32(repr(told).encode()))
+
+
+def described(batch: Batch, lengths: Mapping[str, int]) -> str:
+    """What a rank was told of a batch, for messages."""
+    if not isinstance(batch, BatchPart):
+        return "a whole batch"
+    sizes = "".join(f", {name} {size}" for name, size in lengths.items())
+    return f"{batch} of {batch.samples} samples{sizes}"
