@@ -1,6 +1,7 @@
 """Plans on disk, and what is said of wrong ones."""
 
 import json
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,37 @@ def test_the_order_of_a_plan_is_its_schedules():
 def test_an_unknown_schedule_is_answered_with_those_there_are():
     with pytest.raises(BadInput, match=rf"'zigzag' is unknown; .*{len(FAMILIES)} .*penstock list"):
         order_of(Plan(PLAN.stages, 3, 4, "zigzag"))
+
+
+GROUPED = replace(PLAN, tensor_groups=((0, 3), (1, 4), (2,)))
+
+
+def test_tensor_groups_are_written_only_where_there_are_some(tmp_path: Path) -> None:
+    write_plan(GROUPED, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == GROUPED
+    assert '"tensor_groups": [[0, 3], [1, 4], [2]]' in (tmp_path / "plan.json").read_text()
+    assert "tensor_groups" not in plan_to_json(PLAN)
+
+
+def test_the_ranks_of_a_plan_are_those_of_its_groups() -> None:
+    assert GROUPED.ranks == (0, 3, 1, 4, 2) and GROUPED.ranks_of(1) == (1, 4)
+    assert [GROUPED.device_of(rank) for rank in range(6)] == [0, 1, 2, 0, 1, -1]
+    assert PLAN.ranks == PLAN.devices and PLAN.device_of(2) == 2 and PLAN.device_of(3) == -1
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (((0,), (1,)), "has 2 entries, and the plan uses device 2"),
+        (((0, 1), (1, 2), (3,)), "each rank must be >= 0 and in one group"),
+        (((0,), (), (3,)), "each device needs at least one rank"),
+        (((0,), (-1,), (3,)), "each rank must be >= 0"),
+        (((1, 0), (2, 3), (4,)), "in ascending order"),
+        (((0, 1), (2,), (3,)), r"stage 0 have tensor groups of \[2, 1\] ranks; all replicas"),
+    ],
+)
+def test_groups_that_no_run_could_follow_are_refused(
+    groups: tuple[tuple[int, ...], ...], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        replace(PLAN, tensor_groups=groups)

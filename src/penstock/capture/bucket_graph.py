@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_layout import LeafSpec, layout_of
+from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf, filled_up
 from penstock.capture.bucket_stage import BucketPart, BucketStage, LengthSource
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import ChainGraph
@@ -292,7 +293,11 @@ class BucketGraph:
         received = self._by_program(programs, lambda program: program.received)
         sent = self._by_program(programs, lambda program: program.sent)
         module = BucketStage(parts, len(inputs), placed)
-        return replace(usual, module=module, batch_inputs=inputs, received=received, sent=sent)
+        values = {i for p in programs.values() for i in p.batch_inputs if i not in p.sized}
+        sized = frozenset(inputs) - values
+        return replace(
+            usual, module=module, batch_inputs=inputs, received=received, sent=sent, sized=sized
+        )
 
     def _by_program(
         self,
@@ -324,7 +329,7 @@ class BucketGraph:
         """The largest buckets."""
         return tuple(length.buckets[-1] for length in self.lengths)
 
-    def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
+    def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The bucket of a batch that `batch_leaves` or `known_leaves` has padded."""
         places = self.call.layout.length_places
         found = tuple(
@@ -353,22 +358,37 @@ class BucketGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, padded (BadInput if unlike the example)."""
-        leaves = self._filled(dict(enumerate(self.call.layout.flatten(batch))))
+        leaves = self.padded(dict(enumerate(self.call.layout.flatten(batch))))
         return self.as_one_step([list(leaves.values())])[0]
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The leaves of a batch that are read, by index, padded (BadInput if unlike)."""
-        return self._filled(self.call.leaves(batch, self.leaves_read))
+        return self.padded(self.call.leaves(batch, self.leaves_read))
+
+    @property
+    def summed_leaves(self) -> frozenset[int]:
+        """The leaves that values of a whole step are computed from, in some bucket."""
+        return frozenset().union(*(graph.summed_leaves for graph in self.graphs.values()))
 
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """The leaves of the batches of one step (BadInput if they must be of one bucket)."""
+        return self._as_one_step(batches, lambda graph, own: graph.as_one_step(own))
+
+    def parts_as_one_step(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
+        """The leaves of the parts of one step (BadInput if they must be of one bucket)."""
+        return self._as_one_step(parts, lambda graph, own: graph.parts_as_one_step(own))
+
+    def _as_one_step(
+        self,
+        batches: Sequence[Sequence[AnyLeaf]],
+        joined: Callable[[LayerGraph, Sequence[Sequence[AnyLeaf]]], list[list[AnyLeaf]]],
+    ) -> list[list[AnyLeaf]]:
         own = len(self.call.layout.leaves)
         found = [self.lengths_of(dict(enumerate(leaves[:own]))) for leaves in batches]
         if len(set(found)) == 1:
-            return self.graphs[found[0]].as_one_step(batches)
+            return joined(self.graphs[found[0]], batches)
         alone = [
-            self.graphs[at].as_one_step([leaves])[0]
-            for at, leaves in zip(found, batches, strict=True)
+            joined(self.graphs[at], [leaves])[0] for at, leaves in zip(found, batches, strict=True)
         ]
         if any(len(leaves) > own for leaves in alone):
             raise BadInput(
@@ -378,13 +398,11 @@ class BucketGraph:
             )
         return alone
 
-    def as_own_steps(
-        self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
-    ) -> list[torch.Tensor]:
+    def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
         """The leaves of a batch in which each micro-batch is a step of its own."""
         return self.graphs[self.lengths_of(dict(enumerate(leaves)))].as_own_steps(leaves, cut)
 
-    def _filled(self, leaves: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
         """Leaves padded to the lengths of their bucket.
 
         Raises:
@@ -394,7 +412,7 @@ class BucketGraph:
         specs = self.call.layout.leaves
         return {number: self._fill(leaf, specs[number], bucket) for number, leaf in leaves.items()}
 
-    def _fill(self, leaf: torch.Tensor, spec: LeafSpec, bucket: LengthsOf) -> torch.Tensor:
+    def _fill(self, leaf: AnyLeaf, spec: LeafSpec, bucket: LengthsOf) -> AnyLeaf:
         for dim, number in spec.varying:
             missing = bucket[number] - leaf.shape[dim]
             if not missing:
@@ -407,6 +425,5 @@ class BucketGraph:
                     f"{length.name} {', '.join(map(str, length.buckets))} only; pad in the loader, "
                     f"or declare what to fill it up with: Length('{length.name}', ..., pad=0)"
                 )
-            end = leaf.new_full((*leaf.shape[:dim], missing, *leaf.shape[dim + 1 :]), pad)
-            leaf = torch.cat([leaf, end], dim)
+            leaf = filled_up(leaf, dim, missing, pad)
         return leaf

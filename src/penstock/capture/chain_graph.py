@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_layout import layout_of
+from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
 from penstock.capture.chain import Chain, call_next
 from penstock.capture.chain_shapes import (
     Untouched,
@@ -168,7 +169,7 @@ class ChainGraph:
         """Empty."""
         return ()
 
-    def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
+    def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """Empty."""
         return ()
 
@@ -176,13 +177,24 @@ class ChainGraph:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
         return self.call.layout.flatten(batch)
 
+    @property
+    def summed_leaves(self) -> frozenset[int]:
+        """Empty."""
+        return frozenset()
+
+    def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
+        """The leaves, unchanged."""
+        return dict(leaves)
+
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """The leaves, unchanged."""
         return [list(leaves) for leaves in batches]
 
-    def as_own_steps(
-        self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
-    ) -> list[torch.Tensor]:
+    def parts_as_one_step(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
+        """The leaves, unchanged."""
+        return [list(leaves) for leaves in parts]
+
+    def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
         """The leaves, unchanged."""
         return list(leaves)
 
@@ -217,6 +229,7 @@ class ChainGraph:
             () if last else self.between[layers.stop - 1],
             has_loss,
             tuple(wanted),
+            frozenset(inputs) - indices,
         )
 
     def _check_updates(self, layers: range) -> None:

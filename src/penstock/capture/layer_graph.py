@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
+from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
 from penstock.capture.lengths import Length, LengthsOf, SizeOfLengths
+
+if TYPE_CHECKING:
+    from penstock.capture.loss_module import BatchCall
 
 __all__ = [
     "Batch",
@@ -111,7 +115,7 @@ class StageProgram:
     of its slice, and the number of terms of that mean as a 0-dim float tensor (rows, or valid
     targets if the loss ignores some), so that slices can be weighted exactly. Last come the model's
     outputs with the indices ``outputs``. Parameters and buffers keep their names in the user's
-    model.
+    model. Of the leaves ``sized`` only sizes and the device are read.
     """
 
     layers: range
@@ -121,6 +125,7 @@ class StageProgram:
     sent: tuple[TensorSpec, ...]
     is_last: bool
     outputs: tuple[int, ...] = ()
+    sized: frozenset[int] = frozenset()
 
 
 class OutputLayout(Protocol):
@@ -203,6 +208,27 @@ class LayerGraph(Protocol):
         """
         ...
 
+    @property
+    def call(self) -> "BatchCall":
+        """The structure of a batch, and which of its entries go where."""
+        ...
+
+    @property
+    def summed_leaves(self) -> frozenset[int]:
+        """The leaves from all rows of which the additional leaf of a step is computed.
+
+        Stages that read that leaf (its index is the number of the batch's own leaves) need them.
+        """
+        ...
+
+    def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
+        """Leaves by index, filled up to a length at which the captured model can run.
+
+        Raises:
+            BadInput: there is no such length.
+        """
+        ...
+
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """The leaves of several batches that form one step.
 
@@ -211,9 +237,14 @@ class LayerGraph(Protocol):
         """
         ...
 
-    def as_own_steps(
-        self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
-    ) -> list[torch.Tensor]:
+    def parts_as_one_step(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
+        """`as_one_step` for the parts of batches that this rank was given.
+
+        The additional leaf is absent on ranks that lack a row of `summed_leaves`.
+        """
+        ...
+
+    def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
         """The leaves of a batch of which each micro-batch (rows ``cut``) is a step of its own."""
         ...
 
@@ -227,7 +258,7 @@ class LayerGraph(Protocol):
         """The largest declared value of each length, or else that of the example batch."""
         ...
 
-    def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
+    def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch with these leaves; the example's if no leaf shows a length.
 
         Raises:

@@ -88,6 +88,12 @@ class BatchCall:
         targets = self.targets.rebuild(leaves)
         return targets if isinstance(targets, Mapping) else targets[0]
 
+    @property
+    def target_leaves(self) -> frozenset[int]:
+        """The leaves in `target`."""
+        alone = self.targets.structure != ()
+        return frozenset((self.targets if alone else self.layout).indices)
+
     def leaves(self, batch: Any, read: Collection[int]) -> dict[int, torch.Tensor]:
         """The leaves of ``batch`` by index; entries that are not in ``read`` may be missing.
 

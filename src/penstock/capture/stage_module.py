@@ -11,7 +11,7 @@ from penstock.capture.cleaning import device_of
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layer_graph import TensorSpec
 
-__all__ = ["StagePart", "build_module", "leaves_of_lengths", "needed"]
+__all__ = ["StagePart", "build_module", "leaves_of_lengths", "needed", "sized_only"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,17 @@ def build_module(
     module = fx.GraphModule(holder, graph, "StageModule")
     _share(module, holder)
     return module
+
+
+def sized_only(module: fx.GraphModule, leaves: Sequence[int]) -> frozenset[int]:
+    """Those of the leaves, the first arguments of a module, whose values it does not read."""
+    sizes = (torch.ops.aten.sym_size.int, device_of)
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return frozenset(
+        leaf
+        for leaf, place in zip(leaves, places, strict=False)
+        if all(user.target in sizes for user in place.users)
+    )
 
 
 def _rows(

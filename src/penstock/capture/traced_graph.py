@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
 from penstock.capture.crossings import Crossings
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
@@ -22,7 +23,13 @@ from penstock.capture.output_views import (
     outputs_without_loss,
 )
 from penstock.capture.sample_mixing import mixing_operator
-from penstock.capture.stage_module import StagePart, build_module, leaves_of_lengths, needed
+from penstock.capture.stage_module import (
+    StagePart,
+    build_module,
+    leaves_of_lengths,
+    needed,
+    sized_only,
+)
 from penstock.capture.tensor_specs import TensorFacts
 from penstock.capture.whole_values import WholeValues, whole_values
 from penstock.errors import BadInput
@@ -154,14 +161,26 @@ class TracedGraph:
         leaves = self.call.layout.flatten(batch)
         return leaves if self._wholes is None else self._wholes.beside([leaves])[0]
 
+    @property
+    def summed_leaves(self) -> frozenset[int]:
+        """The leaves that values of a whole step are computed from."""
+        return frozenset() if self._wholes is None else self._wholes.read
+
+    def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
+        """The leaves, unchanged."""
+        return dict(leaves)
+
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """The leaves of the batches of one step, with the values of the whole step if needed."""
         own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
         return own if self._wholes is None else self._wholes.beside(own)
 
-    def as_own_steps(
-        self, leaves: Sequence[torch.Tensor], cut: Sequence[range]
-    ) -> list[torch.Tensor]:
+    def parts_as_one_step(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
+        """The leaves of parts, with the values of the whole step if needed."""
+        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in parts]
+        return own if self._wholes is None else self._wholes.beside_parts(own)
+
+    def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
         """The leaves of a batch in which each micro-batch is a step of its own."""
         if self._wholes is None:
             return list(leaves)
@@ -185,7 +204,7 @@ class TracedGraph:
             for length, size in zip(self.lengths, example, strict=True)
         )
 
-    def lengths_of(self, leaves: Mapping[int, torch.Tensor]) -> LengthsOf:
+    def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch (BadInput if the captured code cannot run at these)."""
         if not self.lengths:
             return ()
@@ -225,14 +244,16 @@ class TracedGraph:
         returned += [self.flow.clean.outputs[i] for i in outputs]
         part = self._part(layers, received, returned)
         program = build_module(self.flow, part, self._attributes(), self._unused(layers))
+        inputs = tuple(self.flow.clean.leaves.index(leaf) for leaf in part.leaves)
         return StageProgram(
             layers,
             program,
-            tuple(self.flow.clean.leaves.index(leaf) for leaf in part.leaves),
+            inputs,
             tuple(spec for _, spec in received),
             () if is_last else tuple(found.specs[node] for node in sent),
             is_last,
             outputs,
+            sized_only(program, inputs),
         )
 
     def _outputs_of(self, layers: range) -> tuple[int, ...]:

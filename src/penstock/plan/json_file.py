@@ -51,6 +51,7 @@ class PlanEntry(Entry):
     in_flight_limit: list[int] = Field(default_factory=list[int])
     memory_bytes: list[NotNegative] = Field(default_factory=list[float])
     costs: list[CostEntry] = Field(default_factory=list[CostEntry])
+    tensor_groups: list[list[int]] = Field(default_factory=list[list[int]])
     stages: list[StageEntry]
 
 
@@ -93,6 +94,7 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
             in_flight_limit=tuple(entry.in_flight_limit),
             costs=tuple(StageCost(**cost.model_dump()) for cost in entry.costs),
             memory_bytes=tuple(entry.memory_bytes),
+            tensor_groups=tuple(tuple(group) for group in entry.tensor_groups),
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -116,6 +118,8 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
                 for cost in plan.costs
             ],
         }
+    if plan.tensor_groups:
+        adapted["tensor_groups"] = [list(group) for group in plan.tensor_groups]
     return {
         "format": "penstock-plan",
         "schema_version": 1,

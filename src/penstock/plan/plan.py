@@ -48,9 +48,12 @@ class Plan:
     run finds the same order without the profile. Predictions are stored beside a plan, not inside
     it, because a plan may be written by hand.
 
+    A device of the plan is one rank, that of its number, or a group of ranks that share its stages
+    by tensor parallelism: ``tensor_groups[device]`` are its ranks. Empty: every device is one rank.
+
     Raises:
         BadInput: layers not covered once, stages that share some devices but not all, slices that
-            do not add up.
+            do not add up, groups that share ranks or are of different sizes in one stage.
     """
 
     stages: tuple[Stage, ...]
@@ -61,9 +64,11 @@ class Plan:
     in_flight_limit: tuple[int, ...] = ()
     costs: tuple[StageCost, ...] = ()
     memory_bytes: tuple[float, ...] = ()
+    tensor_groups: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         check_plan(self)
+        check_tensor_groups(self)
 
     @property
     def global_batch(self) -> int:
@@ -79,6 +84,19 @@ class Plan:
     def device_groups(self) -> tuple[tuple[int, ...], ...]:
         """The different sets of devices, in order of their first stage."""
         return tuple(dict.fromkeys(stage.devices for stage in self.stages))
+
+    def ranks_of(self, device: int) -> tuple[int, ...]:
+        """The ranks of a device: its tensor group, or the one rank of the same number."""
+        return self.tensor_groups[device] if self.tensor_groups else (device,)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank in use, once, in order of stage, replica and place in the tensor group."""
+        return tuple(rank for device in self.devices for rank in self.ranks_of(device))
+
+    def device_of(self, rank: int) -> int:
+        """The device to which ``rank`` belongs; -1 if the plan does not use the rank."""
+        return next((d for d in self.devices if rank in self.ranks_of(d)), -1)
 
     @property
     def placement(self) -> tuple[int, ...]:
@@ -188,3 +206,29 @@ def check_plan(plan: Plan) -> None:
             f"in_flight_limit {list(plan.in_flight_limit)} must have one entry >= 1 for each of "
             f"{len(plan.stages)} stages"
         )
+
+
+def check_tensor_groups(plan: Plan) -> None:
+    """Raise `BadInput` unless each device has ranks of its own, and each stage groups of a size."""
+    groups = plan.tensor_groups
+    if not groups:
+        return
+    if len(groups) <= max(plan.devices):
+        raise BadInput(
+            f"tensor_groups of the plan has {len(groups)} entries, and the plan uses device "
+            f"{max(plan.devices)}; give the ranks of each device, or no groups at all"
+        )
+    ranks = [rank for group in groups for rank in group]
+    in_order = all(group and list(group) == sorted(group) for group in groups)
+    if not in_order or len(set(ranks)) != len(ranks) or min(ranks) < 0:
+        raise BadInput(
+            f"tensor_groups of the plan are {[list(group) for group in groups]}; each device needs "
+            f"at least one rank, in ascending order, and each rank must be >= 0 and in one group"
+        )
+    for index, stage in enumerate(plan.stages):
+        sizes = [len(groups[device]) for device in stage.devices]
+        if len(set(sizes)) > 1:
+            raise BadInput(
+                f"the devices of stage {index} have tensor groups of {sizes} ranks; all replicas "
+                f"of a stage divide its tensors alike, so give them groups of one size"
+            )

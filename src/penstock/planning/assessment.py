@@ -80,7 +80,8 @@ class PlannedPipeline:
 
     def to_json(self, planning_s: float) -> dict[str, Json]:
         """The keys that the command line documents; an infinite value becomes null."""
-        stages = plan_to_json(self.plan)["stages"]
+        whole = plan_to_json(self.plan)
+        groups = {name: whole[name] for name in ("stages", "tensor_groups") if name in whole}
         by_length: list[Json] = [found.to_json() for found in self.by_length]
         lengths = {"expected_s": expected_s(self.by_length), "by_length": by_length}
         return {
@@ -88,7 +89,7 @@ class PlannedPipeline:
             "schedule": self.plan.schedule,
             "micro_batches": self.plan.micro_batches,
             "micro_batch_size": self.plan.micro_batch_size,
-            "stages": stages,
+            **groups,
             "iteration_s": self.prediction.iteration_s,
             "lower_bound_s": finite(self.lower_bound_s),
             "bound_argument": self.bound.argument,

@@ -25,8 +25,10 @@ from penstock.profile.model_profile import ModelProfile
 
 __all__ = [
     "PlanInputs",
+    "cluster_of_plan",
     "inputs_of_plan",
     "prediction_path",
+    "profile_of_plan",
     "promised_iteration_s",
     "write_planned",
 ]
@@ -116,6 +118,38 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
                 f"beside it; name one with --{thing}"
             )
     return PlanInputs(profile, cluster, given.profile_batch or recorded.profile_batch)
+
+
+def cluster_of_plan(plan_path: str, given: str) -> Cluster:
+    """The cluster that is given, else the one recorded with the plan, else the one beside it.
+
+    Raises:
+        BadInput: there is none.
+    """
+    found = given
+    if not found and plan_path:
+        beside = Path(plan_path).parent / "cluster.toml"
+        found = recorded_origin(plan_path).cluster or existing(beside)
+    if not found:
+        raise BadInput("which hosts? name a cluster with --cluster, or a plan that records one")
+    return find_cluster(found)
+
+
+def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
+    """The profile of a plan: as given, else as recorded, else that of its run.
+
+    Raises:
+        BadInput: no profile is given, recorded or beside the plan, or it cannot be read.
+    """
+    recorded = recorded_origin(plan_path)
+    beside = existing(Path(plan_path).parent / "profile.json")
+    name = given.profile or recorded.profile or beside
+    if not name:
+        raise BadInput(
+            f"plan '{plan_path}' does not say which profile it was made for, and there is none "
+            f"beside it; name one with --profile"
+        )
+    return PlanInputs(name, "", given.profile_batch or recorded.profile_batch).read_profile()
 
 
 def promised_iteration_s(plan_path: str | Path) -> float:

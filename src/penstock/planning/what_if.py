@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.what_if import (
     DeviceChange,
     NumberChange,
@@ -23,6 +24,7 @@ from penstock.plan.schedule_costs import priced
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
 from penstock.planning.planning_problem import member_named, problem_of_plan
+from penstock.planning.tensor_groups import on_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
@@ -154,6 +156,7 @@ class PlayedPlan:
     """A simulated plan with its problem.
 
     ``repeated`` is the prediction of several iterations in a row, where they are asked for.
+    ``tensor_groups`` are the ranks of each device, if the plan had groups; the plan has none here.
     """
 
     problem: PlanningProblem
@@ -161,6 +164,7 @@ class PlayedPlan:
     iterations: int = 1
     repeated: Prediction | None = None
     optimizer_sync: OptimizerSync = "before"
+    tensor_groups: Groups = ()
 
     @property
     def timeline(self) -> Timeline:
@@ -185,6 +189,8 @@ class PlayedPlan:
     def to_json(self, seconds: float, explained: bool) -> dict[str, Json]:
         """The keys of a plan, and of several iterations; what limits it where that is asked for."""
         values = self.planned.to_json(seconds)
+        if self.tensor_groups:
+            values |= {"tensor_groups": [list(group) for group in self.tensor_groups]}
         if self.repeated:
             values |= {
                 "iterations": self.iterations,
@@ -205,24 +211,28 @@ def play(
 ) -> PlayedPlan:
     """Simulate one iteration of a plan on a cluster, and ``iterations`` in a row if more than one.
 
-    ``optimizer_sync`` is that of `simulate_plan`, for several iterations.
+    ``optimizer_sync`` is that of `simulate_plan`, for several iterations. The tensor groups of a
+    plan are the devices of the result.
 
     Raises:
         BadInput: the plan does not fit the profile or the cluster, or its schedule refuses it.
     """
-    problem = problem_of_plan(plan, profile, cluster)
-    planned = assess_plan(plan, problem, baselines_of(problem, make_score(problem)))
+    problem = problem_of_plan(replace(plan, tensor_groups=()), profile, cluster)
+    baselines = baselines_of(problem, make_score(problem))
+    plan, problem = on_groups(plan, problem)
+    groups, plan = plan.tensor_groups, replace(plan, tensor_groups=())
+    planned = assess_plan(plan, problem, baselines)
     repeated = None
     if iterations > 1:
         repeated = simulate_plan(
             plan,
-            profile,
-            cluster,
+            problem.profile,
+            problem.cluster,
             optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
             iterations=iterations,
             optimizer_sync=optimizer_sync,
         )
-    return PlayedPlan(problem, planned, iterations, repeated, optimizer_sync)
+    return PlayedPlan(problem, planned, iterations, repeated, optimizer_sync, groups)
 
 
 def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:

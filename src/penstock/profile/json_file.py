@@ -16,8 +16,9 @@ from penstock.profile.model_profile import (
     ModelProfile,
     SharedParameter,
 )
+from penstock.profile.tensor_parallel import TensorParallelCosts
 
-__all__ = ["profile_from_json", "read_profile", "write_profile"]
+__all__ = ["profile_from_json", "profile_to_json", "read_profile", "write_profile"]
 
 
 class AffineEntry(Entry):
@@ -103,6 +104,20 @@ class LengthCostsEntry(Entry):
         )
 
 
+class TensorParallelEntry(Entry):
+    """What a tensor group divides; see `TensorParallelCosts`."""
+
+    divided: list[float]
+    sums: list[float]
+    sum_bytes_per_sample: list[float]
+
+    def value(self) -> TensorParallelCosts:
+        """The costs that the entry describes."""
+        return TensorParallelCosts(
+            tuple(self.divided), tuple(self.sums), tuple(self.sum_bytes_per_sample)
+        )
+
+
 class ProfileEntry(Entry):
     """A whole profile."""
 
@@ -118,6 +133,7 @@ class ProfileEntry(Entry):
     shared: list[SharedEntry] = Field(default_factory=list[SharedEntry])
     by_length: list[LengthCostsEntry] = Field(default_factory=list[LengthCostsEntry])
     halves_assumed: bool = False
+    tensor_parallel: TensorParallelEntry | None = None
 
 
 def read_profile(path: str | Path) -> ModelProfile:
@@ -148,17 +164,14 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
             device=entry.device,
             by_length=tuple(costs.value() for costs in entry.by_length),
             halves_assumed=entry.halves_assumed,
+            tensor_parallel=entry.tensor_parallel.value() if entry.tensor_parallel else None,
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def write_profile(profile: ModelProfile, path: str | Path) -> None:
-    """Write ``profile``; `read_profile` restores it exactly.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
+def profile_to_json(profile: ModelProfile) -> dict[str, object]:
+    """The JSON value of ``profile``; `profile_from_json` restores it exactly."""
     document: dict[str, object] = {
         "format": "penstock-profile",
         "schema_version": 1,
@@ -176,4 +189,15 @@ def write_profile(profile: ModelProfile, path: str | Path) -> None:
         document["by_length"] = [
             {**asdict(costs), "lengths": dict(costs.lengths)} for costs in profile.by_length
         ]
-    write_text(path, json_text(document))
+    if profile.tensor_parallel is not None:
+        document["tensor_parallel"] = asdict(profile.tensor_parallel)
+    return document
+
+
+def write_profile(profile: ModelProfile, path: str | Path) -> None:
+    """Write ``profile``; `read_profile` restores it exactly.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    write_text(path, json_text(profile_to_json(profile)))

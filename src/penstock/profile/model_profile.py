@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from penstock.errors import BadInput
+from penstock.profile.tensor_parallel import TensorParallelCosts
 
 __all__ = [
     "Affine",
@@ -129,7 +130,7 @@ class ModelProfile:
     If batches have different lengths, ``by_length`` has the costs of each, from short to long. Then
     times and edges are means over all batches, and saved bytes those of the longest batch.
     ``halves_assumed``: the backward was measured as a whole, and the times of its halves are
-    assumed.
+    assumed. ``tensor_parallel`` says what a tensor group divides, if that is known.
 
     Raises:
         BadInput: no layers, a negative or non-finite number, or an edge that does not point
@@ -146,6 +147,7 @@ class ModelProfile:
     device: str = ""
     by_length: tuple[LengthCosts, ...] = ()
     halves_assumed: bool = False
+    tensor_parallel: TensorParallelCosts | None = None
 
     def __post_init__(self) -> None:
         check_profile(self)
@@ -229,6 +231,12 @@ def check_profile(profile: ModelProfile) -> None:
         for figure in ("bytes", "gradient_bytes"):
             check_affine(profile, f"tensor '{edge.tensor}': {figure}", getattr(edge, figure))
     check_shares(profile)
+    divided = profile.tensor_parallel
+    if divided is not None and len(divided.divided) != len(profile.layers):
+        raise BadInput(
+            f"profile '{profile.name}' has {len(profile.layers)} layers, and tensor_parallel says "
+            f"of {len(divided.divided)} which share is divided; give one share for each layer"
+        )
     for shared in profile.shared:
         check_number(profile, f"shared parameter '{shared.name}': bytes", shared.bytes)
         if not all(0 <= layer < len(profile.layers) for layer in shared.layers):

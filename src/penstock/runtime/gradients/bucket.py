@@ -1,6 +1,6 @@
 """A gradient bucket: the gradients of some parameters in one flat tensor, summed together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,10 +73,15 @@ class GradientBucket:
     sum: GradientSum | None = None
     started_s: float = 0.0
 
-    def square(self) -> torch.Tensor:
-        """The sum of the squares of its gradients, in float64."""
-        norm = torch.linalg.vector_norm(self.flat, dtype=wide(self.flat.dtype))
-        return norm.double().square()
+    def square(self, not_counted: Collection[torch.Tensor] = ()) -> torch.Tensor:
+        """The sum of the squares of its gradients, in float64; without some parameters'."""
+        parts = [self.flat]
+        if not_counted:
+            counted = [p.grad for p in self.parameters if p not in not_counted]
+            parts = [gradient for gradient in counted if gradient is not None] or [self.flat[:0]]
+        kind = wide(self.flat.dtype)
+        norms = [torch.linalg.vector_norm(part, dtype=kind) for part in parts]
+        return torch.stack(norms).double().square().sum()
 
 
 def bucket_parts(

@@ -28,13 +28,19 @@ __all__ = [
 ]
 
 
-def holders_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """For each parameter, by its first name, the ranks that hold it (replicas and tied stages)."""
+def holders_of_parameters(
+    graph: LayerGraph, plan: Plan, place: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """For each parameter, by its first name, the ranks that hold it (replicas and tied stages).
+
+    Of tensor groups they are the ranks at ``place`` in each group, which hold equal shards.
+    """
     holders: dict[str, tuple[int, ...]] = {}
     for use in graph.parameter_uses:
         stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
+        devices = dict.fromkeys(device for stage in stages for device in plan.devices_of(stage))
         holders[use.name] = tuple(
-            dict.fromkeys(device for stage in stages for device in plan.devices_of(stage))
+            rank for device in devices for rank in plan.ranks_of(device)[place : place + 1]
         )
     return holders
 
@@ -75,7 +81,8 @@ class GradientBuckets:
     With sharded optimizer state ``owners`` gives the rank that steps each parameter. Gradients are
     then summed on that rank only, and `share_values` sends the updated values to the others.
     ``before_sum``, if set, is called with each shared bucket just before its sum starts.
-    ``size_of`` gives the bytes of a parameter by which buckets are divided.
+    ``size_of`` gives the bytes of a parameter by which buckets are divided. ``not_counted`` are
+    parameters whose gradients another rank of the tensor group counts in norms.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class GradientBuckets:
         size_of: Callable[[nn.Parameter], float] = attrgetter("nbytes"),
     ) -> None:
         self.before_sum: Callable[[GradientBucket], None] | None = None
+        self.not_counted: frozenset[torch.Tensor] = frozenset()
         self._world = world
         self._groups = groups
         self._clock = clock
@@ -175,7 +183,8 @@ class GradientBuckets:
     def square_sum(self) -> float:
         """The sum of squares of the gradients that this rank owns."""
         own = [bucket for bucket in self.buckets if bucket.owner == self._world.rank]
-        return float(torch.stack([bucket.square() for bucket in own]).sum()) if own else 0.0
+        squares = [bucket.square(self.not_counted) for bucket in own]
+        return float(torch.stack(squares).sum()) if own else 0.0
 
     def share_values(self) -> None:
         """Broadcast the parameters that this rank has stepped, if optimizer state is sharded.

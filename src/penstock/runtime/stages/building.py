@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.iteration import places_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.compiled_call import StageCompiler
+from penstock.runtime.stages.call import StageCall
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
 from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
@@ -62,10 +62,11 @@ def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
     """Raise `BadInput` if plan, model and number of processes do not fit together."""
     check_runnable(plan)
     check_layers(plan, graph)
-    needed = max(plan.devices) + 1
+    needed = max(plan.ranks) + 1
     if needed > world.size:
-        used = len(plan.devices)
-        counted = f"{used} devices" if used == needed else f"devices up to number {needed - 1}"
+        used = len(plan.ranks)
+        what = "ranks" if plan.tensor_groups else "devices"
+        counted = f"{used} {what}" if used == needed else f"{what} up to number {needed - 1}"
         raise BadInput(
             f"the plan uses {counted} but {world.size} workers run; start with torchrun "
             f"--nproc-per-node {needed} or plan again"
@@ -132,25 +133,33 @@ def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) 
                 setattr(module.get_submodule(path), last, kept)
 
 
+class StageCalls(Protocol):
+    """Says how stages are called in training."""
+
+    def call_of(self, program: StageProgram) -> StageCall:
+        """How a stage, or a part of it, is called."""
+        ...
+
+
 def runner_of(
     graph: LayerGraph,
     stage: Stage,
     program: StageProgram,
     device: torch.device,
     *,
-    compiler: StageCompiler | None = None,
+    calls: StageCalls | None = None,
     **options: Any,
 ) -> ModuleRunner:
     """The runner of ``program``; it runs part by part if ``stage`` names layers to recompute.
 
-    It is compiled by ``compiler``, unless the stage's replicas exchange statistics within a
-    forward. ``options`` are those of `ModuleRunner`.
+    It is called as ``calls`` says (compiled, or on shards), unless the stage's replicas exchange
+    statistics within a forward. ``options`` are those of `ModuleRunner`.
     """
     parts = parts_of_stage(graph, stage, program)
-    if compiler is not None and not options.get("synchronised"):
-        options["call"] = compiler.call_of(program)
+    if calls is not None and not options.get("synchronised"):
+        options["call"] = calls.call_of(program)
         if parts:
-            return PartlyRecomputed(program, parts, device, call_of=compiler.call_of, **options)
+            return PartlyRecomputed(program, parts, device, call_of=calls.call_of, **options)
     if parts:
         return PartlyRecomputed(program, parts, device, **options)
     return ModuleRunner(program, device, **options)

@@ -1,0 +1,116 @@
+"""Which linear layers of a model tensor parallelism divides, and along which dimension."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.errors import BadInput
+
+__all__ = ["SplitTable", "divided_dims", "divided_layers"]
+
+SplitTable: TypeAlias = Mapping[str, Literal["colwise", "rowwise"]]
+"""Names of linear layers, with ``*`` for any one part of a name, and how each is divided."""
+
+DIMS = {
+    ("colwise", "weight"): 0,
+    ("colwise", "bias"): 0,
+    ("rowwise", "weight"): 1,
+}
+"""The dimension of a linear layer's tensor that is divided; a rowwise layer's bias is whole."""
+
+
+def divided_dims(graph: LayerGraph, table: SplitTable | None) -> dict[str, int]:
+    """The divided dimension of each parameter that ``table``, or the model's own plan, divides.
+
+    Raises:
+        BadInput: there is no table, or it names no linear layer, another layer, or a tied weight.
+    """
+    modules = dict(graph.model.named_modules())
+    dims: dict[str, int] = {}
+    for name, split in divided_layers(graph.model, table).items():
+        for kind in ("weight", "bias"):
+            if (split, kind) in DIMS and getattr(modules[name], kind) is not None:
+                dims[f"{name}.{kind}"] = DIMS[split, kind]
+    names = {use.name for use in graph.parameter_uses}
+    tied = {*graph.tied_names, *graph.tied_names.values()}
+    if both := sorted(tied & set(dims)):
+        raise BadInput(
+            f"parameter '{both[0]}' is tied to another, so a tensor group cannot divide it; leave "
+            f"its layer out of tensor_parallel"
+        )
+    return {name: dim for name, dim in dims.items() if name in names}
+
+
+def divided_layers(model: nn.Module, table: SplitTable | None) -> SplitTable:
+    """The linear layers that ``table``, or the model's own plan, divides, by their full names.
+
+    Raises:
+        BadInput: as `divided_dims`.
+    """
+    modules = dict(model.named_modules())
+    layers: dict[str, Literal["colwise", "rowwise"]] = {}
+    for pattern, split in split_table(model, table).items():
+        found = matching(modules, pattern)
+        if table is not None:
+            check_pattern(modules, found, pattern, split)
+        layers |= {name: split for name in found if isinstance(modules[name], nn.Linear)}
+    return layers
+
+
+def split_table(model: nn.Module, table: SplitTable | None) -> SplitTable:
+    """``table``, or else the colwise and rowwise layers of a Hugging Face model's own plan.
+
+    Raises:
+        BadInput: there is neither.
+    """
+    if table is not None:
+        return table
+    config: Any = getattr(model, "config", None)
+    own: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    start = f"{prefix}." if prefix and hasattr(model, prefix) else ""
+    found: dict[str, Literal["colwise", "rowwise"]] = {}
+    for pattern, split in own.items():
+        if split == "colwise" or split == "rowwise":
+            found[start + pattern] = split
+    if not found:
+        raise BadInput(
+            f"the plan has tensor groups, but model {type(model).__name__} does not say how its "
+            f"layers are divided (it has no base_model_tp_plan); give tensor_parallel a table of "
+            f'its linear layers, such as {{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}'
+        )
+    return found
+
+
+def matching(modules: Mapping[str, nn.Module], pattern: str) -> list[str]:
+    """The names that match; ``*`` stands for one part of a name.
+
+    >>> matching({"a.0.q": nn.Linear(1, 1), "a.0.b.q": nn.Linear(1, 1)}, "a.*.q")
+    ['a.0.q']
+    """
+    expression = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
+    return [name for name in modules if expression.fullmatch(name)]
+
+
+def check_pattern(
+    modules: Mapping[str, nn.Module], found: list[str], pattern: str, split: str
+) -> None:
+    """Raise `BadInput` for an entry of the user's table that cannot be followed."""
+    if split not in ("colwise", "rowwise"):
+        raise BadInput(
+            f'tensor_parallel says "{split}" for \'{pattern}\'; it must be "colwise" or "rowwise"'
+        )
+    if not found:
+        raise BadInput(
+            f"tensor_parallel names '{pattern}', and the model has no such layer; layers are named "
+            f"as in named_modules(), with * for any one part"
+        )
+    for name in found:
+        if not isinstance(modules[name], nn.Linear):
+            raise BadInput(
+                f"tensor_parallel names '{name}', a {type(modules[name]).__name__}; only linear "
+                f"layers (torch.nn.Linear) can be divided, so leave it out"
+            )

@@ -1,0 +1,369 @@
+"""Plans whose devices are tensor groups: what they cost, and which groups are worth it.
+
+The costs of a layer on a group of t ranks are computed, not measured: the share of the layer that
+the group divides takes 1/t of its time, and the group's all-reduces over its own links are added
+(the time of a ring, `penstock.cluster.collectives`). A rank holds 1/t of the divided parameters,
+and all other tensors whole. That all activations count as whole is more than what a rank really
+keeps.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from math import inf
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import all_reduce_costs
+from penstock.cluster.tensor_groups import Groups, grouped_cluster, one_each
+from penstock.errors import BadInput, Infeasible
+from penstock.plan.plan import Plan
+from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.planning.answers import TimeLimit
+from penstock.planning.time_limit import plan_within
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.profile.tensor_parallel import TensorParallelCosts
+from penstock.schedule.registry import FAMILIES
+from penstock.search.step import SearchStep
+from penstock.simulate.score import make_score
+from penstock.simulate.simulation import Prediction, simulate_plan
+
+__all__ = [
+    "GroupedPlan",
+    "groupings",
+    "on_groups",
+    "plan_with_groups",
+    "planned_in_groups",
+    "profile_on",
+    "sizes_of",
+    "without_groups",
+]
+
+MOST_RANKS = 64
+"""The most ranks of a tensor group."""
+
+MOST_GROUPINGS = 24
+"""The most ways to divide a cluster into groups that are planned for."""
+
+
+@dataclass(frozen=True)
+class GroupedPlan:
+    """A plan with its prediction.
+
+    ``problem`` is that of its groups: they are the devices of ``problem.cluster``, and the costs of
+    ``problem.profile`` are those of each layer on its groups. There the plan has no tensor groups.
+    """
+
+    plan: Plan
+    problem: PlanningProblem
+    prediction: Prediction
+
+    @property
+    def bare(self) -> Plan:
+        """The plan for ``problem``."""
+        return without_groups(self.plan)
+
+
+def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProblem]:
+    """A plan with tensor groups, and its problem, with the groups as devices.
+
+    Devices of the cluster that are in no group of the plan become groups of their own; devices of
+    the plan are numbered anew in the order of the cluster. Without its ``tensor_groups`` the plan
+    is one for the new problem. A plan that has none is returned as it is.
+
+    Raises:
+        BadInput: the cluster lacks a rank, a group spans hosts or kinds of devices, or the profile
+            does not say what a group divides.
+    """
+    if not plan.tensor_groups:
+        return plan, problem
+    cluster = problem.cluster
+    highest = max(rank for group in plan.tensor_groups for rank in group)
+    if highest >= len(cluster.devices):
+        raise BadInput(
+            f"the plan's tensor groups use rank {highest} and cluster '{cluster.name}' has "
+            f"{len(cluster.devices)} devices; plan again for this cluster"
+        )
+    if len(problem.profile.layers) != plan.stages[-1].layers.stop:
+        raise BadInput(
+            f"the plan covers {plan.stages[-1].layers.stop} layers and profile "
+            f"'{problem.profile.name}' has {len(problem.profile.layers)}; plan again with it"
+        )
+    known = {rank for group in plan.tensor_groups for rank in group}
+    left = [(rank,) for rank in range(len(cluster.devices)) if rank not in known]
+    every = tuple(sorted((*plan.tensor_groups, *left)))
+    place = {group: number for number, group in enumerate(every)}
+    stages = tuple(
+        replace(stage, devices=tuple(place[plan.ranks_of(d)] for d in stage.devices))
+        for stage in plan.stages
+    )
+    of_layer = [
+        tuple(plan.ranks_of(device) for device in stage.devices)
+        for stage in plan.stages
+        for _ in stage.layers
+    ]
+    profile = profile_on(problem.profile, cluster, of_layer)
+    grouped = grouped_cluster(cluster, every)
+    renumbered = replace(plan, stages=stages, tensor_groups=every)
+    return renumbered, replace(problem, profile=profile, cluster=grouped)
+
+
+def without_groups(plan: Plan) -> Plan:
+    """The plan for a problem whose devices are its groups."""
+    return replace(plan, tensor_groups=())
+
+
+def profile_on(
+    profile: ModelProfile, cluster: Cluster, groups_of_layer: Sequence[Sequence[tuple[int, ...]]]
+) -> ModelProfile:
+    """The profile of one rank if each layer runs on the given groups, all of one size.
+
+    Raises:
+        BadInput: the profile does not say what a group divides.
+    """
+    layers: list[LayerCost] = []
+    for index, (layer, groups) in enumerate(zip(profile.layers, groups_of_layer, strict=True)):
+        ranks = max(len(group) for group in groups)
+        if ranks == 1:
+            layers.append(layer)
+            continue
+        costs = divided_of(profile)
+        share = costs.divided[index]
+        left = 1 - share + share / ranks
+        sums = slowest_sums(cluster, groups, costs, index)
+        layers.append(
+            replace(
+                layer,
+                forward_s=layer.forward_s.scaled(left) + sums,
+                backward_input_s=layer.backward_input_s.scaled(left) + sums,
+                backward_weight_s=layer.backward_weight_s.scaled(left),
+                parameter_bytes=round(layer.parameter_bytes * left),
+            )
+        )
+    return replace(profile, layers=tuple(layers), by_length=())
+
+
+def divided_of(profile: ModelProfile) -> TensorParallelCosts:
+    """What a group divides; refused where the profile does not say it."""
+    if profile.tensor_parallel is None:
+        raise BadInput(
+            f"profile '{profile.name}' does not say what a tensor group divides; add it with "
+            f"penstock.measure.tensor_parallel.with_tensor_parallel"
+        )
+    return profile.tensor_parallel
+
+
+def slowest_sums(
+    cluster: Cluster, groups: Sequence[tuple[int, ...]], costs: TensorParallelCosts, layer: int
+) -> Affine:
+    """Seconds of a layer's all-reduces in one direction on the slowest of ``groups``.
+
+    They are at speed 1, like all times of a profile, although they do not depend on the speed.
+    """
+    count, size = costs.sums[layer] / 2, costs.sum_bytes_per_sample[layer] / 2
+
+    def seconds(group: tuple[int, ...]) -> Affine:
+        speed = min(cluster.devices[device].speed for device in group)
+        found = [
+            Affine(count * cost.latency_s, size * cost.s_per_byte).scaled(speed)
+            for cost in all_reduce_costs(cluster, group)
+        ]
+        return min(found, key=lambda cost: cost.at(1), default=Affine())
+
+    return max(map(seconds, groups), key=lambda cost: cost.at(1))
+
+
+def speed_up_of(profile: ModelProfile, cluster: Cluster, group: tuple[int, ...]) -> float:
+    """How many times faster than one of its devices a group runs the whole model."""
+    if len(group) == 1:
+        return 1.0
+    samples, every = profile.batch_size, range(len(profile.layers))
+    divided = profile_on(profile, cluster, [[group]] * len(every))
+    before = profile.forward_s(every, samples) + profile.backward_s(every, samples)
+    after = divided.forward_s(every, samples) + divided.backward_s(every, samples)
+    return before / after if after > 0 else 1.0
+
+
+def groupings(cluster: Cluster, sizes: Sequence[int]) -> Iterator[Groups]:
+    """Ways to divide a cluster into groups of the given sizes, ungrouped first.
+
+    On each host larger groups come first, and hosts with equal devices are divided alike, unless
+    there are few ways. A group has neighbouring devices of one kind, as tensor parallelism needs
+    fast links.
+    """
+    ways = [list(ways_of_host(cluster, host, sizes)) for host in range(len(cluster.hosts))]
+    known = dict.fromkeys([one_each(cluster)])
+    for number in range(max(map(len, ways))):
+        alike = [own[min(number, len(own) - 1)] for own in ways]
+        known.setdefault(tuple(group for own in alike for group in own))
+    for chosen in islice(product(*ways), MOST_GROUPINGS):
+        known.setdefault(tuple(group for own in chosen for group in own))
+    yield from islice(known, MOST_GROUPINGS)
+
+
+def ways_of_host(cluster: Cluster, host: int, sizes: Sequence[int]) -> Iterator[Groups]:
+    """Ways to divide one host's devices into neighbouring groups, larger ones first."""
+    devices = [d for d, index in enumerate(cluster.host_index) if index == host]
+
+    def divide(start: int, largest: int) -> Iterator[Groups]:
+        if start == len(devices):
+            yield ()
+        for size in sorted({1, *sizes}):
+            group = tuple(devices[start : start + size])
+            kinds = {cluster.devices[device].kind for device in group}
+            if size <= largest and len(group) == size and len(kinds) == 1:
+                for rest in divide(start + size, size):
+                    yield group, *rest
+
+    return divide(0, max({1, *sizes}))
+
+
+def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Planner) -> GroupedPlan:
+    """The fastest plan by simulation, with tensor groups of the given sizes or without any.
+
+    ``find`` is called for each of `groupings`, with a problem whose devices are the groups. Where
+    these have different sizes, the layers' costs are not known before the plan is. So the planner
+    then takes a group for a faster device, with the parameters of each of the sizes in turn. Its
+    plans are scored with the costs that their layers really have.
+
+    Raises:
+        BadInput: the profile does not say what a group divides.
+        Infeasible: no plan fits in memory, neither with groups nor without.
+    """
+    divided_of(problem.profile)
+    best: GroupedPlan | None = None
+    refused: Infeasible | None = None
+    for groups in groupings(problem.cluster, sizes):
+        score = score_on(problem, groups)
+        for view in views_of(problem, groups):
+            try:
+                found = find(view, score)
+            except Infeasible as cause:
+                refused = refused or cause
+                continue
+            if score(found) == inf:
+                continue
+            ungrouped = groups == one_each(problem.cluster)
+            plan = found if ungrouped else replace(found, tensor_groups=groups)
+            grouped = predicted(plan, problem)
+            if grouped.prediction.fits and (best is None or is_faster(grouped, best)):
+                best = grouped
+    if best is None:
+        raise refused or Infeasible("no plan with these tensor groups fits; allow other sizes")
+    return best
+
+
+def planned_in_groups(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    sizes: str,
+    limit: TimeLimit | None = None,
+    on_step: Callable[[SearchStep], None] | None = None,
+) -> tuple[Plan, PlanningProblem]:
+    """A plan by a planner's name, with tensor groups of ``sizes`` ("": none), and its problem.
+
+    All ways to divide the cluster share the time limit equally. Where the plan has tensor groups,
+    they are the devices of its problem, as in `on_groups`. ``on_step`` gets the steps without
+    groups.
+
+    Raises:
+        BadInput: as `sizes_of` and `plan_with_groups`, or no planner has the name.
+        Infeasible: as `plan_with_groups`.
+    """
+    if not sizes:
+        return plan_within(problem, planner, score, limit=limit, on_step=on_step), problem
+    wanted = sizes_of(sizes)
+    ways = sum(1 for _ in groupings(problem.cluster, wanted))
+    part = replace(limit, seconds=limit.seconds / ways) if limit else None
+
+    def find(view: PlanningProblem, own: Score) -> Plan:
+        steps = on_step if view is problem else None
+        return plan_within(view, planner, own, limit=part, on_step=steps)
+
+    found = plan_with_groups(problem, wanted, find)
+    return found.plan, found.problem
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """The sizes of tensor groups in a list such as "2,4".
+
+    Raises:
+        BadInput: something else than whole numbers >= 1.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= MOST_RANKS for part in parts):
+        raise BadInput(
+            f"tensor groups '{text}' must be numbers of ranks from 1 to {MOST_RANKS} with commas "
+            f"between them, such as 2,4"
+        )
+    return tuple(sorted(set(map(int, parts))))
+
+
+def score_on(problem: PlanningProblem, groups: Groups) -> Score:
+    """The simulator's score of plans for groups as devices, with the costs of layers on them.
+
+    Infinite for replicas of a stage on groups of different sizes, which could not divide alike.
+    """
+    cluster = problem.cluster
+    grouped = grouped_cluster(cluster, groups)
+    by_size = {
+        size: [group for group in groups if len(group) == size] for size in set(map(len, groups))
+    }
+    scores: dict[tuple[int, ...], Score] = {}
+
+    def score(plan: Plan) -> float:
+        if any(len({len(groups[d]) for d in stage.devices}) > 1 for stage in plan.stages):
+            return inf
+        sizes = tuple(len(groups[s.devices[0]]) for s in plan.stages for _ in s.layers)
+        if sizes not in scores:
+            profile = profile_on(problem.profile, cluster, [by_size[size] for size in sizes])
+            scores[sizes] = make_score(replace(problem, profile=profile, cluster=grouped))
+        return scores[sizes](plan)
+
+    return score
+
+
+def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProblem]:
+    """The problem as a planner sees it that knows nothing of tensor groups."""
+    sizes = sorted({len(group) for group in groups}, reverse=True)
+    cluster, layers = problem.cluster, len(problem.profile.layers)
+    if sizes == [1]:
+        yield problem
+        return
+    # Stages that a schedule holds twice cannot run on tensor groups.
+    names = [name for name in problem.schedules if FAMILIES[name].placement != "mirrored"]
+    for size in sizes:
+        of_size = [group for group in groups if len(group) == size]
+        profile = profile_on(problem.profile, cluster, [of_size] * layers)
+        grouped = grouped_cluster(cluster, groups)
+        if len(sizes) > 1:
+            speed_up = {group: speed_up_of(problem.profile, cluster, group) for group in groups}
+            grouped = grouped_cluster(cluster, groups, speed_up.__getitem__)
+            whole = problem.profile.layers
+            own = tuple(
+                replace(layer, parameter_bytes=divided.parameter_bytes)
+                for layer, divided in zip(whole, profile.layers, strict=True)
+            )
+            profile = replace(profile, layers=own)
+        if names:
+            yield replace(problem, profile=profile, cluster=grouped, schedules=tuple(names))
+
+
+def predicted(plan: Plan, problem: PlanningProblem) -> GroupedPlan:
+    """A plan, simulated with the costs that its layers have on their groups."""
+    plan, own = on_groups(plan, problem)
+    state = own.optimizer_bytes_per_parameter_byte
+    prediction = simulate_plan(
+        without_groups(plan),
+        own.profile,
+        own.cluster,
+        optimizer_bytes_per_parameter_byte=state,
+        with_timeline=False,
+    )
+    return GroupedPlan(plan, own, prediction)
+
+
+def is_faster(one: GroupedPlan, other: GroupedPlan) -> bool:
+    """Whether a plan is so much faster that it is worth its groups."""
+    margin = 1 - one.problem.as_fast if one.plan.tensor_groups else 1.0
+    return one.prediction.iteration_s < other.prediction.iteration_s * margin

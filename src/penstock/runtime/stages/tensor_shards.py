@@ -1,0 +1,247 @@
+"""Tensor parallelism inside a stage: which tensors a group's ranks divide, and their shards.
+
+Every rank of a tensor group holds one shard of each divided linear layer: of its outputs
+("colwise") or of its inputs ("rowwise"). A colwise layer followed by a rowwise one needs one sum
+over the group in the forward and one in the backward (Shoeybi et al., Megatron-LM: Training
+Multi-Billion Parameter Language Models Using Model Parallelism, 2019, section 3). A shard is an
+ordinary parameter of the stage's module, so gradients, optimizer and its state are local tensors.
+All other tensors are whole on every rank of the group.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from penstock.capture.kept_buffers import kept_buffers
+from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.lengths import LengthsOf
+from penstock.capture.materialise import named_tensors
+from penstock.capture.tensor_split import SplitTable, divided_dims
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.runtime.gradients.buckets import make_groups
+from penstock.runtime.processes.world import World
+from penstock.runtime.stages.batch_norm import uses_batch_norm
+from penstock.runtime.stages.call import is_plain
+from penstock.runtime.stages.sharded_call import ShardedCall
+
+__all__ = ["TensorShards", "copy_values"]
+
+WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch whose step on a shard differs from that on the whole parameter."""
+
+MESHES = count()
+"""Numbers the meshes of this process."""
+
+
+class TensorShards:
+    """The tensor group of this rank, and the shards that it holds.
+
+    ``ranks`` are the group's ranks (one: no tensor parallelism here), and ``place`` is this rank's
+    index among them. ``dims`` are the divided dimensions by the first names of parameters.
+
+    Raises:
+        BadInput: the table does not fit the model, or tied parameters would be divided.
+    """
+
+    def __init__(
+        self, graph: LayerGraph, plan: Plan, world: World, table: SplitTable | None
+    ) -> None:
+        device = plan.device_of(world.rank)
+        self.ranks = plan.ranks_of(device) if device >= 0 else (world.rank,)
+        self.place = self.ranks.index(world.rank)
+        self.dims: dict[str, int] = {}
+        self._tied = graph.tied_names
+        self._world = world
+        self._group: dist.ProcessGroup | None = None
+        if plan.tensor_groups:
+            check_ties(graph, plan)
+            self.dims = divided_dims(graph, table)
+            groups = make_groups(world, [plan.ranks_of(device) for device in plan.devices])
+            self._group = groups.get(self.ranks)
+        self._mesh: DeviceMesh | None = None
+        if self._group is not None:
+            # DTensor keeps what it found out for meshes of the same ranks and names, so the mesh of
+            # a pipeline that was closed must not look like this one.
+            name = f"tensor group {next(MESHES)}"
+            kind = world.device.type
+            self._mesh = DeviceMesh.from_group(self._group, kind, mesh_dim_names=(name,))
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether this rank shares its stages with others."""
+        return len(self.ranks) > 1
+
+    def dim_of(self, name: str) -> int | None:
+        """The dimension in which this rank holds a shard of a tensor; ``None``: it is whole."""
+        return self.dims.get(self._tied.get(name, name)) if self.is_divided else None
+
+    def divide(self, programs: Mapping[int, StageProgram]) -> None:
+        """Give all ranks of the group the values of its first, then keep this rank's shards.
+
+        Raises:
+            BadInput: a stage cannot be divided, or a size is no multiple of the group's.
+        """
+        if self._group is None:
+            return
+        for stage, program in programs.items():
+            check_stage(stage, program)
+            for name, tensor in named_tensors(program.module):
+                copy_values(tensor, self.ranks[0], self._group)
+                dim = self.dim_of(name)
+                if dim is not None:
+                    self._keep_shard(program.module, name, tensor, dim)
+
+    def _keep_shard(self, module: nn.Module, name: str, tensor: torch.Tensor, dim: int) -> None:
+        count = len(self.ranks)
+        if tensor.shape[dim] % count:
+            raise BadInput(
+                f"parameter '{name}' has {tensor.shape[dim]} rows or columns to divide, no "
+                f"multiple of the {count} ranks of its tensor group; leave its layer out of "
+                f"tensor_parallel, or plan groups of another size"
+            )
+        shard = tensor.detach().chunk(count, dim)[self.place].clone().contiguous()
+        path, _, last = name.rpartition(".")
+        kept = nn.Parameter(shard, requires_grad=tensor.requires_grad)
+        setattr(module.get_submodule(path), last, kept)
+
+    def whole(
+        self, tensors: Mapping[str, torch.Tensor], names: Mapping[str, str] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """``tensors`` with divided ones gathered, whole on the first rank of the group.
+
+        All ranks of the group must call this. ``names`` gives the parameter to which a tensor (such
+        as a state of the optimizer) belongs, where it is not called like it. Tensors that are no
+        part of it, such as a count of steps, are kept.
+        """
+        found = dict(tensors)
+        if self._group is None:
+            return found
+        for key in sorted(tensors):
+            dim = self.dim_of((names or {}).get(key, key))
+            if dim is None or tensors[key].dim() <= dim:
+                continue
+            shard = tensors[key].detach().contiguous()
+            parts = [torch.empty_like(shard) for _ in self.ranks]
+            dist.all_gather(parts, shard, group=self._group)
+            if not self.place:
+                found[key] = torch.cat(parts, dim)
+        return found
+
+    def room(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """A tensor to read all of the parameter ``name`` into; ``shard`` itself if it is whole."""
+        dim = self.dim_of(name)
+        if dim is None:
+            return shard
+        shape = list(shard.shape)
+        shape[dim] *= len(self.ranks)
+        return torch.empty(shape, dtype=shard.dtype, device=shard.device)
+
+    def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a tensor that belongs to the parameter ``name``, or all of it."""
+        dim = self.dim_of(name)
+        if dim is None or tensor.dim() <= dim:
+            return tensor
+        return tensor.chunk(len(self.ranks), dim)[self.place].contiguous()
+
+    def check_optimizer(self, optimizer: Optimizer | None) -> None:
+        """Raise `BadInput` for an optimizer of torch whose step needs whole parameters."""
+        kind = type(optimizer).__name__
+        if self.dims and kind in WHOLE_PARAMETERS:
+            raise BadInput(
+                f"optimizer {kind} computes a parameter's step from all of the parameter, of which "
+                f"a tensor group's ranks hold shards; use one that treats every element alone, "
+                f"such as AdamW or SGD, or plan without tensor groups"
+            )
+
+    def leave(self) -> None:
+        """Leave the group, so that after a failure its other ranks do not wait for this one."""
+        # Its connections are closed when nothing refers to it any more, and the mesh does.
+        getattr(self._mesh, "_pg_registry", dict[str, object]()).clear()
+        group, self._group = self._group, None
+        if group is not None:
+            self._world.groups.remove(group)
+            dist.destroy_process_group(group)
+
+    def call_of(self, program: StageProgram) -> ShardedCall:
+        """How a stage of this rank's group, or a part of it, is called."""
+        assert self._mesh is not None and isinstance(program.module, fx.GraphModule)
+        names = [name for name, _ in program.module.named_parameters()]
+        dims = {name: self.dim_of(name) for name in names}
+        divided = {name: dim for name, dim in dims.items() if dim is not None}
+        return ShardedCall(program.module, divided, self._mesh)
+
+    def attempt(
+        self, program: StageProgram, leaves: Sequence[torch.Tensor], lengths: LengthsOf
+    ) -> None:
+        """Run a stage forward and backward on one sample, to see that every operator can.
+
+        All ranks of the group must call this. Gradients are changed, buffers are not.
+
+        Raises:
+            BadInput: an operator cannot run on shards.
+        """
+        own = [leaves[index][:1].to(self._world.device) for index in program.batch_inputs]
+        received = [
+            torch.zeros(spec.at(lengths).shape_for(1), dtype=spec.dtype, device=self._world.device)
+            for spec in program.received
+        ]
+        for spec, tensor in zip(program.received, received, strict=True):
+            tensor.requires_grad_(spec.requires_grad)
+        call = self.call_of(program)
+        with kept_buffers(program.module.buffers()), call.attempted():
+            found = pytree.tree_leaves(call.run(own, received))
+            roots = [
+                each for each in found if isinstance(each, torch.Tensor) and each.requires_grad
+            ]
+            try:
+                torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+            except (NotImplementedError, RuntimeError) as cause:
+                why = str(cause).partition("\n")[0]
+                raise BadInput(
+                    f"the backward of stage of layers {program.layers.start} to "
+                    f"{program.layers.stop - 1} cannot run on shards of a tensor group ({why}); "
+                    f"leave layers out of tensor_parallel, or plan without tensor groups"
+                ) from cause
+
+
+def copy_values(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) -> None:
+    """Give all ranks of ``group`` the values that ``tensor`` has on rank ``source``."""
+    value = tensor.detach().contiguous()
+    plain = value.view(torch.uint8) if value.dtype == torch.bool else value
+    dist.broadcast(plain, source, group=group)
+    with torch.no_grad():
+        tensor.copy_(value)
+
+
+def check_stage(stage: int, program: StageProgram) -> None:
+    """Raise `BadInput` for a stage that a tensor group cannot run."""
+    module = program.module
+    why = ""
+    if not isinstance(module, fx.GraphModule) or not is_plain(module):
+        why = "is not one graph of torch's functions without writes to its inputs"
+    elif uses_batch_norm(module):
+        why = "has batch normalisation"
+    if why:
+        raise BadInput(
+            f"stage {stage} {why}, which a tensor group cannot run; plan without tensor groups, "
+            f"or give the stage a device of one rank"
+        )
+
+
+def check_ties(graph: LayerGraph, plan: Plan) -> None:
+    """Raise `BadInput` if a tied parameter is used by stages with groups of different sizes."""
+    for use in graph.parameter_uses:
+        stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
+        sizes = [len(plan.ranks_of(plan.stages[stage].devices[0])) for stage in stages]
+        if use.requires_grad and len(set(sizes)) > 1:
+            raise BadInput(
+                f"parameter '{use.name}' is tied between stages {stages}, whose tensor groups have "
+                f"{sizes} ranks; give these stages groups of one size"
+            )

@@ -1,0 +1,42 @@
+"""The guide to tensor groups: its script trains as one device, and its plan has groups."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from docs.test_pages import DOCS, blocks_of, run_in_a_fork, succeed, write_files
+from scripts import script_at
+from torch import nn
+
+PAGE = DOCS / "guides" / "tensor-groups.md"
+COMMANDS = [b.text.splitlines() for b in blocks_of(PAGE) if b.language == "console"]
+
+
+def test_the_script_trains_as_one_device_does(tmp_path: Path) -> None:
+    write_files(PAGE, tmp_path)
+    (command,) = COMMANDS[0]
+    printed = succeed(command.split(), tmp_path)
+    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+    small = script_at(str(tmp_path / "small.py"), "small_of_the_guide")
+    model = small.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    assert len(losses) == 20
+    for step, found in enumerate(losses):
+        inputs, targets = small.batch(step)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        assert abs(found - float(loss.detach())) < 1e-4 * float(loss.detach()) + 1e-6
+
+
+def test_the_planner_chooses_groups_for_the_llama(tmp_path: Path) -> None:
+    (example,) = (block.text for block in blocks_of(PAGE) if block.is_example)
+    (tmp_path / "profile.py").write_text(example, encoding="utf-8")
+    run_in_a_fork(tmp_path, "profile.py")
+    plan, simulate = COMMANDS[1]
+    succeed(plan.split(), tmp_path)
+    whole = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert max(map(len, whole["tensor_groups"])) > 1
+    assert "tensor groups: device 0 is ranks 0, 1" in succeed(simulate.split(), tmp_path)

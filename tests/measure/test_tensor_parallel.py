@@ -1,0 +1,46 @@
+"""What a profile says of tensor groups is what the model's layers have."""
+
+from pathlib import Path
+
+import pytest
+from runtime.tensor_cases import SEQUENCE, TABLE, WIDTH, batch_of, loss_of, small_gpt
+
+from penstock.capture.trace import capture_model
+from penstock.errors import BadInput
+from penstock.measure.roofline import estimate_profile
+from penstock.measure.tensor_parallel import with_tensor_parallel
+from penstock.profile.json_file import read_profile, write_profile
+
+
+def test_shares_and_sums_of_a_small_gpt(tmp_path: Path) -> None:
+    batch = batch_of(0)
+    graph = capture_model(small_gpt(), batch, loss=loss_of, granularity="block")
+    profile = estimate_profile(graph, batch, "cpu")
+    found = with_tensor_parallel(profile, graph, batch, TABLE)
+    costs = found.tensor_parallel
+    assert costs is not None
+    names = graph.layer_names
+    blocks = [index for index, name in enumerate(names) if name.startswith("blocks.")]
+    assert len(blocks) == 2
+    # Six linear layers of a block are divided; rowwise biases, norms and the scale are whole. The
+    # layer of the last block has the norm after it, too.
+    divided = 4 * WIDTH * WIDTH + 3 * WIDTH + 8 * WIDTH * WIDTH + 4 * WIDTH
+    whole = divided + 2 * WIDTH + 4 * WIDTH + 4
+    for index in range(len(names)):
+        after = 2 * WIDTH if index == blocks[-1] else 0
+        expected = divided / (whole + after) if index in blocks else 0.0
+        assert costs.divided[index] == pytest.approx(expected)
+        assert costs.sums[index] == (4 if index in blocks else 0)
+        size = 4 * SEQUENCE * WIDTH * 8 if index in blocks else 0
+        assert costs.sum_bytes_per_sample[index] == size
+    write_profile(found, tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == found
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    batch = batch_of(0)
+    graph = capture_model(small_gpt(), batch, loss=loss_of)
+    coarse = capture_model(small_gpt(), batch, loss=loss_of, granularity="block")
+    profile = estimate_profile(coarse, batch, "cpu")
+    with pytest.raises(BadInput, match="profile this captured model"):
+        with_tensor_parallel(profile, graph, batch, TABLE)

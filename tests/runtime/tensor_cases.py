@@ -1,0 +1,309 @@
+"""What the worker processes of the tests of tensor groups run: plans with groups, and one device.
+
+Every rank trains the user's own module by itself, from the same seed, and compares its tensors.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime.pipeline_cases import DECODER, SINGLE_PRECISION, different, tokens
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+from torch.optim import AdamW
+
+from penstock.capture.trace import capture_model
+from penstock.errors import PenstockError
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.pipeline import Pipeline
+
+VOCABULARY, SEQUENCE, WIDTH, HEADS = 24, 6, 16, 4
+TABLE: Any = {
+    "blocks.*.query": "colwise",
+    "blocks.*.key": "colwise",
+    "blocks.*.value": "colwise",
+    "blocks.*.merge": "rowwise",
+    "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise",
+}
+TOLERANCE = 1e-10
+"""Sums over shards, replicas and micro-batches in another order than on one device."""
+
+CLIP = 0.05
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, with biases, norms and a scale that stay whole."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.value, self.merge = nn.Linear(width, width), nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.full((width // heads,), 0.9))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def heads(y: torch.Tensor) -> torch.Tensor:
+            return y.view(*y.shape[:2], self.heads, y.shape[2] // self.heads).transpose(1, 2)
+
+        y = self.first(x)
+        query = heads(self.query(y)) * self.scale
+        found = functional.scaled_dot_product_attention(
+            query, heads(self.key(y)), heads(self.value(y)), None, self.dropout, True
+        )
+        x = x + self.merge(found.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+
+class SmallGPT(nn.Module):
+    """Two blocks between an embedding and a head."""
+
+    def __init__(
+        self, width: int = WIDTH, heads: int = HEADS, dropout: float = 0.0, *, tied: bool = False
+    ) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Parameter(torch.randn(SEQUENCE, width) / 4)
+        self.blocks = nn.ModuleList([Block(width, heads, dropout) for _ in range(2)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY)
+        if tied:
+            self.blocks[1].get_submodule("up").weight = self.blocks[0].get_submodule("up").weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def loss_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def small_gpt(seed: int = 0, **options: Any) -> SmallGPT:
+    torch.manual_seed(seed)
+    return SmallGPT(**options).double()
+
+
+def batch_of(step: int, rows: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets; rows have unequal numbers of targets."""
+    drawn = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, VOCABULARY, (rows, SEQUENCE), generator=drawn)
+    targets = torch.randint(0, VOCABULARY, (rows, SEQUENCE), generator=drawn)
+    ignored = torch.arange(SEQUENCE) > 1 + torch.arange(rows)[:, None] % 4
+    return tokens, targets.masked_fill(ignored, -100)
+
+
+def grouped_plan(layers: int, cut: int, schedule: str = "1f1b", **options: Any) -> Plan:
+    """Two replicas of two ranks each, then a stage of one rank."""
+    stages = (
+        Stage(range(cut), (0, 1), (3, 1), **options),
+        Stage(range(cut, layers), (2,), (4,)),
+    )
+    return Plan(stages, 3, 4, schedule, tensor_groups=((0, 1), (2, 3), (4,)))
+
+
+SETTINGS: Any = {
+    "loss": loss_of,
+    "optimizer": lambda parameters: adam(parameters),
+    "clip_norm": CLIP,
+    "tensor_parallel": TABLE,
+    "timeout_s": 60,
+}
+
+
+def shard_of(pipe: Pipeline, name: str, whole: torch.Tensor) -> torch.Tensor:
+    """The part of a whole tensor that this rank holds."""
+    shards = pipe._worker.tensor
+    dim = shards.dim_of(name)
+    return whole if dim is None else whole.chunk(len(shards.ranks), dim)[shards.place]
+
+
+def wrong_tensors(
+    pipe: Pipeline, whole: nn.Module, what: str, tolerance: float = TOLERANCE
+) -> list[str]:
+    """Gradients, or weights, of this rank that are not those of one device."""
+    theirs = dict(whole.named_parameters())
+    wrong: list[str] = []
+    for name, own in pipe.named_parameters():
+        expected: Any = theirs[name].grad if what == "gradient" else theirs[name].detach()
+        found = own.grad if what == "gradient" else own.detach()
+        if different(found, shard_of(pipe, name, expected), tolerance):
+            wrong.append(f"{what} of {name}")
+    return wrong
+
+
+def adam(parameters: Any) -> AdamW:
+    return AdamW(parameters, lr=0.05)
+
+
+class OneDevice:
+    """Training of the user's own module, with gradient clipping."""
+
+    def __init__(self) -> None:
+        self.model = small_gpt()
+        self.optimizer = adam(self.model.parameters())
+
+    def step(self, number: int, rows: int = 12) -> tuple[float, float]:
+        """The loss and the gradient's norm."""
+        tokens, targets = batch_of(number, rows)
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model(tokens), targets)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+        return float(loss.detach()), float(norm)
+
+
+def differences(plan: Plan, **options: Any) -> list[str]:
+    """What differs from one device in three steps with clipping, the second on fewer samples."""
+    # Training starts with the weights that the first rank of each stage has.
+    firsts = {plan.ranks_of(stage.devices[0])[0] for stage in plan.stages}
+    ours = small_gpt(seed=0 if dist.get_rank() in firsts else 7)
+    one = OneDevice()
+    given: Any = {**SETTINGS, "compare_replicas_every": 1, **options}
+    wrong: list[str] = []
+    with Pipeline(ours, plan, batch_of(0), **given) as pipe:
+        for number in range(3):
+            rows = 7 if number == 1 else 12
+            loss, norm = one.step(number, rows)
+            found = pipe.step(batch_of(number, rows))
+            figures = {"loss": (found.loss, loss), "norm": (found.gradient_norm, norm)}
+            here = [
+                f"{name} is {number} instead of {expected}"
+                for name, (number, expected) in figures.items()
+                if abs(number - expected) > TOLERANCE * expected
+            ]
+            here += wrong_tensors(pipe, one.model, "gradient")
+            here += wrong_tensors(pipe, one.model, "weight")
+            wrong += [f"step {number}: {each}" for each in here]
+    return wrong
+
+
+def llama_differences() -> list[str]:
+    """What differs in a model of Hugging Face, divided by its own plan."""
+    import transformers
+
+    join()
+    torch.manual_seed(0)
+    settings: Any = DECODER | {"num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**settings)
+    whole = transformers.LlamaForCausalLM(config).double()
+    ours, batch = copy.deepcopy(whole), tokens(12)
+    loss = whole(**batch).loss
+    loss.backward()
+    layers = len(capture_model(copy.deepcopy(ours), batch).layer_names)
+    stages = Stage(range(3), (0,), (4,)), Stage(range(3, layers), (1,), (4,))
+    plan = Plan(stages, 3, 4, "1f1b", tensor_groups=((0,), (1, 2)))
+    with Pipeline(ours, plan, batch, timeout_s=60) as pipe:
+        found = pipe.step(batch).loss
+        wrong = wrong_tensors(pipe, whole, "gradient", SINGLE_PRECISION)
+        shards = pipe._worker.tensor
+        divided = {n for n, _ in pipe.named_parameters() if shards.dim_of(n) is not None}
+    if abs(found - float(loss.detach())) > SINGLE_PRECISION:
+        wrong.append(f"loss {found} instead of {float(loss.detach())}")
+    expected = {f"model.layers.1.mlp.{n}_proj.weight" for n in ("gate", "up", "down")}
+    if dist.get_rank() and not expected <= divided:
+        wrong.append(f"only {sorted(divided)} are divided")
+    return wrong
+
+
+def continued(directory: str, before: Plan, after: Plan) -> list[str]:
+    """What differs when training goes on under another plan; and in all that reads weights."""
+    join()
+    one, wrong = OneDevice(), list[str]()
+    with Pipeline(small_gpt(), before, batch_of(0), **SETTINGS) as pipe:
+        for number in range(2):
+            one.step(number)
+            pipe.step(batch_of(number))
+        pipe.save(directory)
+    with Pipeline(small_gpt(5), after, batch_of(0), **SETTINGS) as pipe:
+        pipe.load(directory)
+        kept = {n: copy.deepcopy(value) for n, value in pipe.state_dict().items()}
+        for number in (2, 3):
+            pipe.step(batch_of(number))
+        pipe.load_state_dict(kept)
+        for number in (2, 3):
+            one.step(number)
+            pipe.step(batch_of(number))
+            wrong += wrong_tensors(pipe, one.model, "weight")
+        if pipe.steps != 4:
+            wrong.append(f"{pipe.steps} steps")
+        tokens, targets = batch_of(9, 7)
+        with torch.no_grad():
+            output = one.model(tokens)
+        loss = pipe.evaluate((tokens, targets)).loss
+        if abs(loss - float(loss_of(output, targets))) > TOLERANCE * loss:
+            wrong.append(f"evaluated loss {loss} instead of {float(loss_of(output, targets))}")
+        if different(pipe.predict((tokens, targets), everywhere=True), output, TOLERANCE):
+            wrong.append("prediction")
+        weights = pipe.model_state_dict()
+        pipe.save_pretrained(f"{directory}/weights")
+    if dist.get_rank() == 0:
+        files = sorted(Path(f"{directory}/weights").glob("*.safetensors"))
+        written = {name: t for file in files for name, t in load_file(file).items()}
+        for name, expected in one.model.state_dict().items():
+            for where, found in (("state", weights), ("file", written)):
+                if different(found.get(name), expected, TOLERANCE):
+                    wrong.append(f"{name} in the {where}")
+    return wrong
+
+
+def join() -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def compared(plans: Sequence[Plan], transports: Sequence[str] = ()) -> list[list[str]]:
+    join()
+    chosen = transports or ["auto"] * len(plans)
+    return [
+        differences(plan, transport=transport)
+        for plan, transport in zip(plans, chosen, strict=True)
+    ]
+
+
+MODEL = ("width", "heads", "dropout", "tied")
+"""The options of the model; all others are those of the pipeline."""
+
+
+def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The messages with which pipelines with these settings are refused."""
+    join()
+    found: list[str] = []
+    for options in settings:
+        try:
+            of_model = {name: options[name] for name in MODEL if name in options}
+            given: Any = {**SETTINGS, **{n: v for n, v in options.items() if n not in MODEL}}
+            Pipeline(small_gpt(**of_model), plan, batch_of(0), **given).close()
+        except PenstockError as refusal:
+            found.append(f"{type(refusal).__name__}: {refusal}")
+        else:
+            found.append("nothing")
+    return found
+
+
+def with_a_failure(plan: Plan) -> str:
+    """How a run ends in which one rank of a tensor group raises an error within a step."""
+    join()
+    with Pipeline(small_gpt(), plan, batch_of(0), **SETTINGS) as pipe:
+        pipe.step(batch_of(0))
+        if dist.get_rank() == 1:
+            weight = dict(pipe.named_parameters())["blocks.0.down.weight"]
+            weight.register_hook(fail)
+        try:
+            pipe.step(batch_of(1))
+        except (PenstockError, ZeroDivisionError) as failure:
+            return f"{type(failure).__name__}: {failure}"
+    return "nothing"
+
+
+def fail(_: torch.Tensor) -> None:
+    raise ZeroDivisionError("a hook of the user's")

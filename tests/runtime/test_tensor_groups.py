@@ -1,0 +1,135 @@
+"""Stages that several ranks share by tensor parallelism train as one device does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runtime.tensor_cases import (
+    TABLE,
+    batch_of,
+    compared,
+    continued,
+    grouped_plan,
+    llama_differences,
+    refusals,
+    small_gpt,
+    with_a_failure,
+)
+
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.processes.launch import launch_workers
+
+LAYERS = 17
+"""Of the small GPT at the granularity of modules."""
+
+
+def one_group(schedule: str = "1f1b") -> Plan:
+    return Plan((Stage(range(LAYERS), (0,), (4,)),), 3, 4, schedule, tensor_groups=((0, 1),))
+
+
+def group_last() -> Plan:
+    """A stage of one rank, then one of two replicas of two ranks, whose numbers are mixed."""
+    stages = Stage(range(5), (2,), (4,)), Stage(range(5, LAYERS), (0, 1), (2, 2))
+    return Plan(stages, 3, 4, "1f1b", tensor_groups=((1, 3), (0, 4), (2,)))
+
+
+def plain() -> Plan:
+    stages = Stage(range(6), (0, 1), (3, 1)), Stage(range(6, LAYERS), (2, 3, 4), (2, 1, 1))
+    return Plan(stages, 3, 4, "1f1b")
+
+
+def interleaved() -> Plan:
+    """Two groups with two stages each, whose ranks also pass activations to themselves."""
+    cuts = ((0, 4, 0), (4, 8, 1), (8, 12, 0), (12, LAYERS, 1))
+    stages = tuple(Stage(range(lo, hi), (device,), (3,)) for lo, hi, device in cuts)
+    return Plan(stages, 4, 3, "interleaved", tensor_groups=((0, 2), (1, 3)))
+
+
+def test_replicas_of_groups_beside_a_plain_stage_equal_one_device() -> None:
+    plans = (
+        grouped_plan(LAYERS, 8),
+        grouped_plan(LAYERS, 10, "gpipe", recompute=True),
+        grouped_plan(LAYERS, 8, recompute=True, recompute_layers=(4, 5)),
+        grouped_plan(LAYERS, 7, "zb-h1"),
+        group_last(),
+    )
+    for found in launch_workers(compared, (plans,), workers=5, threads=1):
+        assert found == [[]] * len(plans)
+
+
+def test_other_transports_and_stages_of_one_group() -> None:
+    plans = (interleaved(), interleaved())
+    for found in launch_workers(
+        compared, (plans, ("shared-memory", "process-groups")), workers=4, threads=1
+    ):
+        assert found == [[]] * len(plans)
+
+
+def test_a_model_of_hugging_face_is_divided_by_its_own_plan() -> None:
+    for found in launch_workers(llama_differences, workers=3, threads=1):
+        assert found == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(grouped_plan(LAYERS, 8), group_last()), (group_last(), plain()), (plain(), group_last())],
+    ids=["groups to groups", "groups to one rank each", "one rank each to groups"],
+)
+def test_checkpoints_are_whole_and_go_on_under_another_plan(
+    tmp_path: Path, before: Plan, after: Plan
+) -> None:
+    arguments = (str(tmp_path), before, after)
+    for found in launch_workers(continued, arguments, workers=5, threads=1):
+        assert found == []
+
+
+def test_a_failure_of_one_rank_of_a_group_ends_all() -> None:
+    found = launch_workers(with_a_failure, (grouped_plan(LAYERS, 8),), workers=5, threads=1)
+    assert found[1].startswith("RunFailed: rank 1, stage 0, B0: a hook of the user's")
+    for rank in (0, 2, 3, 4):
+        assert found[rank].startswith(
+            f"RunFailed: rank {rank} stopped: rank 1, stage 0, B0: a hook"
+        )
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "autocast": ({"autocast": torch.bfloat16}, "autocast=torch.bfloat16 does not work with the"),
+    "sharded": ({"shard_optimizer": True}, "shard_optimizer=True does not work with the tensor"),
+    "noise": ({"gradient_noise": True}, "gradient_noise=True does not work with the tensor"),
+    "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
+    "metrics": ({"metrics": {"m": max}}, "metrics does not work with the tensor groups of a plan"),
+    "dynamic": ({"dynamic": "auto"}, "dynamic does not work with the tensor groups of a plan"),
+    "verified": ({"verify": "first-step"}, 'verify="first-step" does not work with the tensor'),
+    "after": ({"optimizer_sync": "after"}, 'optimizer_sync="after" does not work with the tensor'),
+    "no table": ({"tensor_parallel": None}, "model SmallGPT does not say how its layers are div"),
+    "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),
+    "no linear layer": ({"tensor_parallel": {"words": "colwise"}}, "names 'words', a Embedding;"),
+    "no such split": ({"tensor_parallel": {"head": "both"}}, "says \"both\" for 'head'; it must"),
+    "adafactor": ({"optimizer": torch.optim.Adafactor}, "optimizer Adafactor computes"),
+    "dropout": ({"dropout": 0.1}, "in layer 'model.blocks.0' cannot run on shards of a tensor"),
+    "heads": ({"heads": 1}, "cannot run on shards of a tensor group"),
+    "width": (
+        {"width": 15, "heads": 3},
+        "has 15 rows or columns to divide, no multiple of",
+    ),
+    "tied": ({"tied": True}, "is tied to another, so a tensor group cannot divide it"),
+}
+
+
+def test_what_does_not_work_with_tensor_groups_is_refused_on_all_ranks() -> None:
+    settings = [options for options, _ in REFUSED.values()]
+    for found in launch_workers(refusals, (one_group(), settings), workers=2, threads=1):
+        for (name, (_, expected)), message in zip(REFUSED.items(), found, strict=True):
+            assert message.startswith("BadInput: ") and expected in message, (name, message)
+
+
+@pytest.mark.parametrize("schedule", ["chimera", "pipedream"])
+def test_schedules_that_groups_cannot_run_are_refused(schedule: str) -> None:
+    from penstock.runtime.pipeline import Pipeline
+
+    stages = Stage(range(8), (0,), (4,)), Stage(range(8, LAYERS), (1,), (4,))
+    plan = Plan(stages, 4, 4, schedule, tensor_groups=((0, 1), (2,)))
+    with pytest.raises(BadInput, match=f"schedule '{schedule}' .* does not work with the tensor"):
+        Pipeline(small_gpt(), plan, batch_of(0), tensor_parallel=TABLE)
