@@ -25,6 +25,7 @@ PURE = (
     "simulate",
     "planning",
     "report",
+    "bridges",
 )
 
 MOST_LINES_OF_A_FILE = 500
@@ -40,6 +41,9 @@ PUBLIC_AND_BY_NAME = {
 """Users write these calls; all but the first three arguments are given by name."""
 
 COMMANDS = {
+    "command_line/cluster_commands.py: launch",
+    "command_line/bridge_commands.py: export_plan",
+    "command_line/bridge_commands.py: import_layout",
     "command_line/compare_command.py: compare",
     "command_line/job_commands.py: train",
     "command_line/planning_commands.py: plan",

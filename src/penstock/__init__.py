@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.ask_planner import plan_pipeline
+    from penstock.capture.batch_part import BatchPart
     from penstock.capture.chain import Chain
     from penstock.capture.found_lengths import find_dynamic
     from penstock.capture.lengths import Length
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
     from penstock.report.timeline_files import write_timeline
+    from penstock.runtime.batch_needs import BatchNeeds
     from penstock.runtime.callbacks import Closing, Saved
     from penstock.runtime.checkpoints.checkpoint import read_state
     from penstock.runtime.checkpoints.loader_state import ResumableLoader
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Affine",
     "BadInput",
+    "BatchNeeds",
+    "BatchPart",
     "CaptureFailed",
     "Chain",
     "Closing",
@@ -106,6 +110,7 @@ __all__ = [
 
 PLACES = {
     "penstock.ask_planner": ("plan_pipeline",),
+    "penstock.capture.batch_part": ("BatchPart",),
     "penstock.capture.chain": ("Chain",),
     "penstock.capture.found_lengths": ("find_dynamic",),
     "penstock.capture.lengths": ("Length",),
@@ -133,6 +138,7 @@ PLACES = {
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
     "penstock.report.page": ("write_report",),
     "penstock.report.timeline_files": ("write_timeline",),
+    "penstock.runtime.batch_needs": ("BatchNeeds",),
     "penstock.runtime.callbacks": ("Closing", "Saved"),
     "penstock.runtime.checkpoints.checkpoint": ("read_state",),
     "penstock.runtime.checkpoints.loader_state": ("ResumableLoader",),

@@ -10,6 +10,8 @@ from io import TextIOWrapper
 import typer
 
 from penstock.command_line import (
+    bridge_commands,
+    cluster_commands,
     compare_command,
     job_commands,
     planning_commands,
@@ -38,7 +40,11 @@ app.command("simulate")(simulate_command.simulate)
 app.command("rehearse")(rehearse_command.rehearse)
 app.command("compare")(compare_command.compare)
 app.command("train")(job_commands.train)
+app.command("cluster")(cluster_commands.cluster)
+app.command("launch")(cluster_commands.launch)
 app.command("verify")(job_commands.verify)
+app.command("export")(bridge_commands.export_plan)
+app.command("import")(bridge_commands.import_layout)
 app.command("report")(job_commands.report)
 app.command("list")(job_commands.catalogue)
 

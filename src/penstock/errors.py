@@ -9,6 +9,7 @@ PenstockError
     x ReplicasDiffer       4   copies of a weight that must be equal are not
     x Stalled              4   a wait exceeded its bound; says who waited for whom
     x WorkerLost           4   a worker was killed
+  + SaidByAnotherRank          another process has said what is wrong, and this one only ends
 """
 
 from typing import ClassVar
@@ -21,6 +22,7 @@ __all__ = [
     "PenstockError",
     "ReplicasDiffer",
     "RunFailed",
+    "SaidByAnotherRank",
     "Stalled",
     "WorkerLost",
     "shortened",
@@ -90,6 +92,14 @@ class ReplicasDiffer(RunFailed):
 
 class WorkerLost(RunFailed):
     """A worker was killed; the message says which and by what."""
+
+
+class SaidByAnotherRank(PenstockError):
+    """A rank ends with an exit code, and says nothing: another rank has said what is wrong."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("another rank has said what is wrong")
+        self.code = code
 
 
 class Stalled(RunFailed):

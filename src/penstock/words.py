@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-__all__ = ["layers_text", "numbered", "percent_text", "seconds_text", "size_text"]
+__all__ = ["layers_text", "numbered", "percent_text", "rate_text", "seconds_text", "size_text"]
 
 
 def seconds_text(seconds: float) -> str:
@@ -27,6 +27,15 @@ def size_text(size_bytes: float) -> str:
         if abs(size_bytes) >= scale:
             return f"{three_digits(size_bytes / scale)} {unit}"
     return f"{size_bytes:.0f} B"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A number of bytes per second in decimal units.
+
+    >>> rate_text(125e6)
+    '125 MB/s'
+    """
+    return f"{size_text(bytes_per_s)}/s"
 
 
 def percent_text(share: float) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.command_line import (
+    bridge_commands,
+    cluster_commands,
     compare_command,
     job_commands,
     planning_commands,
@@ -66,6 +68,8 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     commands = {
         name: getattr(module, name)
         for module in (
+            cluster_commands,
+            bridge_commands,
             job_commands,
             planning_commands,
             rehearse_command,
@@ -74,15 +78,18 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
         )
         for name in module.__all__
     }
-    commands["list"] = commands.pop("catalogue")
+    named = {"catalogue": "list", "export_plan": "export", "import_layout": "import"}
+    commands |= {name: commands.pop(function) for function, name in named.items()}
     assert set(sections) == set(commands)
     shared = {"as_json", "quiet", "out", "return"}
-    arguments = {"job", "run_directory"}
+    arguments = {"job", "run_directory", "layout"}
+    words = {"target": "to", "source": "from"}
     for name, function in commands.items():
         positional = arguments | ({"profile"} if name in ("plan", "compare") else set())
-        positional |= {"plan"} if name in ("simulate", "rehearse") else set()
+        positional |= {"plan"} if name in ("simulate", "rehearse", "export") else set()
         for option in set(function.__annotations__) - shared - positional:
-            assert f"--{option.replace('_', '-')}" in sections[name], (name, option)
+            word = words.get(option, option)
+            assert f"--{word.replace('_', '-')}" in sections[name], (name, option)
 
 
 def test_figures_of_the_first_page_are_those_of_the_benchmarks() -> None:

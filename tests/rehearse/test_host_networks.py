@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from namespaces import needs_namespaces
 from rehearse.rehearsal_cases import emulation, layered, straight, two_hosts
 
 from penstock.cluster.cluster import Cluster, Link
@@ -17,19 +18,6 @@ from penstock.rehearse.agreement import differences
 from penstock.rehearse.host_networks import HostNetwork, joined_hosts, ready_network
 from penstock.rehearse.refusals import check_network
 from penstock.rehearse.rehearsal import rehearse
-
-
-def refusal() -> str:
-    """Why this process cannot make network namespaces; empty if it can."""
-    try:
-        ready_network()
-    except BadInput as why:
-        return str(why)
-    return ""
-
-
-REFUSAL = refusal()
-needs_namespaces = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 
 SENDS = """
 import socket, sys

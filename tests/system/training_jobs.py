@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Event
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
@@ -27,6 +28,7 @@ __all__ = [
     "lose_a_worker",
     "nan_after_three",
     "regression",
+    "regression_where_used",
     "slow_down_rank_one",
     "spoil_a_weight_once",
     "wider_after_three",
@@ -79,6 +81,19 @@ def regression(
         x = torch.randn(batch_size, WIDTH, generator=generator)
         yield x, torch.tanh(x[:, :4] + x[:, 4:8])
         step += 1
+
+
+def regression_where_used(
+    split: str, seed: int, start_step: int, batch_size: int, needs: BatchNeeds | None = None
+) -> Iterator[Any]:
+    """The same, of which each rank takes what it reads; it writes down what that is."""
+    for step, (x, y) in enumerate(regression(split, seed, start_step, batch_size), start_step):
+        if needs is None:
+            yield x, y
+            continue
+        with Path(f"read-by-{needs.rank}.txt").open("a") as file:
+            file.write(f"{split} {step}: {needs.keys}\n")
+        yield needs.read({0: x, 1: y}, range(batch_size), number=step)
 
 
 def half_regression(

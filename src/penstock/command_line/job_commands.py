@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -23,6 +23,9 @@ from penstock.command_line.progress import say_when_compiling
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
 from penstock.waiting import notice_if_long
+
+if TYPE_CHECKING:
+    from penstock.jobs.train import TrainResult
 
 __all__ = ["catalogue", "profile", "report", "train", "verify"]
 
@@ -97,12 +100,19 @@ def train(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train JOB on local workers; -o is the run directory."""
-    terminal = Terminal(as_json, quiet)
+    """Train JOB on local workers, or on the ranks that torchrun or srun has started.
+
+    -o is the run directory.
+    """
+    from penstock.runtime.processes.srun import one_of_several
+
+    started = one_of_several()
+    terminal = Terminal(as_json, quiet or started.rank > 0)
     say_when_compiling(terminal.note)
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.train import TrainRequest, train_job
+        from penstock.jobs.train_on_ranks import train_on_ranks
         from penstock.planning.planning_problem import member_named, schedules_named
         from penstock.search.registry import PLANNERS
 
@@ -125,7 +135,17 @@ def train(
         may_lose=may_lose,
         replan=replan,
     )
-    result = train_job(find_job(job), request, log=terminal.note)
+    found = find_job(job)
+    if started.ranks > 1:
+        result = train_on_ranks(found, request, log=terminal.note)
+    else:
+        result = train_job(found, request, log=terminal.note)
+    if result is not None:  # rank 0 has it
+        show_run(result, terminal)
+
+
+def show_run(result: "TrainResult", terminal: Terminal) -> None:
+    """Print the result of a run."""
     values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in asdict(result).items()

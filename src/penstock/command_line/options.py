@@ -26,6 +26,7 @@ __all__ = [
     "Recompute",
     "Replan",
     "ScheduleNames",
+    "TensorParallel",
     "Workers",
 ]
 
@@ -127,4 +128,12 @@ NoVerify: TypeAlias = Annotated[
 ]
 Workers: TypeAlias = Annotated[
     int, Option(min=1, max=MOST_WORKERS, metavar="N", help="Number of worker processes.")
+]
+TensorParallel: TypeAlias = Annotated[
+    str,
+    Option(
+        metavar="SIZES",
+        help="Also try tensor groups of so many devices of a host, such as 2,4; the profile must "
+        "say what they divide.",
+    ),
 ]

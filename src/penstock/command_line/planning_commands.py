@@ -1,7 +1,8 @@
 """``penstock plan``; it needs neither torch nor a running job."""
 
+from dataclasses import replace
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -22,10 +23,15 @@ from penstock.command_line.options import (
     Quiet,
     Recompute,
     ScheduleNames,
+    TensorParallel,
 )
 from penstock.command_line.progress import planning_progress
 from penstock.command_line.shown_plan import show_planned
 from penstock.command_line.terminal import Terminal
+
+if TYPE_CHECKING:
+    from penstock.plan.problem import PlanningProblem
+    from penstock.planning.assessment import PlannedPipeline
 
 __all__ = ["plan"]
 
@@ -41,6 +47,7 @@ def plan(
     recompute: Recompute = "auto",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
+    tensor_parallel: TensorParallel = "",
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop searching after S seconds (0: no limit).")
     ] = 0.0,
@@ -60,7 +67,7 @@ def plan(
     from penstock.planning.asynchronous_advice import advice_words, without_flush
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.time_limit import plan_within
+    from penstock.planning.tensor_groups import planned_in_groups, without_groups
     from penstock.search.registry import PLANNERS
     from penstock.simulate.score import make_score
 
@@ -88,25 +95,36 @@ def plan(
         # The bound takes a part of the time, but leaves the planners half of it.
         left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
         limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found = plan_within(problem, planner, score, limit=limit, on_step=progress.show_step)
+        found, own = planned_in_groups(
+            problem, planner, score, tensor_parallel, limit, progress.show_step
+        )
         planning_s = perf_counter() - start_s
-        planned = assess_plan(found, problem, baselines_of(problem, score), bound)
+        bound = bound if own is problem else lower_bound(own)
+        assessed = assess_plan(without_groups(found), own, baselines_of(problem, score), bound)
+    planned = replace(assessed, plan=found)
     if out:
         write_planned(planned, out, inputs, planning_s)
     values: dict[str, object] = {**planned.to_json(planning_s)}
     words: list[str] = []
     if explain:
-        from penstock.planning.assumed_split import whole_backwards_words
-        from penstock.planning.explanation import explain_plan, explanation_words
-
-        explanation = explain_plan(planned, problem)
-        values["explanation"], words = explanation.to_json(), explanation_words(explanation)
-        if planned.assumed_split:
-            words.append(whole_backwards_words(problem))
-    endless = without_flush(planned, problem, only_paying=not explain)
+        values["explanation"], words = explained(assessed, own)
+    # Without a flush there are no tensor groups.
+    endless = without_flush(planned, own, only_paying=not explain) if own is problem else ()
     if explain:
         values["without_flush"] = [option.to_json() for option in endless]
     if endless:
         words.append(advice_words(endless))
-    show_planned(terminal, planned, costs, machines, values, words)
+    show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:
+    """What limits a plan: as JSON, and in words."""
+    from penstock.planning.assumed_split import whole_backwards_words
+    from penstock.planning.explanation import explain_plan, explanation_words
+
+    explanation = explain_plan(planned, problem)
+    words = list(explanation_words(explanation))
+    if planned.assumed_split:
+        words.append(whole_backwards_words(problem))
+    return explanation.to_json(), words

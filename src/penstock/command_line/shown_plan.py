@@ -42,6 +42,18 @@ def reserve_lines(share: float) -> list[str]:
     return [words] if share else []
 
 
+def groups_line(groups: Sequence[Sequence[int]]) -> str:
+    """Which ranks each device of a plan stands for.
+
+    >>> groups_line([(0, 1), (2,)])
+    'tensor groups: device 0 is ranks 0, 1; device 1 is rank 2'
+    """
+    from penstock.words import numbered
+
+    named = (f"device {device} is {numbered('rank', r)}" for device, r in enumerate(groups))
+    return f"tensor groups: {'; '.join(named)}"
+
+
 def headline(planned: "PlannedPipeline") -> list[str]:
     """The main numbers of a plan, in a few lines."""
     from math import isfinite
@@ -66,6 +78,8 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         f"{plan.micro_batch_size} samples",
         ", ".join(parts),
     ]
+    if plan.tensor_groups:
+        lines.append(groups_line(plan.tensor_groups))
     lines += reserve_lines(planned.memory_reserve)
     if planned.assumed_split:
         lines.append(str(planned.assumed_split))

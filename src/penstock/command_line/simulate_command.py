@@ -20,7 +20,7 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import show_planned
+from penstock.command_line.shown_plan import groups_line, show_planned
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def simulate(
     parts: list[RenderableType] = []
     if not as_json:
         parts = [*change_parts(before, after, asked.words), *iteration_lines(after), ""]
+        if before.tensor_groups:
+            parts.insert(0, groups_line(before.tensor_groups))
         parts.append(terminal.chart(after.timeline))
     show_planned(terminal, after.planned, costs, after.problem.cluster, values, parts)
     files.tell(terminal)

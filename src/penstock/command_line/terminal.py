@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from typer import TyperException
 
-from penstock.errors import BadInput, PenstockError, RunFailed, shortened
+from penstock.errors import BadInput, PenstockError, RunFailed, SaidByAnotherRank, shortened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,6 +81,8 @@ def print_error(error: BaseException) -> int:
     The traceback of an error that is not Penstock's own is saved to a file.
     """
     match error:
+        case SaidByAnotherRank():
+            return error.code
         case PenstockError():
             message, code = one_line(error), error.exit_code
         case TyperException():

@@ -1,5 +1,6 @@
 """A training job: the model, its data, and how to train it."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.errors import BadInput
 from penstock.jobs.batch_limit import within_limit, without_hanging
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
+from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.settings import OnNonFinite, Verification
@@ -45,7 +47,7 @@ LONGEST_NAME = 100
 Split: TypeAlias = Literal["train", "held-out"]
 """The two parts of a job's data."""
 
-Data: TypeAlias = Callable[[Split, int, int, int], Iterator[Batch]]
+Data: TypeAlias = Callable[..., Iterator[Batch]]
 """``data(split, seed, start_step, batch_size)`` yields the batches from step ``start_step`` on.
 
 It yields one batch for each step. If a step takes several batches, ``start_step`` counts batches.
@@ -54,6 +56,10 @@ A batch must depend only on these four arguments and its step. Then every rank i
 same batches, and a resumed run gets those that an uninterrupted one would have got. The iterator of
 ``"train"`` is endless, or its end ends the training. That of ``"held-out"`` may end after any
 batch.
+
+With another argument ``needs=None`` it is also called with what the rank reads (`BatchNeeds`), and
+then may yield a `BatchPart` for each batch. Where ``needs`` is ``None`` it yields whole batches:
+for planning, and for a first step that is verified.
 """
 
 
@@ -166,15 +172,25 @@ class Job:
     def __post_init__(self) -> None:
         check_job(self)
 
-    def batches(self, split: Split, start_step: int = 0) -> Iterator[Batch]:
-        """One batch for each step from ``start_step`` on.
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the data can be told what a rank reads."""
+        return "needs" in inspect.signature(self.data).parameters
+
+    def batches(
+        self, split: Split, start_step: int = 0, needs: BatchNeeds | None = None
+    ) -> Iterator[Batch]:
+        """One batch for each step from ``start_step`` on; of what a rank ``needs``, if given.
+
+        Data that know no needs yield whole batches in any case.
 
         Raises:
             Stalled: a batch has not come within ``batch_limit_s``.
         """
         name = f"data of job '{self.name}', split '{split}', from step {start_step + 1}"
         with without_hanging(self.batch_limit_s, name):
-            batches = self.data(split, self.seed, start_step, self.batch_size)
+            told = {"needs": needs} if self.reads_parts else {}
+            batches = self.data(split, self.seed, start_step, self.batch_size, **told)
         return within_limit(batches, self.batch_limit_s, name)
 
     def example_batch(self) -> Batch:

@@ -45,6 +45,8 @@ def measured_lengths(
 
     Steps of several batches have no length and are left out.
     """
+    if not predicted:
+        return ()
     found: list[list[float]] = [[] for _ in predicted]
     for row in rows:
         if "lengths" in row and row["step"] > warm:

@@ -78,6 +78,11 @@ def new_plan(
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot run with this job."""
+    if plan.tensor_groups:
+        raise BadInput(
+            f"{name} has tensor groups, which jobs do not run; train with Pipeline in a script of "
+            f"your own, or plan without --tensor-parallel"
+        )
     check_runnable(plan)
     if job.accumulate > 1 and updates_per_batch(plan):
         raise BadInput(

@@ -37,6 +37,7 @@ __all__ = [
     "built_model",
     "cluster_for",
     "cost_job",
+    "cost_worker",
     "profile_job",
 ]
 
@@ -221,7 +222,8 @@ def cost_worker(job: Job, device: str) -> CostedJob:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     cluster = measure_links(device)
     distributed.barrier()
-    shares_cores = device == "cpu" and distributed.get_world_size() > usable_cores()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.get_world_size()))
+    shares_cores = device == "cpu" and ranks > usable_cores()
     return CostedJob(measure_job(job, device, shares_cores=shares_cores), cluster)
 
 

@@ -11,6 +11,7 @@ from penstock.jobs.measured_lengths import MeasuredLength, mean_s
 from penstock.jobs.plan_job import check_plan_fits
 from penstock.jobs.replanning import LEAST_GAIN, replan
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
+from penstock.jobs.run_workers import LocalWorkers, RunWorkers, check_loss_allowed
 from penstock.jobs.train_part import RunPart
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker_changes import Course, train_through_changes
@@ -20,7 +21,7 @@ from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.waiting import notice_if_long
 
-__all__ = ["TrainRequest", "TrainResult", "train_job"]
+__all__ = ["TrainRequest", "TrainResult", "job_as_asked", "train_job"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,23 @@ class TrainResult:
     lost_workers: int = 0
 
 
-def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> TrainResult:
+def job_as_asked(job: Job, request: TrainRequest) -> Job:
+    """The job with what the request changes in it."""
+    job = replace(job, steps=request.steps) if request.steps else job
+    job = replace(job, save_weights=request.save_weights or job.save_weights)
+    return job if request.verify else replace(job, verify="off")
+
+
+def train_job(
+    job: Job,
+    request: TrainRequest,
+    *,
+    log: Log | None = None,
+    workers: RunWorkers | None = None,
+) -> TrainResult:
     """Train ``job`` and write its run directory; see `TrainRequest`.
+
+    Without ``workers`` this process starts them on its host.
 
     Raises:
         BadInput: the request or the job cannot be carried out.
@@ -61,23 +77,17 @@ def train_job(job: Job, request: TrainRequest, *, log: Log | None = None) -> Tra
     say = log or (lambda text: print(text, file=sys.stderr, flush=True) if request.shown else None)
     if request.workers < 1:
         raise BadInput(f"--workers is {request.workers}; at least 1 is needed")
-    job = replace(job, steps=request.steps) if request.steps else job
-    job = replace(job, save_weights=request.save_weights or job.save_weights)
+    job, workers = job_as_asked(job, request), workers or LocalWorkers()
     if job.save_weights is not None:
         check_free(job.save_weights)
-    job = job if request.verify else replace(job, verify="off")
     given = read_plan(request.plan) if request.plan else None
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
-    if not 0 <= request.may_lose < request.workers:
-        raise BadInput(
-            f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
-            f"{request.workers - 1} can be lost"
-        )
+    check_loss_allowed(request, workers)
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
     with directory.held():
-        part, course = train_through_changes(directory, job, request, given, say)
+        part, course = train_through_changes(directory, job, request, given, workers, say)
         return finish(job, request, directory, part, course, say)
 
 

@@ -20,16 +20,16 @@ from penstock.jobs.plan_job import (
     predict,
     training_problem,
 )
-from penstock.jobs.profile_job import cluster_for, cost_job
+from penstock.jobs.profile_job import CostedJob, cluster_for
 from penstock.jobs.progress import show_cursor
 from penstock.jobs.run_directory import RunDirectory, read_rows
+from penstock.jobs.run_workers import RunWorkers
 from penstock.jobs.train_request import Log, TrainRequest
-from penstock.jobs.worker import WARM_UP_STEPS, Pauses, WorkerReport, WorkerTask, train_worker
+from penstock.jobs.worker import WARM_UP_STEPS, Pauses, WorkerReport, WorkerTask
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
-from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.simulation import Prediction
 from penstock.waiting import notice_if_long
@@ -70,6 +70,7 @@ def train_part(
     request: TrainRequest,
     plans: dict[int, Plan],
     pauses: Pauses,
+    crew: RunWorkers,
     say: Log,
 ) -> RunPart:
     """Measure and plan where that is not done yet, predict, and train.
@@ -81,9 +82,11 @@ def train_part(
     if resume_from and job.weights is not None and not Path(job.weights.directory).exists():
         # The checkpoint contains all weights.
         job = replace(job, weights=None)
-    profile, cluster = costs_of(job, request, directory, say)
+    before = directory.hosts()
+    profile, cluster = costs_of(job, request, directory, crew, say)
+    stays = request.resume and still_there(before, directory.hosts())
     with notice_if_long(say, "planning"):
-        plan = plan_for(job, request, directory, (profile, cluster), plans, say)
+        plan = plan_for(job, request, directory, (profile, cluster), plans, stays, say)
     check_plan_fits(plan, job, request.workers, f"the plan of '{directory.path}'")
     check_layers(plan, profile)
     plans[request.workers] = plan
@@ -111,13 +114,7 @@ def train_part(
         last_checkpoint_said(directory, say, goes_on=request.may_lose > 0),
         plan_for_one_less(job, request, plans, (profile, cluster)),
     ):
-        reports = launch_workers(
-            train_worker,
-            (task,),
-            workers=request.workers,
-            log_directory=directory.logs,
-            drains=True,
-        )
+        reports = crew.train(task, request.workers, directory.logs)
         if any(report.terminated for report in reports) and reports[0].steps < job.steps:
             say(f"stopped by SIGTERM after step {reports[0].steps}")
             raise SystemExit(128 + signal.SIGTERM)
@@ -171,22 +168,18 @@ def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
 
 
 def costs_of(
-    job: Job, request: TrainRequest, directory: RunDirectory, say: Log
+    job: Job, request: TrainRequest, directory: RunDirectory, crew: RunWorkers, say: Log
 ) -> tuple[ModelProfile, Cluster]:
     """Profile and cluster, measured now or by the run that is resumed."""
     if directory.is_costed:
-        profile, cluster = directory.read_costs()
-        if len(cluster.devices) == request.workers:
-            return profile, cluster
-        if request.device == "cpu" and len(cluster.devices) > 1:
-            cluster = cluster_for(request.workers, cluster.hosts[0])
-            directory.write_costs(profile, cluster)
-            return profile, cluster
+        before = CostedJob(*directory.read_costs())
+        if known := crew.known(before, request):
+            if known != before:
+                directory.write_costs(known.profile, known.cluster)
+            return known.profile, known.cluster
     say(f"measuring the layers of '{job.name}' and the links between workers")
     start_s = time.perf_counter()
-    costed = cost_job(
-        job, workers=request.workers, device=request.device, log_directory=directory.logs
-    )
+    costed = crew.measured(job, request, directory.logs)
     directory.write_costs(costed.profile, costed.cluster)
     seconds = time.perf_counter() - start_s
     say(f"measured {len(costed.profile.layers)} layers in {seconds:.1f} s")
@@ -199,20 +192,31 @@ def plan_for(
     directory: RunDirectory,
     costs: tuple[ModelProfile, Cluster],
     plans: Mapping[int, Plan],
+    stays: bool,
     say: Log,
 ) -> Plan:
     """The known plan for so many workers, or a resumed run's own if that suits, or a new one.
 
-    A run's own plan does not suit where workers have come back, since it does not use them.
+    A run's own plan suits if the run ``stays`` on as many workers of as many hosts. It does not
+    where workers have come back, since it does not use them.
     """
     if request.workers in plans:
         return plans[request.workers]
     if request.resume and request.workers < max(plans, default=request.workers + 1):
         before = directory.read_plan()
-        if max(before.devices) < request.workers and before.global_batch == job.batch_size:
+        if (
+            stays
+            and max(before.devices) < request.workers
+            and before.global_batch == job.batch_size
+        ):
             return before
-        say("the run gets a new plan, because the workers or the batch size changed")
+        say("the run gets a new plan, because its hosts, its workers or the batch size changed")
     return new_plan(job, request, *costs, AFTER_A_LOSS if plans else None)
+
+
+def still_there(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    """Whether the workers of each host are those of before, or the only host has fewer of them."""
+    return now == before or (len(now) == len(before) == 1 and now <= before)
 
 
 @contextmanager

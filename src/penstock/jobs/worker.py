@@ -22,6 +22,7 @@ from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.termination import Termination
 from penstock.plan.plan import Plan
+from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
@@ -311,7 +312,7 @@ def trained_on(
     Without a flush, or with ``optimizer_sync="after"``, steps follow one another without a pause up
     to the next evaluation or checkpoint.
     """
-    steps = noting_lengths(pipe, steps_of(job, start), lengths)
+    steps = noting_lengths(pipe, steps_of(job, start, pipe.needs), lengths)
     if not updates_per_batch(pipe.plan) and job.optimizer_sync == "before":
         for step, batches in enumerate(steps, start + 1):
             if step in left_out:
@@ -380,9 +381,17 @@ def nothing_left(job: Job, start: int) -> str:
     return f"the data of job '{job.name}' end after {start} steps; give data for {job.steps}"
 
 
-def steps_of(job: Job, start: int) -> Iterator[tuple[object, ...]]:
-    """The batches of each remaining step of a run that has taken ``start`` steps."""
-    batches = job.batches("train", start * job.accumulate)
+def steps_of(job: Job, start: int, needs: BatchNeeds | None = None) -> Iterator[tuple[object, ...]]:
+    """The batches of each remaining step of a run that has taken ``start`` steps.
+
+    Of each they have what the rank ``needs``, if the data take part. A first step that is verified
+    has whole batches.
+    """
+    if job.reads_parts and job.verify == "first-step" and start == 0:
+        whole = islice(job.batches("train"), job.accumulate)
+        batches = chain(whole, job.batches("train", job.accumulate, needs))
+    else:
+        batches = job.batches("train", start * job.accumulate, needs)
     steps = iter(lambda: tuple(islice(batches, job.accumulate)), ())
     return islice(steps, job.steps - start)
 
@@ -396,7 +405,7 @@ def is_sampled(step: int, start: int, steps: int) -> bool:
 
 def evaluate(pipe: Pipeline, job: Job) -> Evaluation:
     """Loss and metrics on the job's held-out batches, as means weighted by their terms."""
-    batches = islice(job.batches("held-out"), job.evaluation_batches)
+    batches = islice(job.batches("held-out", needs=pipe.needs), job.evaluation_batches)
     return Evaluation.combined([pipe.evaluate(batch) for batch in batches])
 
 

@@ -11,6 +11,7 @@ from penstock.errors import Infeasible, RunFailed
 from penstock.jobs.job import Job
 from penstock.jobs.replanning import LEAST_GAIN, replan
 from penstock.jobs.run_directory import RunDirectory
+from penstock.jobs.run_workers import RunWorkers
 from penstock.jobs.train_part import LOST, RunPart, train_part
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker import Pauses
@@ -40,7 +41,12 @@ class Course:
 
 
 def train_through_changes(
-    directory: RunDirectory, job: Job, request: TrainRequest, given: Plan | None, say: Log
+    directory: RunDirectory,
+    job: Job,
+    request: TrainRequest,
+    given: Plan | None,
+    crew: RunWorkers,
+    say: Log,
 ) -> tuple[RunPart, Course]:
     """Train to the end, with another plan after each change; returns the last part too.
 
@@ -55,7 +61,7 @@ def train_through_changes(
         missing = workers - part.workers
         pauses = Pauses(checkpoints=course.patience if missing else 0, drift=request.replan)
         try:
-            done = train_part(directory, job, part, course.plans, pauses, say)
+            done = train_part(directory, job, part, course.plans, pauses, crew, say)
         except LOST as cause:
             if not part.may_lose:
                 raise

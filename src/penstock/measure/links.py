@@ -3,10 +3,10 @@
 import json
 import os
 import socket
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
-from itertools import combinations
+from itertools import combinations, zip_longest
 from statistics import median
 
 import torch
@@ -17,7 +17,16 @@ from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine
 from penstock.measure.clock import wall_s
 
-__all__ = ["MeasuredLink", "measure_links", "usable_cores", "usable_memory_bytes"]
+__all__ = [
+    "MeasuredLink",
+    "Member",
+    "cluster_of",
+    "measure_links",
+    "measure_pairs",
+    "rounds_of",
+    "usable_cores",
+    "usable_memory_bytes",
+]
 
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 ROUND_TRIPS = 10
@@ -40,20 +49,38 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a rank reports about itself."""
+    """What a rank reports about itself.
+
+    ``node`` is the number that torchrun or srun has given its host; empty without them. It tells
+    hosts with the same name apart.
+    """
 
     host: str
     kind: str
     memory_bytes: float
     cores: int
+    node: str = ""
 
 
 def measure_links(device: torch.device | str = "cpu") -> Cluster:
     """The cluster of the running process group: its hosts, devices, and measured links.
 
-    Every rank must call this, and all get the same result. Each pair of ranks in turn sends
-    messages of several sizes back and forth while the others wait. The numbers of a host are the
-    medians over its pairs; those of its port are the medians over its pairs with other hosts.
+    Every rank must call this, and all get the same result. The numbers of a host are the medians
+    over its pairs; those of its port are the medians over its pairs with other hosts.
+
+    Raises:
+        BadInput: no process group was initialised.
+    """
+    return cluster_of(*measure_pairs(device))
+
+
+def measure_pairs(
+    device: torch.device | str = "cpu",
+) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
+    """The ranks of the running process group, and the links between pairs of them.
+
+    Every rank must call this, and all get the same result. The two ranks of a pair send messages of
+    several sizes back and forth. `rounds_of` says which pairs do so at the same time.
 
     Raises:
         BadInput: no process group was initialised.
@@ -65,16 +92,55 @@ def measure_links(device: torch.device | str = "cpu") -> Cluster:
         )
     where = torch.device(device)
     members = gathered_members(this_member(where), where)
-    pairs = list(combinations(range(len(members)), 2))
+    rounds = rounds_of(places_of(members))
+    pairs = [pair for together in rounds for pair in together]
     # The lower rank of a pair measures it, all others add zeros.
     figures = torch.zeros(len(pairs), 2, dtype=torch.float64, device=where)
-    for place, pair in enumerate(pairs):
-        if link := measured_pair(*pair, where):
-            figures[place] = torch.tensor(astuple(link), dtype=torch.float64)
+    rank = distributed.get_rank()
+    for together in rounds:
+        distributed.barrier()
+        for pair in together:
+            if rank in pair and (link := measured_pair(*pair, where)):
+                row = torch.tensor(astuple(link), dtype=torch.float64)
+                figures[pairs.index(pair)] = row
     if pairs:
         distributed.all_reduce(figures)
     links = (MeasuredLink(*row) for row in figures.tolist())
-    return cluster_of(members, dict(zip(pairs, links, strict=True)))
+    return members, dict(zip(pairs, links, strict=True))
+
+
+def rounds_of(hosts: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+    """Pairs of ranks by round, so that no two pairs of a round use the same link or port.
+
+    ``hosts`` are the ranks of each host. Inside a host all pairs are measured, one in each round.
+    Of two hosts each rank is measured with the one in the same place. Every round pairs each host
+    with another one at most (the circle method for tournaments), so many hosts take few rounds.
+
+    >>> rounds_of([[0, 1], [2, 3], [4, 5]])
+    [[(0, 1), (2, 3), (4, 5)], [(2, 4)], [(3, 5)], [(0, 4)], [(1, 5)], [(0, 2)], [(1, 3)]]
+    """
+    inside = zip_longest(*(combinations(ranks, 2) for ranks in hosts))
+    rounds = [[pair for pair in together if pair] for together in inside]
+    places: list[int | None] = [*range(len(hosts)), *([None] if len(hosts) % 2 else [])]
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        met = [
+            (hosts[a], hosts[b])
+            for a, b in zip(places[:half], reversed(places[half:]), strict=True)
+            if a is not None and b is not None
+        ]
+        across = zip_longest(*(zip(*ends, strict=False) for ends in met))
+        rounds += [[(min(p), max(p)) for p in together if p] for together in across]
+        places = [places[0], places[-1], *places[1:-1]]
+    return rounds
+
+
+def places_of(members: Sequence[Member]) -> list[list[int]]:
+    """The ranks of each host."""
+    hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, member in enumerate(members):
+        hosts[member.host, member.node].append(rank)
+    return list(hosts.values())
 
 
 def gathered_members(own: Member, device: torch.device) -> list[Member]:
@@ -90,18 +156,16 @@ def gathered_members(own: Member, device: torch.device) -> list[Member]:
 
 def this_member(device: torch.device) -> Member:
     """This rank's host, device and memory."""
+    host, node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        return Member(socket.gethostname(), properties.name, properties.total_memory, 0)
-    return Member(socket.gethostname(), "cpu", usable_memory_bytes(), usable_cores())
+        return Member(host, properties.name, properties.total_memory, 0, node)
+    return Member(host, "cpu", usable_memory_bytes(), usable_cores(), node)
 
 
 def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink | None:
-    """What the lower rank of a pair measured; None on all other ranks."""
+    """What the lower rank of a pair measured; None on the upper one."""
     rank = distributed.get_rank()
-    distributed.barrier()
-    if rank not in (lower, upper):
-        return None
     messages = [torch.zeros(size, dtype=torch.uint8, device=device) for size in SIZES_BYTES]
     peer = lower + upper - rank
     # Every round has all sizes, so that a temporary disturbance affects all of them alike.
@@ -148,8 +212,10 @@ def measured_link(rounds: Sequence[Sequence[float]]) -> MeasuredLink:
 def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLink]) -> Cluster:
     """Hosts of consecutive ranks, with the medians of their links and ports."""
     ranks: dict[str, list[int]] = defaultdict(list)
+    names = Counter(name for name, _ in {(member.host, member.node) for member in members})
     for rank, member in enumerate(members):
-        ranks[member.host].append(rank)
+        node = f"-{member.node}" if names[member.host] > 1 else ""
+        ranks[f"{member.host}{node}"].append(rank)
     if [rank for group in ranks.values() for rank in group] != list(range(len(members))):
         raise BadInput(
             f"the ranks of hosts {', '.join(ranks)} are interleaved, but a host's ranks must be "

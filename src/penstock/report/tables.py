@@ -10,10 +10,11 @@ from rich.table import Table
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
-from penstock.words import layers_text, percent_text, seconds_text, size_text
+from penstock.words import layers_text, percent_text, rate_text, seconds_text, size_text
 
 __all__ = [
     "ComparisonRow",
+    "cluster_table",
     "comparison_table",
     "plan_table",
     "profile_table",
@@ -43,6 +44,28 @@ class ComparisonRow:
     spp_bound_s: float = inf
     planning_s: float = 0.0
     refusal: str = ""
+
+
+def cluster_table(cluster: Cluster) -> Table:
+    """One row for each host: its devices, the links between them, and its port."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("host", "devices"):
+        table.add_column(head)
+    for head in ("memory each", "links inside", "latency", "port", "latency"):
+        table.add_column(head, justify="right")
+    for host in cluster.hosts:
+        kinds = [
+            f"{len(list(equal))} {kind}" for kind, equal in groupby(d.kind for d in host.devices)
+        ]
+        inside, port = host.link_bytes_per_s, host.port_bytes_per_s
+        table.add_row(
+            host.name.replace("[", r"\["),
+            ", ".join(kinds).replace("[", r"\["),
+            size_text(min(device.memory_bytes for device in host.devices)),
+            *((rate_text(inside), seconds_text(host.link_latency_s)) if inside else ("-", "-")),
+            *((rate_text(port), seconds_text(host.port_latency_s)) if port else ("-", "-")),
+        )
+    return table
 
 
 def profile_table(profile: ModelProfile) -> Table:

@@ -10,6 +10,7 @@ from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters
 from penstock.runtime.gradients.sharding import owners_of_parameters
+from penstock.runtime.stages.tensor_shards import TensorShards, copy_values
 
 __all__ = ["Holdings"]
 
@@ -18,7 +19,9 @@ class Holdings:
     """The tensors in ``programs``, this rank's stages, by their first names in the model.
 
     ``holders[name]`` are the ranks that hold a tensor. With ``sharded`` optimizer state
-    ``owners[name]`` is the rank that steps a parameter; otherwise ``owners`` is empty.
+    ``owners[name]`` is the rank that steps a parameter; otherwise ``owners`` is empty. In a tensor
+    group ``holders`` are only ranks at the same ``place`` of their groups, which hold equal shards.
+    ``holders_at[place]`` are the holders at any place, and ``shards`` says what is divided.
     """
 
     def __init__(
@@ -27,16 +30,21 @@ class Holdings:
         plan: Plan,
         rank: int,
         programs: Mapping[int, StageProgram],
+        shards: TensorShards,
         *,
         sharded: bool,
     ) -> None:
-        self.holders = holders_of_parameters(graph, plan)
+        device = plan.device_of(rank)
+        self.place = plan.ranks_of(device).index(rank) if device >= 0 else 0
+        places = max(len(plan.ranks_of(device)) for device in plan.devices)
+        self.holders_at = [holders_of_parameters(graph, plan, place) for place in range(places)]
+        self.holders = self.holders_at[self.place]
         self.owners: Mapping[str, int] = {}
         if sharded:
             self.owners = owners_of_parameters(graph.parameter_uses, self.holders)
         self._modules = [program.module for program in programs.values()]
         self._tied = graph.tied_names
-        self._rank = rank
+        self._rank, self._shards = rank, shards
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """All parameters."""
@@ -62,18 +70,25 @@ class Holdings:
         return {name: t for name, t in self.held_tensors().items() if name in self.holders}
 
     def owned_tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of `named_tensors` that this rank owns."""
-        return {name: t for name, t in self.named_tensors().items() if self.owns(name)}
+        """The tensors of `named_tensors` that this rank owns; all ranks must call this.
+
+        Divided ones are gathered, and whole on the first rank of the tensor group.
+        """
+        named = self._shards.whole(self.named_tensors())
+        return {name: t for name, t in named.items() if self.owns(name)}
 
     def owns(self, name: str) -> bool:
         """Whether this rank owns the tensor ``name``, or the optimizer state ``<name>.<key>``.
 
-        The owner is the rank that steps a parameter if that is sharded, else the first holder.
+        The owner is the rank that steps a parameter if that is sharded, else the first holder, at
+        the first place of its tensor group.
         """
         if name not in self.holders:
             name = name.rpartition(".")[0]
         holders = self.holders.get(name)
-        return holders is not None and self.owners.get(name, holders[0]) == self._rank
+        if not holders or self.place:
+            return False
+        return self.owners.get(name, holders[0]) == self._rank
 
     def share_first_values(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
         """Copy the values of each tensor from its first holder to the other holders.
@@ -83,8 +98,4 @@ class Holdings:
         for name, tensor in sorted(self.named_tensors().items()):
             group = groups.get(self.holders[name])
             if group is not None:
-                value = tensor.detach().contiguous()
-                plain = value.view(torch.uint8) if value.dtype == torch.bool else value
-                dist.broadcast(plain, self.holders[name][0], group=group)
-                with torch.no_grad():
-                    tensor.copy_(value)
+                copy_values(tensor, self.holders[name][0], group)

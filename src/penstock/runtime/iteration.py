@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
+from penstock.capture.batch_part import Leaf, sliced
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -29,6 +30,7 @@ __all__ = [
     "check_sizes",
     "places_of",
     "prepare_iteration",
+    "rows_at",
     "warm_up_of",
 ]
 
@@ -84,7 +86,7 @@ class Iteration:
     def work(
         self,
         stage: int,
-        leaves: Sequence[torch.Tensor] | Mapping[int, torch.Tensor],
+        leaves: Sequence[Leaf] | Mapping[int, Leaf],
         batch_inputs: Sequence[int],
         device: torch.device,
     ) -> StageInputs:
@@ -94,12 +96,9 @@ class Iteration:
         """
         part = self.parts[stage]
         wanted = [leaves[index].to(device) for index in batch_inputs]
-        bounds = [
-            (rows.start, rows.stop) if rows else (whole.start, whole.start + 1)
-            for rows, whole in zip(part.rows, self.cut.micro_batches, strict=True)
-        ]
+        rows = zip(part.rows, self.cut.micro_batches, strict=True)
         return StageInputs(
-            tuple(tuple(leaf[lo:hi] for leaf in wanted) for lo, hi in bounds),
+            tuple(tuple(sliced(leaf, own, whole) for leaf in wanted) for own, whole in rows),
             tuple(len(rows) for rows in part.rows),
             part.recomputed,
             part.last_backward,
@@ -112,11 +111,12 @@ class Iteration:
 def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
     """The places of ``rank`` in the plan, in stage order; empty if the plan does not use it."""
     groups = plan.device_groups
-    group = next((g for g, devices in enumerate(groups) if rank in devices), -1)
-    if group < 0:
+    device = plan.device_of(rank)
+    if device < 0:
         return ()
+    group = next(g for g, devices in enumerate(groups) if device in devices)
     held = plan.shape().stages_of(group)
-    return tuple(Place(stage, groups[group].index(rank), group) for stage in held)
+    return tuple(Place(stage, groups[group].index(device), group) for stage in held)
 
 
 def prepare_iteration(
@@ -154,19 +154,21 @@ def part_of(
 ) -> StageIteration:
     """What the stage at ``place`` does in the order of its rank."""
 
-    def rows(micro_batch: int) -> range:
-        if shape.group_of(place.stage, micro_batch) != place.group:
-            return range(0)
-        return cut.rows(micro_batch, place.stage, place.replica)
-
     own = [action for action in order if action.stage == place.stage]
     ends = [action.micro_batch for action in own if action.kind in "BW"]
     return StageIteration(
-        tuple(map(rows, range(len(cut.micro_batches)))),
+        tuple(rows_at(place, number, cut, shape) for number in range(len(cut.micro_batches))),
         frozenset(action.micro_batch for action in own if action.kind == "R"),
         ends[-1] if ends else -1,
         frozenset(action.micro_batch for action in own if action.kind == "I"),
     )
+
+
+def rows_at(place: Place, micro_batch: int, cut: BatchCut, shape: PipelineShape) -> range:
+    """The rows of the batch that the stage at ``place`` computes of one micro-batch."""
+    if shape.group_of(place.stage, micro_batch) != place.group:
+        return range(0)
+    return cut.rows(micro_batch, place.stage, place.replica)
 
 
 def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
-import torch
-
+from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.gradients.noise import GradientNoise
 
@@ -161,7 +160,12 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
     return min(1.0, clip_norm / (norm + 1e-6))
 
 
-def fingerprint(leaf: torch.Tensor) -> float:
-    """A number that differs between batches, computed from the first values of a leaf."""
+def fingerprint(leaf: Leaf) -> float:
+    """A number that differs between batches, computed from the first values of a leaf.
+
+    A leaf of which ranks hold different rows has its batch's own number.
+    """
+    if isinstance(leaf, PartialLeaf):
+        return leaf.number
     values = leaf.reshape(-1)[:FINGERPRINT_VALUES]
     return float(values.double().sum())

@@ -12,19 +12,22 @@ from torch import nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph, Loss
 from penstock.capture.lengths import Dynamic
+from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
+from penstock.runtime.batch_needs import BatchNeeds
+from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
 from penstock.runtime.checkpoints.adapter_saving import save_adapters
 from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.checkpoints.pipeline_state import (
     load_state,
-    restore,
+    restore_own,
     saved_state,
     saved_tensors,
     state_tensors,
 )
-from penstock.runtime.checkpoints.weight_saving import save_weights
+from penstock.runtime.checkpoints.weight_saving import save_weights, whole_state_dict
 from penstock.runtime.checkpoints.writer import CheckpointTarget, CheckpointWriter
 from penstock.runtime.clock import gather_timeline
 from penstock.runtime.evaluation.inference import Inference, PredictionView
@@ -39,7 +42,13 @@ from penstock.runtime.processes.watch import LIMIT_S, doing
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_numbers import END
-from penstock.runtime.settings import OnNonFinite, RankSettings, Verification, check_settings
+from penstock.runtime.settings import (
+    OnNonFinite,
+    RankSettings,
+    Verification,
+    check_settings,
+    check_tensor_settings,
+)
 from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.find_module import module_for
@@ -61,8 +70,9 @@ __all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics", "Verifica
 class Pipeline:
     """A model in training, cut into stages and replicated according to a plan.
 
-    Every rank creates the same `Pipeline` and gives it the same batches. Each computes its rows of
-    its stages. The gradient is that of the mean loss over the whole batch, as on one device.
+    Every rank creates the same `Pipeline` and gives it the same batches, or what it reads of them
+    (`BatchPart`). Each computes its rows of its stages. The gradient is that of the mean loss over
+    the whole batch, as on one device.
 
         pipe = Pipeline(model, plan, batch, loss=loss, optimizer=lambda p: AdamW(p, lr=1e-3))
         for batch in loader:
@@ -89,6 +99,8 @@ class Pipeline:
     whether to clip or skip it; a wrong step is undone exactly. With ``on_non_finite="skip"`` a
     step whose loss or gradients are NaN or infinite is left out on all ranks, without an error.
     ``compare_replicas_every``: compare the copies of weights every that many steps (0: never).
+    ``tensor_parallel`` says which linear layers the plan's tensor groups divide, and how
+    (``{"blocks.*.up": "colwise"}``; default: the model's ``base_model_tp_plan``).
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -124,12 +136,14 @@ class Pipeline:
         optimizer_sync: OptimizerSync = "before",
         on_non_finite: OnNonFinite = "stop",
         compare_replicas_every: int = 50,
+        tensor_parallel: SplitTable | None = None,
     ) -> None:
-        check_settings(
-            clip_norm, timeout_s, compare_replicas_every, verify, optimizer_sync, on_non_finite
-        )
+        others = compare_replicas_every, tensor_parallel
+        settings = RankSettings(autocast, transport, shard_optimizer, gradient_noise, seed, *others)
+        check_settings(clip_norm, timeout_s, settings, verify, optimizer_sync, on_non_finite)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
+        check_tensor_settings(plan, settings, compile, metrics, dynamic, verify, optimizer_sync)
         scaling = loss_scaling_for(autocast, loss_scaling)
         graph = graph_of(model, batch, loss, granularity, dynamic)
         self._graph = graph.with_outputs() if metrics else graph
@@ -146,18 +160,15 @@ class Pipeline:
             plan,
             self._world,
             programs,
-            RankSettings(
-                autocast, transport, shard_optimizer, gradient_noise, seed, compare_replicas_every
-            ),
+            settings,
             metrics=MetricSums(metrics, self._graph) if metrics else None,
             also_crossed=view.boundaries,
             compiler=compiler,
         )
-        self._worker.held.share_first_values(self._worker.groups)
-        self._worker.compile_for(batch, compiler)
-        self._inference = Inference(self._worker, view, metrics or {})
-        self._callbacks = tuple(callbacks)
-        self._checkpoints = CheckpointWriter(self._world)
+        self._worker.prepare(batch, compiler)
+        self._reading = BatchReading(self._worker)
+        self._inference = Inference(self._worker, self._reading, view, metrics or {})
+        self._callbacks, self._checkpoints = tuple(callbacks), CheckpointWriter(self._world)
         self._training = Training(
             self._worker.held.stepped_parameters(),
             self._world.device,
@@ -167,6 +178,7 @@ class Pipeline:
             loss_scaling=scaling,
             on_non_finite=on_non_finite,
         )
+        self._worker.tensor.check_optimizer(self._training.optimizer)
         self._first = FirstStep(self._worker) if verify == "first-step" else None
         both = self._worker, self._training
         self._endless = self._world.agreed(
@@ -209,28 +221,30 @@ class Pipeline:
         """The parameters that this rank holds, by their first names in the model."""
         return self._worker.held.named_parameters()
 
+    @property
+    def needs(self) -> BatchNeeds:
+        """What this rank reads of every batch; a `BatchPart` may have just that."""
+        return self._reading.needs
+
     def samples_in(self, batch: Batch) -> int:
         """The number of samples of ``batch``."""
-        return self._graph.batch_leaves(batch)[0].shape[0]
+        return self._reading.samples_in(batch)
 
     def lengths_of(self, batch: Batch) -> dict[str, int]:
         """The lengths of ``batch`` (or of its bucket) by name; empty for models without lengths."""
-        graph = self._graph
-        if not graph.lengths:
-            return {}
-        found = graph.lengths_of(dict(enumerate(graph.batch_leaves(batch))))
-        names = (length.name for length in graph.lengths)
-        return dict(zip(names, found, strict=True))
+        return self._reading.lengths_of(batch)
 
     @doing("takes a step", acts=True)
     def step(self, *batches: Batch) -> StepMetrics:
         """Train on a batch: forward, backward, clipping, optimizer, learning-rate schedule.
 
         Several batches make one step, as if they were one large batch. They go through the pipeline
-        one after another, so they need no more memory, and their gradients are accumulated.
+        one after another, so they need no more memory, and their gradients are accumulated. Each
+        rank may give a `BatchPart` with what it reads (`needs`), in place of the whole batch.
 
         Raises:
-            BadInput: a batch is unlike the example or differs between ranks; nothing was changed.
+            BadInput: a batch is unlike the example or differs between ranks, or a part lacks what
+                the rank reads; nothing was changed.
             LossNotFinite: loss or gradients are NaN or infinite, first in the layer and micro-batch
                 that the message names; no optimizer step was taken.
             RunFailed: a rank failed, which the message names; the pipeline cannot be used any more.
@@ -239,9 +253,8 @@ class Pipeline:
         """
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
-        leaves = [self._graph.batch_leaves(batch) for batch in batches]
-        if len(leaves) > 1:
-            leaves = self._graph.as_one_step(leaves)
+        self._drain()
+        leaves = self._reading.of_step(batches)
         first = self._first if self._is_first else None
         if self._endless is not None:
             if first is not None:
@@ -250,7 +263,6 @@ class Pipeline:
         elif first is not None:
             metrics = first.flushed(self._training, leaves)
         else:
-            self._drain()
             metrics = flushed_step(self._worker, self._training, leaves)
         self._tell(metrics)
         return metrics
@@ -273,20 +285,18 @@ class Pipeline:
             left = iter(batches)
             if self._first is not None and self._is_first:
                 yield from map(self.step, islice(left, 1))
-            for metrics in self._overlapped.stream(map(self._graph.batch_leaves, left)):
+            for metrics in self._overlapped.stream(map(self._reading.of_stream, left)):
                 self._tell(metrics)
                 yield metrics
             return
         if self._endless is None:
-            for batch in batches:
-                yield self.step(batch)
+            yield from map(self.step, batches)
             return
-        every = (self._graph.batch_leaves(batch) for batch in batches)
+        every = map(self._reading.of_stream, batches)
         if self._first is not None and self._is_first:
-            for leaves in every:
+            for leaves in islice(every, 1):
                 self._first.beforehand([leaves])
                 every = chain([leaves], every)
-                break
         for metrics in self._endless.stream(every):
             self._tell(metrics)
             yield metrics
@@ -353,7 +363,7 @@ class Pipeline:
         off in both. Changes nothing.
         """
         self._drain()
-        return verify(self._worker, self._graph.batch_leaves(batch))
+        return verify(self._worker, self._reading.whole(batch, "verify()"))
 
     def timeline(self) -> Timeline:
         """What every rank did in the latest iteration; all ranks must call this."""
@@ -367,18 +377,12 @@ class Pipeline:
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank: tensors by the model's names, and ``state`` for the rest."""
         self._drain()
-        tensors = state_tensors(self._worker, self._training)
-        return {**tensors, "state": self._training.state()}
+        return {**state_tensors(self._worker, self._training), "state": self._training.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned on this rank under the same plan."""
         self._drain()
-        tensors = {name: value for name, value in state_dict.items() if name != "state"}
-        own = self._worker.held.named_tensors()
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(tensors[f"model.{name}"])
-        restore(self._worker, self._training, tensors, state_dict["state"])
+        restore_own(self._worker, self._training, state_dict)
 
     def model_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights and buffers by all their names, on rank 0; empty on other ranks.
@@ -387,15 +391,7 @@ class Pipeline:
         does not need that.
         """
         self._drain()
-        parts = self._world.gather_to_first(
-            {
-                name: tensor.detach().cpu()
-                for name, tensor in self._worker.held.owned_tensors().items()
-            }
-        )
-        whole = {name: tensor for part in parts for name, tensor in part.items()}
-        tied = {other: whole[name] for other, name in self._graph.tied_names.items() if whole}
-        return whole | tied
+        return whole_state_dict(self._worker)
 
     def save_pretrained(
         self, directory: Path | str, *, max_shard_bytes: int = 5_000_000_000

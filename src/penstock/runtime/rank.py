@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -29,6 +30,7 @@ from penstock.runtime.stages.building import runner_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
+from penstock.runtime.stages.tensor_shards import TensorShards
 from penstock.runtime.transport.channels import open_transport
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.transport.possible_messages import messages_by_rank
@@ -73,18 +75,27 @@ class Worker:
         self.noise = NoiseMeter(plan, world.rank) if settings.gradient_noise else None
         self.metrics = metrics
         self.autocast_dtype = settings.autocast
-        self.random = RandomStream(world.device, settings.seed, world.rank)
+        self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
         self.means: Means = {}
         self._closed = False
         self.failures = Failures(world, self._abort)
-        self.held = Holdings(graph, plan, world.rank, programs, sharded=settings.shard_optimizer)
+        self.tensor = world.agreed(
+            lambda: TensorShards(graph, plan, world, settings.tensor_parallel)
+        )
+        world.agreed(lambda: self.tensor.divide(programs))
+        self.held = Holdings(
+            graph, plan, world.rank, programs, self.tensor, sharded=settings.shard_optimizer
+        )
         self.replicas = ReplicaCheck(graph, plan, world, self.held, settings.compare_replicas_every)
-        self.groups = make_groups(world, [*self.held.holders.values(), *plan.device_groups])
-        self._norm_groups = make_groups(world, plan.device_groups)
+        holder_sets = [ranks for holders in self.held.holders_at for ranks in holders.values()]
+        # Batch normalisation and schedules without a flush need these, and have no tensor groups.
+        device_groups = () if plan.tensor_groups else plan.device_groups
+        self.groups = make_groups(world, [*holder_sets, *device_groups])
+        self._norm_groups = make_groups(world, device_groups)
         boundaries = boundaries_of(graph, plan)
         ever = messages_by_rank(plan, world.size, boundaries, also_crossed, graph.largest_lengths)
         self.transport = open_transport(world, settings.transport, ever)
-        self.numbers = RankNumbers(self.transport, self.clock, len(plan.devices), self.noise)
+        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks), self.noise)
         self.buckets = self._buckets(programs)
         self._share_sums()
         # Only the ranks that hold a stage can check it, so errors must reach the others.
@@ -114,9 +125,14 @@ class Worker:
             for stage, program in programs.items()
         }
         stages = stages_of_parameters(self.graph, self.plan)
-        return GradientBuckets(
+        buckets = GradientBuckets(
             self.world, trained, stages, held.holders, self.groups, self.clock, held.owners
         )
+        if held.place:
+            named = held.named_parameters()
+            whole = (p for name, p in named if self.tensor.dim_of(name) is None)
+            buckets.not_counted = frozenset(whole)
+        return buckets
 
     def _share_sums(self) -> None:
         """Sum gradients on the CPU in shared memory if messages use it."""
@@ -146,7 +162,7 @@ class Worker:
             synchronised=norm is not None,
             around_forward=norm.counting if norm is not None else None,
             around_last_backward=launching,
-            compiler=compiler,
+            calls=self.tensor if self.tensor.is_divided else compiler,
             take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
         )
 
@@ -173,7 +189,7 @@ class Worker:
 
     def run(
         self,
-        *batches: Sequence[torch.Tensor],
+        *batches: Sequence[Leaf],
         within: AbstractContextManager[object] | None = None,
         seed: float = 1.0,
     ) -> Totals:
@@ -194,7 +210,9 @@ class Worker:
             for leaves in named
         ]
         iterations = [ready.iteration for ready in every]
-        self.agree_on_lengths(iterations)
+        if not isinstance(batches[0][0], PartialLeaf):
+            # What all ranks were told of parts has been compared already.
+            self.agree_on_lengths(iterations)
         terms: list[LossTerm] = []
         self.begin()
         with self.failures.shared():
@@ -210,7 +228,9 @@ class Worker:
                         for bucket in self.buckets.buckets:
                             self.noise.measure(bucket)
             self.buckets.finish()
-            own = self.numbers.own(batches, terms, self.buckets, self.metrics)
+            # All ranks of a tensor group have equal loss terms, of which those of the first count.
+            counted = [] if self.held.place else terms
+            own = self.numbers.own(batches, counted, self.buckets, self.metrics)
             rows = self.numbers.exchange(own, "the end of the iteration")
         totals, self.means = self.numbers.put_together(rows, self.metrics, seed)
         return totals
@@ -263,16 +283,34 @@ class Worker:
         if self.transport is not None and not self.has_ended:
             self.transport.close()
         self.buckets.close()
+        self.tensor.leave()
         self.failures.first = self.failures.first or "it was closed"
         self.world.leave()
 
-    def compile_for(self, batch: Batch, compiler: StageCompiler | None) -> None:
-        """Compile the stages, if they are to be, for batches of the same size as ``batch``."""
+    def prepare(self, batch: Batch, compiler: StageCompiler | None) -> None:
+        """Give replicas equal values; compile stages, if they are to be, for the size of ``batch``.
+
+        Stages of tensor groups are tried with one sample of it.
+
+        Raises:
+            BadInput: an operator cannot run on shards.
+        """
+        self.held.share_first_values(self.groups)
+        leaves = self.graph.batch_leaves(batch)
+        if self.plan.tensor_groups:
+            self.world.agreed(lambda: self._try_shards(leaves))
         if compiler is None:
             return
-        leaves = self.graph.batch_leaves(batch)
         lengths = self.graph.lengths_of(dict(enumerate(leaves)))
         compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
+
+    def _try_shards(self, leaves: Sequence[torch.Tensor]) -> None:
+        if self.tensor.is_divided:
+            lengths = self.graph.lengths_of(dict(enumerate(leaves)))
+            with self.random.set_aside():
+                for program in self.stages.programs.values():
+                    self.tensor.attempt(program, leaves, lengths)
+            self.buckets.zero()
 
     def autocast(self) -> AbstractContextManager[object]:
         """The autocast context of a forward."""
@@ -283,3 +321,4 @@ class Worker:
     def _abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+        self.tensor.leave()

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import torch
 
+from penstock.capture.batch_part import Leaf
 from penstock.runtime.clock import StepClock
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.noise import NoiseMeter
@@ -43,7 +44,7 @@ class RankNumbers:
 
     def own(
         self,
-        batches: Sequence[Sequence[torch.Tensor]],
+        batches: Sequence[Sequence[Leaf]],
         terms: Sequence[LossTerm],
         buckets: GradientBuckets | None,
         metrics: MetricSums | None,

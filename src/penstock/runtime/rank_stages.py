@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-import torch
-
+from penstock.capture.batch_part import Leaf
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
 from penstock.plan.plan import Plan
@@ -103,7 +102,7 @@ class RankStages(Generic[Runner]):
 
     def take(
         self,
-        leaves: Mapping[int, torch.Tensor],
+        leaves: Mapping[int, Leaf],
         iteration: Iteration,
         seed: float = 1.0,
         *,

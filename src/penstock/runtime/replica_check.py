@@ -46,7 +46,8 @@ class ReplicaCheck:
         self._stages = stages_of_parameters(graph, plan)
         weights = [use.name for use in graph.parameter_uses if not use.is_buffer]
         self._names = [name for name in weights if len(held.holders[name]) > 1]
-        self._sets = sorted({held.holders[name] for name in self._names})
+        of_all = (holders[name] for holders in held.holders_at for name in weights)
+        self._sets = sorted({ranks for ranks in of_all if len(ranks) > 1})
         self._every = every if self._sets else 0
 
     def run(self, step: int, numbers: RankNumbers, failures: Failures) -> None:
@@ -80,8 +81,12 @@ class ReplicaCheck:
     def _difference(self, step: int, holders: Sequence[int], own: dict[str, int]) -> str:
         """The error message; all ranks must call this."""
         of_ranks = self._world.gather(own)
-        shared = [name for name in self._names if self._held.holders[name] == tuple(holders)]
-        name = next(n for n in shared if len({of_ranks[rank][n] for rank in holders}) > 1)
+        # Another place of the tensor group holds other shards, but all ranks name the same weight.
+        shared = [n for h in self._held.holders_at for n, r in h.items() if r == tuple(holders)]
+        known = of_ranks[holders[0]]
+        name = next(
+            n for n in shared if n in known and len({of_ranks[rank][n] for rank in holders}) > 1
+        )
         sums = {rank: of_ranks[rank][name] for rank in holders}
         stages = numbered("stage", self._stages[name])
         most, odd = apart(sums)

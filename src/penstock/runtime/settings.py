@@ -5,11 +5,14 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
+from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
+from penstock.plan.plan import Plan
 from penstock.runtime.transport.channels import TransportChoice
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = ["OnNonFinite", "RankSettings", "Verification", "check_settings"]
+__all__ = ["OnNonFinite", "RankSettings", "Verification", "check_settings", "check_tensor_settings"]
 
 Verification: TypeAlias = Literal["first-step", "off"]
 """When training is compared with the whole model."""
@@ -31,12 +34,45 @@ class RankSettings:
     gradient_noise: bool = False
     seed: int = 0
     compare_replicas_every: int = 50
+    tensor_parallel: SplitTable | None = None
+
+
+def check_tensor_settings(
+    plan: Plan,
+    settings: RankSettings,
+    compile: bool,
+    metrics: object,
+    dynamic: object,
+    verify: Verification,
+    optimizer_sync: OptimizerSync,
+) -> None:
+    """Raise `BadInput` for a setting that does not work with a plan's tensor groups."""
+    if not plan.tensor_groups:
+        return
+    family = FAMILIES.get(plan.schedule)
+    wanted = {
+        f"autocast={settings.autocast}": settings.autocast is not None,
+        "shard_optimizer=True": settings.shard_optimizer,
+        "gradient_noise=True": settings.gradient_noise,
+        "compile=True": compile,
+        "metrics": bool(metrics),
+        "dynamic": bool(dynamic),
+        f'verify="{verify}"': verify != "off",
+        f'optimizer_sync="{optimizer_sync}"': optimizer_sync != "before",
+        f"schedule '{plan.schedule}' (it holds stages twice)": plan.mirrored,
+        f"schedule '{plan.schedule}' (it has no flush)": family is not None and not family.flushes,
+    }
+    for what in (name for name, is_wanted in wanted.items() if is_wanted):
+        raise BadInput(
+            f"{what} does not work with the tensor groups of a plan; leave it out, or plan without "
+            f"tensor groups"
+        )
 
 
 def check_settings(
     clip_norm: float | None,
     timeout_s: float,
-    compare_replicas_every: int,
+    settings: RankSettings,
     verify: str,
     optimizer_sync: str,
     on_non_finite: str,
@@ -55,8 +91,8 @@ def check_settings(
         raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
     if not timeout_s > 0:
         raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")
-    if compare_replicas_every < 0:
+    every = settings.compare_replicas_every
+    if every < 0:
         raise BadInput(
-            f"compare_replicas_every is {compare_replicas_every}; it must be a number of steps, or "
-            f"0 for never"
+            f"compare_replicas_every is {every}; it must be a number of steps, or 0 for never"
         )

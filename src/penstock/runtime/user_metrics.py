@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from penstock.capture.batch_part import Leaf
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 
@@ -78,7 +79,7 @@ class MetricSums:
         self.names = tuple(metrics)
         self._metrics = tuple(metrics.values())
         self._graph = graph
-        self._leaves: Mapping[int, torch.Tensor] = {}
+        self._leaves: Mapping[int, Leaf] = {}
         self._rows: Sequence[range] = ()
         self._sums: list[list[tuple[Any, Any]]] = []
 
@@ -86,7 +87,7 @@ class MetricSums:
         """Start a new iteration."""
         self._sums = [[] for _ in self._metrics]
 
-    def take_batch(self, leaves: Mapping[int, torch.Tensor], rows: Sequence[range]) -> None:
+    def take_batch(self, leaves: Mapping[int, Leaf], rows: Sequence[range]) -> None:
         """Set the batch of later outputs; ``rows[m]`` are this rank's rows of micro-batch ``m``."""
         self._leaves, self._rows = leaves, rows
 
@@ -102,7 +103,8 @@ class MetricSums:
         tensors = [outputs[number].detach() for number in sorted(outputs)]
         device = tensors[0].device if tensors else torch.device("cpu")
         with torch.no_grad():
-            leaves = {i: leaf[rows.start : rows.stop] for i, leaf in self._leaves.items()}
+            read = self._graph.call.target_leaves
+            leaves = {i: self._leaves[i][rows.start : rows.stop] for i in read}
             target = self._graph.targets({i: leaf.to(device) for i, leaf in leaves.items()})
             output = self._graph.outputs.rebuild(tensors)
             for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):

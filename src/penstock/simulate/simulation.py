@@ -214,7 +214,16 @@ def engine_for(workload: Workload) -> Engine:
 
 
 def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raise `BadInput` unless the plan has the profile's layers and only the cluster's devices."""
+    """Raise `BadInput` unless the plan has the profile's layers and only the cluster's devices.
+
+    A plan with tensor groups must have been put on the cluster of its groups before
+    (`penstock.planning.tensor_groups.on_groups`).
+    """
+    if plan.tensor_groups:
+        raise BadInput(
+            "the plan has tensor groups, which only 'penstock simulate' and Pipeline can follow; "
+            "plan again without --tensor-parallel"
+        )
     covered = plan.stages[-1].layers.stop
     if covered != len(profile.layers):
         raise BadInput(

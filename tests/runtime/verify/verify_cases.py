@@ -133,7 +133,9 @@ def holders_without_ties() -> Iterator[None]:
     """Within, a tied parameter's gradient is not summed over the ranks of the stages it ties."""
     original = holdings.holders_of_parameters
 
-    def first_stage_only(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
+    def first_stage_only(
+        graph: LayerGraph, plan: Plan, place: int = 0
+    ) -> dict[str, tuple[int, ...]]:
         stages = {use.name: plan.stage_of_layer(use.layers[0]) for use in graph.parameter_uses}
         return {name: plan.devices_of(stages[name]) for name in original(graph, plan)}
 

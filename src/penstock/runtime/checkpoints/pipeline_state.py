@@ -1,7 +1,7 @@
 """What a pipeline keeps in a checkpoint: tensors by name, and everything else as JSON."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.steps.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor
 
-__all__ = ["load_state", "restore", "saved_state", "saved_tensors", "state_tensors"]
+__all__ = ["load_state", "restore", "restore_own", "saved_state", "saved_tensors", "state_tensors"]
 
 
 def state_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
@@ -59,12 +59,39 @@ def restore(
     worker.random.restore(tensors, random)
 
 
+@torch.no_grad()
+def restore_own(worker: Worker, training: Training, state_dict: Mapping[str, Any]) -> None:
+    """Restore what `Pipeline.state_dict` returned on this rank."""
+    tensors = {name: value for name, value in state_dict.items() if name != "state"}
+    for name, tensor in worker.held.named_tensors().items():
+        tensor.copy_(tensors[f"model.{name}"])
+    restore(worker, training, tensors, state_dict["state"])
+
+
 def saved_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
-    """The tensors that this rank writes into a checkpoint. One rank of a pipeline writes each."""
+    """The tensors that this rank writes into a checkpoint. One rank of a pipeline writes each.
+
+    All ranks must call this: tensors that a tensor group divides are gathered.
+    """
+    own = state_tensors(worker, training)
     return {
         name: tensor
-        for name, tensor in state_tensors(worker, training).items()
+        for name, tensor in worker.tensor.whole(own, parameters_of(own)).items()
         if name.startswith("random.") or worker.held.owns(name.partition(".")[2])
+    }
+
+
+def parameters_of(tensors: Iterable[str]) -> dict[str, str]:
+    """The parameter or buffer to which each tensor of a checkpoint belongs, by its name.
+
+    >>> parameters_of(["model.a.weight", "optimizer.a.weight.exp_avg", "random.0"])
+    {'model.a.weight': 'a.weight', 'optimizer.a.weight.exp_avg': 'a.weight'}
+    """
+    found = {name: name.partition(".") for name in tensors}
+    return {
+        name: rest if kind == "model" else rest.rpartition(".")[0]
+        for name, (kind, _, rest) in found.items()
+        if kind in ("model", "optimizer")
     }
 
 
@@ -113,6 +140,7 @@ def load_state(
         read_pickled(path, tensors, world.control)
     else:
         world.agreed(lambda: read_tensors(stored, tensors))
+    keep_own_parts(worker, tensors)
     restore(worker, training, tensors, state)
     if loader is not None:
         place = state.get("loader")
@@ -169,7 +197,8 @@ def wanted_tensors(
     worker: Worker, training: Training, stored: Mapping[str, StoredTensor]
 ) -> dict[str, torch.Tensor]:
     """The tensors that this rank loads: those of its model, and new ones for everything else."""
-    tensors = {f"model.{n}": t.detach() for n, t in worker.held.named_tensors().items()}
+    held, room = worker.held.named_tensors(), worker.tensor.room
+    tensors = {f"model.{name}": room(name, tensor.detach()) for name, tensor in held.items()}
     wanted = tuple(f"optimizer.{name}." for name in training.names.values())
     random = f"random.{worker.world.rank}"
     for name, found in stored.items():
@@ -177,3 +206,15 @@ def wanted_tensors(
         if is_random or (wanted and name.startswith(wanted)):
             tensors[name] = torch.empty(found.shape, dtype=found.dtype)
     return tensors
+
+
+@torch.no_grad()
+def keep_own_parts(worker: Worker, tensors: dict[str, torch.Tensor]) -> None:
+    """Keep of whole tensors the shards of this rank, and put the model's into the model."""
+    if not worker.tensor.is_divided:
+        return
+    held = worker.held.named_tensors()
+    for name, parameter in parameters_of(tensors).items():
+        tensors[name] = worker.tensor.own_part(parameter, tensors[name])
+        if name == f"model.{parameter}":
+            held[parameter].copy_(tensors[name])

@@ -20,7 +20,7 @@ from penstock.runtime.rank import Worker
 from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
 from penstock.runtime.weights.safetensors_file import bytes_of, write_tensors
 
-__all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights"]
+__all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights", "whole_state_dict"]
 
 
 def check_free(directory: Path) -> None:
@@ -77,6 +77,15 @@ def saved_tensors(worker: Worker) -> dict[str, torch.Tensor]:
     for name in graph.model.state_dict():
         names.setdefault(graph.tied_names.get(name, name), []).append(name)
     return {main_name(graph.model, names[n]): t for n, t in own.items() if n in names}
+
+
+def whole_state_dict(worker: Worker) -> dict[str, torch.Tensor]:
+    """All weights and buffers by all their names, on rank 0; see `Pipeline.model_state_dict`."""
+    own = worker.held.owned_tensors()
+    parts = worker.world.gather_to_first({name: t.detach().cpu() for name, t in own.items()})
+    whole = {name: tensor for part in parts for name, tensor in part.items()}
+    tied = {other: whole[name] for other, name in worker.graph.tied_names.items() if whole}
+    return whole | tied
 
 
 def main_name(model: nn.Module, names: Sequence[str]) -> str:

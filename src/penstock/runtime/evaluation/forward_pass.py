@@ -6,11 +6,13 @@ from contextlib import nullcontext
 import torch
 from torch import fx
 
+from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.evaluation import set_training
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.runtime.metrics import Totals
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages, Ready
+from penstock.runtime.stages.call import ModuleCall
 from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
 from penstock.runtime.transport.messages import BoundaryTensors
 from penstock.runtime.user_metrics import Means, MetricSums
@@ -60,7 +62,7 @@ class ForwardPass:
             metrics=metrics,
         )
 
-    def run(self, leaves: Mapping[int, torch.Tensor]) -> tuple[Totals, Means]:
+    def run(self, leaves: Mapping[int, Leaf]) -> tuple[Totals, Means]:
         """Run all forwards on one batch. Returns the totals and the means of the metrics.
 
         No weights or buffers change.
@@ -72,7 +74,8 @@ class ForwardPass:
         worker, numbers = self._worker, self._worker.numbers
         worker.clock.restart()
         ready = self.prepared(leaves)
-        worker.agree_on_lengths([ready.iteration])
+        if not any(isinstance(leaf, PartialLeaf) for leaf in leaves.values()):
+            worker.agree_on_lengths([ready.iteration])
         modules = [program.module for program in self._stages.programs.values()]
         for module in modules:
             set_training(module, False)
@@ -82,7 +85,9 @@ class ForwardPass:
                     self._metrics.begin()
                 self._stages.take(leaves, ready.iteration)
                 terms = self._stages.run(ready)
-                own = numbers.own([list(leaves.values())], terms, None, self._metrics)
+                # The ranks of a tensor group have equal terms, of which the first rank's count.
+                counted = [] if worker.held.place else terms
+                own = numbers.own([list(leaves.values())], counted, None, self._metrics)
                 rows = numbers.exchange(own, "the end of the iteration")
             return numbers.put_together(rows, self._metrics)
         finally:
@@ -91,7 +96,7 @@ class ForwardPass:
                 if not isinstance(module, fx.GraphModule):
                     set_training(module, True)
 
-    def prepared(self, leaves: Mapping[int, torch.Tensor]) -> Ready:
+    def prepared(self, leaves: Mapping[int, Leaf]) -> Ready:
         """The prepared work for batches of this size.
 
         Raises:
@@ -108,7 +113,8 @@ class ForwardRunner:
         self.loss_terms: list[LossTerm] = []
         self.seed = 1.0
         self._program = program
-        self._module = program.module
+        divided = worker.tensor.is_divided
+        self._call = worker.tensor.call_of(program) if divided else ModuleCall(program.module)
         self._autocast = worker.autocast if worker.autocast_dtype is not None else nullcontext
         self._take_outputs = take_outputs
         self._work = StageInputs((), ())
@@ -133,7 +139,7 @@ class ForwardRunner:
             return ()
         program = self._program
         with torch.no_grad(), self._autocast():
-            made = self._module(*self._work.leaves[micro_batch], *received)
+            made = self._call.run(self._work.leaves[micro_batch], received)  # pyright: ignore[reportArgumentType]
         if program.is_last:
             place = len(program.sent)
             self.loss_terms.append(LossTerm(made[place], made[place + 1]))

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.capture.batch_part import BatchPart
 from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
+from penstock.runtime.batch_reading import WHOLE, BatchReading
 from penstock.runtime.evaluation.forward_pass import ForwardPass
 from penstock.runtime.evaluation.prediction import RankOutputs, predict
 from penstock.runtime.processes.watch import doing
@@ -44,8 +46,14 @@ class PredictionView:
 class Inference:
     """Forward passes of a `Worker`'s stages, created when first used."""
 
-    def __init__(self, worker: Worker, view: PredictionView, metrics: Mapping[str, Metric]) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        worker: Worker,
+        reading: BatchReading,
+        view: PredictionView,
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        self._worker, self._reading = worker, reading
         self._view = view
         self._sums = MetricSums(metrics, worker.graph) if metrics else None
         self._evaluation: ForwardPass | None = None
@@ -56,7 +64,7 @@ class Inference:
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch."""
         worker, sums = self._worker, self._sums
-        leaves = worker.graph.batch_leaves(batch)
+        (leaves,) = self._reading.of_step([batch])
         if self._evaluation is None:
             take = sums.take_outputs if sums is not None else self._outputs.take
             self._evaluation = ForwardPass(
@@ -75,6 +83,8 @@ class Inference:
     def predict(self, batch: Batch, *, everywhere: bool) -> Any:
         """The model's result on one batch."""
         worker, graph = self._worker, self._view.graph
+        if isinstance(batch, BatchPart):
+            raise BadInput(WHOLE.format("predict()"))
         leaves = graph.known_leaves(batch)
         if self._prediction is None:
             self._prediction = ForwardPass(worker, graph, self._view.boundaries, self._outputs.take)

@@ -94,10 +94,11 @@ def predict(
 def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[OutputRows]:
     """Which ranks compute which rows of an output of ``stage``, in the order of the batch."""
     for micro_batch in range(len(cut.micro_batches)):
-        for replica, rank in enumerate(plan.holder(stage, micro_batch).devices):
+        for replica, device in enumerate(plan.holder(stage, micro_batch).devices):
             rows = cut.rows(micro_batch, stage, replica)
             if rows:
-                yield OutputRows(number, micro_batch, rank, rows)
+                # All ranks of a tensor group have the whole output.
+                yield OutputRows(number, micro_batch, plan.ranks_of(device)[0], rows)
 
 
 def check_joinable(spec: TensorSpec, pieces: Sequence[OutputRows]) -> None:

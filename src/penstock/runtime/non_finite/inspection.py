@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import torch
 
+from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.kept_buffers import kept_buffers
 from penstock.runtime.non_finite.sign import PASSES, Sign, SignLog
 from penstock.runtime.non_finite.watched_stage import WatchedStage, single_layers
@@ -24,15 +25,15 @@ from penstock.runtime.stages.random_stream import RandomState
 
 __all__ = ["Inspection", "inspect_step"]
 
-Batches: TypeAlias = Sequence[Sequence[torch.Tensor]]
+Batches: TypeAlias = Sequence[Sequence[Leaf]]
 
 
 class Inspection:
     """What was found: ``sign`` (``None``: nothing) and the place in words."""
 
-    def __init__(self, worker: Worker, sign: Sign | None, batches: Batches) -> None:
+    def __init__(self, worker: Worker, sign: Sign | None, in_batch: str) -> None:
         self.sign = sign
-        self._names, self._batches = worker.graph.layer_names, batches
+        self._names, self._in_batch = worker.graph.layer_names, in_batch
 
     @property
     def is_of_weights(self) -> bool:
@@ -54,17 +55,8 @@ class Inspection:
         gradient = f", gradient of '{sign.tensor}'" if sign.tensor else ""
         return (
             f"it appeared first in the {kind} of {layer}, micro-batch {sign.micro_batch}"
-            f"{gradient}){self._in_batch()}"
+            f"{gradient}){self._in_batch}"
         )
-
-    def _in_batch(self) -> str:
-        """What is wrong with the batch itself, if anything."""
-        for leaves in self._batches:
-            for number, leaf in enumerate(leaves):
-                if leaf.is_floating_point() and leaf.isnan().any():
-                    row = int(leaf.isnan().flatten(1).any(1).nonzero()[0]) if leaf.dim() > 1 else 0
-                    return f"; tensor {number} of the batch has NaN in row {row}"
-        return ""
 
 
 def inspect_step(worker: Worker, batches: Batches, seed: float, random: RandomState) -> Inspection:
@@ -93,7 +85,25 @@ def inspect_step(worker: Worker, batches: Batches, seed: float, random: RandomSt
             stages.run(ready)
     worker.random.state = after
     found = [sign for sign in worker.world.gather(log.first, Sign) if sign is not None]
-    return Inspection(worker, min(found, default=None), batches)
+    in_batch = nan_in(batches)
+    if any(isinstance(leaf, PartialLeaf) for leaf in batches[0]):
+        # Each rank looks at the rows that it has.
+        in_batch = next(filter(None, worker.world.gather(in_batch)), "")
+    return Inspection(worker, min(found, default=None), in_batch)
+
+
+def nan_in(batches: Batches) -> str:
+    """What is wrong with the batch itself, if anything."""
+    for leaves in batches:
+        for number, leaf in enumerate(leaves):
+            rows, values = range(leaf.shape[0]), leaf
+            if isinstance(leaf, PartialLeaf):
+                rows, values = [n for own in leaf.rows for n in own], leaf.held
+            if isinstance(values, torch.Tensor) and values.is_floating_point():
+                bad = values.isnan().reshape(len(rows), -1).any(1).nonzero()
+                if len(bad):
+                    return f"; tensor {number} of the batch has NaN in row {rows[int(bad[0])]}"
+    return ""
 
 
 def note_weights(worker: Worker, log: SignLog) -> None:

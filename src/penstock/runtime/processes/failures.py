@@ -17,6 +17,9 @@ __all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]
 INSTANCES = count()
 """Numbers pipelines, which every rank creates in the same order."""
 
+LOST_CONNECTION = "gloo/transport/tcp"
+"""What is in Gloo's messages when another rank of a group has left it."""
+
 NOTE_WAIT_S = 1.5
 """How long a rank that noticed a failure waits for the note of the failed rank."""
 
@@ -80,6 +83,10 @@ class Failures:
             self._give_up(text)
             raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
         except BaseException as failure:
+            if LOST_CONNECTION in str(failure) and (text := self._note.read()):
+                # A collective operation within a stage: the other rank has failed first.
+                self._give_up(text)
+                raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
             text = str(failure).partition("\n")[0] or type(failure).__name__
             if isinstance(failure, Stalled):
                 text = WATCH.explained(text)

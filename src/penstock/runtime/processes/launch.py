@@ -49,7 +49,7 @@ from penstock.runtime.processes.stopped import wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
 from penstock.runtime.processes.watch import WATCH
 
-__all__ = ["launch_workers", "threads_per_worker"]
+__all__ = ["launch_workers", "long_slices_if_crowded", "threads_per_worker"]
 
 IMPORTED_ONCE = (__name__, "penstock.runtime.pipeline")
 """The modules that the fork server imports; they must start no threads and use no devices."""
@@ -299,8 +299,7 @@ def worker_main(
     """The main function of each process: runs ``function``, writes failures for the launcher."""
     die_with_launcher()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    if int(os.environ["LOCAL_WORLD_SIZE"]) > len(os.sched_getaffinity(0)):
-        compute_in_long_slices()
+    long_slices_if_crowded()
     torch.set_num_threads(threads)
     WATCH.joins_within_s = 0.0  # all workers were forked at the same time
     try:
@@ -316,6 +315,12 @@ def worker_main(
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+def long_slices_if_crowded() -> None:
+    """If this host has more ranks than cores, let each compute longer without a change."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > len(os.sched_getaffinity(0)):
+        compute_in_long_slices()
 
 
 def die_with_launcher() -> None:

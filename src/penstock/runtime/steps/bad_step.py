@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import torch
 
+from penstock.capture.batch_part import Leaf
 from penstock.errors import LossNotFinite
 from penstock.runtime.metrics import NoTerms
 from penstock.runtime.non_finite.inspection import inspect_step
@@ -15,7 +16,7 @@ from penstock.runtime.steps.training import Training, Update
 
 __all__ = ["MOST_IN_A_ROW", "StepBegin", "after_bad_step", "begin_of_step"]
 
-Batches: TypeAlias = Sequence[Sequence[torch.Tensor]]
+Batches: TypeAlias = Sequence[Sequence[Leaf]]
 
 MOST_IN_A_ROW = 10
 """A run ends if so many steps are left out one after another: then it does not learn any more."""
@@ -56,7 +57,8 @@ def after_bad_step(
         LossNotFinite: ``failure`` with the place, unless steps are left out.
     """
     place = ""
-    if not isinstance(failure, NoTerms):
+    # Layer by layer, a stage cannot be run on the shards of a tensor group.
+    if not isinstance(failure, NoTerms) and not worker.plan.tensor_groups:
         inspection = inspect_step(worker, batches, seed, begin.random)
         place, failure = str(inspection), failure.at(str(inspection))
         if inspection.is_of_weights:

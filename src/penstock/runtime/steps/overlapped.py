@@ -26,6 +26,7 @@ from typing import TypeAlias
 
 import torch
 
+from penstock.capture.batch_part import Leaf
 from penstock.errors import BadInput, LossNotFinite, ReplicasDiffer
 from penstock.plan.ordering import order_of
 from penstock.runtime.execute import PreparedAction, execute
@@ -42,7 +43,7 @@ from penstock.schedule.weight_rule import OptimizerSync
 
 __all__ = ["OverlappedTraining", "overlapped_training"]
 
-Leaves: TypeAlias = Sequence[torch.Tensor]
+Leaves: TypeAlias = Sequence[Leaf]
 
 
 @dataclass(frozen=True, slots=True)

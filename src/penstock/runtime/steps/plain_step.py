@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-import torch
-
+from penstock.capture.batch_part import Leaf
 from penstock.errors import LossNotFinite
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.rank import Worker
@@ -19,7 +18,7 @@ __all__ = ["flushed_step", "metrics_of", "timed_step"]
 def flushed_step(
     worker: Worker,
     training: Training,
-    batches: Sequence[Sequence[torch.Tensor]],
+    batches: Sequence[Sequence[Leaf]],
     *,
     within: AbstractContextManager[object] | None = None,
     before_update: Callable[[Totals, float], None] | None = None,

@@ -29,6 +29,7 @@ __all__ = [
     "boundaries_of",
     "messages_across",
     "messages_of_rank",
+    "rank_pairs",
 ]
 
 
@@ -192,6 +193,9 @@ def messages_across(
 
     A tensor without a batch dimension goes from one sender to each receiver, and its gradient back
     the same path, so that the sum over the replicas counts everything once.
+
+    All ranks of a tensor group hold a stage's whole activations and whole gradients. So each rank
+    of the receiving group gets them from one rank of the sending group (`rank_pairs`).
     """
     stages = (boundary.producer, boundary.consumer)
     senders, receivers = (plan.holder(stage, micro_batch).devices for stage in stages)
@@ -210,22 +214,23 @@ def messages_across(
                     )
             elif (i, j) in overlap:
                 parts.append(row_part(spec, overlap[i, j], have, need, i, j))
-        ends = (senders[i], receivers[j])
-        if parts:
-            yield Message("F", micro_batch, *ends, *stages, tuple(parts))
+        here, there = plan.ranks_of(senders[i]), plan.ranks_of(receivers[j])
         gradients = tuple(turned(part, have[i]) for part in parts if part.spec.requires_grad)
+        if parts:
+            for pair in rank_pairs(here, there):
+                yield Message("F", micro_batch, *pair, *stages, tuple(parts))
         if gradients:
-            yield backward_message(micro_batch, ends, stages, gradients)
+            for pair in rank_pairs(there, here):
+                yield Message("B", micro_batch, *pair, stages[1], stages[0], gradients)
 
 
-def backward_message(
-    micro_batch: int,
-    ends: tuple[int, int],
-    stages: tuple[int, int],
-    gradients: tuple[MessagePart, ...],
-) -> Message:
-    """The gradients of what the first of two ranks sent to the second."""
-    return Message("B", micro_batch, ends[1], ends[0], stages[1], stages[0], gradients)
+def rank_pairs(senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
+    """For each rank of the receiving device, the rank of the sending device that sends to it.
+
+    >>> rank_pairs((0, 1), (4,)), rank_pairs((4,), (0, 1)), rank_pairs((0, 1), (0, 1))
+    ([(0, 4)], [(4, 0), (4, 1)], [(0, 0), (1, 1)])
+    """
+    return [(senders[k % len(senders)], receiver) for k, receiver in enumerate(receivers)]
 
 
 def row_part(

@@ -12,6 +12,7 @@ from penstock.runtime.transport.messages import (
     Message,
     MessagePart,
     messages_across,
+    rank_pairs,
 )
 
 __all__ = ["messages_by_rank"]
@@ -62,11 +63,12 @@ def rare_messages(
             rows = min(here.slices[i], there.slices[j])
             parts = tuple(part_of(spec, rows) for spec in boundary.tensors)
             ends, turned = (here.devices[i], there.devices[j]), (stages[1], stages[0])
-            for (source, target), passed in ((ends, stages), ((ends[1], ends[0]), turned)):
-                if source != target and (source, target) not in known:
-                    known.add((source, target))
-                    kind = "F" if passed == stages else "B"
-                    yield Message(kind, direction, source, target, *passed, parts)
+            for (sender, receiver), passed in ((ends, stages), ((ends[1], ends[0]), turned)):
+                kind = "F" if passed == stages else "B"
+                for pair in rank_pairs(plan.ranks_of(sender), plan.ranks_of(receiver)):
+                    if pair[0] != pair[1] and pair not in known:
+                        known.add(pair)
+                        yield Message(kind, direction, *pair, *passed, parts)
 
 
 def may_cross(boundary: BoundaryTensors, here: Stage, there: Stage) -> bool:

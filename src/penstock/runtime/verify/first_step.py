@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from penstock.capture.batch_part import Leaf
 from penstock.capture.kept_buffers import kept_buffers
-from penstock.errors import RunFailed
+from penstock.errors import BadInput, RunFailed
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.rank import Worker
 from penstock.runtime.steps.plain_step import flushed_step
@@ -24,7 +25,8 @@ from penstock.runtime.verify.verify import (
 
 __all__ = ["FirstStep"]
 
-Batches = Sequence[Sequence[torch.Tensor]]
+Batches = Sequence[Sequence[Leaf]]
+WholeBatches = Sequence[Sequence[torch.Tensor]]
 
 
 class FirstStep:
@@ -45,29 +47,29 @@ class FirstStep:
         Raises:
             RunFailed: it differs from the step of the user's module; nothing was trained.
         """
-        worker = self._worker
+        worker, whole = self._worker, whole_batches(batches)
         if training.scaler is not None:
             self.beforehand(batches)
             return flushed_step(worker, training, batches)
-        why = obstacle(worker, batches)
+        why = obstacle(worker, whole)
         if why:
             self._judge(not_compared(why))
             return flushed_step(worker, training, batches)
-        states = dropout_states(worker, batches[0]) if len(batches) == 1 else None
+        states = dropout_states(worker, whole[0]) if len(whole) == 1 else None
         buffers = {name: buffer.clone() for name, buffer in worker.held.named_buffers()}
 
         def inspect(totals: Totals, seed: float) -> None:
             slices = states.found if states is not None else {}
-            reference = reference_of(worker, batches, before=buffers, slices=slices)
+            reference = reference_of(worker, whole, before=buffers, slices=slices)
             result = None if reference.dropped else compared(worker, reference, totals, seed)
             if result is None or (reference.masked and not result.equal):
-                result = self._without_dropout(reference, buffers, batches)
+                result = self._without_dropout(reference, buffers, whole)
             self._judge(result)
 
         return flushed_step(worker, training, batches, within=states, before_update=inspect)
 
     def _without_dropout(
-        self, reference: Reference, buffers: Mapping[str, torch.Tensor], batches: Batches
+        self, reference: Reference, buffers: Mapping[str, torch.Tensor], batches: WholeBatches
     ) -> VerifyResult:
         """Compare the same batches again, starting with ``buffers``; new buffer values are kept."""
         worker = self._worker
@@ -84,7 +86,7 @@ class FirstStep:
 
     def beforehand(self, batches: Batches) -> None:
         """Compare without taking the step (raises RunFailed as `flushed`)."""
-        self._judge(compared_without_dropout(self._worker, batches))
+        self._judge(compared_without_dropout(self._worker, whole_batches(batches)))
 
     def _judge(self, result: VerifyResult) -> None:
         self.result = result
@@ -102,3 +104,19 @@ def dropout_states(worker: Worker, leaves: Sequence[torch.Tensor]) -> DropoutSta
     parts = worker.stages.prepared(leaves[0].shape[0], True, lengths).iteration.parts
     rows = {stage: part.rows for stage, part in parts.items()}
     return DropoutStates(worker.stages.runners, rows, worker.world.device)
+
+
+def whole_batches(batches: Batches) -> list[list[torch.Tensor]]:
+    """The leaves of the batches of the first step, which the user's module gets on rank 0.
+
+    Raises:
+        BadInput: they are parts of batches.
+    """
+    whole = [[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] for leaves in batches]
+    if list(map(len, whole)) != list(map(len, batches)):
+        raise BadInput(
+            'the first step was given a part of a batch, but verify = "first-step" runs your '
+            "module on the whole; give every rank the whole batch in the first step, or set "
+            'verify = "off"'
+        )
+    return whole

@@ -117,6 +117,8 @@ def untouched(worker: Worker) -> Iterator[None]:
 
 def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
     """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
+    if worker.plan.tensor_groups:
+        return "the ranks of a tensor group hold shards of the weights"
     return different_lengths(batches) or memory_for_reference(worker, batches)
 
 

@@ -244,9 +244,9 @@ class InProcessPipeline:
     def _part(self, endless: EndlessOrder, leaves: Sequence[torch.Tensor]) -> float:
         """Run the part of one batch in the endless order."""
         rows = cut_for(self.plan, endless, leaves[0].shape[0]).micro_batches
-        leaves = self._graph.as_own_steps(leaves, rows)
+        own = self._graph.as_own_steps(leaves, rows)
         for stage in self._stages:
-            stage.feed(self._batches, leaves, rows, rows)
+            stage.feed(self._batches, own, rows, rows)
         parts = [endless.part(stage.number, self._batches) for stage in self._stages]
         self._batches += 1
         self._play_on(endless, parts)

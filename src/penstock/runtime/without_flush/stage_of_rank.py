@@ -7,6 +7,7 @@ from math import nan, sqrt
 import torch
 import torch.distributed as dist
 
+from penstock.capture.batch_part import Leaf
 from penstock.capture.lengths import LengthsOf
 from penstock.runtime.execute import PreparedAction, execute, steps_of
 from penstock.runtime.micro_batches import BatchCut
@@ -49,7 +50,7 @@ class NoStage:
     def begin(self, prepared: PreparedSize) -> None:
         """Nothing arrives."""
 
-    def feed(self, prepared: PreparedSize, batch: int, leaves: Sequence[torch.Tensor]) -> None:
+    def feed(self, prepared: PreparedSize, batch: int, leaves: Sequence[Leaf]) -> None:
         """Nothing of the batch is read."""
 
     def play(self, prepared: PreparedSize, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
@@ -103,7 +104,7 @@ class OwnStage:
         prepared.channels.begin(announced=False)
         self._buckets.zero()
 
-    def feed(self, prepared: PreparedSize, batch: int, leaves: Sequence[torch.Tensor]) -> None:
+    def feed(self, prepared: PreparedSize, batch: int, leaves: Sequence[Leaf]) -> None:
         """Take this rank's rows of a batch."""
         worker, place, cut = self._worker, self._place, prepared.cut
         leaves = worker.graph.as_own_steps(leaves, cut.micro_batches)

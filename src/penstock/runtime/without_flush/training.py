@@ -13,6 +13,7 @@ from math import sqrt
 import torch
 import torch.distributed as dist
 
+from penstock.capture.batch_part import Leaf
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.ordering import order_of
@@ -75,7 +76,7 @@ class EndlessTraining:
         if worker.places:
             self.own = OwnStage(worker, training, order, clip_norm, measure_every)
 
-    def step(self, batches: Sequence[Sequence[torch.Tensor]]) -> StepMetrics:
+    def step(self, batches: Sequence[Sequence[Leaf]]) -> StepMetrics:
         """Train on one batch; the pipeline is empty before and after it.
 
         Raises:
@@ -90,7 +91,7 @@ class EndlessTraining:
         (metrics,) = self.stream(batches)
         return metrics
 
-    def stream(self, batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[StepMetrics]:
+    def stream(self, batches: Iterable[Sequence[Leaf]]) -> Iterator[StepMetrics]:
         """Train on batches, given as their leaves; yields the metrics of each, one batch late.
 
         The pipeline drains after the last batch, and before a batch of another size.
@@ -114,7 +115,7 @@ class EndlessTraining:
             self.own.restart()
         self._prepared, self._batches = None, 0
 
-    def _feed(self, leaves: Sequence[torch.Tensor]) -> None:
+    def _feed(self, leaves: Sequence[Leaf]) -> None:
         """Run the part of one batch; its last micro-batches stay in flight."""
         worker, training, batch = self._worker, self._training, self._batches
         prepared, rate = self._prepared_for(leaves), training.learning_rate
@@ -132,7 +133,7 @@ class EndlessTraining:
             training.steps += 1
             self._fed.append(Fed(leaves[0].shape[0], rate, self._exchanged(leaves)))
 
-    def _prepared_for(self, leaves: Sequence[torch.Tensor]) -> PreparedSize:
+    def _prepared_for(self, leaves: Sequence[Leaf]) -> PreparedSize:
         """The prepared work for batches of this size.
 
         Raises:
@@ -153,7 +154,7 @@ class EndlessTraining:
         messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
         return PreparedSize(cut, by_action(messages), worker.stages.channels(messages), lengths, {})
 
-    def _exchanged(self, leaves: Sequence[torch.Tensor]) -> Callable[[], Rows]:
+    def _exchanged(self, leaves: Sequence[Leaf]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; the returned function waits for them."""
         worker = self._worker
         own = worker.numbers.own([leaves], self.own.loss_terms, None, worker.metrics)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.optim import Optimizer
 
+from penstock.capture.batch_part import Leaf, sliced
 from penstock.capture.lengths import LengthsOf
 from penstock.runtime.execute import PreparedAction
 from penstock.runtime.metrics import clip_factor
@@ -58,7 +59,7 @@ class VersionedStage:
     def feed(
         self,
         batch: int,
-        leaves: Sequence[torch.Tensor],
+        leaves: Sequence[Leaf],
         rows: Sequence[range],
         micro_batches: Sequence[range],
         lengths: LengthsOf = (),
@@ -69,8 +70,7 @@ class VersionedStage:
         numbers = self._order.numbers(batch)
         for number, own, whole in zip(numbers, rows, micro_batches, strict=True):
             # A replica without rows runs the first row, which does not count.
-            lo, hi = (own.start, own.stop) if own else (whole.start, whole.start + 1)
-            self._fed[number] = tuple(leaf[lo:hi] for leaf in wanted), own, whole
+            self._fed[number] = tuple(sliced(leaf, own, whole) for leaf in wanted), own, whole
         count = self._order.ring * self._order.micro_batches
         fed = [self._fed.get(number, ((), range(0), range(0))) for number in range(count)]
         recomputed = range(count) if self._order.recomputes(self.number) else ()

@@ -1,0 +1,132 @@
+"""``penstock cluster`` and ``launch``: the hosts of a job, and what starts it on them."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from penstock.command_line.options import AsJson, Device, JobName, Out, Quiet
+from penstock.command_line.terminal import Terminal
+from penstock.errors import BadInput, RunFailed
+
+__all__ = ["cluster", "launch"]
+
+
+def cluster(
+    device: Device = "cpu",
+    check: Annotated[
+        str, Option(metavar="C", help="Compare with this saved cluster instead of writing one.")
+    ] = "",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the hosts that torchrun or srun has started this on: devices and links.
+
+    -o writes the cluster as TOML, which planning reads.
+    """
+    from penstock.runtime.processes.srun import one_of_several
+
+    started = one_of_several()
+    terminal = Terminal(as_json, quiet or started.rank > 0)
+    from penstock.cluster.toml_file import read_cluster, write_cluster
+    from penstock.document import check_place
+    from penstock.jobs.live_cluster import differences_from, measure_cluster
+    from penstock.report.tables import cluster_table
+
+    if out:
+        check_place(out)
+    saved = read_cluster(check) if check else None
+    terminal.note(f"measuring {started.ranks} rank(s) and the links between them")
+    found = measure_cluster(device)
+    if started.rank:
+        return
+    if out:
+        write_cluster(found.cluster, out)
+        terminal.note(f"wrote {out}")
+    differs = differences_from(saved, found.cluster) if saved else []
+    values: dict[str, object] = {
+        "hosts": [
+            {
+                "name": host.name,
+                "devices": len(host.devices),
+                "link_bytes_per_s": host.link_bytes_per_s,
+            }
+            | {"port_bytes_per_s": host.port_bytes_per_s}
+            for host in found.cluster.hosts
+        ],
+        "links": [[link.source, link.target, link.bytes_per_s] for link in found.cluster.links],
+        "slowest": list(found.slow),
+        "differences": differs,
+    }
+    terminal.show(values, cluster_table(found.cluster), *(f"slow: {text}" for text in found.slow))
+    if differs:
+        raise RunFailed(f"'{check}' does not hold any more: {'; '.join(differs)}; plan again")
+
+
+def launch(
+    job: JobName,
+    torchrun: Annotated[
+        bool, Option("--torchrun", help="A script to run on every host, by torchrun.")
+    ] = False,
+    slurm: Annotated[bool, Option("--slurm", help="A script for sbatch.")] = False,
+    kubernetes: Annotated[
+        bool, Option("--kubernetes", help="A manifest for kubectl: a service and an indexed job.")
+    ] = False,
+    cluster: Annotated[
+        str, Option(metavar="C", help="Cluster with the hosts (default: the one of the plan).")
+    ] = "",
+    plan: Annotated[
+        str, Option(metavar="PLAN", help="Plan file to follow (default: the run makes one).")
+    ] = "",
+    run: Annotated[
+        str, Option(metavar="DIR", help="Run directory, on a disk that all hosts share.")
+    ] = "",
+    image: Annotated[str, Option(metavar="IMAGE", help="Container image, for Kubernetes.")] = "",
+    device: Device = "cpu",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write what starts JOB on several hosts, in the order in which the plan numbers them."""
+    from rich.text import Text
+
+    from penstock.document import write_text
+    from penstock.jobs.launch_script import LAUNCHERS, Start, hosts_text
+    from penstock.planning.plan_files import cluster_of_plan
+
+    terminal = Terminal(as_json, quiet)
+    asked = [n for n, on in zip(LAUNCHERS, (torchrun, slurm, kubernetes), strict=True) if on]
+    if len(asked) != 1:
+        raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")
+    hosts = cluster_of_plan(plan, cluster)
+    directory = run or f"runs/{Path(job).stem}"
+    arguments = (job, "--out", directory, *(("--plan", plan) if plan else ()))
+    check_ranks(plan, len(hosts.devices))
+    start = Start(
+        Path(job).stem,
+        (*arguments, *(("--device", device) if device != "cpu" else ())),
+        directory,
+        tuple((host.name, len(host.devices)) for host in hosts.hosts),
+        on_gpus=device == "cuda",
+        image=image,
+    )
+    script = LAUNCHERS[asked[0]](start)
+    if out:
+        write_text(out, script)
+        terminal.note(f"wrote {out}: {start.ranks} ranks, {hosts_text(start.hosts)}")
+    # The brackets of a shell are no markup, and its lines must not be broken.
+    shown = Text(script.rstrip(), no_wrap=True, overflow="ignore")
+    terminal.show({"script": script}, *([] if out else [shown]))
+
+
+def check_ranks(plan: str, ranks: int) -> None:
+    """Raise `BadInput` if a plan uses more devices than there are ranks."""
+    from penstock.plan.json_file import read_plan
+
+    needed = max(read_plan(plan).devices) + 1 if plan else 0
+    if needed > ranks:
+        raise BadInput(
+            f"plan '{plan}' uses devices 0 to {needed - 1}, but the hosts have {ranks} ranks; name "
+            f"its cluster with --cluster, or plan again"
+        )

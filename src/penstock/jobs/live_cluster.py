@@ -1,0 +1,163 @@
+"""Measures the hosts that a job was given, and says what is slower than its equals or than before.
+
+The ranks of all hosts take part, started by torchrun or srun; one process alone is a host of one.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import distributed
+
+from penstock.cluster.cluster import Cluster, Link
+from penstock.cluster.presets import local_cluster
+from penstock.measure.clock import wall_s
+from penstock.measure.links import (
+    MeasuredLink,
+    cluster_of,
+    measure_pairs,
+    usable_cores,
+    usable_memory_bytes,
+)
+from penstock.runtime.processes.world import make_default_group
+from penstock.words import rate_text
+
+__all__ = ["LiveCluster", "differences_from", "measure_cluster", "slow_parts"]
+
+Pairs = Mapping[tuple[int, int], MeasuredLink]
+
+WIDTH, REPEATS = 512, 15
+"""The work that each rank does: products of matrices of so many rows and columns."""
+
+SLOW = 0.5
+"""A link or a device with less than this share of what its equals have is slow."""
+
+WORSE = 0.75
+"""A saved cluster holds as long as nothing has less than this share of what was saved."""
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """A cluster as measured, and what is slow in it, in words."""
+
+    cluster: Cluster
+    slow: tuple[str, ...]
+
+
+def measure_cluster(device: str = "cpu") -> LiveCluster:
+    """Measure devices and links; every rank must call this, and all get the same result.
+
+    A link that is slow among its equals is listed in the cluster as an exception. The ``speed`` of
+    a device is relative to the median, where it differs by a quarter or more.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        alone = local_cluster(1, usable_cores(), usable_memory_bytes())
+        return LiveCluster(alone, ())
+    make_default_group("nccl" if device == "cuda" else "gloo")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    try:
+        members, pairs = measure_pairs(device)
+        seconds = torch.zeros(len(members), dtype=torch.float64, device=device)
+        distributed.barrier()
+        seconds[distributed.get_rank()] = work_s(torch.device(device))
+        distributed.all_reduce(seconds)
+    finally:
+        distributed.destroy_process_group()
+    return slow_parts(cluster_of(members, dict(pairs)), pairs, seconds.tolist())
+
+
+def work_s(device: torch.device) -> float:
+    """Seconds of a fixed computation on this rank, while all others do the same."""
+    matrix = torch.randn(WIDTH, WIDTH, device=device)
+
+    def multiply() -> None:
+        _ = matrix @ matrix
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return median(wall_s(multiply) for _ in range(REPEATS))
+
+
+def slow_parts(cluster: Cluster, pairs: Pairs, seconds: Sequence[float]) -> LiveCluster:
+    """The cluster with its slow links and devices, and each of these in words.
+
+    ``seconds`` is how long each rank took for the same work. Links are compared with those between
+    hosts, or inside of hosts, wherever they are.
+    """
+    slow: list[str] = []
+    usual_s = median(seconds)
+    speeds = [usual_s / own_s for own_s in seconds]
+    for rank, speed in enumerate(speeds):
+        if speed < SLOW:
+            slow.append(f"rank {rank} on {host_of(cluster, rank)} computes at {speed:.2f} of usual")
+    kinds: dict[bool, list[tuple[int, int]]] = defaultdict(list)
+    for pair in pairs:
+        kinds[cluster.uses_port(*pair)].append(pair)
+    links: list[Link] = []
+    for across, found in kinds.items():
+        usual = median(pairs[pair].bytes_per_s for pair in found)
+        for a, b in found:
+            link = pairs[a, b]
+            if link.bytes_per_s < SLOW * usual:
+                where = "between" if across else "inside"
+                slow.append(
+                    f"the link between rank {a} on {host_of(cluster, a)} and rank {b} on "
+                    f"{host_of(cluster, b)} carries {rate_text(link.bytes_per_s)}, and links "
+                    f"{where} hosts usually {rate_text(usual)}"
+                )
+                links += [
+                    Link(*ends, link.bytes_per_s, link.latency_s) for ends in ((a, b), (b, a))
+                ]
+    return LiveCluster(replace(with_speeds(cluster, speeds), links=tuple(links)), tuple(slow))
+
+
+def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
+    """The cluster with the speeds of devices, where these are clearly not the usual one."""
+    own = iter(speeds)
+    hosts = tuple(
+        replace(
+            host,
+            devices=tuple(
+                replace(device, speed=round(speed, 2)) if not WORSE < speed < 1 / WORSE else device
+                for device, speed in zip(host.devices, own, strict=False)
+            ),
+        )
+        for host in cluster.hosts
+    )
+    return replace(cluster, hosts=hosts)
+
+
+def host_of(cluster: Cluster, rank: int) -> str:
+    """The name of a rank's host, in quotes."""
+    return f"'{cluster.hosts[cluster.host_index[rank]].name}'"
+
+
+def differences_from(saved: Cluster, now: Cluster) -> list[str]:
+    """What the cluster of now lacks of a saved one, in words; empty if that still holds."""
+    counts = [tuple(len(host.devices) for host in cluster.hosts) for cluster in (saved, now)]
+    if counts[0] != counts[1]:
+        return [f"it has hosts with {list(counts[1])} ranks, and {list(counts[0])} were saved"]
+    found: list[str] = []
+    for before, host in zip(saved.hosts, now.hosts, strict=True):
+        for what, was, found_now in (
+            ("links", before.link_bytes_per_s, host.link_bytes_per_s),
+            ("port", before.port_bytes_per_s, host.port_bytes_per_s),
+        ):
+            if found_now < WORSE * was:
+                carries = f"{rate_text(found_now)}, and {rate_text(was)} were saved"
+                found.append(f"the {what} of host '{host.name}' carries {carries}")
+    for rank, (old, new) in enumerate(zip(saved.devices, now.devices, strict=True)):
+        where = f"rank {rank} on {host_of(now, rank)}"
+        if new.kind != old.kind:
+            found.append(f"{where} is a '{new.kind}', and '{old.kind}' was saved")
+        if new.memory_bytes < WORSE * old.memory_bytes:
+            found.append(
+                f"{where} has {new.memory_bytes / 1e9:.1f} GB, not {old.memory_bytes / 1e9:.1f}"
+            )
+        if new.speed < WORSE * old.speed:
+            found.append(f"{where} computes at {new.speed:.2f}, and {old.speed:.2f} was saved")
+    return found

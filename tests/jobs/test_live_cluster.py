@@ -1,0 +1,58 @@
+"""A live cluster: what is slow among its equals, and what has become worse than it was saved."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.jobs.live_cluster import differences_from, slow_parts
+from penstock.measure.links import MeasuredLink
+
+HOSTS = tuple(Host(name, (Device("cpu", 8e9),) * 2, 1e9, 1e8) for name in "abc")
+SAVED = Cluster("saved", HOSTS)
+USUAL = {(0, 1): 1e9, (2, 3): 1e9, (4, 5): 1e9, (0, 2): 1e8, (1, 3): 1e8, (0, 4): 1e8, (2, 4): 1e8}
+
+
+def links(rates: dict[tuple[int, int], float]) -> dict[tuple[int, int], MeasuredLink]:
+    return {pair: MeasuredLink(1e-4, rate) for pair, rate in rates.items()}
+
+
+def test_nothing_is_slow_among_equals() -> None:
+    found = slow_parts(SAVED, links(USUAL), [1.0, 1.1, 0.9, 1.0, 1.2, 1.0])
+    assert found.slow == ()
+    assert found.cluster == SAVED
+
+
+def test_slow_links_and_devices_are_named_and_planned_with() -> None:
+    found = slow_parts(SAVED, links({**USUAL, (0, 4): 2e7}), [1.0, 1.0, 1.0, 1.0, 1.0, 4.0])
+    assert found.slow == (
+        "rank 5 on 'c' computes at 0.25 of usual",
+        "the link between rank 0 on 'a' and rank 4 on 'c' carries 20.0 MB/s, and links between "
+        "hosts usually 100 MB/s",
+    )
+    assert found.cluster.devices[5].speed == 0.25
+    assert found.cluster.bandwidth(0, 4) == found.cluster.bandwidth(4, 0) == 2e7
+    assert found.cluster.bandwidth(0, 2) == 1e8
+
+
+def test_a_saved_cluster_holds_until_something_is_clearly_worse() -> None:
+    better = replace(SAVED, hosts=tuple(replace(h, port_bytes_per_s=8e7) for h in HOSTS))
+    assert differences_from(SAVED, better) == []
+    worse = replace(HOSTS[1], port_bytes_per_s=1e7, devices=(Device("cpu", 2e9, 0.5),) * 2)
+    assert differences_from(SAVED, replace(SAVED, hosts=(HOSTS[0], worse, HOSTS[2]))) == [
+        "the port of host 'b' carries 10.0 MB/s, and 100 MB/s were saved",
+        "rank 2 on 'b' has 2.0 GB, not 8.0",
+        "rank 2 on 'b' computes at 0.50, and 1.00 was saved",
+        "rank 3 on 'b' has 2.0 GB, not 8.0",
+        "rank 3 on 'b' computes at 0.50, and 1.00 was saved",
+    ]
+    assert differences_from(SAVED, SAVED.first(4)) == [
+        "it has hosts with [2, 2] ranks, and [2, 2, 2] were saved"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["V100", "A100"])
+def test_another_kind_of_device_is_another_cluster(kind: str) -> None:
+    hosts = (replace(HOSTS[0], devices=(Device(kind, 8e9),) * 2), *HOSTS[1:])
+    found = differences_from(SAVED, replace(SAVED, hosts=hosts))
+    assert found[0] == f"rank 0 on 'a' is a '{kind}', and 'cpu' was saved"

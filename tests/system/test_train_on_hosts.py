@@ -1,0 +1,194 @@
+"""`penstock train` on several hosts: the same command, the same losses, and clear refusals."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from host_jobs import job_of, plain_losses
+from namespaces import needs_namespaces
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.toml_file import read_cluster, write_cluster
+from penstock.errors import BadInput
+from penstock.jobs.started_ranks import RankFacts, check_alike, refusal_of
+from penstock.plan.json_file import read_plan
+from penstock.rehearse.host_networks import PORT, joined_hosts
+
+pytestmark = pytest.mark.timeout(600)
+
+GIGABIT = 125e6
+# The loss is computed in float32 by the models, and micro-batches are summed in another order.
+RELATIVE_TOLERANCE = 2e-6
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+LIMIT_S = 500.0
+
+
+def of_ranks(**more: str) -> dict[str, str]:
+    """The environment of a rank, which finds the tests' jobs."""
+    here = str(Path(__file__).parent)
+    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+def ended(started: Sequence["subprocess.Popen[str]"]) -> list[tuple[int, str]]:
+    """Exit code and standard error of each process; none is left."""
+    try:
+        said = [process.communicate(timeout=LIMIT_S)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+def on_hosts(hosts: int, ranks: int, command: Sequence[str]) -> list[tuple[int, str]]:
+    """Run a command of penstock by a torchrun on each of several hosts, joined at 1 Gb/s."""
+    names = [f"host{number}" for number in range(hosts)]
+    with joined_hosts(names, [GIGABIT] * hosts) as networks:
+        agents = [
+            subprocess.Popen(
+                [
+                    *network.host_prefix,
+                    *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}"),
+                    *(f"--node-rank={number}", f"--nproc-per-node={ranks}"),
+                    *(f"--master-addr={networks[0].address}", "--master-port=29500"),
+                    *("--no-python", PENSTOCK, *command),
+                ],
+                env=of_ranks(GLOO_SOCKET_IFNAME=PORT),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number, network in enumerate(networks)
+        ]
+        return ended(agents)
+
+
+def train_on_hosts(hosts: int, ranks: int, command: Sequence[str]) -> None:
+    """Train on several hosts; all must end well."""
+    found = on_hosts(hosts, ranks, ["train", *command])
+    assert [code for code, _ in found] == [0] * hosts, found
+
+
+def train_here(command: Sequence[str]) -> None:
+    """Run ``penstock train`` on this host."""
+    subprocess.run([PENSTOCK, "train", *command], env=of_ranks(), check=True, timeout=LIMIT_S)
+
+
+def losses(run: Path) -> list[float]:
+    """The recorded losses, step by step."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    return [row["loss"] for row in rows]
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("name", "hosts", "ranks"),
+    [
+        ("gpt2", 2, 2),
+        pytest.param("t5", 2, 2, marks=pytest.mark.slow),
+        pytest.param("gpt2", 4, 1, marks=pytest.mark.slow),
+        pytest.param("t5", 4, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_hosts_train_as_one_device_does(name: str, hosts: int, ranks: int, tmp_path: Path) -> None:
+    run, job = tmp_path / "run", job_of(name, tmp_path, steps=5)
+    train_on_hosts(hosts, ranks, [str(job), "-o", str(run)])
+    assert losses(run) == pytest.approx(plain_losses(name, 5), rel=RELATIVE_TOLERANCE)
+    cluster = read_cluster(run / "cluster.toml")
+    assert [host.name for host in cluster.hosts] == [f"host{n}" for n in range(hosts)]
+    assert all(len(host.devices) == ranks for host in cluster.hosts)
+    # A busy machine can only make a port look slower. Small messages pass in a burst.
+    assert all(0 < host.port_bytes_per_s < 2 * GIGABIT for host in cluster.hosts)
+    assert (run / "report.html").exists()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("name", ["line", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_a_run_moves_from_one_host_to_three(name: str, tmp_path: Path) -> None:
+    run, job = tmp_path / "run", job_of(name, tmp_path, steps=6)
+    train_here([str(job), "--workers", "4", "--steps", "3", "-o", str(run)])
+    before = read_plan(run / "plan.json")
+    assert max(before.devices) < 4
+    train_on_hosts(3, 2, [str(job), "--resume", "-o", str(run)])
+    assert losses(run) == pytest.approx(plain_losses(name, 6), rel=RELATIVE_TOLERANCE)
+    assert len(read_cluster(run / "cluster.toml").devices) == 6
+
+
+@needs_namespaces
+def test_live_hosts_are_measured_and_compared_with_a_saved_cluster(tmp_path: Path) -> None:
+    saved = tmp_path / "saved.toml"
+    measured = on_hosts(2, 1, ["cluster", "-o", str(saved)])
+    assert [code for code, _ in measured] == [0, 0], measured
+    first, second = read_cluster(saved).hosts
+    assert (first.name, second.name) == ("host0", "host1")
+    assert 0 < first.port_bytes_per_s < 2 * GIGABIT
+    faster = saved.read_text().replace(
+        f"port_bandwidth = {first.port_bytes_per_s}", "port_bandwidth = 9e9"
+    )
+    saved.write_text(faster)
+    found = on_hosts(2, 1, ["cluster", "--check", str(saved)])
+    assert found[0][0] != 0
+    assert "the port of host 'host0' carries" in found[0][1]
+    assert "9.00 GB/s were saved; the port of host 'host1'" in found[0][1]
+
+
+def test_the_script_for_torchrun_starts_the_job(tmp_path: Path) -> None:
+    job, run, script = job_of("line", tmp_path, steps=3), tmp_path / "run", tmp_path / "start.sh"
+    write_cluster(
+        Cluster("one", (Host("127.0.0.1", (Device("cpu", 4e9),) * 2, 1e9),)), tmp_path / "c.toml"
+    )
+    asked = ["--torchrun", "--cluster", str(tmp_path / "c.toml"), "--run", str(run)]
+    subprocess.run(
+        [PENSTOCK, "launch", str(job), *asked, "-o", str(script)], check=True, timeout=LIMIT_S
+    )
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for steps in (3, 5):
+        job_of("line", tmp_path, steps)
+        subprocess.run(["bash", str(script), "0"], env=of_ranks(PATH=path), check=True)
+    assert losses(run) == pytest.approx(plain_losses("line", 5), rel=RELATIVE_TOLERANCE)
+
+
+def test_ranks_with_another_job_end_with_one_message(tmp_path: Path) -> None:
+    job = job_of("line", tmp_path, steps=5)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    started = [
+        subprocess.Popen(
+            [PENSTOCK, "train", str(job), "--steps", steps, "-o", str(tmp_path / "run")],
+            env=of_ranks(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE="2",
+                LOCAL_WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            ),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, steps in enumerate(("5", "7"))
+    ]
+    (first, said), (second, silent) = ended(started)
+    assert (first, second) == (2, 2)
+    assert "rank 1 on host" in said
+    assert "7 steps of 16 samples, but rank 0 on host" in said
+    assert "error" not in silent
+
+
+def test_other_versions_name_the_host() -> None:
+    own = RankFacts("a", "0", {"torch": "2.13.0"})
+    check_alike([own, RankFacts("b", "1", {"torch": "2.13.0"})])
+    other = RankFacts("b", "1", {"torch": "2.12.0"})
+    with pytest.raises(BadInput, match=r"rank 2 on host 'b' has torch 2\.12\.0, but rank 0 on"):
+        check_alike([own, own, other])
+
+
+def test_a_host_that_does_not_see_the_run_says_so(tmp_path: Path) -> None:
+    assert refusal_of({"directory": str(tmp_path), "resume_from": ""}, "b") == ""
+    missing = {"directory": str(tmp_path), "resume_from": str(tmp_path / "step-00000003")}
+    assert "host 'b' has no" in refusal_of(missing, "b")
