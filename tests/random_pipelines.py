@@ -141,6 +141,8 @@ def random_device(random: Random, overlaps: bool) -> Device:
         overlaps_communication=overlaps or random.random() < 0.3,
         on_chip_bytes=20e6 if off_chip else 0.0,
         off_chip_bytes_per_s=random.uniform(5e6, 2e8) if off_chip else 0.0,
+        message_s=random.choice([0.0, 0.01]),
+        message_bytes_per_s=random.choice([0.0, 1e8]),
     )
 
 

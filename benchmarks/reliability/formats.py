@@ -156,6 +156,33 @@ def message(path: Path) -> object:
     return decode(torch.from_numpy(numpy.fromfile(path, dtype=numpy.uint8)))
 
 
+def layout(source: str, file: str, ranks: int = 0) -> Reader:
+    """Another framework's layout, made a plan of a model of six blocks."""
+
+    def read(path: Path) -> object:
+        from penstock.bridges.layout import AskedLayout, plan_of_layout
+        from penstock.bridges.registry import IMPORTERS
+        from penstock.bridges.request import ImportRequest
+        from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+
+        parts = (f"h.{block}.{part}" for block in range(6) for part in ("attn", "mlp"))
+        names, cost = ("wte", *parts, "head", "loss"), Affine(0.001, 0.001)
+        layers = tuple(LayerCost(name, cost, cost, cost, 1000) for name in names)
+        edges = tuple(Edge(i, i + 1, f"t{i}", cost, cost) for i in range(len(names) - 1))
+        profile = ModelProfile("model", layers, edges, batch_size=4)
+        asked = AskedLayout(micro_batch=2, batch=16, ranks=ranks)
+        return plan_of_layout(IMPORTERS[source](ImportRequest(path, profile, asked)), asked)
+
+    return Reader(file, read)
+
+
+def actions(path: Path) -> object:
+    """The actions of torch's runtime as CSV."""
+    from penstock.bridges.action_csv import read_csv
+
+    return read_csv(path)
+
+
 def with_checksum(data: bytes) -> bytes:
     """A state whose checksum is right, if it is JSON at all."""
     try:
@@ -193,4 +220,10 @@ READERS = {
     "config": Reader("config.json", config),
     "prediction": Reader("plan.predicted.json", prediction),
     "message": Reader("message.bin", message),
+    "actions": Reader("layout.csv", actions),
+    "torch-layout": layout("torch", "layout.json"),
+    "torchtitan-layout": layout("torchtitan", "layout.toml"),
+    "megatron-layout": layout("megatron", "layout.txt"),
+    "deepspeed-layout": layout("deepspeed", "layout.json"),
+    "huggingface-layout": layout("huggingface", "config.json", ranks=2),
 }

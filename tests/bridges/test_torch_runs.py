@@ -88,7 +88,10 @@ def started(ranks: int, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("ranks", "front_end"), [(2, "names"), (4, "names"), (2, "traced")])
+@pytest.mark.parametrize(
+    ("ranks", "front_end"),
+    [pytest.param(2, "names", marks=pytest.mark.slow), (4, "names"), (2, "traced")],
+)
 def test_losses_and_gradients_are_those_of_one_device_and_of_penstock(
     penstock: Penstock, profile: Path, tmp_path: Path, ranks: int, front_end: str
 ) -> None:

@@ -7,6 +7,7 @@ every device its own speed).
 
 from collections import defaultdict
 from dataclasses import dataclass
+from math import inf
 
 import simpy
 from reference.all_reduce import all_reduced_s
@@ -243,9 +244,35 @@ class Model:
             factor = max(1.0, least_s / sum(seconds))
             return [factor * s for s in seconds]
 
-        kind = "F" if kind == "R" else kind
-        seconds = of(kind)
-        return seconds if kind == "F" else seconds[::-1]
+        seconds = of("F" if kind == "R" else kind)
+        if kind in "BIW":
+            seconds = seconds[::-1]
+        if kind in "FBI":
+            first_s, last_s = self.message_seconds(copy, j, kind)
+            seconds = [seconds[0] + first_s, *seconds[1:]]
+            seconds[-1] += last_s
+        return seconds
+
+    def message_seconds(self, copy: Copy, j: int, kind: str) -> tuple[float, float]:
+        """Seconds in which a device passes on what an action receives, and what it sends."""
+        device, rows = self.cluster.devices[copy.devices[j]], copy.slices[j]
+        read: dict[str, float] = {}
+        made: dict[str, float] = {}
+        for edge in self.profile.edges:
+            size = edge.bytes if kind == "F" else edge.gradient_bytes
+            if edge.producer < copy.layers.start and edge.consumer in copy.layers:
+                read[edge.tensor] = size.at(rows)
+            if edge.producer in copy.layers and edge.consumer >= copy.layers.stop:
+                made[edge.tensor] = size.at(rows)
+
+        def seconds(sizes: dict[str, float]) -> float:
+            if not sum(sizes.values()):
+                return 0.0
+            rate = device.message_bytes_per_s or inf
+            return device.message_s + sum(sizes.values()) / rate
+
+        ends = seconds(read), seconds(made)
+        return ends if kind == "F" else ends[::-1]
 
     def step(self, g: int, j: int, number: int, kinds: str) -> Process:
         """The optimizer's step of a device, once all gradients that it holds are summed."""

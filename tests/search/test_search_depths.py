@@ -35,13 +35,16 @@ def test_moves_in_flight_leave_stages_alone_and_depths_that_never_grow(case: Cas
     plan = replace(case.plan, schedule="early-backward", in_flight_limit=depths_of(case.plan))
     cuts = [(stage.layers, stage.devices) for stage in plan.stages]
     changed = 0
-    for _ in range(30):
+    for number in range(1000):
         moved = moved_in_flight(problem, plan, generator)
         assert [(stage.layers, stage.devices) for stage in moved.stages] == cuts
         assert min(moved.in_flight_limit) >= 1
         assert list(moved.in_flight_limit) == sorted(moved.in_flight_limit, reverse=True)
         changed += moved != plan
         plan = moved
+        # Where one micro-batch passes one stage, only the rare moves of recompute change anything.
+        if changed and number >= 30:
+            break
     assert changed > 0
 
 

@@ -13,7 +13,7 @@ from penstock.search.registry import PLANNERS
 from penstock.simulate.score import make_score
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problem=bound_problems())
 def test_search_reaches_the_least_time_of_every_plan(problem: PlanningProblem):
     score = make_score(problem)

@@ -22,6 +22,9 @@ class Device:
     ``memory_bytes`` is the memory that a plan may use; ``reserved_bytes`` is kept free beside it.
     If the parameters of a stage exceed ``on_chip_bytes``, every action reads them from off-chip
     memory. Without ``off_chip_bytes_per_s`` the device has no such memory.
+
+    Sending or receiving a message keeps the device itself from computing for ``message_s``, and for
+    its bytes at ``message_bytes_per_s`` (0: for no time), whatever the link: a CPU copies them.
     """
 
     kind: str
@@ -32,6 +35,8 @@ class Device:
     off_chip_bytes_per_s: float = 0.0
     reserved_bytes: float = 0.0
     concurrent_passes: bool = False
+    message_s: float = 0.0
+    message_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +238,12 @@ def check_device(where: str, device: Device) -> None:
         raise BadInput(
             f"{where}: device '{device.kind}' has on_chip_bytes {device.on_chip_bytes} and "
             f"off_chip_bytes_per_s {device.off_chip_bytes_per_s}; both must be >= 0"
+        )
+    if not (0 <= device.message_s < float("inf") and device.message_bytes_per_s >= 0):
+        raise BadInput(
+            f"{where}: device '{device.kind}' has message_s {device.message_s} and "
+            f"message_bytes_per_s {device.message_bytes_per_s}; both must be >= 0 and the seconds "
+            f"finite"
         )
     if device.on_chip_bytes and not device.off_chip_bytes_per_s:
         raise BadInput(

@@ -58,6 +58,8 @@ class DeviceEntry(Entry):
     concurrent_passes: bool = False
     on_chip_memory: Bytes = 0.0
     off_chip_bandwidth: BytesPerSecond = 0.0
+    message_time: Seconds = 0.0
+    message_bandwidth: BytesPerSecond = 0.0
     count: Count = 1
 
 
@@ -149,6 +151,8 @@ def device_of(entry: DeviceEntry) -> Device:
         concurrent_passes=entry.concurrent_passes,
         on_chip_bytes=entry.on_chip_memory,
         off_chip_bytes_per_s=entry.off_chip_bandwidth,
+        message_s=entry.message_time,
+        message_bytes_per_s=entry.message_bandwidth,
     )
 
 
@@ -183,6 +187,8 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
                         "concurrent_passes": device.concurrent_passes,
                         "on_chip_memory": device.on_chip_bytes,
                         "off_chip_bandwidth": device.off_chip_bytes_per_s,
+                        "message_time": device.message_s,
+                        "message_bandwidth": device.message_bytes_per_s,
                         "count": len(list(equal)),
                     },
                 )

@@ -3,9 +3,10 @@
 import json
 import os
 import socket
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import combinations, zip_longest
 from statistics import median
 
@@ -41,10 +42,16 @@ SEEN_IN_LARGEST = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """A link on which a message of ``n`` bytes takes ``latency_s + n / bytes_per_s`` seconds."""
+    """A link on which a message of ``n`` bytes takes ``latency_s + n / bytes_per_s`` seconds.
+
+    Its ends compute for ``message_s + n / message_bytes_per_s`` seconds each meanwhile: the mean of
+    sending and receiving. On a GPU that is 0.
+    """
 
     latency_s: float
     bytes_per_s: float
+    message_s: float = 0.0
+    message_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def measure_pairs(
     rounds = rounds_of(places_of(members))
     pairs = [pair for together in rounds for pair in together]
     # The lower rank of a pair measures it, all others add zeros.
-    figures = torch.zeros(len(pairs), 2, dtype=torch.float64, device=where)
+    figures = torch.zeros(len(pairs), len(fields(MeasuredLink)), dtype=torch.float64, device=where)
     rank = distributed.get_rank()
     for together in rounds:
         distributed.barrier()
@@ -170,14 +177,30 @@ def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink 
     peer = lower + upper - rank
     # Every round has all sizes, so that a temporary disturbance affects all of them alike.
     rounds = [
-        [there_and_back_s(rank == lower, peer, message) / 2 for message in messages]
+        [there_and_back_s(rank == lower, peer, message) for message in messages]
         for _ in range(ROUND_TRIPS + 1)
     ]
-    return measured_link(rounds[1:]) if rank == lower else None
+    if rank != lower:
+        return None
+    link = measured_link([[wall / 2 for wall, _ in round_] for round_ in rounds[1:]])
+    if device.type != "cpu":
+        return link
+    work = [median(seconds) / 2 for seconds in zip(*work_of(rounds[1:]), strict=True)]
+    fit = fit_affine(SIZES_BYTES, work)
+    rate = 1 / fit.per_sample if fit.per_sample > 0 else 0.0
+    return replace(link, message_s=fit.fixed, message_bytes_per_s=rate)
 
 
-def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> float:
-    """Seconds of a message to a peer and back."""
+def work_of(rounds: Sequence[Sequence[tuple[float, float]]]) -> list[list[float]]:
+    """The second number of every pair: the seconds that the process computed."""
+    return [[work for _, work in together] for together in rounds]
+
+
+def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> tuple[float, float]:
+    """Seconds of a message to a peer and back: those that pass, and those that this process works.
+
+    The second ones count all its threads, and what the kernel does for it.
+    """
 
     def round_trip() -> None:
         if starts:
@@ -189,7 +212,8 @@ def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> float:
         if message.is_cuda:
             torch.cuda.synchronize(message.device)
 
-    return wall_s(round_trip)
+    before_s = time.process_time()
+    return wall_s(round_trip), time.process_time() - before_s
 
 
 def measured_link(rounds: Sequence[Sequence[float]]) -> MeasuredLink:
@@ -228,7 +252,7 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
         hosts.append(
             Host(
                 name=name,
-                devices=tuple(device_of(members[rank], len(group)) for rank in group),
+                devices=tuple(device_of(members[rank], len(group), port) for rank in group),
                 link_bytes_per_s=median(f.bytes_per_s for f in inside) if inside else 0.0,
                 link_latency_s=median(f.latency_s for f in inside) if inside else 0.0,
                 port_bytes_per_s=median(f.bytes_per_s for f in port) if port else 0.0,
@@ -239,10 +263,20 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
     return Cluster("measured", tuple(hosts))
 
 
-def device_of(member: Member, sharing: int) -> Device:
-    """A rank's device; CPU workers of one host share its memory equally."""
-    memory = member.memory_bytes / sharing if member.kind == "cpu" else member.memory_bytes
-    return Device(member.kind, memory)
+def device_of(member: Member, sharing: int, port: Sequence[MeasuredLink]) -> Device:
+    """A rank's device; CPU workers of one host share its memory equally.
+
+    Where there is a ``port``, all messages go through sockets, which take the CPU's time. Ranks of
+    a single host pass messages through shared memory, in hardly any.
+    """
+    if member.kind != "cpu" or not port:
+        return Device(member.kind, member.memory_bytes / (sharing if member.kind == "cpu" else 1))
+    return Device(
+        member.kind,
+        member.memory_bytes / sharing,
+        message_s=median(link.message_s for link in port),
+        message_bytes_per_s=median(link.message_bytes_per_s for link in port),
+    )
 
 
 def cores_if_too_few(cores: int, workers: int) -> int:

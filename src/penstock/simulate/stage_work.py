@@ -1,6 +1,6 @@
 """The work of one stage of a plan in an iteration: seconds and bytes of its replicas."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, Device
 from penstock.plan.plan import Stage
+from penstock.profile.model_profile import Affine, Edge, first_of_each_tensor
 from penstock.schedule.action import ACTION_KINDS, ActionKind
 from penstock.simulate.gradients import GradientShare, Ports, group_ports, shares_of_stage
 from penstock.simulate.instances import StageUse
@@ -38,7 +39,7 @@ class ReplicaWork:
         seconds = layer seconds of its rows / speed, at least parameter bytes / off-chip rate
 
     The off-chip rate counts if the parameters exceed the on-chip memory: then every action reads
-    them again.
+    them again. What the device itself needs for the messages of an action comes on top.
     """
 
     forward_s: float
@@ -139,7 +140,7 @@ def stage_work(
         least_s = 0.0
         if kind.off_chip_bytes_per_s and parameter_bytes > kind.on_chip_bytes:
             least_s = parameter_bytes / kind.off_chip_bytes_per_s
-        pace = Pace(rows, kind.speed, least_s)
+        pace = Pace(rows, kind.speed, least_s, message_seconds(kind, layers, rows, sums))
         if pace not in made:
             memory = stage_memory(
                 layers,
@@ -169,13 +170,48 @@ def stage_work(
     )
 
 
+class MessageSeconds(NamedTuple):
+    """Seconds that a device cannot compute because of the messages of a forward or backward."""
+
+    forward_received_s: float = 0.0
+    forward_sent_s: float = 0.0
+    backward_received_s: float = 0.0
+    backward_sent_s: float = 0.0
+
+
+def message_seconds(device: Device, layers: range, rows: int, sums: LayerSums) -> MessageSeconds:
+    """The seconds of a stage's messages for one micro-batch, of which each tensor is read once.
+
+    Neighbours on the same device are not considered: their tensors are not sent at all.
+    """
+    if not (device.message_s or device.message_bytes_per_s):
+        return MessageSeconds()
+    before = [edge for edge in sums.crossing[layers.start] if edge.consumer < layers.stop]
+    after = [edge for edge in sums.crossing[layers.stop] if edge.producer >= layers.start]
+
+    def seconds(edges: Sequence[Edge], size: Callable[[Edge], Affine]) -> float:
+        moved = sum(size(edge).at(rows) for edge in first_of_each_tensor(edges))
+        if not moved:
+            return 0.0
+        rate = device.message_bytes_per_s
+        return device.message_s + (moved / rate if rate else 0.0)
+
+    return MessageSeconds(
+        seconds(before, lambda edge: edge.bytes),
+        seconds(after, lambda edge: edge.bytes),
+        seconds(after, lambda edge: edge.gradient_bytes),
+        seconds(before, lambda edge: edge.gradient_bytes),
+    )
+
+
 class Pace(NamedTuple):
     """What replicas of a stage differ in: rows of a micro-batch, the speed that divides all
-    seconds, and the least seconds of any action."""
+    seconds, the least seconds of any action, and those of its messages."""
 
     rows: int
     speed: float
     least_s: float
+    messages: MessageSeconds
 
 
 def replica_work(
@@ -188,7 +224,9 @@ def replica_work(
 ) -> ReplicaWork:
     """The work of a replica of a stage whose last backward has segments that end at ``stops``."""
     layers, recomputed = stage.layers, stage.recompute_layers
-    rows, speed, least_s = pace
+    rows, speed, least_s, messages = pace
+    forward_messages_s = messages.forward_received_s + messages.forward_sent_s
+    backward_messages_s = messages.backward_received_s + messages.backward_sent_s
     forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
     if recomputed:
         some_s = sum(sums.forward_s.of(range(i, i + 1), rows) for i in recomputed)
@@ -202,17 +240,28 @@ def replica_work(
     )
     if least_s:
         segments_s = stretched(segments_s, weight_s if use.split else backward_s)
+    if not use.split:
+        segments_s = with_messages(segments_s, messages)
     step_s = sums.profile.step_s_per_byte * sums.parameter_bytes(layers)
     return ReplicaWork(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed),
+        forward_s=forward_s + forward_messages_s,
+        backward_s=backward_s + backward_messages_s,
+        backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed)
+        + backward_messages_s,
         backward_weight_s=weight_s,
         recompute_s=recompute_s,
         step_s=step_s * (1 + PREDICTION_SHARE * use.predictions) / speed,
         segments_s=segments_s,
         memory=memory,
     )
+
+
+def with_messages(parts_s: Sequence[float], messages: MessageSeconds) -> tuple[float, ...]:
+    """The parts of a backward: it receives before the first one, and sends after the last."""
+    whole = list(parts_s)
+    whole[0] += messages.backward_received_s
+    whole[-1] += messages.backward_sent_s
+    return tuple(whole)
 
 
 def stretched(parts_s: Sequence[float], whole_s: float) -> tuple[float, ...]:

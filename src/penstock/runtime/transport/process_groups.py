@@ -1,7 +1,11 @@
 """Messages by torch.distributed's point-to-point operations: Gloo, or NCCL between GPUs.
 
-Each directed pair of ranks has its own process group, so that its messages are one ordered stream
-that no other traffic can delay. All ranks create all groups in the same order.
+Under Gloo two process groups carry everything, one for messages to higher ranks and one for those
+to lower ranks: Gloo connects each pair of ranks by a socket of its own, so that the messages of a
+pair are one ordered stream, and each group has a thread of its own. So a rank has the same number
+of groups in every plan. NCCL orders all operations of a communicator, also those with different
+peers, so there each directed pair of ranks has a group. All ranks create all groups in the same
+order.
 """
 
 import time
@@ -45,11 +49,7 @@ class GroupTransport:
 
     def __init__(self, world: World, pairs: Sequence[tuple[int, int]]) -> None:
         self._world = world
-        self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
-        for pair in sorted(set(pairs)):
-            group = world.new_group(pair)
-            if group is not None and world.rank in pair:
-                self._groups[pair] = group
+        self._groups = groups_of_pairs(world, pairs)
         self._sums = world.new_group(range(world.size), "gloo")
         self._waiting: dict[int, deque[Message]] = {}
         self._posted: dict[int, deque[Posted]] = {}
@@ -140,7 +140,7 @@ class GroupTransport:
 
     def abort(self) -> None:
         """Close the connections; operations of peers then raise an error."""
-        for group in (*self._groups.values(), self._sums):
+        for group in dict.fromkeys((*self._groups.values(), self._sums)):
             if group is not None and group in self._world.groups:
                 self._world.groups.remove(group)
                 abandon(group)
@@ -205,6 +205,24 @@ class GroupInlet:
     def take(self) -> list[torch.Tensor]:
         """The parts as views of their buffer; also posts the next receive."""
         return self._transport.take(self._message)
+
+
+def groups_of_pairs(
+    world: World, pairs: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """The group that carries the messages of each pair (sender, receiver) of this rank."""
+    made: dict[object, dist.ProcessGroup | None] = {}
+    groups: dict[tuple[int, int], dist.ProcessGroup] = {}
+    for pair in sorted(set(pairs)):
+        sender, receiver = pair
+        shared = world.backend != "nccl"
+        key = sender < receiver if shared else pair
+        if key not in made:
+            made[key] = world.new_group(range(world.size) if shared else pair)
+        group = made[key]
+        if group is not None and world.rank in pair:
+            groups[pair] = group
+    return groups
 
 
 def abandon(group: dist.ProcessGroup) -> None:

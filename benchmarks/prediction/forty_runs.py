@@ -1,0 +1,222 @@
+"""Forty runs, predicted beforehand: models, schedules, 1 to 4 ranks, transports, networks.
+
+    python benchmarks/prediction/forty_runs.py --out benchmarks/prediction/forty_runs.json
+
+Five models train under eight settings each. On one host the layers and links are measured once for
+each number of ranks, each plan is simulated from that, and trained over shared memory. On two hosts
+(network namespaces with one core each, joined by the kernel's token-bucket filters; root on Linux)
+`penstock train` under torchrun measures, plans, predicts and trains; Gloo carries the messages. The
+first plan of each model is trained a second time at the end: the difference is the noise of the
+machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from other_load import other_load
+from predict_and_run import balanced, processor, run
+
+from penstock.jobs.job import Job
+from penstock.jobs.job_file import find_job
+from penstock.jobs.plan_job import problem_of
+from penstock.jobs.profile_job import CostedJob, cost_job
+from penstock.plan.plan import Plan
+from penstock.rehearse.host_networks import PORT, joined_hosts
+from penstock.search.families import rescheduled
+from penstock.simulate.score import make_score
+
+HERE = Path(__file__).parent
+JOBS = (
+    "gpt-text",
+    "digits",
+    str(HERE / "gpt-wide.toml"),
+    str(HERE / "forty" / "t5.toml"),
+    str(HERE / "forty" / "llama.toml"),
+)
+STEPS = 20
+LIMIT_S = 300.0
+GIGABIT = 125e6
+
+
+@dataclass(frozen=True)
+class LocalCase:
+    """A plan of one host: how many replicas each stage has, and the schedule."""
+
+    replicas: tuple[int, ...]
+    schedule: str
+
+    @property
+    def words(self) -> str:
+        """The plan's name in the results."""
+        return "+".join(map(str, self.replicas)) + " " + self.schedule
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """Two hosts with some ranks each; the planner keeps to a schedule, or chooses."""
+
+    ranks: int
+    bytes_per_s: float
+    schedule: str
+
+
+LOCAL = (
+    LocalCase((1,), "1f1b"),
+    LocalCase((1, 1), "1f1b"),
+    LocalCase((1, 1), "zb-h1"),
+    LocalCase((2,), "1f1b"),
+    LocalCase((1, 1, 1, 1), "1f1b"),
+)
+HOSTS = (
+    HostCase(1, 10 * GIGABIT, "1f1b"),
+    HostCase(1, GIGABIT, "zb-h1"),
+    HostCase(2, GIGABIT, "auto"),
+)
+
+
+def plan_of(case: LocalCase, job: Job, costs: CostedJob) -> Plan:
+    """Stages as even as possible, under the case's schedule."""
+    plan = balanced(job, costs, case.replicas, "1f1b")
+    if case.schedule == "1f1b":
+        return plan
+    problem = problem_of(job, costs.profile, costs.cluster)
+    other = rescheduled(problem, plan, case.schedule, make_score(problem))
+    assert other is not None
+    return other
+
+
+def local_rows(name: str) -> list[dict[str, Any]]:
+    """The runs of a model on one host, and the first of them again."""
+    job = find_job(name)
+    costs = {n: cost_job(job, workers=n) for n in sorted({sum(c.replicas) for c in LOCAL})}
+    rows: list[dict[str, Any]] = []
+    for case in (*LOCAL, LOCAL[0]):
+        ranks = sum(case.replicas)
+        figures = run(job, costs[ranks], plan_of(case, job, costs[ranks]), STEPS, ranks)
+        transport = "shared memory" if ranks > 1 else "none"
+        rows.append(row(job.name, case.words, ranks, transport, "one host", figures))
+    return rows
+
+
+def host_row(name: str, case: HostCase) -> dict[str, Any]:
+    """A run on two hosts."""
+    shown = find_job(name).name
+    with tempfile.TemporaryDirectory() as folder, other_load() as load:
+        out = Path(folder) / "run"
+        job = Path(folder) / "job.toml"
+        job.write_text(job_text(name))
+        command = ["train", str(job), "--schedule", case.schedule, "-o", str(out)]
+        on_two_hosts(case, command)
+        summary = json.loads((out / "summary.json").read_text())
+        plan = json.loads((out / "plan.json").read_text())
+    predicted_s, measured_s = summary["predicted_s"], summary["measured_s"]
+    figures = {
+        "predicted_s": predicted_s,
+        "measured_s": measured_s,
+        "error": predicted_s / measured_s - 1,
+        "others_cores": round(load.cores, 2),
+    }
+    replicas = "+".join(str(len(stage["devices"])) for stage in plan["stages"])
+    network = f"two hosts, {case.bytes_per_s * 8 / 1e9:.0f} Gb/s"
+    words = f"{replicas} {plan['schedule']}"
+    return row(shown, words, 2 * case.ranks, "process groups", network, figures)
+
+
+def job_text(name: str) -> str:
+    """The job without checkpoints and evaluations, in few steps."""
+    text = Path(name).read_text() if name.endswith(".toml") else f'base = "{name}"\n'
+    return f"steps = {STEPS}\nevaluate_every = 0\ncheckpoint_every = 0\n{text}"
+
+
+def on_two_hosts(case: HostCase, command: list[str]) -> None:
+    """Run a command of penstock by a torchrun on each of two hosts."""
+    paths = [str(HERE), str(HERE / "forty"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": PORT,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    cores = sorted(os.sched_getaffinity(0))
+    with joined_hosts(["host0", "host1"], [case.bytes_per_s] * 2) as networks:
+        agents = [
+            subprocess.Popen(
+                [
+                    *network.host_prefix,
+                    *("taskset", "--cpu-list", str(cores[number % len(cores)])),
+                    *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2"),
+                    *(f"--node-rank={number}", f"--nproc-per-node={case.ranks}"),
+                    *(f"--master-addr={networks[0].address}", "--master-port=29500"),
+                    *("--no-python", str(Path(sys.executable).with_name("penstock")), *command),
+                ],
+                env=environment,
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+            )
+            for number, network in enumerate(networks)
+        ]
+        try:
+            said = [agent.communicate(timeout=LIMIT_S)[1] for agent in agents]
+        finally:
+            for agent in agents:
+                agent.kill()
+    if any(agent.returncode for agent in agents):
+        sys.exit("\n".join(said))
+
+
+def row(
+    model: str, plan: str, ranks: int, transport: str, network: str, figures: dict[str, float]
+) -> dict[str, Any]:
+    """One line of the results, printed."""
+    print(
+        f"{model:9} {plan:14} {ranks} ranks, {transport}, {network}: predicted "
+        f"{figures['predicted_s'] * 1e3:7.1f} ms, measured {figures['measured_s'] * 1e3:7.1f} ms, "
+        f"error {figures['error']:+.1%}; others used {figures['others_cores']} cores",
+        flush=True,
+    )
+    return {
+        "model": model,
+        "plan": plan,
+        "ranks": ranks,
+        "transport": transport,
+        "network": network,
+        **figures,
+    }
+
+
+def main() -> None:
+    """Run what is asked for and write the results."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", nargs="+", default=list(JOBS))
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    again: list[dict[str, Any]] = []
+    for name in arguments.jobs:
+        *first, second = local_rows(name)
+        rows += [*first, *(host_row(name, case) for case in HOSTS)]
+        again.append(second)
+        document = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "torch": torch.__version__,
+            "steps": STEPS,
+            "rows": rows,
+            "again": again,
+        }
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
