@@ -229,3 +229,12 @@ def test_losses_under_torchrun() -> None:
     four, two = (found["planned_s"][ranks] for ranks in ("4", "2"))
     assert f"took {four:.1f} s for four ranks and {two:.1f} s for two" in " ".join(text.split())
     assert {run["largest_difference_of_losses"] for run in found["worker"]} == {0.0}
+
+
+def test_forty_predicted_runs() -> None:
+    script = script_at("benchmarks/prediction/forty_table.py", "forty_table")
+    document = results("prediction/forty_runs.json")
+    assert len(document["rows"]) == 40
+    for text in (page("benchmarks/prediction/README.md"),):
+        assert "\n".join(script.table(document)) in text
+        assert script.words(document) in " ".join(text.split())

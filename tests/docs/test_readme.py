@@ -106,6 +106,9 @@ def test_figures_of_the_first_page_are_those_of_the_benchmarks() -> None:
     even = [over_the_others(rows[key]) for key in rows if key[0] == "inception-v3"]
     assert sum(f"{ratio:.2f}" == "1.00" for ratio in even) == 5
 
+    forty = sorted(abs(run["error"]) for run in results("prediction/forty_runs")["rows"])
+    words = f"off by {50 * (forty[19] + forty[20]):.1f} % in the median and {100 * forty[39]:.1f} %"
+    assert words in text
     runs = results("prediction/schedules")["rows"]
     assert len(runs) == 11 and "eleven schedules" in text
     assert f"they were {least_and_most_too_short(runs)} too short" in text

@@ -17,6 +17,8 @@ from penstock.measure.links import (
 )
 from penstock.runtime.processes.launch import launch_workers
 
+PAIRS_OF_FOUR = [(i, j) for i in range(4) for j in range(i + 1, 4)]
+
 
 def member(host: str, kind: str = "cpu") -> Member:
     return Member(host, kind, 8e9, 2 if kind == "cpu" else 0)
@@ -80,6 +82,19 @@ def test_processes_that_share_a_processor_share_its_memory_and_cores() -> None:
     (host,) = cluster_of([member("a")] * 4, figures).hosts
     assert host.full_speed_devices == 2
     assert [device.memory_bytes for device in host.devices] == [2e9] * 4
+
+
+def test_between_hosts_messages_cost_the_processor_and_may_take_turns() -> None:
+    inside, port = MeasuredLink(1e-5, 1e9, 1e-4, 2e9), MeasuredLink(1e-4, 3e8, 3e-4, 5e8, 2.5)
+    figures = {(i, j): inside if (i, j) in ((0, 1), (2, 3)) else port for i, j in PAIRS_OF_FOUR}
+    for host in cluster_of([member("a"), member("a"), member("b"), member("b")], figures).hosts:
+        assert host.half_duplex
+        assert {(d.message_s, d.message_bytes_per_s) for d in host.devices} == {(3e-4, 5e8)}
+    # On one host messages go through memory. A GPU does not copy them itself.
+    (alone,) = cluster_of([member("a")] * 2, {(0, 1): inside}).hosts
+    assert (alone.half_duplex, alone.devices[0].message_bytes_per_s) == (False, 0)
+    gpus = cluster_of([member("a", "H100"), member("b", "H100")], {(0, 1): MeasuredLink(0, 1e9)})
+    assert gpus.devices[0].message_s == 0
 
 
 def test_interleaved_hosts_are_refused() -> None:

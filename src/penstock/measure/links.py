@@ -36,6 +36,9 @@ ROUND_TRIPS = 10
 MEMBER_BYTES = 1024
 """The bytes that describe a rank to the others."""
 
+TAKE_TURNS = 1.6
+"""Messages of both directions take turns if one takes this many times as long beside another."""
+
 SEEN_IN_LARGEST = 0.1
 """The fitted bandwidth is used if it explains this fraction of the largest message's seconds."""
 
@@ -45,13 +48,15 @@ class MeasuredLink:
     """A link on which a message of ``n`` bytes takes ``latency_s + n / bytes_per_s`` seconds.
 
     Its ends compute for ``message_s + n / message_bytes_per_s`` seconds each meanwhile: the mean of
-    sending and receiving. On a GPU that is 0.
+    sending and receiving. On a GPU that is 0. A message takes ``both_ways`` times as long while
+    another one goes the opposite way.
     """
 
     latency_s: float
     bytes_per_s: float
     message_s: float = 0.0
     message_bytes_per_s: float = 0.0
+    both_ways: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +185,33 @@ def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink 
         [there_and_back_s(rank == lower, peer, message) for message in messages]
         for _ in range(ROUND_TRIPS + 1)
     ]
+    on_cpu = device.type == "cpu"
+    exchanged = [exchanged_s(peer, messages[-1]) for _ in rounds][1:] if on_cpu else []
     if rank != lower:
         return None
-    link = measured_link([[wall / 2 for wall, _ in round_] for round_ in rounds[1:]])
-    if device.type != "cpu":
+    link = measured_link([[wall / 2 for wall, _ in together] for together in rounds[1:]])
+    if not on_cpu:
         return link
     work = [median(seconds) / 2 for seconds in zip(*work_of(rounds[1:]), strict=True)]
     fit = fit_affine(SIZES_BYTES, work)
     rate = 1 / fit.per_sample if fit.per_sample > 0 else 0.0
-    return replace(link, message_s=fit.fixed, message_bytes_per_s=rate)
+    one_way_s = link.latency_s + SIZES_BYTES[-1] / link.bytes_per_s
+    both_ways = median(exchanged) / one_way_s
+    return replace(link, message_s=fit.fixed, message_bytes_per_s=rate, both_ways=both_ways)
+
+
+def exchanged_s(peer: int, message: torch.Tensor) -> float:
+    """Seconds until two messages, one in each direction, have arrived."""
+    other = torch.empty_like(message)
+
+    def exchange() -> None:
+        coming = distributed.irecv(other, peer)
+        going = distributed.isend(message, peer)
+        for work in (coming, going):
+            assert work is not None
+            work.wait()
+
+    return wall_s(exchange)
 
 
 def work_of(rounds: Sequence[Sequence[tuple[float, float]]]) -> list[list[float]]:
@@ -258,6 +281,7 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
                 port_bytes_per_s=median(f.bytes_per_s for f in port) if port else 0.0,
                 port_latency_s=median(f.latency_s for f in port) if port else 0.0,
                 full_speed_devices=cores_if_too_few(members[group[0]].cores, len(group)),
+                half_duplex=bool(port) and median(f.both_ways for f in port) >= TAKE_TURNS,
             )
         )
     return Cluster("measured", tuple(hosts))
@@ -269,8 +293,10 @@ def device_of(member: Member, sharing: int, port: Sequence[MeasuredLink]) -> Dev
     Where there is a ``port``, all messages go through sockets, which take the CPU's time. Ranks of
     a single host pass messages through shared memory, in hardly any.
     """
-    if member.kind != "cpu" or not port:
-        return Device(member.kind, member.memory_bytes / (sharing if member.kind == "cpu" else 1))
+    if member.kind != "cpu":
+        return Device(member.kind, member.memory_bytes)
+    if not port:
+        return Device(member.kind, member.memory_bytes / sharing)
     return Device(
         member.kind,
         member.memory_bytes / sharing,

@@ -1,0 +1,55 @@
+"""The table and the words of the forty runs, as README.md has them.
+
+python benchmarks/prediction/forty_table.py
+"""
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent / "forty_runs.json"
+SETTINGS = (
+    "one rank",
+    "2 ranks, `1f1b`",
+    "2 ranks, `zb-h1`",
+    "2 replicas of one stage",
+    "4 ranks on 2 cores, `1f1b`",
+    "2 hosts of 1 rank, 10 Gb/s, `1f1b`",
+    "2 hosts of 1 rank, 1 Gb/s, `zb-h1`",
+    "2 hosts of 2 ranks on 1 core, 1 Gb/s, the planner's choice",
+)
+
+
+def table(document: dict[str, Any]) -> list[str]:
+    """The errors: a line for each setting, a column for each model."""
+    models = list(dict.fromkeys(row["model"] for row in document["rows"]))
+    lines = ["| setting | " + " | ".join(models) + " |", "|---" + "|--:" * len(models) + "|"]
+    for place, setting in enumerate(SETTINGS):
+        own = [[r for r in document["rows"] if r["model"] == model][place] for model in models]
+        cells = [f"{1e3 * r['measured_s']:,.0f} ms, {100 * r['error']:+.1f} %" for r in own]
+        lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def words(document: dict[str, Any]) -> str:
+    """How far the predictions were off, and how much the machine's noise is."""
+    errors = sorted(abs(row["error"]) for row in document["rows"])
+    within = sum(error <= 0.12 for error in errors)
+    first = {row["model"]: row for row in reversed(document["rows"])}
+    noise = [abs(r["measured_s"] / first[r["model"]]["measured_s"] - 1) for r in document["again"]]
+    return (
+        f"The median error is {100 * median(errors):.1f} %, the worst {100 * errors[-1]:.1f} %; "
+        f"{within} of {len(errors)} are within 12 %. The same plan trained again took up to "
+        f"{100 * max(noise):.1f} % more or less time."
+    )
+
+
+def main() -> None:
+    """Print both."""
+    document = json.loads(RESULTS.read_text(encoding="utf-8"))
+    print("\n".join([*table(document), "", words(document)]))
+
+
+if __name__ == "__main__":
+    main()
