@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(problem=problems())
 def test_every_planner_makes_a_plan_that_fits_deterministically(
     name: str, problem: PlanningProblem
@@ -38,7 +38,7 @@ def test_every_planner_makes_a_plan_that_fits_deterministically(
     assert PLANNERS[name](problem, score) == plan
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(problem=problems())
 def test_search_is_never_worse_than_another_planner(problem: PlanningProblem):
     score = make_score(problem)

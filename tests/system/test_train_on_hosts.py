@@ -89,7 +89,7 @@ def losses(run: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "hosts", "ranks"),
     [
-        ("gpt2", 2, 2),
+        pytest.param("gpt2", 2, 2, marks=pytest.mark.slow),
         pytest.param("t5", 2, 2, marks=pytest.mark.slow),
         pytest.param("gpt2", 4, 1, marks=pytest.mark.slow),
         pytest.param("t5", 4, 1, marks=pytest.mark.slow),
