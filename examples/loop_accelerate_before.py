@@ -24,7 +24,7 @@ schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
 held_out = accelerator.prepare(DataLoader(held_out, 32))
 
-for epoch in range(2):
+for _ in range(2):
     losses = []
     for inputs, target in loader:
         with accelerator.accumulate(model):

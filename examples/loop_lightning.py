@@ -70,10 +70,9 @@ def stop_when_good(pipe, event):
 
 def batches():
     """What a `LightningDataModule` gives: training data, and held-out data."""
-    torch.manual_seed(0)
-    points = torch.randn(384, 16)
-    data = TensorDataset(points, (points[:, :8].sum(1) > points[:, 8:].sum(1)).long())
     generator = torch.Generator().manual_seed(1)
+    points = torch.randn(384, 16, generator=generator)
+    data = TensorDataset(points, (points[:, :8].sum(1) > points[:, 8:].sum(1)).long())
     train = TensorDataset(*data[:320])
     return DataLoader(train, 32, shuffle=True, generator=generator), data[320:]
 
@@ -111,4 +110,5 @@ def fit(module, epochs, checkpoints):
 
 
 if __name__ == "__main__":
+    torch.manual_seed(0)
     fit(Classifier(), 2, Path(sys.argv[1]))

@@ -19,7 +19,7 @@ from penstock.jobs.job_file import find_job
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.tracking import sending
-from penstock.runtime.tracking.registry import TRACKERS
+from penstock.runtime.tracking.registry import TRACKERS, check_installed
 from penstock.runtime.tracking.sending import RowSender
 from penstock.runtime.tracking.track import track
 from penstock.runtime.tracking.tracked_run import TrackedRun
@@ -178,7 +178,18 @@ def test_a_package_that_is_not_installed_is_named(
         track(tracker, tmp_path, project="words")
 
 
+def test_a_folder_of_the_package_s_name_does_not_make_it_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shown_nowhere").mkdir()
+    with pytest.raises(BadInput, match="package shown_nowhere is not installed"):
+        check_installed(["shown_nowhere"], "the script")
+    (tmp_path / "shown_nowhere" / "__init__.py").touch()
+    check_installed(["shown_nowhere"], "the script")
+
+
 def test_a_tracker_that_is_not_known_is_refused_where_the_job_is_read(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('base = "digits"\ntrackers = ["wandb", "tensorboard"]\n')
-    with pytest.raises(BadInput, match="tracker 'tensorboard', .* use one of wandb, mlflow, or"):
+    with pytest.raises(BadInput, match=r"tracker 'tensorboard', .* use one of wandb, mlflow, or"):
         find_job(tmp_path / "job.toml")

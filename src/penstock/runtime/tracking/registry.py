@@ -26,7 +26,9 @@ def check_known(trackers: Iterable[str], whose: str) -> None:
 def check_installed(trackers: Iterable[str], whose: str) -> None:
     """Raise `BadInput` for a tracker whose package is not installed here."""
     for tracker in trackers:
-        if find_spec(tracker) is None:
+        found = find_spec(tracker)
+        # A folder of that name, such as W&B leaves where it was run, is no package.
+        if found is None or found.origin is None:
             raise BadInput(
                 f"{whose} asks for tracker '{tracker}', and the package {tracker} is not "
                 f"installed; install it or leave the tracker out"

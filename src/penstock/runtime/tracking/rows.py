@@ -45,7 +45,5 @@ def evaluation_row(step: int, evaluation: Evaluation) -> dict[str, Any]:
 def numbers_in(row: Mapping[str, Any]) -> dict[str, float]:
     """The values of a row that can be drawn over the steps."""
     return {
-        name: value
-        for name, value in row.items()
-        if name not in NO_NUMBERS and value is not None
+        name: value for name, value in row.items() if name not in NO_NUMBERS and value is not None
     }

@@ -99,9 +99,7 @@ class RowSender:
         return f"'{self._log}' cannot be read"
 
     def _leave_out(self, why: str) -> None:
-        self._say(
-            f"tracker '{self._tracker}' {why}; the run goes on without it; see '{self._log}'"
-        )
+        self._say(f"tracker '{self._tracker}' {why}; the run goes on without it; see '{self._log}'")
         process, self._process = self._process, None
         if process is not None:
             process.kill()

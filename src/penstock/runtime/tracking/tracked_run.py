@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-__all__ = ["Config", "Tracker", "TrackedRun"]
+__all__ = ["Config", "TrackedRun", "Tracker"]
 
 Config: TypeAlias = Mapping[str, str | int | float | bool]
 """The settings of a run by name."""
