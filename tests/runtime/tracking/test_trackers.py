@@ -143,6 +143,8 @@ def test_a_loop_of_ones_own_shows_steps_and_combined_evaluations(
     told: Path, tmp_path: Path, tracker: str
 ) -> None:
     torch.manual_seed(0)
+    # What JSON cannot hold is shown as text.
+    config: dict[str, Any] = {"rate": 0.1, "data": Path("words.txt")}
     batch = (torch.randn(8, 4), torch.randn(8, 2))
     plan = Plan((Stage(range(3), (0,), (4,)),), 2, 4, "1f1b")
     with Pipeline(
@@ -152,13 +154,15 @@ def test_a_loop_of_ones_own_shows_steps_and_combined_evaluations(
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         metrics={"error": lambda output, target: (output - target).abs().mean()},
-        callbacks=[track(tracker, tmp_path / "mine", project="words", config={"rate": 0.1})],
+        callbacks=[track(tracker, tmp_path / "mine", project="words", config=config)],
     ) as pipe:
         losses = [pipe.step(batch).loss for _ in range(2)]
         parts = [pipe.evaluate(tuple(t[rows] for t in batch)) for rows in (slice(4), slice(4, 8))]
         losses.append(pipe.step(batch).loss)
     (start,) = calls(told, "init")
     assert (start["project"], start["name"]) == ("words", "mine")
+    (first,) = {"wandb": [start], "mlflow": calls(told, "params")}[tracker]
+    assert first["config"] == {"rate": 0.1, "data": "words.txt"}
     rows = calls(told, "log")
     assert [row["step"] for row in rows] == [1, 2, 2, 3]
     steps, (evaluated,) = [rows[0], rows[1], rows[3]], rows[2:3]

@@ -68,7 +68,7 @@ class RowSender:
         if self._process is None:
             return
         assert self._process.stdin is not None
-        self._unsent += f"{json.dumps(row)}\n".encode()
+        self._unsent += f"{json.dumps(row, default=str)}\n".encode()
         try:
             taken = self._process.stdin.write(self._unsent) or 0
         except OSError:
