@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.runtime.plan_for_ranks import plan_for_ranks
     from penstock.runtime.processes.launch import launch_workers
     from penstock.runtime.save_at_sigterm import save_at_sigterm
+    from penstock.runtime.tracking.track import track
     from penstock.runtime.user_metrics import Evaluation
     from penstock.runtime.weights.pretrained import Weights
     from penstock.runtime.without_flush.in_process import InProcessPipeline
@@ -101,6 +102,7 @@ __all__ = [
     "read_state",
     "save_at_sigterm",
     "simulate_plan",
+    "track",
     "write_cluster",
     "write_plan",
     "write_profile",
@@ -142,6 +144,7 @@ PLACES = {
     "penstock.runtime.callbacks": ("Closing", "Saved"),
     "penstock.runtime.checkpoints.checkpoint": ("read_state",),
     "penstock.runtime.checkpoints.loader_state": ("ResumableLoader",),
+    "penstock.runtime.tracking.track": ("track",),
     "penstock.runtime.user_metrics": ("Evaluation",),
     "penstock.runtime.gradients.loss_scaling": ("LossScaling",),
     "penstock.runtime.metrics": ("StepMetrics",),

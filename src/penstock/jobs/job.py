@@ -18,6 +18,7 @@ from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.settings import OnNonFinite, Verification
+from penstock.runtime.tracking.registry import check_known
 from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
@@ -130,7 +131,8 @@ class Job:
 
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
-    ``batch_limit_s`` is how long the data may take for a batch (0: no limit).
+    ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
+    run elsewhere (`TRACKERS`).
 
     Raises:
         BadInput: a number out of range, or settings that contradict each other.
@@ -159,6 +161,7 @@ class Job:
     loss_scaling: LossScaling = field(default_factory=LossScaling)
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     callbacks: tuple[Callback, ...] = ()
+    trackers: tuple[str, ...] = ()
     verify: Verification = "first-step"
     compare_replicas_every: int = 50
     on_non_finite: OnNonFinite | Literal["roll-back"] = "stop"
@@ -252,6 +255,7 @@ def check_job(job: Job) -> None:
             f"to the number of steps between checkpoints"
         )
     check_batch(job.batch_size)
+    check_known(job.trackers, f"job '{job.name}'")
     if job.optimizer_sync == "after" and job.accumulate > 1:
         raise BadInput(
             f"job '{job.name}': optimizer_sync is \"after\", and steps take {job.accumulate} "

@@ -148,6 +148,7 @@ class JobEntry(Entry):
     compile: bool | None = None
     optimizer_sync: Literal["before", "after"] | None = None
     callbacks: list[str] | None = None
+    trackers: list[str] | None = None
     metrics: dict[str, str] | None = None
     weights: str | WeightsEntry | None = None
     save_weights: str | None = None
@@ -226,6 +227,8 @@ def job_of(entry: JobEntry, path: Path) -> Job:
         changes["save_weights"] = path.parent / entry.save_weights
     if "callbacks" in changes:
         changes["callbacks"] = tuple(function_at(p, "callbacks") for p in changes["callbacks"])
+    if "trackers" in changes:
+        changes["trackers"] = tuple(changes["trackers"])
     if "metrics" in changes:
         metrics = changes["metrics"].items()
         changes["metrics"] = {name: function_at(p, f"metrics.{name}") for name, p in metrics}

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.jobs.run_directory import RunDirectory, drop_rows_after
 from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.tracking.rows import evaluation_row, numbers_in, step_row
 from penstock.runtime.user_metrics import Evaluation
 
 __all__ = ["Records"]
@@ -43,42 +44,19 @@ class Records:
         self._open(step)
 
     def step(
-        self,
-        step: int,
-        metrics: StepMetrics,
-        verified: str = "",
-        lengths: Mapping[str, int] | None = None,
+        self, metrics: StepMetrics, verified: str = "", lengths: Mapping[str, int] | None = None
     ) -> None:
         """Record a step, with the result of verification, if any, and the batch's lengths."""
-        row: dict[str, Any] = {
-            "step": step,
-            "loss": metrics.loss,
-            "samples_per_s": metrics.samples_per_s,
-            "iteration_s": metrics.seconds,
-            "bubble": metrics.bubble,
-            "gradient_norm": metrics.gradient_norm,
-            "learning_rate": metrics.learning_rate,
-            **metrics.metrics,
-        }
-        if metrics.skipped:
-            row |= {"skipped": 1, "gradient_norm": None}
-        if metrics.non_finite:
-            # JSON has no NaN, and loss, norm and metrics of such a step say nothing.
-            row = {"step": step, "skipped": 1, "non_finite": metrics.non_finite}
-        if metrics.loss_scale != 1.0:
-            row["loss_scale"] = metrics.loss_scale
-        if metrics.gradient_noise is not None and metrics.gradient_noise.scale is not None:
-            row["gradient_noise_scale"] = metrics.gradient_noise.scale
+        row = step_row(metrics)
         if verified:
             row["verified"] = verified
         if lengths:
             row["lengths"] = dict(lengths)
-        self._write(step, row)
+        self._write(metrics.step, row)
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Record loss and metrics on held-out data."""
-        metrics = {f"evaluation_{name}": value for name, value in evaluation.metrics.items()}
-        self._write(step, {"step": step, "evaluation_loss": evaluation.loss, **metrics})
+        self._write(step, evaluation_row(step, evaluation))
 
     def drift(self, step: int, factors: Mapping[str, float]) -> None:
         """Show on TensorBoard how many times as long as planned each stage and link took."""
@@ -101,9 +79,8 @@ class Records:
         with named(self._directory.metrics):
             self._file.write(f"{json.dumps(row)}\n")
         with named(self._directory.tensorboard):
-            for name, value in row.items():
-                if name not in ("step", "verified", "lengths", "non_finite") and value is not None:
-                    self._board.add_scalar(name, value, step)
+            for name, value in numbers_in(row).items():
+                self._board.add_scalar(name, value, step)
 
 
 @contextmanager

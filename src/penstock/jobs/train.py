@@ -19,6 +19,7 @@ from penstock.plan.json_file import read_plan, write_plan
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
+from penstock.runtime.tracking.registry import check_installed
 from penstock.waiting import notice_if_long
 
 __all__ = ["TrainRequest", "TrainResult", "job_as_asked", "train_job"]
@@ -84,6 +85,7 @@ def train_job(
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
     check_loss_allowed(request, workers)
+    check_installed(job.trackers, f"job '{job.name}'")
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
     with directory.held():

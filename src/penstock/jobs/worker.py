@@ -21,6 +21,7 @@ from penstock.jobs.records import Records
 from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.termination import Termination
+from penstock.jobs.tracking import tracking
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
@@ -172,7 +173,9 @@ def train_worker(task: WorkerTask) -> WorkerReport:
     job, shown = task.job, task.shown and os.environ["RANK"] == "0"
     termination = Termination()
     with notice_if_long(say if shown else ignore, "building the model and the stages"):
-        made = pipeline_of(job, task.plan, task.device, task.timeout_s)
+        trackers = tracking(task.directory, job, task.plan, say if shown else ignore)
+        tracked = replace(job, callbacks=(*job.callbacks, *trackers))
+        made = pipeline_of(tracked, task.plan, task.device, task.timeout_s)
     with made as pipe:
         termination.stops(pipe)
         start = 0
@@ -211,7 +214,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             if timeline is not None and first and not job.dynamic:
                 records.drift(step, watch.add(step, timeline))
             verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
-            records.step(step, metrics, verified, lengths.popleft())
+            records.step(metrics, verified, lengths.popleft())
             if verified:
                 display.note(f"step 1: {verified}")
             display.step(step, metrics)

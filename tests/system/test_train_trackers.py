@@ -1,0 +1,81 @@
+"""A job's trackers: every step of a run and of its continuations, and a failure that ends nothing.
+
+Neither library is installed where this runs: modules with their signatures stand in for them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_jobs import job_file
+
+from penstock.errors import BadInput
+from penstock.jobs.job_file import find_job
+from penstock.jobs.train import TrainRequest, train_job
+from penstock.plan.json_file import write_plan
+from penstock.plan.plan import Plan, Stage
+
+STAND_INS = Path(__file__).parents[1] / "runtime" / "tracking" / "stand_ins"
+TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.timeout(280)
+def test_a_resumed_run_goes_on_in_its_trackers_and_without_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told.jsonl"
+    monkeypatch.syspath_prepend(STAND_INS)
+    monkeypatch.setenv("TOLD", str(told))
+    for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    job = find_job(job_file(tmp_path, trackers='["wandb", "mlflow"]', steps=4))
+    write_plan(TWO_STAGES, tmp_path / "plan.json")
+    run, plan = tmp_path / "run", tmp_path / "plan.json"
+    train_job(job, TrainRequest(workers=2, plan=plan, out=run, shown=False))
+    again = TrainRequest(workers=2, plan=plan, out=run, resume=True, steps=6, shown=False)
+    train_job(job, again)
+    calls = rows_of(told)
+    starts = [call for call in calls if call["call"] == "init"]
+    assert {call["project"] for call in starts} == {"small"}
+    assert {call["id"] for call in starts} == {
+        (run / "trackers" / f"{name}.id").read_text().strip() for name in ("wandb", "mlflow")
+    }
+    # A start of each tracker by rank 0 alone, in both parts of the run.
+    assert len(starts) == 4
+    config = next(call["config"] for call in starts if call.get("config"))
+    assert (config["batch_size"], config["schedule"]) == (16, "1f1b")
+    assert float(config["optimizer.learning_rate"]) == 0.01
+    recorded = rows_of(run / "metrics.jsonl")
+    losses = {row["step"]: row["loss"] for row in recorded if "loss" in row}
+    held_out = {row["step"]: row["evaluation_loss"] for row in recorded if "evaluation_loss" in row}
+    assert (list(losses), list(held_out)) == ([1, 2, 3, 4, 5, 6], [3, 6])
+    shown = [(c["step"], c["values"]) for c in calls if c["call"] == "log"]
+    for key, values in (("loss", losses), ("evaluation_loss", held_out)):
+        found = [(step, row[key]) for step, row in shown if key in row]
+        assert sorted(found) == sorted(2 * list(values.items()))
+    monkeypatch.setenv("TROUBLE", "init")
+    longer = TrainRequest(workers=2, plan=plan, out=run, resume=True, steps=8, shown=False)
+    assert train_job(job, longer).steps == 8
+    assert rows_of(told) == calls
+    for name in ("wandb", "mlflow"):
+        log = (run / "trackers" / f"{name}.log").read_text()
+        assert log.endswith("ConnectionError: the server is away (init)\n")
+
+
+def test_a_package_that_is_missing_is_named_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.tracking.registry.find_spec", lambda name: None)
+    job = find_job(job_file(tmp_path, trackers='["wandb"]'))
+    with pytest.raises(BadInput) as refused:
+        train_job(job, TrainRequest(workers=2, out=tmp_path / "run", shown=False))
+    assert str(refused.value) == (
+        "job 'small' asks for tracker 'wandb', and the package wandb is not installed; install it "
+        "or leave the tracker out"
+    )
+    assert not (tmp_path / "run").exists()
