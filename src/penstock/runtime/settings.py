@@ -43,7 +43,6 @@ def check_tensor_settings(
     compile: bool,
     metrics: object,
     dynamic: object,
-    verify: Verification,
     optimizer_sync: OptimizerSync,
 ) -> None:
     """Raise `BadInput` for a setting that does not work with a plan's tensor groups."""
@@ -57,7 +56,6 @@ def check_tensor_settings(
         "compile=True": compile,
         "metrics": bool(metrics),
         "dynamic": bool(dynamic),
-        f'verify="{verify}"': verify != "off",
         f'optimizer_sync="{optimizer_sync}"': optimizer_sync != "before",
         f"schedule '{plan.schedule}' (it holds stages twice)": plan.mirrored,
         f"schedule '{plan.schedule}' (it has no flush)": family is not None and not family.flushes,
