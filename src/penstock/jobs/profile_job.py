@@ -25,6 +25,7 @@ from penstock.measure.model_structure import parameters_of
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.stand_ins import is_on_meta, with_values
 from penstock.measure.step_time import measure_step_s_per_byte
+from penstock.measure.tensor_parallel import with_tensor_parallel
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.launch import launch_workers
@@ -38,6 +39,7 @@ __all__ = [
     "cluster_for",
     "cost_job",
     "cost_worker",
+    "has_tensor_costs",
     "profile_job",
 ]
 
@@ -121,7 +123,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
         graph = build_and_capture(job)
 
         def estimated(batch: Batch) -> ModelProfile:
-            return estimate_profile(
+            found = estimate_profile(
                 graph,
                 batch,
                 estimate_for,
@@ -129,9 +131,24 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
                 autocast=job.autocast_dtype(),
                 compiled=job.compile,
             )
+            return with_tensor_costs(found, job, graph, batch)
 
         return profile_by(job, estimated)
     return measure_job(job, device)
+
+
+def has_tensor_costs(profile: ModelProfile, job: Job) -> bool:
+    """Whether a profile says what tensor groups divide, if the job may have any."""
+    return profile.tensor_parallel is not None or not job.tensor_parallel.is_asked
+
+
+def with_tensor_costs(
+    profile: ModelProfile, job: Job, graph: LayerGraph, batch: Batch
+) -> ModelProfile:
+    """``profile`` with what tensor groups divide, if the job may have any."""
+    if not job.tensor_parallel.is_asked:
+        return profile
+    return with_tensor_parallel(profile, graph, batch, job.tensor_parallel.layers)
 
 
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
@@ -140,7 +157,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
     step_s = step_s_per_byte(job, graph, torch.device(device), shares_cores)
 
     def measured(batch: Batch) -> ModelProfile:
-        return measure_profile(
+        found = measure_profile(
             graph,
             batch,
             batch_sizes=sizes_to_measure(job),
@@ -150,6 +167,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
             step_s_per_byte=step_s,
             shares_cores=shares_cores,
         )
+        return with_tensor_costs(found, job, graph, batch)
 
     return profile_by(job, measured)
 
