@@ -125,6 +125,8 @@ def test_the_planner_chooses_groups_where_they_are_faster(
     _, result = trained
     profile, cluster = RunDirectory(result.run_directory).read_costs()
     assert profile.tensor_parallel is not None
+    ((ranks, factor),) = profile.tensor_parallel.factors
+    assert ranks == 2 and 0.1 < factor < 1000
     (tmp_path / "run").mkdir()
     RunDirectory(tmp_path / "run").write_costs(
         replace(
@@ -138,6 +140,7 @@ def test_the_planner_chooses_groups_where_they_are_faster(
                 )
                 for layer in profile.layers
             ),
+            tensor_parallel=replace(profile.tensor_parallel, factors=()),
         ),
         replace(cluster, hosts=(replace(cluster.hosts[0], devices=cluster.hosts[0].devices[:2]),)),
     )
@@ -160,7 +163,7 @@ def test_the_planner_chooses_groups_where_they_are_faster(
             {"tensor_parallel": 2, "autocast": '"bfloat16"'},
             'autocast = "bfloat16" does not work with tensor_parallel with groups of [2] ranks',
         ),
-        ({"tensor_parallel": "{ rank = 2 }"}, "tensor_parallel.rank"),
+        ({"tensor_parallel": "{ rank = 2 }"}, "tensor_parallel: unknown key 'rank'; did you mean"),
         ({"tensor_parallel": '{ layers = { "0" = "both" } }'}, "tensor_parallel.layers.0"),
     ],
 )

@@ -17,6 +17,7 @@ from penstock.cluster.presets import local_cluster
 from penstock.errors import BadInput, PenstockError
 from penstock.jobs.data_lengths import data_lengths
 from penstock.jobs.job import Job
+from penstock.jobs.measured_groups import measured_factors
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.length_mix import mean_profile
@@ -242,7 +243,25 @@ def cost_worker(job: Job, device: str) -> CostedJob:
     distributed.barrier()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.get_world_size()))
     shares_cores = device == "cpu" and ranks > usable_cores()
-    return CostedJob(measure_job(job, device, shares_cores=shares_cores), cluster)
+    profile = measure_job(job, device, shares_cores=shares_cores)
+    return CostedJob(with_measured_groups(profile, job, cluster, device), cluster)
+
+
+def with_measured_groups(
+    profile: ModelProfile, job: Job, cluster: Cluster, device: str
+) -> ModelProfile:
+    """``profile`` with the measured factors of the job's tensor groups; all workers must call this.
+
+    A model on the meta device may not fit in memory as a whole, so its groups are not measured.
+    """
+    costs, sizes = profile.tensor_parallel, job.tensor_parallel.ranks
+    if costs is None or not sizes:
+        return profile
+    graph = build_and_capture(job)
+    if is_on_meta(graph.model):
+        return profile
+    factors = measured_factors(job, graph, profile, cluster, device)
+    return replace(profile, tensor_parallel=replace(costs, factors=tuple(factors.items())))
 
 
 def cluster_for(workers: int, measured: Host) -> Cluster:

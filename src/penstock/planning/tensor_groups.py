@@ -1,8 +1,9 @@
 """Plans whose devices are tensor groups: what they cost, and which groups are worth it.
 
-The costs of a layer on a group of t ranks are computed, not measured: the share of the layer that
-the group divides takes 1/t of its time, and the group's all-reduces over its own links are added
-(the time of a ring, `penstock.cluster.collectives`). A rank holds 1/t of the divided parameters,
+The costs of a layer on a group of t ranks are computed: the share of the layer that the group
+divides takes 1/t of its time, and the group's all-reduces over its own links are added (the time of
+a ring, `penstock.cluster.collectives`). If groups of t ranks were measured, all times are
+multiplied by one factor. A rank holds 1/t of the divided parameters,
 and all other tensors whole. That all activations count as whole is more than what a rank really
 keeps.
 """
@@ -126,13 +127,13 @@ def profile_on(
         costs = divided_of(profile)
         share = costs.divided[index]
         left = 1 - share + share / ranks
-        sums = slowest_sums(cluster, groups, costs, index)
+        sums, factor = slowest_sums(cluster, groups, costs, index), costs.factor(ranks)
         layers.append(
             replace(
                 layer,
-                forward_s=layer.forward_s.scaled(left) + sums,
-                backward_input_s=layer.backward_input_s.scaled(left) + sums,
-                backward_weight_s=layer.backward_weight_s.scaled(left),
+                forward_s=(layer.forward_s.scaled(left) + sums).scaled(factor),
+                backward_input_s=(layer.backward_input_s.scaled(left) + sums).scaled(factor),
+                backward_weight_s=layer.backward_weight_s.scaled(left * factor),
                 parameter_bytes=round(layer.parameter_bytes * left),
             )
         )
