@@ -126,11 +126,13 @@ class TensorSettings:
     """Which tensor groups a plan may have, and which layers they divide.
 
     ``ranks`` are the sizes of groups that a planner may choose, beside single ranks. ``layers`` is
-    the table of `Pipeline` (None: the model's own ``base_model_tp_plan``).
+    the table of `Pipeline` (None: the model's own ``base_model_tp_plan``). ``given``: the sizes are
+    those of a given plan, so the whole model need not be divisible.
     """
 
     ranks: tuple[int, ...] = ()
     layers: SplitTable | None = None
+    given: bool = False
 
     @property
     def is_asked(self) -> bool:

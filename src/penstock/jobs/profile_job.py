@@ -253,6 +253,9 @@ def with_measured_groups(
     """``profile`` with the measured factors of the job's tensor groups; all workers must call this.
 
     A model on the meta device may not fit in memory as a whole, so its groups are not measured.
+
+    Raises:
+        BadInput: the model cannot be divided, and no plan was given that divides a part of it.
     """
     costs, sizes = profile.tensor_parallel, job.tensor_parallel.ranks
     if costs is None or not sizes:
@@ -260,7 +263,12 @@ def with_measured_groups(
     graph = build_and_capture(job)
     if is_on_meta(graph.model):
         return profile
-    factors = measured_factors(job, graph, profile, cluster, device)
+    try:
+        factors = measured_factors(job, graph, profile, cluster, device)
+    except BadInput:
+        if job.tensor_parallel.given:
+            return profile
+        raise
     return replace(profile, tensor_parallel=replace(costs, factors=tuple(factors.items())))
 
 

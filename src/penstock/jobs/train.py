@@ -97,7 +97,7 @@ def train_job(
 def with_groups_of(plan: Plan, job: Job) -> Job:
     """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
     sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
-    return replace(job, tensor_parallel=replace(job.tensor_parallel, ranks=sizes))
+    return replace(job, tensor_parallel=replace(job.tensor_parallel, ranks=sizes, given=True))
 
 
 def check_group_sizes(job: Job, workers: int) -> None:
