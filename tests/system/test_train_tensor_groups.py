@@ -1,6 +1,9 @@
 """`penstock train` with plans whose devices are tensor groups."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -148,6 +151,27 @@ def test_the_planner_chooses_groups_where_they_are_faster(
     losses, _ = on_one_device(find_job(tmp_path / "small.toml"))
     rows = rows_of(found.run_directory)
     assert [row["loss"] for row in rows if "loss" in row] == pytest.approx(losses, rel=1e-5)
+
+
+def test_ranks_that_torchrun_has_started_measure_groups_and_train(tmp_path: Path) -> None:
+    job = job_file(tmp_path, steps=2, tensor_parallel=f"{{ layers = {LAYERS} }}")
+    whole = Plan((Stage(range(4), (0,), (4,)),), 4, 4, "1f1b", tensor_groups=((0, 1),))
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
+    write_plan(whole, plan)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *("--no-python", Path(sys.executable).with_name("penstock"), "train", job),
+            *("--plan", plan, "-o", run),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=200,
+    )
+    costs = RunDirectory(run).read_costs()[0].tensor_parallel
+    assert costs is not None and [ranks for ranks, _ in costs.factors] == [2]
+    losses, _ = on_one_device(find_job(job))
+    assert [row["loss"] for row in rows_of(run)] == pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.parametrize(
