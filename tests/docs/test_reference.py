@@ -16,6 +16,7 @@ from penstock.jobs.job_file import (
     LengthEntry,
     LossScalingEntry,
     OptimizerEntry,
+    TensorEntry,
     WeightsEntry,
 )
 from penstock.plan.json_file import CostEntry, PlanEntry, StageEntry, read_plan
@@ -26,7 +27,8 @@ JOB_PART, PLAN_PART = PAGE.split("\n## ")[1:]
 
 
 @pytest.mark.parametrize(
-    "entry", [JobEntry, OptimizerEntry, LossScalingEntry, WeightsEntry, LengthEntry]
+    "entry",
+    [JobEntry, OptimizerEntry, LossScalingEntry, WeightsEntry, LengthEntry, TensorEntry],
 )
 def test_every_key_of_a_job_file_is_named(entry: Any) -> None:
     assert [key for key in entry.model_fields if f"`{key}`" not in JOB_PART] == []

@@ -31,6 +31,15 @@ def test_the_script_trains_as_one_device_does(tmp_path: Path) -> None:
         assert abs(found - float(loss.detach())) < 1e-4 * float(loss.detach()) + 1e-6
 
 
+def test_the_job_trains_and_measures_groups(tmp_path: Path) -> None:
+    write_files(PAGE, tmp_path)
+    (command,) = COMMANDS[2]
+    printed = succeed([*command.split(), "--out", "run", "--json"], tmp_path)
+    assert json.loads(printed)["steps"] == 20
+    profile = json.loads((tmp_path / "run" / "profile.json").read_text(encoding="utf-8"))
+    assert [entry["ranks"] for entry in profile["tensor_parallel"]["factors"]] == [2]
+
+
 def test_the_planner_chooses_groups_for_the_llama(tmp_path: Path) -> None:
     (example,) = (block.text for block in blocks_of(PAGE) if block.is_example)
     (tmp_path / "profile.py").write_text(example, encoding="utf-8")

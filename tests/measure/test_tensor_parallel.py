@@ -1,5 +1,6 @@
 """What a profile says of tensor groups is what the model's layers have."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.tensor_parallel import with_tensor_parallel
+from penstock.measure.workers import median_profile
 from penstock.profile.json_file import read_profile, write_profile
 
 
@@ -35,6 +37,14 @@ def test_shares_and_sums_of_a_small_gpt(tmp_path: Path) -> None:
         assert costs.sum_bytes_per_sample[index] == size
     write_profile(found, tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == found
+    workers = [
+        replace(found, tensor_parallel=replace(costs, factors=((2, factor), (4, 2 * factor))))
+        for factor in (1.5, 9.0, 1.25)
+    ]
+    median = median_profile(workers)
+    assert median.tensor_parallel == replace(costs, factors=((2, 1.5), (4, 3.0)))
+    write_profile(median, tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == median
 
 
 def test_a_profile_of_another_model_is_refused() -> None:

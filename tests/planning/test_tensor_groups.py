@@ -103,6 +103,14 @@ def test_costs_of_a_layer_on_a_group_are_its_share_and_its_sums() -> None:
     assert block.backward_weight_s.at(1) == pytest.approx(20 * MS)
     assert block.parameter_bytes == profile.layers[0].parameter_bytes / 2
     assert head == profile.layers[1]
+    assert profile.tensor_parallel is not None
+    measured = replace(profile.tensor_parallel, factors=((2, 1.5),))
+    slower = profile_on(replace(profile, tensor_parallel=measured), cluster, [[(0, 1)], [(2,)]])
+    block_s, slower_s = (each.backward_input_s.at(2) for each in (block, slower.layers[0]))
+    assert slower_s == pytest.approx(1.5 * block_s)
+    assert slower.layers[0].backward_weight_s.at(1) == pytest.approx(30 * MS)
+    assert slower.layers[0].parameter_bytes == block.parameter_bytes
+    assert slower.layers[1] == head
     with pytest.raises(BadInput, match="does not say what a tensor group divides"):
         profile_on(replace(profile, tensor_parallel=None), cluster, [[(0, 1)], [(2,)]])
 
@@ -125,7 +133,7 @@ def test_groups_of_a_plan_may_leave_devices_unused() -> None:
         on_groups(plan, problem_of(host_of(4)))
     with pytest.raises(BadInput, match="covers 1 layers and profile 'large block' has 2"):
         on_groups(replace(plan, stages=plan.stages[:1]), problem)
-    with pytest.raises(BadInput, match="has tensor groups, which only 'penstock simulate' and"):
+    with pytest.raises(BadInput, match="has tensor groups, which only 'penstock simulate', "):
         simulate_plan(plan, problem.profile, problem.cluster)
 
 

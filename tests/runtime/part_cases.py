@@ -119,6 +119,7 @@ class Case:
     sizes: tuple[int, ...] = (12, 12, 7)
     streamed: bool = False
     accumulate: int = 1
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 CASES = (
@@ -139,6 +140,10 @@ CASES = (
          options=(("optimizer_sync", "after"),)),
     Case("without a flush", ((0, 1), (2,)), ((1, 3), (4,)), "pipedream", streamed=True,
          sizes=(12,) * 4),
+    Case("tensor groups", ((0,), (1,), (2,)), ((4,),) * 3, groups=((0, 3), (1,), (2,)),
+         options=(("tensor_parallel", {"first": "colwise", "middle.0": "rowwise"}),)),
+    Case("replicas of tensor groups", ((0, 1),), ((1, 3),), groups=((0, 2), (1, 3)),
+         options=(("tensor_parallel", {"first": "colwise", "middle.0": "rowwise"}),)),
 )  # fmt: skip
 
 
@@ -151,9 +156,10 @@ def train(case: Case, *, parts: bool) -> dict[str, Any]:
     model = seeded(Skipping)
     graph = capture_model(model, rows_of(0, 4), loss=case.loss, granularity="operator")
     stages = cut(len(graph.layer_names), *case.devices, slices=case.slices)
-    plan = Plan(stages, case.micro_batches, sum(case.slices[0]), case.schedule)
-    if case.schedule == "pipedream":
-        # Replicas of a tied weight would need a flush.
+    samples = sum(case.slices[0])
+    plan = Plan(stages, case.micro_batches, samples, case.schedule, tensor_groups=case.groups)
+    if case.schedule == "pipedream" or case.groups:
+        # Replicas of a tied weight would need a flush, and its holders groups of one size.
         model = seeded(lambda: untied(Skipping()))
         graph = capture_model(model, rows_of(0, 4), loss=case.loss, granularity="operator")
     with Pipeline(graph, plan, rows_of(0, 4), optimizer=adam, **options) as pipe:

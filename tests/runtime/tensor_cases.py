@@ -168,7 +168,7 @@ def differences(plan: Plan, **options: Any) -> list[str]:
     firsts = {plan.ranks_of(stage.devices[0])[0] for stage in plan.stages}
     ours = small_gpt(seed=0 if dist.get_rank() in firsts else 7)
     one = OneDevice()
-    given: Any = {**SETTINGS, "compare_replicas_every": 1, **options}
+    given: Any = {**SETTINGS, "compare_replicas_every": 1, "verify": "first-step", **options}
     wrong: list[str] = []
     with Pipeline(ours, plan, batch_of(0), **given) as pipe:
         for number in range(3):
@@ -184,6 +184,28 @@ def differences(plan: Plan, **options: Any) -> list[str]:
             here += wrong_tensors(pipe, one.model, "gradient")
             here += wrong_tensors(pipe, one.model, "weight")
             wrong += [f"step {number}: {each}" for each in here]
+        wrong += wrongly_verified(pipe)
+    return wrong
+
+
+def wrongly_verified(pipe: Pipeline) -> list[str]:
+    """What the comparisons with the model left whole get wrong, also that with a wrong weight."""
+    wrong: list[str] = []
+    if pipe.verified is None or not pipe.verified.equal:
+        wrong.append(f"the first step: {pipe.verified}")
+    if not (result := pipe.verify(batch_of(7, 8))).equal:
+        wrong.append(f"verified: {result}")
+    name = "blocks.0.query.weight"
+    shards = pipe._worker.tensor
+    for own, parameter in pipe.named_parameters():
+        if own == name and shards.place:
+            # The whole weight is what the ranks hold together, so a change of one shard counts.
+            parameter.register_hook(lambda gradient: 1.5 * gradient)
+    if any(len(pipe.plan.ranks_of(device)) > 1 for device in pipe.plan.stages[0].devices):
+        result = pipe.verify(batch_of(8, 8))
+        found = result.difference.name if result.difference is not None else ""
+        if result.equal or found != name:
+            wrong.append(f"not noticed: {result}")
     return wrong
 
 

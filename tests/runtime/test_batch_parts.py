@@ -124,12 +124,18 @@ READ = {
     "interleaved": ["x: 0-16", "labels: 0-16, skip: 0-16", "", ""],
     "v": ["labels: 0-16, skip: 0-16, x: 0-16", "", "", ""],
     "an unused rank": ["", "x: 0-12", "", "labels: 0-12, skip: 0-12"],
+    "tensor groups": ["x: 0-12", "", "labels: 0-12, skip: 0-12", "x: 0-12"],
+    "replicas of tensor groups": 2
+    * [
+        "labels: 0-1 4-5 8-9, skip: 0-1 4-5 8-9, x: 0-1 4-5 8-9",
+        "labels: 1-4 5-8 9-12, skip: 1-4 5-8 9-12, x: 1-4 5-8 9-12",
+    ],
 }
 
 
 @pytest.mark.parametrize("name", READ)
 def test_what_each_rank_reads(cases: tuple[dict[str, Any], ...], name: str) -> None:
-    """A skipped input is read by its stage; metrics read what they get; opposite stages share."""
+    """A skipped input is read by its stage; opposite stages share; so do ranks of one group."""
     for rank, expected in zip(cases, READ[name], strict=True):
         needs = sorted(rank[name][1]["needs"].items())
         words = [f"{key}: {' '.join(f'{lo}-{hi}' for lo, hi in rows)}" for key, rows in needs]

@@ -101,7 +101,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
     "metrics": ({"metrics": {"m": max}}, "metrics does not work with the tensor groups of a plan"),
     "dynamic": ({"dynamic": "auto"}, "dynamic does not work with the tensor groups of a plan"),
-    "verified": ({"verify": "first-step"}, 'verify="first-step" does not work with the tensor'),
     "after": ({"optimizer_sync": "after"}, 'optimizer_sync="after" does not work with the tensor'),
     "no table": ({"tensor_parallel": None}, "model SmallGPT does not say how its layers are div"),
     "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),

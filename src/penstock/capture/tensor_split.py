@@ -78,9 +78,10 @@ def split_table(model: nn.Module, table: SplitTable | None) -> SplitTable:
             found[start + pattern] = split
     if not found:
         raise BadInput(
-            f"the plan has tensor groups, but model {type(model).__name__} does not say how its "
-            f"layers are divided (it has no base_model_tp_plan); give tensor_parallel a table of "
-            f'its linear layers, such as {{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}'
+            f"model {type(model).__name__} does not say how its layers are divided among the ranks "
+            f"of a tensor group (it has no base_model_tp_plan); give tensor_parallel (in a job: "
+            f"tensor_parallel.layers) a table of its linear layers, such as "
+            f'{{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}'
         )
     return found
 

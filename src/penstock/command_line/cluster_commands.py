@@ -121,12 +121,12 @@ def launch(
 
 
 def check_ranks(plan: str, ranks: int) -> None:
-    """Raise `BadInput` if a plan uses more devices than there are ranks."""
+    """Raise `BadInput` if a plan uses more ranks than there are."""
     from penstock.plan.json_file import read_plan
 
-    needed = max(read_plan(plan).devices) + 1 if plan else 0
+    needed = max(read_plan(plan).ranks) + 1 if plan else 0
     if needed > ranks:
         raise BadInput(
-            f"plan '{plan}' uses devices 0 to {needed - 1}, but the hosts have {ranks} ranks; name "
+            f"plan '{plan}' uses ranks 0 to {needed - 1}, but the hosts have {ranks} ranks; name "
             f"its cluster with --cluster, or plan again"
         )

@@ -67,7 +67,7 @@ def plan(
     from penstock.planning.asynchronous_advice import advice_words, without_flush
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.tensor_groups import planned_in_groups, without_groups
+    from penstock.planning.tensor_groups import planned_in_groups, sizes_of, without_groups
     from penstock.search.registry import PLANNERS
     from penstock.simulate.score import make_score
 
@@ -89,15 +89,14 @@ def plan(
         max_stages=max_stages,
         memory_reserve=memory_reserve,
     )
+    sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)
         progress.bound_s = (bound := lower_bound(problem)).seconds
         # The bound takes a part of the time, but leaves the planners half of it.
         left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
         limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found, own = planned_in_groups(
-            problem, planner, score, tensor_parallel, limit, progress.show_step
-        )
+        found, own = planned_in_groups(problem, planner, score, sizes, limit, progress.show_step)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
         assessed = assess_plan(without_groups(found), own, baselines_of(problem, score), bound)

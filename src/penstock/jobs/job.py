@@ -11,8 +11,10 @@ from torch import nn
 
 from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dimensions, Dynamic
+from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
 from penstock.jobs.batch_limit import within_limit, without_hanging
+from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
@@ -23,7 +25,15 @@ from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = ["RECORDED", "Data", "Job", "OptimizerSettings", "Split"]
+__all__ = [
+    "RECORDED",
+    "Data",
+    "Job",
+    "OptimizerSettings",
+    "Split",
+    "TensorSettings",
+    "check_tensor_groups_work",
+]
 
 RECORDED = (
     "step",
@@ -112,6 +122,25 @@ class OptimizerSettings:
                 return 1.0 if self.momentum else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TensorSettings:
+    """Which tensor groups a plan may have, and which layers they divide.
+
+    ``ranks`` are the sizes of groups that a planner may choose, beside single ranks. ``layers`` is
+    the table of `Pipeline` (None: the model's own ``base_model_tp_plan``). ``given``: the sizes are
+    those of a given plan, so the whole model need not be divisible.
+    """
+
+    ranks: tuple[int, ...] = ()
+    layers: SplitTable | None = None
+    given: bool = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether costs on groups are wanted."""
+        return bool(self.ranks) or self.layers is not None
+
+
 @dataclass(frozen=True)
 class Job:
     """Everything that ``penstock train`` needs: a model, data, and training settings.
@@ -132,7 +161,8 @@ class Job:
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
     ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
-    run elsewhere (`TRACKERS`).
+    run elsewhere (`TRACKERS`). ``tensor_parallel`` lets the plan have groups of ranks that share a
+    stage.
 
     Raises:
         BadInput: a number out of range, or settings that contradict each other.
@@ -168,12 +198,21 @@ class Job:
     batch_limit_s: float = 600.0
     weights: Weights | None = None
     save_weights: Path | None = None
+    tensor_parallel: TensorSettings = TensorSettings()
     dynamic: Dynamic | Literal["auto"] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
     )
 
     def __post_init__(self) -> None:
         check_job(self)
+        if self.tensor_parallel.ranks:
+            sizes = list(self.tensor_parallel.ranks)
+            if not all(1 < size <= MOST_RANKS for size in sizes):
+                raise BadInput(
+                    f"job '{self.name}': tensor_parallel has groups of {sizes} ranks; give numbers "
+                    f"from 2 to {MOST_RANKS}"
+                )
+            check_tensor_groups_work(self, f"tensor_parallel with groups of {sizes} ranks")
 
     @property
     def reads_parts(self) -> bool:
@@ -274,3 +313,21 @@ def check_job(job: Job) -> None:
                 f"job '{job.name}': micro-batch size {size} does not divide the batch size "
                 f"{job.batch_size}; use one of {list(sizes[::-1][:12])}"
             )
+
+
+def check_tensor_groups_work(job: Job, what: str) -> None:
+    """Raise `BadInput` for a setting of the job that does not work with tensor groups, ``what``."""
+    wanted = {
+        f'autocast = "{job.autocast}"': job.autocast != "off",
+        "shard_optimizer = true": job.shard_optimizer,
+        "gradient_noise = true": job.gradient_noise,
+        "compile = true": job.compile,
+        "metrics": bool(job.metrics),
+        "dynamic": bool(job.dynamic),
+        'optimizer_sync = "after"': job.optimizer_sync == "after",
+        'optimizer.name = "muon"': job.optimizer.name == "muon",
+    }
+    for setting in (name for name, is_wanted in wanted.items() if is_wanted):
+        raise BadInput(
+            f"job '{job.name}': {setting} does not work with {what}; leave one of them out"
+        )

@@ -17,6 +17,10 @@ A job file names the functions that make the job:
     [dynamic]                                  # dimensions of the batch that vary
     input_ids = { 1 = "length" }               # or { 1 = { name = "length", max = 512 } }
 
+    [tensor_parallel]                          # or only: tensor_parallel = 2
+    ranks = [2, 4]                             # groups that the plan may have
+    layers = { "*.up" = "colwise", "*.down" = "rowwise" }   # unless the model says it itself
+
     [metrics]
     accuracy = "my_package.model:accuracy"     # accuracy(output, target)
 
@@ -43,7 +47,7 @@ from pydantic import BeforeValidator, Field
 from penstock.capture.lengths import Dynamic, Length
 from penstock.document import Entry, read_document
 from penstock.errors import BadInput
-from penstock.jobs.job import Job, OptimizerSettings
+from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
 from penstock.jobs.registry import JOBS
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.weights.pretrained import Weights
@@ -52,7 +56,15 @@ __all__ = ["find_job", "read_job"]
 
 NUMBER = re.compile("[0-9]{1,9}")
 
-TABLES = {"base", "optimizer", "loss_scaling", "weights", "save_weights", "dynamic"}
+TABLES = {
+    "base",
+    "optimizer",
+    "loss_scaling",
+    "weights",
+    "save_weights",
+    "dynamic",
+    "tensor_parallel",
+}
 """Keys of a file that do not directly set a field of `Job`."""
 
 
@@ -103,6 +115,13 @@ class LengthEntry(Entry):
         return self.name if length == Length(self.name) else length
 
 
+class TensorEntry(Entry):
+    """The ``[tensor_parallel]`` table."""
+
+    ranks: list[int] | None = None
+    layers: dict[str, Literal["colwise", "rowwise"]] | None = None
+
+
 AUTO: dict[str, dict[str, LengthEntry]] = {"auto": {}}
 """How ``dynamic = "auto"`` is represented."""
 
@@ -119,8 +138,16 @@ def as_entry(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
+def as_groups(value: object) -> object:
+    """The ``[tensor_parallel]`` table; a number or a list are its sizes of groups."""
+    table: Any = value if isinstance(value, dict) else {"ranks": value}
+    sizes = table.get("ranks")
+    return {**table, "ranks": [sizes]} if isinstance(sizes, int) else table
+
+
 # With a union type, the error for a wrong key would list every alternative.
 LengthTable = Annotated[LengthEntry, BeforeValidator(as_entry)]
+TensorTable = Annotated[TensorEntry, BeforeValidator(as_groups)]
 DynamicTable = Annotated[dict[str, dict[str, LengthTable]], BeforeValidator(as_table)]
 
 
@@ -152,6 +179,7 @@ class JobEntry(Entry):
     metrics: dict[str, str] | None = None
     weights: str | WeightsEntry | None = None
     save_weights: str | None = None
+    tensor_parallel: TensorTable = TensorEntry()
     verify: Literal["first-step", "off"] | None = None
     compare_replicas_every: int | None = None
     on_non_finite: Literal["stop", "skip", "roll-back"] | None = None
@@ -244,6 +272,8 @@ def job_of(entry: JobEntry, path: Path) -> Job:
     scaling = base.loss_scaling if base else LossScaling()
     given = {k: v for k, v in entry.loss_scaling.model_dump().items() if v is not None}
     changes["loss_scaling"] = replace(scaling, **given)
+    groups = base.tensor_parallel if base else TensorSettings()
+    changes["tensor_parallel"] = replace(groups, **tensor_changes(entry.tensor_parallel))
     changes.setdefault("name", path.stem)
     return replace(base, **changes) if base else Job(**changes)
 
@@ -274,6 +304,14 @@ def optimizer_changes(entry: OptimizerEntry) -> dict[str, Any]:
         given["betas"] = tuple(given["betas"])
     if given.get("foreach") and "fused" not in given:
         given["fused"] = False
+    return given
+
+
+def tensor_changes(entry: TensorEntry) -> dict[str, Any]:
+    """The settings of tensor groups that the file contains."""
+    given = {key: value for key, value in entry.model_dump().items() if value is not None}
+    if "ranks" in given:
+        given["ranks"] = tuple(given["ranks"])
     return given
 
 

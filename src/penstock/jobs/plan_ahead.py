@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,7 +18,7 @@ from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import TimeLimit
-from penstock.planning.time_limit import plan_within
+from penstock.planning.tensor_groups import planned_in_groups
 from penstock.simulate.score import make_score
 
 __all__ = ["planned_ahead"]
@@ -30,11 +30,16 @@ LOWEST_PRIORITY = 19
 
 
 @contextmanager
-def planned_ahead(problem: PlanningProblem, planner: str) -> Generator[Callable[[], Plan | None]]:
-    """Within, another process makes a plan. The function gives it, or None until it is made."""
+def planned_ahead(
+    problem: PlanningProblem, planner: str, sizes: Sequence[int] = ()
+) -> Generator[Callable[[], Plan | None]]:
+    """Within, another process makes a plan, which may have tensor groups of ``sizes``.
+
+    The function gives it, or None until it is made.
+    """
     command = [sys.executable, "-P", "-m", "penstock.jobs.plan_ahead"]
     with TemporaryFile() as given, TemporaryFile() as made:
-        pickle.dump((problem, planner), given)
+        pickle.dump((problem, planner, tuple(sizes)), given)
         given.seek(0)
         quiet = subprocess.DEVNULL
         process = subprocess.Popen(command, stdin=given, stdout=made, stderr=quiet)
@@ -56,8 +61,8 @@ def planned_ahead(problem: PlanningProblem, planner: str) -> Generator[Callable[
 def main() -> None:
     """Read a problem from the standard input, write its plan to the standard output."""
     os.nice(LOWEST_PRIORITY)
-    problem, planner = pickle.load(sys.stdin.buffer)
-    plan = plan_within(problem, planner, make_score(problem), limit=LIMIT)
+    problem, planner, sizes = pickle.load(sys.stdin.buffer)
+    plan, _ = planned_in_groups(problem, planner, make_score(problem), sizes, LIMIT)
     sys.stdout.write(json_text(plan_to_json(plan)))
 
 

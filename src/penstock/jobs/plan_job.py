@@ -6,16 +6,18 @@ from functools import partial
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.jobs.compile_ahead import planners_compiled_beside
-from penstock.jobs.job import Job
+from penstock.jobs.job import Job, check_tensor_groups_work
 from penstock.jobs.train_request import TrainRequest
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import AS_FAST, PlanningProblem
 from penstock.plan.undoable_step import with_undoable_step
 from penstock.planning.answers import TimeLimit
+from penstock.planning.on_ranks import on_ranks
 from penstock.planning.planning_problem import schedules_named
-from penstock.planning.time_limit import plan_within
+from penstock.planning.tensor_groups import on_groups, planned_in_groups, without_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.micro_batches import check_runnable
+from penstock.runtime.settings import check_tensor_schedule
 from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.search.registry import PLANNERS
 from penstock.simulate.score import make_score
@@ -70,19 +72,21 @@ def new_plan(
     cluster: Cluster,
     limit: TimeLimit | None = None,
 ) -> Plan:
-    """A plan of the requested planner, the best one that it finds until the limit."""
+    """A plan of the requested planner, the best one that it finds until the limit.
+
+    It may have tensor groups of the sizes that the job names.
+    """
     problem = training_problem(job, request, profile, cluster)
+    sizes = job.tensor_parallel.ranks
     with planners_compiled_beside():
-        return plan_within(problem, request.planner, make_score(problem), limit=limit)
+        return planned_in_groups(problem, request.planner, make_score(problem), sizes, limit)[0]
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot run with this job."""
     if plan.tensor_groups:
-        raise BadInput(
-            f"{name} has tensor groups, which jobs do not run; train with Pipeline in a script of "
-            f"your own, or plan without --tensor-parallel"
-        )
+        check_tensor_groups_work(job, f"the tensor groups of {name}")
+    check_tensor_schedule(plan)
     check_runnable(plan)
     if job.accumulate > 1 and updates_per_batch(plan):
         raise BadInput(
@@ -90,11 +94,11 @@ def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
             f"'{plan.schedule}' of {name} updates weights without a flush; set accumulate = 1 in "
             f"the job, or use another schedule"
         )
-    if max(plan.devices) >= workers:
+    if max(plan.ranks) >= workers:
+        what = "rank" if plan.tensor_groups else "device"
         raise BadInput(
-            f"{name} uses device {max(plan.devices)}, but there are {workers} workers (devices 0 "
-            f"to {workers - 1}); start {max(plan.devices) + 1} with --workers, or plan for "
-            f"{workers}"
+            f"{name} uses {what} {max(plan.ranks)}, but there are {workers} workers ({what}s 0 "
+            f"to {workers - 1}); start {max(plan.ranks) + 1} with --workers, or plan for {workers}"
         )
     if plan.global_batch != job.batch_size:
         raise BadInput(
@@ -119,17 +123,19 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
 
     Without a flush, or with ``optimizer_sync="after"``, it is the time in the steady state. With
     ``accumulate``, replicas are summed only after the last batch; here that is counted for each.
+    Its devices are the workers, also where the plan has tensor groups.
     """
+    grouped, own = on_groups(plan, problem_of(job, profile, cluster))
     ask = partial(
         simulate_plan,
-        plan,
-        profile,
-        cluster,
+        without_groups(grouped),
+        own.profile,
+        own.cluster,
         optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
         shard_optimizer=job.shard_optimizer,
         optimizer_sync=job.optimizer_sync,
     )
-    prediction = ask()
+    prediction = on_ranks(ask(), grouped, len(cluster.devices))
     if not updates_per_batch(plan) and job.optimizer_sync == "before":
         return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
     several = ask(iterations=STEADY_ITERATIONS)
@@ -138,9 +144,17 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
 
 
 def in_words(plan: Plan) -> str:
-    """A plan in one line: ``layers 0-9 on 3 workers, 10-11 on 1; 8 micro-batches of 2, 1f1b``."""
+    """A plan in one line: ``layers 0-9 on 3 workers, 10-11 on 1; 8 micro-batches of 2, 1f1b``.
+
+    A stage on two tensor groups of four is on ``2 x 4`` workers.
+    """
+
+    def workers(stage: Stage) -> str:
+        ranks = len(plan.ranks_of(stage.devices[0]))
+        return f"{stage.replicas} x {ranks}" if ranks > 1 else f"{stage.replicas}"
+
     stages = ", ".join(
-        f"{stage.layers.start}-{stage.layers.stop - 1} on {stage.replicas}" for stage in plan.stages
+        f"{stage.layers.start}-{stage.layers.stop - 1} on {workers(stage)}" for stage in plan.stages
     )
     return (
         f"layers {stages} worker(s); {plan.micro_batches} micro-batches of "

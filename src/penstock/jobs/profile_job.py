@@ -17,6 +17,7 @@ from penstock.cluster.presets import local_cluster
 from penstock.errors import BadInput, PenstockError
 from penstock.jobs.data_lengths import data_lengths
 from penstock.jobs.job import Job
+from penstock.jobs.measured_groups import measured_factors
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.length_mix import mean_profile
@@ -25,6 +26,7 @@ from penstock.measure.model_structure import parameters_of
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.stand_ins import is_on_meta, with_values
 from penstock.measure.step_time import measure_step_s_per_byte
+from penstock.measure.tensor_parallel import with_tensor_parallel
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.launch import launch_workers
@@ -38,6 +40,7 @@ __all__ = [
     "cluster_for",
     "cost_job",
     "cost_worker",
+    "has_tensor_costs",
     "profile_job",
 ]
 
@@ -121,7 +124,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
         graph = build_and_capture(job)
 
         def estimated(batch: Batch) -> ModelProfile:
-            return estimate_profile(
+            found = estimate_profile(
                 graph,
                 batch,
                 estimate_for,
@@ -129,9 +132,24 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
                 autocast=job.autocast_dtype(),
                 compiled=job.compile,
             )
+            return with_tensor_costs(found, job, graph, batch)
 
         return profile_by(job, estimated)
     return measure_job(job, device)
+
+
+def has_tensor_costs(profile: ModelProfile, job: Job) -> bool:
+    """Whether a profile says what tensor groups divide, if the job may have any."""
+    return profile.tensor_parallel is not None or not job.tensor_parallel.is_asked
+
+
+def with_tensor_costs(
+    profile: ModelProfile, job: Job, graph: LayerGraph, batch: Batch
+) -> ModelProfile:
+    """``profile`` with what tensor groups divide, if the job may have any."""
+    if not job.tensor_parallel.is_asked:
+        return profile
+    return with_tensor_parallel(profile, graph, batch, job.tensor_parallel.layers)
 
 
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
@@ -140,7 +158,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
     step_s = step_s_per_byte(job, graph, torch.device(device), shares_cores)
 
     def measured(batch: Batch) -> ModelProfile:
-        return measure_profile(
+        found = measure_profile(
             graph,
             batch,
             batch_sizes=sizes_to_measure(job),
@@ -150,6 +168,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
             step_s_per_byte=step_s,
             shares_cores=shares_cores,
         )
+        return with_tensor_costs(found, job, graph, batch)
 
     return profile_by(job, measured)
 
@@ -224,7 +243,33 @@ def cost_worker(job: Job, device: str) -> CostedJob:
     distributed.barrier()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.get_world_size()))
     shares_cores = device == "cpu" and ranks > usable_cores()
-    return CostedJob(measure_job(job, device, shares_cores=shares_cores), cluster)
+    profile = measure_job(job, device, shares_cores=shares_cores)
+    return CostedJob(with_measured_groups(profile, job, cluster, device), cluster)
+
+
+def with_measured_groups(
+    profile: ModelProfile, job: Job, cluster: Cluster, device: str
+) -> ModelProfile:
+    """``profile`` with the measured factors of the job's tensor groups; all workers must call this.
+
+    A model on the meta device may not fit in memory as a whole, so its groups are not measured.
+
+    Raises:
+        BadInput: the model cannot be divided, and no plan was given that divides a part of it.
+    """
+    costs, sizes = profile.tensor_parallel, job.tensor_parallel.ranks
+    if costs is None or not sizes:
+        return profile
+    graph = build_and_capture(job)
+    if is_on_meta(graph.model):
+        return profile
+    try:
+        factors = measured_factors(job, graph, profile, cluster, device)
+    except BadInput:
+        if job.tensor_parallel.given:
+            return profile
+        raise
+    return replace(profile, tensor_parallel=replace(costs, factors=tuple(factors.items())))
 
 
 def cluster_for(workers: int, measured: Host) -> Cluster:

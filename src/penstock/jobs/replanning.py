@@ -68,12 +68,13 @@ def as_found(plan: Plan, profile: ModelProfile, cluster: Cluster, drifts: Sequen
     layers = [slower(layer, drifts[0].common if drifts else 1.0) for layer in profile.layers]
     speeds = [device.speed for device in cluster.devices]
     for number, stage in enumerate(plan.stages):
-        factors = {device: stages.get((number, device), 1.0) for device in plan.devices_of(number)}
+        ranks = [rank for device in plan.devices_of(number) for rank in plan.ranks_of(device)]
+        factors = {rank: stages.get((number, rank), 1.0) for rank in ranks}
         common = min(factors.values())
         for layer in stage.layers:
             layers[layer] = slower(layers[layer], common)
-        for device, factor in factors.items():
-            speeds[device] = min(speeds[device], cluster.devices[device].speed * common / factor)
+        for rank, factor in factors.items():
+            speeds[rank] = min(speeds[rank], cluster.devices[rank].speed * common / factor)
     links = dict(cluster.special_links)
     for drift in drifts:
         kind, source, target = drift.part

@@ -159,7 +159,8 @@ class StartedRanks:
 
     def measured(self, job: Job, request: TrainRequest, logs: Path) -> CostedJob:
         """See `RunWorkers`."""
-        self._order({"do": MEASURE, "device": request.device})
+        groups = [list(job.tensor_parallel.ranks), job.tensor_parallel.given]
+        self._order({"do": MEASURE, "device": request.device, "tensor_groups": groups})
         own = costs_here(job, request.device)
         told = (profile_from_json(found, "a rank's profile") for found in self._reports())
         return CostedJob(median_profile([own.profile, *told]), own.cluster)
@@ -297,7 +298,10 @@ def refusal_of(order: dict[str, Any], host: str) -> str:
 def carried_out(order: dict[str, Any], job: Job) -> Any:
     """Carry out an order; returns this rank's report as a JSON value."""
     if order["do"] == MEASURE:
-        return profile_to_json(costs_here(job, order["device"]).profile)
+        sizes, given = order["tensor_groups"]
+        settings = replace(job.tensor_parallel, ranks=tuple(sizes), given=given)
+        asked = replace(job, tensor_parallel=settings)
+        return profile_to_json(costs_here(asked, order["device"]).profile)
     report = train_worker(task_of(order, job))
     return {
         "peak_memory_bytes": report.peak_memory_bytes,

@@ -16,6 +16,7 @@ from penstock.jobs.train_part import RunPart
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker_changes import Course, train_through_changes
 from penstock.plan.json_file import read_plan, write_plan
+from penstock.plan.plan import Plan
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
@@ -84,6 +85,8 @@ def train_job(
     given = read_plan(request.plan) if request.plan else None
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+        job = with_groups_of(given, job)
+    check_group_sizes(job, request.workers)
     check_loss_allowed(request, workers)
     check_installed(job.trackers, f"job '{job.name}'")
     find = latest_run if request.resume else new_run
@@ -91,6 +94,22 @@ def train_job(
     with directory.held():
         part, course = train_through_changes(directory, job, request, given, workers, say)
         return finish(job, request, directory, part, course, say)
+
+
+def with_groups_of(plan: Plan, job: Job) -> Job:
+    """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
+    sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
+    return replace(job, tensor_parallel=replace(job.tensor_parallel, ranks=sizes, given=True))
+
+
+def check_group_sizes(job: Job, workers: int) -> None:
+    """Raise `BadInput` if no tensor group that the job asks for has enough workers."""
+    sizes = job.tensor_parallel.ranks
+    if sizes and min(sizes) > workers:
+        raise BadInput(
+            f"job '{job.name}': tensor_parallel has groups of {list(sizes)} ranks, but there are "
+            f"{workers} workers; start at least {min(sizes)} with --workers"
+        )
 
 
 def finish(
@@ -106,7 +125,7 @@ def finish(
     measured_s = mean_s(part.lengths) or first.measured_s
     samples_per_s = first.samples_per_s * first.measured_s / measured_s
     directory.write_measured(first.timeline)
-    peaks = [part.reports[device].peak_memory_bytes for device in plan.devices]
+    peaks = [part.reports[rank].peak_memory_bytes for rank in plan.ranks]
     summary: dict[str, Any] = {
         "name": directory.path.name,
         "job": job.name,

@@ -20,7 +20,7 @@ from penstock.jobs.plan_job import (
     predict,
     training_problem,
 )
-from penstock.jobs.profile_job import CostedJob, cluster_for
+from penstock.jobs.profile_job import CostedJob, cluster_for, has_tensor_costs
 from penstock.jobs.progress import show_cursor
 from penstock.jobs.run_directory import RunDirectory, read_rows
 from penstock.jobs.run_workers import RunWorkers
@@ -132,12 +132,12 @@ def plan_for_one_less(
 ) -> Generator[None]:
     """Within, a plan without one worker is made, if one may be lost; it is added to ``plans``."""
     less, (profile, cluster) = request.workers - 1, costs
-    works_without = max(plans[request.workers].devices) < less
+    works_without = max(plans[request.workers].ranks) < less
     if not request.may_lose or less in plans or works_without or request.device != "cpu":
         yield
         return
     problem = training_problem(job, request, profile, cluster_for(less, cluster.hosts[0]))
-    with planned_ahead(problem, request.planner) as made:
+    with planned_ahead(problem, request.planner, job.tensor_parallel.ranks) as made:
         try:
             yield
         except LOST:
@@ -173,7 +173,8 @@ def costs_of(
     """Profile and cluster, measured now or by the run that is resumed."""
     if directory.is_costed:
         before = CostedJob(*directory.read_costs())
-        if known := crew.known(before, request):
+        known = crew.known(before, request)
+        if known and has_tensor_costs(known.profile, job):
             if known != before:
                 directory.write_costs(known.profile, known.cluster)
             return known.profile, known.cluster
@@ -204,11 +205,7 @@ def plan_for(
         return plans[request.workers]
     if request.resume and request.workers < max(plans, default=request.workers + 1):
         before = directory.read_plan()
-        if (
-            stays
-            and max(before.devices) < request.workers
-            and before.global_batch == job.batch_size
-        ):
+        if stays and max(before.ranks) < request.workers and before.global_batch == job.batch_size:
             return before
         say("the run gets a new plan, because its hosts, its workers or the batch size changed")
     return new_plan(job, request, *costs, AFTER_A_LOSS if plans else None)

@@ -158,6 +158,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         optimizer_sync=job.optimizer_sync,
         timeout_s=timeout_s,
         compare_replicas_every=job.compare_replicas_every,
+        tensor_parallel=job.tensor_parallel.layers,
         # A run that rolls back does so where the pipeline stops.
         on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
     )

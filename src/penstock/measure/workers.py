@@ -10,6 +10,7 @@ from statistics import median
 
 from penstock.errors import BadInput
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.profile.tensor_parallel import TensorParallelCosts
 
 __all__ = ["median_profile"]
 
@@ -37,7 +38,21 @@ def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
         ),
         step_s_per_byte=median(profile.step_s_per_byte for profile in profiles),
         source=f"{first.source}, {len(profiles)} workers at once",
+        tensor_parallel=with_median_factors([profile.tensor_parallel for profile in profiles]),
     )
+
+
+def with_median_factors(
+    workers: Sequence[TensorParallelCosts | None],
+) -> TensorParallelCosts | None:
+    """What tensor groups divide, with the median over workers of each measured factor."""
+    known = [costs for costs in workers if costs is not None]
+    if not known:
+        return None
+    factors = tuple(
+        (ranks, median(costs.factor(ranks) for costs in known)) for ranks, _ in known[0].factors
+    )
+    return replace(known[0], factors=factors)
 
 
 def median_costs(workers: Sequence[Sequence[LayerCost]]) -> tuple[LayerCost, ...]:

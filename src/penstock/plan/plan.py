@@ -1,15 +1,19 @@
 """Which layers run where, on how many rows, in which order of work."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import BadInput
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 
-__all__ = ["MOST_MICRO_BATCHES", "Plan", "Stage"]
+__all__ = ["MOST_MICRO_BATCHES", "MOST_RANKS", "Plan", "Stage", "rank_pairs"]
 
 MOST_MICRO_BATCHES = 65_536
 """The most micro-batches of an iteration."""
+
+MOST_RANKS = 64
+"""The most ranks of a tensor group that a planner may choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,15 @@ def check_plan(plan: Plan) -> None:
             f"in_flight_limit {list(plan.in_flight_limit)} must have one entry >= 1 for each of "
             f"{len(plan.stages)} stages"
         )
+
+
+def rank_pairs(senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
+    """For each rank of the receiving device, the rank of the sending device that sends to it.
+
+    >>> rank_pairs((0, 1), (4,)), rank_pairs((4,), (0, 1)), rank_pairs((0, 1), (0, 1))
+    ([(0, 4)], [(4, 0), (4, 1)], [(0, 0), (1, 1)])
+    """
+    return [(senders[k % len(senders)], receiver) for k, receiver in enumerate(receivers)]
 
 
 def check_tensor_groups(plan: Plan) -> None:

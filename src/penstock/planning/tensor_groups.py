@@ -1,8 +1,9 @@
 """Plans whose devices are tensor groups: what they cost, and which groups are worth it.
 
-The costs of a layer on a group of t ranks are computed, not measured: the share of the layer that
-the group divides takes 1/t of its time, and the group's all-reduces over its own links are added
-(the time of a ring, `penstock.cluster.collectives`). A rank holds 1/t of the divided parameters,
+The costs of a layer on a group of t ranks are computed: the share of the layer that the group
+divides takes 1/t of its time, and the group's all-reduces over its own links are added (the time of
+a ring, `penstock.cluster.collectives`). If groups of t ranks were measured, all times are
+multiplied by one factor. A rank holds 1/t of the divided parameters,
 and all other tensors whole. That all activations count as whole is more than what a rank really
 keeps.
 """
@@ -16,7 +17,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
 from penstock.cluster.tensor_groups import Groups, grouped_cluster, one_each
 from penstock.errors import BadInput, Infeasible
-from penstock.plan.plan import Plan
+from penstock.plan.plan import MOST_RANKS, Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.planning.answers import TimeLimit
 from penstock.planning.time_limit import plan_within
@@ -37,9 +38,6 @@ __all__ = [
     "sizes_of",
     "without_groups",
 ]
-
-MOST_RANKS = 64
-"""The most ranks of a tensor group."""
 
 MOST_GROUPINGS = 24
 """The most ways to divide a cluster into groups that are planned for."""
@@ -129,13 +127,13 @@ def profile_on(
         costs = divided_of(profile)
         share = costs.divided[index]
         left = 1 - share + share / ranks
-        sums = slowest_sums(cluster, groups, costs, index)
+        sums, factor = slowest_sums(cluster, groups, costs, index), costs.factor(ranks)
         layers.append(
             replace(
                 layer,
-                forward_s=layer.forward_s.scaled(left) + sums,
-                backward_input_s=layer.backward_input_s.scaled(left) + sums,
-                backward_weight_s=layer.backward_weight_s.scaled(left),
+                forward_s=(layer.forward_s.scaled(left) + sums).scaled(factor),
+                backward_input_s=(layer.backward_input_s.scaled(left) + sums).scaled(factor),
+                backward_weight_s=layer.backward_weight_s.scaled(left * factor),
                 parameter_bytes=round(layer.parameter_bytes * left),
             )
         )
@@ -256,41 +254,40 @@ def planned_in_groups(
     problem: PlanningProblem,
     planner: str,
     score: Score,
-    sizes: str,
+    sizes: Sequence[int],
     limit: TimeLimit | None = None,
     on_step: Callable[[SearchStep], None] | None = None,
 ) -> tuple[Plan, PlanningProblem]:
-    """A plan by a planner's name, with tensor groups of ``sizes`` ("": none), and its problem.
+    """A plan by a planner's name, with tensor groups of ``sizes`` (if any), and its problem.
 
     All ways to divide the cluster share the time limit equally. Where the plan has tensor groups,
     they are the devices of its problem, as in `on_groups`. ``on_step`` gets the steps without
     groups.
 
     Raises:
-        BadInput: as `sizes_of` and `plan_with_groups`, or no planner has the name.
+        BadInput: as `plan_with_groups`, or no planner has the name.
         Infeasible: as `plan_with_groups`.
     """
     if not sizes:
         return plan_within(problem, planner, score, limit=limit, on_step=on_step), problem
-    wanted = sizes_of(sizes)
-    ways = sum(1 for _ in groupings(problem.cluster, wanted))
+    ways = sum(1 for _ in groupings(problem.cluster, sizes))
     part = replace(limit, seconds=limit.seconds / ways) if limit else None
 
     def find(view: PlanningProblem, own: Score) -> Plan:
         steps = on_step if view is problem else None
         return plan_within(view, planner, own, limit=part, on_step=steps)
 
-    found = plan_with_groups(problem, wanted, find)
+    found = plan_with_groups(problem, sizes, find)
     return found.plan, found.problem
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """The sizes of tensor groups in a list such as "2,4".
+    """The sizes of tensor groups in a list such as "2,4"; none in an empty text.
 
     Raises:
         BadInput: something else than whole numbers >= 1.
     """
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and 1 <= int(part) <= MOST_RANKS for part in parts):
         raise BadInput(
             f"tensor groups '{text}' must be numbers of ranks from 1 to {MOST_RANKS} with commas "
@@ -302,7 +299,8 @@ def sizes_of(text: str) -> tuple[int, ...]:
 def score_on(problem: PlanningProblem, groups: Groups) -> Score:
     """The simulator's score of plans for groups as devices, with the costs of layers on them.
 
-    Infinite for replicas of a stage on groups of different sizes, which could not divide alike.
+    Infinite for what cannot be divided alike: replicas of a stage on groups of different sizes, or
+    layers that share a parameter.
     """
     cluster = problem.cluster
     grouped = grouped_cluster(cluster, groups)
@@ -315,6 +313,8 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
         if any(len({len(groups[d]) for d in stage.devices}) > 1 for stage in plan.stages):
             return inf
         sizes = tuple(len(groups[s.devices[0]]) for s in plan.stages for _ in s.layers)
+        if any(len({sizes[n] for n in tied.layers}) > 1 for tied in problem.profile.shared):
+            return inf
         if sizes not in scores:
             profile = profile_on(problem.profile, cluster, [by_size[size] for size in sizes])
             scores[sizes] = make_score(replace(problem, profile=profile, cluster=grouped))
@@ -330,8 +330,9 @@ def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProbl
     if sizes == [1]:
         yield problem
         return
-    # Stages that a schedule holds twice cannot run on tensor groups.
-    names = [name for name in problem.schedules if FAMILIES[name].placement != "mirrored"]
+    # Tensor groups hold a stage once, and update it after a flush.
+    families = {name: FAMILIES[name] for name in problem.schedules}
+    names = [n for n, each in families.items() if each.flushes and each.placement != "mirrored"]
     for size in sizes:
         of_size = [group for group in groups if len(group) == size]
         profile = profile_on(problem.profile, cluster, [of_size] * layers)

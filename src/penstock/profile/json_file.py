@@ -104,17 +104,28 @@ class LengthCostsEntry(Entry):
         )
 
 
+class FactorEntry(Entry):
+    """How many times as long as computed groups of so many ranks take."""
+
+    ranks: int
+    factor: float
+
+
 class TensorParallelEntry(Entry):
     """What a tensor group divides; see `TensorParallelCosts`."""
 
     divided: list[float]
     sums: list[float]
     sum_bytes_per_sample: list[float]
+    factors: list[FactorEntry] = Field(default_factory=list[FactorEntry])
 
     def value(self) -> TensorParallelCosts:
         """The costs that the entry describes."""
         return TensorParallelCosts(
-            tuple(self.divided), tuple(self.sums), tuple(self.sum_bytes_per_sample)
+            tuple(self.divided),
+            tuple(self.sums),
+            tuple(self.sum_bytes_per_sample),
+            tuple((entry.ranks, entry.factor) for entry in self.factors),
         )
 
 
@@ -190,7 +201,9 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
             {**asdict(costs), "lengths": dict(costs.lengths)} for costs in profile.by_length
         ]
     if profile.tensor_parallel is not None:
-        document["tensor_parallel"] = asdict(profile.tensor_parallel)
+        costs = asdict(profile.tensor_parallel)
+        factors = [{"ranks": ranks, "factor": factor} for ranks, factor in costs.pop("factors")]
+        document["tensor_parallel"] = costs | ({"factors": factors} if factors else {})
     return document
 
 

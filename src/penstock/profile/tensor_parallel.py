@@ -14,6 +14,8 @@ class TensorParallelCosts:
     ``divided[i]`` is the share of layer ``i``'s compute, and of its parameters' bytes, that t ranks
     divide by t. One forward and backward of the layer takes ``sums[i]`` all-reduces over the group,
     of ``sum_bytes_per_sample[i]`` bytes together for each sample; half of them in the forward.
+    ``factors`` are numbers of ranks, each with how many times as long as computed from these
+    numbers a group of so many takes, as measured; 1 for groups that were not measured.
 
     Raises:
         BadInput: not one number for each layer, a share that is not from 0 to 1, a negative number.
@@ -22,6 +24,11 @@ class TensorParallelCosts:
     divided: tuple[float, ...]
     sums: tuple[float, ...]
     sum_bytes_per_sample: tuple[float, ...]
+    factors: tuple[tuple[int, float], ...] = ()
+
+    def factor(self, ranks: int) -> float:
+        """How many times as long as computed a group of ``ranks`` takes."""
+        return dict(self.factors).get(ranks, 1.0)
 
     def __post_init__(self) -> None:
         if len({len(self.divided), len(self.sums), len(self.sum_bytes_per_sample)}) > 1:
@@ -39,4 +46,10 @@ class TensorParallelCosts:
                 raise BadInput(
                     f"tensor_parallel has {value} sums, or bytes of them, in a layer; it must be "
                     f"finite and >= 0"
+                )
+        for ranks, factor in self.factors:
+            if ranks < 2 or not 0 < factor < float("inf"):
+                raise BadInput(
+                    f"tensor_parallel.factors has {factor} for groups of {ranks} ranks; groups "
+                    f"have at least 2, and a factor must be finite and > 0"
                 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from penstock.plan.plan import Plan
 
-__all__ = ["stage_names", "stages_by_device"]
+__all__ = ["stage_names", "stages_by_device", "stages_by_rank"]
 
 
 def stages_by_device(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -21,6 +21,18 @@ def stages_by_device(plan: Plan) -> dict[int, tuple[int, ...]]:
         for device in plan.devices_of(stage):
             held[device].append(stage)
     return {device: tuple(held[device]) for device in plan.devices}
+
+
+def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """The same for each rank in use; the ranks of a tensor group hold parts of the same stages.
+
+    >>> from penstock.plan.plan import Stage
+    >>> stages = Stage(range(2), (0,), (1,)), Stage(range(2, 3), (1,), (1,))
+    >>> stages_by_rank(Plan(stages, 2, 1, "1f1b", tensor_groups=((0, 1), (2,))))
+    {0: (0,), 1: (0,), 2: (1,)}
+    """
+    held = stages_by_device(plan)
+    return {rank: held[plan.device_of(rank)] for rank in plan.ranks}
 
 
 def stage_names(stages: Sequence[int], most: int = 14) -> str:

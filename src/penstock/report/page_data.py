@@ -33,7 +33,7 @@ def chart_data(record: RunRecord) -> dict[str, Json]:
                 "limit_bytes": record.near_limits.get(device, 0.0),
                 "measured_peak_bytes": record.measured_peaks.get(device, 0.0),
             }
-            for device in record.plan.devices
+            for device in record.plan.ranks
         ],
         "training": [[row.step, row.loss] for row in record.steps],
         "evaluations": [[row.step, row.evaluation_loss] for row in record.evaluations],

@@ -71,7 +71,7 @@ class LengthRecord(FiniteLine):
 
 
 class RunSummary(FiniteLine):
-    """The main numbers of a run; peaks are in the order of the plan's devices."""
+    """The main numbers of a run; peaks are in the order of the plan's ranks."""
 
     name: str = ""
     job: str
@@ -119,14 +119,14 @@ class RunRecord:
     @property
     def measured_peaks(self) -> dict[int, float]:
         """Measured peak bytes by device, without devices that measured none."""
-        peaks = zip(self.plan.devices, self.summary.measured_peak_memory_bytes, strict=False)
+        peaks = zip(self.plan.ranks, self.summary.measured_peak_memory_bytes, strict=False)
         return {device: peak for device, peak in peaks if peak > 0}
 
     @property
     def near_limits(self) -> dict[int, float]:
         """The memory limits, by device, that are at most three times the peak."""
         predicted, measured = peak_memory_bytes(self.predicted), self.measured_peaks
-        limits = {device: self.cluster.devices[device].memory_bytes for device in self.plan.devices}
+        limits = {device: self.cluster.devices[device].memory_bytes for device in self.plan.ranks}
         return {
             device: limit
             for device, limit in limits.items()
@@ -175,13 +175,13 @@ def check_record(record: RunRecord) -> None:
             f"{where}: plan.json has {plan.stages[-1].layers.stop} layers and profile.json "
             f"{len(record.profile.layers)}; both must be of one run; run it again"
         )
-    if max(plan.devices) >= len(record.cluster.devices):
+    if max(plan.ranks) >= len(record.cluster.devices):
         raise BadInput(
-            f"{where}: plan.json uses device {max(plan.devices)} and cluster.toml has "
+            f"{where}: plan.json uses device {max(plan.ranks)} and cluster.toml has "
             f"{len(record.cluster.devices)} devices; both must be of one run; run it again"
         )
     strangers = {e.device for t in (record.predicted, record.measured) for e in t.events}
-    strangers -= set(plan.devices)
+    strangers -= set(plan.ranks)
     if strangers:
         raise BadInput(
             f"{where}: a timeline has events on device {min(strangers)}, which plan.json does not "

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 
 from penstock.plan.plan import Stage
-from penstock.report.device_stages import stages_by_device
+from penstock.report.device_stages import stages_by_rank
 from penstock.report.record import LengthRecord, RunRecord
 from penstock.report.tables import recompute_text
 from penstock.timeline.metrics import (
@@ -95,7 +95,7 @@ def tile(name: str, value: str, more: str, verdict: str = "") -> str:
 
 def plan_note(record: RunRecord) -> str:
     """A summary of the plan in one sentence."""
-    stages, devices = len(record.plan.stages), len(record.plan.devices)
+    stages, devices = len(record.plan.stages), len(record.plan.ranks)
     return (
         f"{count(len(record.profile.layers), 'layer')} in {count(stages, 'stage')} "
         f"on {count(devices, 'device')} of {escape(record.cluster.name)}"
@@ -123,13 +123,19 @@ def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
     """The cells of a stage, with its copy if the schedule has one."""
     predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
     homes = {record.plan.holder(index, micro_batch): None for micro_batch in (0, 1)}
-    numbers = [device for home in homes for device in home.devices]
+    held = [device for home in homes for device in home.devices]
+    numbers = [rank for device in held for rank in record.plan.ranks_of(device)]
     devices = [record.cluster.devices[number] for number in numbers]
     return [
         str(index),
         layers_cell([record.profile.layers[i].name for i in stage.layers]),
         lines(f"{number} ({device.kind})" for number, device in zip(numbers, devices, strict=True)),
-        lines(str(rows) for home in homes for rows in home.slices),
+        lines(
+            str(rows)
+            for home in homes
+            for device, rows in zip(home.devices, home.slices, strict=True)
+            for _ in record.plan.ranks_of(device)
+        ),
         recompute_text(stage),
         size_text(record.profile.parameter_bytes(stage.layers)),
         lines(size_text(predicted[number]) for number in numbers),
@@ -160,7 +166,7 @@ def time_table(record: RunRecord) -> str:
             split_cell(record.predicted, device),
             split_cell(record.measured, device),
         ]
-        for device, stages in stages_by_device(record.plan).items()
+        for device, stages in stages_by_rank(record.plan).items()
     ]
     return table(heads, rows)
 
@@ -260,7 +266,7 @@ def memory_charts(record: RunRecord) -> str:
     """An empty chart for the memory curve of each device, with its peaks in words."""
     predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
     parts: list[str] = []
-    for device in record.plan.devices:
+    for device in record.plan.ranks:
         peaks = f"peak {size_text(predicted[device])} predicted"
         if device in measured:
             peaks += f", {size_text(measured[device])} measured"

@@ -69,13 +69,16 @@ class Holdings:
         """Parameters and buffers that belong to the model."""
         return {name: t for name, t in self.held_tensors().items() if name in self.holders}
 
-    def owned_tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of `named_tensors` that this rank owns; all ranks must call this.
+    def whole_tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of `named_tensors`; all ranks must call this.
 
         Divided ones are gathered, and whole on the first rank of the tensor group.
         """
-        named = self._shards.whole(self.named_tensors())
-        return {name: t for name, t in named.items() if self.owns(name)}
+        return self._shards.whole(self.named_tensors())
+
+    def owned_tensors(self) -> dict[str, torch.Tensor]:
+        """Those of `whole_tensors` that this rank owns; all ranks must call this."""
+        return {name: t for name, t in self.whole_tensors().items() if self.owns(name)}
 
     def owns(self, name: str) -> bool:
         """Whether this rank owns the tensor ``name``, or the optimizer state ``<name>.<key>``.

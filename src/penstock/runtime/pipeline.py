@@ -143,7 +143,7 @@ class Pipeline:
         check_settings(clip_norm, timeout_s, settings, verify, optimizer_sync, on_non_finite)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
-        check_tensor_settings(plan, settings, compile, metrics, dynamic, verify, optimizer_sync)
+        check_tensor_settings(plan, settings, compile, metrics, dynamic, optimizer_sync)
         scaling = loss_scaling_for(autocast, loss_scaling)
         graph = graph_of(model, batch, loss, granularity, dynamic)
         self._graph = graph.with_outputs() if metrics else graph

@@ -12,7 +12,14 @@ from penstock.runtime.transport.channels import TransportChoice
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = ["OnNonFinite", "RankSettings", "Verification", "check_settings", "check_tensor_settings"]
+__all__ = [
+    "OnNonFinite",
+    "RankSettings",
+    "Verification",
+    "check_settings",
+    "check_tensor_schedule",
+    "check_tensor_settings",
+]
 
 Verification: TypeAlias = Literal["first-step", "off"]
 """When training is compared with the whole model."""
@@ -43,13 +50,12 @@ def check_tensor_settings(
     compile: bool,
     metrics: object,
     dynamic: object,
-    verify: Verification,
     optimizer_sync: OptimizerSync,
 ) -> None:
     """Raise `BadInput` for a setting that does not work with a plan's tensor groups."""
     if not plan.tensor_groups:
         return
-    family = FAMILIES.get(plan.schedule)
+    check_tensor_schedule(plan)
     wanted = {
         f"autocast={settings.autocast}": settings.autocast is not None,
         "shard_optimizer=True": settings.shard_optimizer,
@@ -57,16 +63,27 @@ def check_tensor_settings(
         "compile=True": compile,
         "metrics": bool(metrics),
         "dynamic": bool(dynamic),
-        f'verify="{verify}"': verify != "off",
         f'optimizer_sync="{optimizer_sync}"': optimizer_sync != "before",
-        f"schedule '{plan.schedule}' (it holds stages twice)": plan.mirrored,
-        f"schedule '{plan.schedule}' (it has no flush)": family is not None and not family.flushes,
     }
     for what in (name for name, is_wanted in wanted.items() if is_wanted):
-        raise BadInput(
-            f"{what} does not work with the tensor groups of a plan; leave it out, or plan without "
-            f"tensor groups"
-        )
+        raise not_with_groups(what)
+
+
+def check_tensor_schedule(plan: Plan) -> None:
+    """Raise `BadInput` for a schedule that a plan's tensor groups cannot run."""
+    family = FAMILIES.get(plan.schedule)
+    if plan.tensor_groups and plan.mirrored:
+        raise not_with_groups(f"schedule '{plan.schedule}' (it holds stages twice)")
+    if plan.tensor_groups and family is not None and not family.flushes:
+        raise not_with_groups(f"schedule '{plan.schedule}' (it has no flush)")
+
+
+def not_with_groups(what: str) -> BadInput:
+    """The error for something that tensor groups cannot do."""
+    return BadInput(
+        f"{what} does not work with the tensor groups of a plan; leave it out, or plan without "
+        f"tensor groups"
+    )
 
 
 def check_settings(

@@ -221,8 +221,8 @@ def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) 
     """
     if plan.tensor_groups:
         raise BadInput(
-            "the plan has tensor groups, which only 'penstock simulate' and Pipeline can follow; "
-            "plan again without --tensor-parallel"
+            "the plan has tensor groups, which only 'penstock simulate', 'penstock train' and "
+            "Pipeline can follow; plan again without --tensor-parallel"
         )
     covered = plan.stages[-1].layers.stop
     if covered != len(profile.layers):

@@ -14,7 +14,7 @@ import torch
 from penstock.capture.layer_graph import LayerGraph, TensorSpec
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, rank_pairs
 from penstock.plan.row_split import row_overlaps, row_ranges
 from penstock.runtime.micro_batches import BatchCut
 from penstock.schedule.action import Action, ActionKind
@@ -29,7 +29,6 @@ __all__ = [
     "boundaries_of",
     "messages_across",
     "messages_of_rank",
-    "rank_pairs",
 ]
 
 
@@ -222,15 +221,6 @@ def messages_across(
         if gradients:
             for pair in rank_pairs(there, here):
                 yield Message("B", micro_batch, *pair, stages[1], stages[0], gradients)
-
-
-def rank_pairs(senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
-    """For each rank of the receiving device, the rank of the sending device that sends to it.
-
-    >>> rank_pairs((0, 1), (4,)), rank_pairs((4,), (0, 1)), rank_pairs((0, 1), (0, 1))
-    ([(0, 4)], [(4, 0), (4, 1)], [(0, 0), (1, 1)])
-    """
-    return [(senders[k % len(senders)], receiver) for k, receiver in enumerate(receivers)]
 
 
 def row_part(

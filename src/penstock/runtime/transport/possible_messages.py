@@ -5,14 +5,13 @@ from itertools import product
 
 from penstock.capture.layer_graph import TensorSpec
 from penstock.capture.lengths import LengthsOf
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, rank_pairs
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
     Message,
     MessagePart,
     messages_across,
-    rank_pairs,
 )
 
 __all__ = ["messages_by_rank"]

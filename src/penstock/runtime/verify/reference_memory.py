@@ -58,6 +58,8 @@ def needs(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Ne
     """The memory to run the module, and then to compare its gradients with the pipeline's."""
     uses = worker.graph.parameter_uses
     others = sum(use.bytes for use in uses if 0 not in worker.held.holders.get(use.name, (0,)))
+    divided = sum(use.bytes for use in uses if worker.tensor.dim_of(use.name) is not None)
+    others += divided * (1 - 1 / len(worker.tensor.ranks))
     gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
     kept = sum(activation_bytes(worker, leaves) for leaves in batches)
     own = (("gradients", gradients),)

@@ -117,8 +117,6 @@ def untouched(worker: Worker) -> Iterator[None]:
 
 def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
     """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
-    if worker.plan.tensor_groups:
-        return "the ranks of a tensor group hold shards of the weights"
     return different_lengths(batches) or memory_for_reference(worker, batches)
 
 
@@ -137,11 +135,10 @@ def reference_of(
     """
     world, graph, held = worker.world, worker.graph, worker.held
     drawn = world.gather_to_first(slices or {}, DropoutCall)
-    others = {
-        n: t for n, t in worker.held.owned_tensors().items() if 0 not in worker.held.holders[n]
-    }
+    whole = held.whole_tensors()
+    others = {n: t for n, t in whole.items() if held.owns(n) and 0 not in held.holders[n]}
     others.update({n: t for n, t in (before or {}).items() if n in others})
-    own = {**held.named_tensors(), **(before or {})} if world.rank == 0 else {}
+    own = {**whole, **(before or {})} if world.rank == 0 else {}
     values = {**gathered(world, others), **own}
     reason = graph.mixing
     name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
@@ -228,11 +225,12 @@ def compared(
         return not_compared(f"the loss is {totals.loss}")
     world = worker.world
     divisor = totals.weight * seed
-    sums = {
+    held = {
         name: p.grad
         for name, p in worker.held.named_parameters()
-        if p.requires_grad and p.grad is not None and worker.held.owns(name)
+        if p.requires_grad and p.grad is not None
     }
+    sums = {n: g for n, g in worker.tensor.whole(held).items() if worker.held.owns(n)}
     names = {name for name, _ in worker.held.named_buffers()}
     buffers = {name: t for name, t in worker.held.owned_tensors().items() if name in names}
     gradients, buffers = gathered(world, sums), gathered(world, buffers)
