@@ -14,7 +14,7 @@ Korthikanti et al., MLSys 2023, section 4, for the bytes that a block saves).
 
 from dataclasses import dataclass
 
-from penstock.measure.hardware import HARDWARE, Hardware
+from penstock.measure.hardware import Hardware
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
 from penstock.profile.tensor_parallel import TensorParallelCosts
 
@@ -41,7 +41,10 @@ class Decoder:
     """The shape of a decoder, and how it is trained.
 
     ``recompute`` is "none", "full" (each block's input is kept) or "selective" (all but what
-    attention makes). With ``sequence_parallel`` the group also divides norms and dropout.
+    attention makes). With ``sequence_parallel`` the group also divides norms and dropout. Where a
+    block is no plain one, ``used_weights`` multiply each word, ``held_weights`` lie on a device, and
+    attention costs what plain heads of ``attention_size`` together do. ``product_speed`` is that
+    of products relative to half precision.
     """
 
     layers: int
@@ -56,10 +59,16 @@ class Decoder:
     fused_attention: bool = False
     sequence_parallel: bool = False
     recompute: str = "none"
+    used_weights: float = 0.0
+    held_weights: float = 0.0
+    attention_size: int = 0
+    product_speed: float = 1.0
 
     @property
     def block_parameters(self) -> float:
-        """Weights of the matrices of one block."""
+        """Weights of the matrices of one block that each word meets."""
+        if self.used_weights:
+            return self.used_weights
         keys = 2 * (self.key_heads or self.heads) / self.heads
         inner = self.inner or 4 * self.hidden
         return self.hidden**2 * (2 + keys) + (3 if self.gated else 2) * self.hidden * inner
@@ -69,7 +78,12 @@ class Decoder:
         """Operations of forward and backward of one sample, without recompute, scores in full."""
         head = self.hidden * self.vocabulary
         products = 6 * self.words * (self.layers * self.block_parameters + head)
-        return products + 12 * self.layers * self.words**2 * self.hidden
+        return products + 3 * self.layers * self.attention_operations
+
+    @property
+    def attention_operations(self) -> float:
+        """Operations of attention in the forward of one block, scores in full."""
+        return 4 * self.words**2 * (self.attention_size or self.hidden)
 
 
 @dataclass(frozen=True)
@@ -89,8 +103,9 @@ def block_seconds(shape: Decoder, hardware: Hardware) -> BlockSeconds:
     """One block, before a group divides it."""
     peak = hardware.half_flops_per_s * hardware.sustained_share
     memory = hardware.bytes_per_s * hardware.memory_share * hardware.sustained_share
-    product_s = 2 * shape.words * shape.block_parameters / (peak * hardware.product_share)
-    attention = 4 * shape.words**2 * shape.hidden
+    products = 2 * shape.words * shape.block_parameters
+    product_s = products / (peak * hardware.product_share * shape.product_speed)
+    attention = shape.attention_operations
     scores_s = SCORE_PASSES * HALF * shape.heads * shape.words**2 / memory
     attention_s = attention / (peak * hardware.product_share) + scores_s
     backward_s = 2 * (attention_s - scores_s) + BACKWARD_PASSES * scores_s
@@ -141,7 +156,7 @@ def decoder_profile(shape: Decoder, ranks: int, device: str, hardware: Hardware)
                 linear(block.forward_s),
                 linear(block.input_s),
                 linear(block.weight_s),
-                round(HALF * shape.block_parameters),
+                round(HALF * (shape.held_weights or shape.block_parameters)),
                 saved_bytes=linear(kept),
                 workspace_bytes=linear(within - kept),
             )
@@ -172,8 +187,3 @@ def decoder_profile(shape: Decoder, ranks: int, device: str, hardware: Hardware)
 def linear(per_sample: float) -> Affine:
     """A cost in proportion to the samples."""
     return Affine(0.0, per_sample)
-
-
-def hardware_of(device: str) -> Hardware:
-    """The device of the table of estimates."""
-    return HARDWARE[device]

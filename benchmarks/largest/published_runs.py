@@ -12,7 +12,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.tensor_groups import on_groups, without_groups
 from penstock.simulate.simulation import Prediction, simulate_plan
-from transformer import Decoder, decoder_profile
+from decoder import Decoder, decoder_profile
 
 PUBLISHED = Path(__file__).parent / "published.toml"
 GPUS_OF_HOST = 8
@@ -36,6 +36,7 @@ class PublishedRun:
     source: str
     name: str
     shape: Decoder
+    schedule: str
     device: str
     overlaps: bool
     gpus: int
@@ -62,6 +63,7 @@ def published_runs(path: Path = PUBLISHED) -> Iterator[PublishedRun]:
             yield PublishedRun(
                 source=source,
                 shape=shape,
+                schedule=table.get("schedule", "interleaved" if row["chunks"] > 1 else "1f1b"),
                 device=table["device"],
                 overlaps=table["overlaps"],
                 seconds=seconds_of(row, shape, table["device"]),
@@ -73,17 +75,17 @@ def seconds_of(row: dict[str, Any], shape: Decoder, device: str) -> float:
     """The published seconds of an iteration; from operations where the paper gives these."""
     if "seconds" in row:
         return row["seconds"]
-    rates = {
-        "hardware_tflops": 0.75e12,
-        "model_tflops": 1e12,
-        "operations_share": HARDWARE[device].half_flops_per_s,
-    }
-    key = next(key for key in rates if key in row)
+    if "gpu_hours" in row:
+        hours = row["gpu_hours"] * shape.words * row["batch"] / 1e12
+        return 3600 * hours / row["gpus"]
     operations = shape.model_operations * row["batch"]
-    if key == "hardware_tflops":
-        # Equation 3 counts the head three times and blocks four times, forward recompute included.
-        operations -= 1.5 * shape.words * shape.hidden * shape.vocabulary * row["batch"]
-    return operations / (row["gpus"] * row[key] * rates[key])
+    peak = HARDWARE[device].half_flops_per_s
+    if "hardware_tflops" in row:
+        # Equation 3: four forwards' worth of operations for each block, and three for the head.
+        head = 6 * shape.words * shape.hidden * shape.vocabulary * row["batch"]
+        operations = 4 / 3 * (operations - head) + head
+    rate = 1e12 * row.get("hardware_tflops", row.get("model_tflops", 0.0))
+    return operations / (row["gpus"] * (rate or row["operations_share"] * peak))
 
 
 def cluster_of(run: PublishedRun) -> Cluster:
@@ -119,7 +121,7 @@ def plan_of(run: PublishedRun) -> Plan:
         ),
         micro_batches=run.batch // (replicas * run.micro_batch),
         micro_batch_size=replicas * run.micro_batch,
-        schedule="interleaved" if run.chunks > 1 else "1f1b",
+        schedule=run.schedule,
         tensor_groups=tuple(
             tuple(range(run.tensor * group, run.tensor * (group + 1)))
             for group in range(run.gpus // run.tensor)
@@ -153,3 +155,15 @@ def predicted(run: PublishedRun, sustained: float = 0.0) -> Prediction:
         shard_optimizer=run.overlaps,
         with_timeline=False,
     )
+
+
+def fitted_share(run: PublishedRun) -> float:
+    """The sustained share with which the prediction of a run is its published time.
+
+    Compute takes as long as the inverse of the share, and messages take the same time with any. So
+    two predictions give the share, as long as messages are hidden or not hidden with both.
+    """
+    usual = HARDWARE[run.device].sustained_share
+    low, high = (predicted(run, share).iteration_s for share in (usual, 1.1 * usual))
+    slope = (low - high) / (1 / usual - 1 / (1.1 * usual))
+    return 1 / (1 / usual + (run.seconds - low) / slope)
