@@ -1,7 +1,7 @@
 """The profile of a decoder from its shape alone, as one tensor group of GPUs runs it.
 
-Seconds are those of `penstock.measure.hardware`: matrix products and fused attention at their shares
-of the peak rate, everything else at the rate of the memory. Formulas count one sample:
+Seconds are those of `penstock.measure.hardware`: matrix products and fused attention at their
+shares of the peak rate, everything else at the rate of the memory. Formulas count one sample:
 
     products of a block      2 s (2 h h + 2 h h k / a + m h f) operations
     attention                4 s s h operations; half of it where a fused kernel skips the future
@@ -41,10 +41,11 @@ class Decoder:
     """The shape of a decoder, and how it is trained.
 
     ``recompute`` is "none", "full" (each block's input is kept) or "selective" (all but what
-    attention makes). With ``sequence_parallel`` the group also divides norms and dropout. Where a
-    block is no plain one, ``used_weights`` multiply each word, ``held_weights`` lie on a device, and
-    attention costs what plain heads of ``attention_size`` together do. ``product_speed`` is that
-    of products relative to half precision.
+    attention makes). With ``sequence_parallel`` the group also divides norms and dropout. With
+    ``hides_sums`` the sums of the group pass behind products. Where a block is no plain one,
+    ``used_weights`` multiply each word, ``held_weights`` lie on a device, and attention costs what
+    plain heads of ``attention_size`` together do. ``product_speed`` is that of products relative to
+    half precision.
     """
 
     layers: int
@@ -58,6 +59,7 @@ class Decoder:
     tied: bool = True
     fused_attention: bool = False
     sequence_parallel: bool = False
+    hides_sums: bool = False
     recompute: str = "none"
     used_weights: float = 0.0
     held_weights: float = 0.0
@@ -167,7 +169,7 @@ def decoder_profile(shape: Decoder, ranks: int, device: str, hardware: Hardware)
     tensor = linear(size / ranks)
     edges = (Edge(i, i + 1, f"hidden {i}", tensor, tensor) for i in range(len(layers) - 1))
     tied = (SharedParameter("embedding", table // ranks, (0, len(layers) - 1)),)
-    sums = 6 if shape.recompute == "full" else 4
+    sums = 0 if shape.hides_sums else 6 if shape.recompute == "full" else 4
     divided = 1 - block.whole_s / block.forward_s
     return ModelProfile(
         f"decoder, {shape.layers} x {shape.hidden}",

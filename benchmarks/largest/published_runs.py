@@ -6,13 +6,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from decoder import Decoder, decoder_profile
+
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.measure.hardware import HARDWARE
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.tensor_groups import on_groups, without_groups
 from penstock.simulate.simulation import Prediction, simulate_plan
-from decoder import Decoder, decoder_profile
 
 PUBLISHED = Path(__file__).parent / "published.toml"
 GPUS_OF_HOST = 8
