@@ -105,8 +105,8 @@ def counts(runs: list[dict[str, Any]]) -> str:
     asked = counted(runs)
     large = [run for run in asked if run["gpus"] > MOST_GPUS_OF_SMALL]
     return (
-        f"{sum(map(is_within, asked))} of {len(asked)} predictions are within 15 % of the published "
-        f"time, {sum(map(is_within, large))} of the {len(large)} for 1,024 GPUs and more"
+        f"{sum(map(is_within, asked))} of {len(asked)} predictions are within 15 % of the "
+        f"published time, {sum(map(is_within, large))} of the {len(large)} for 1,024 GPUs and more"
     )
 
 
@@ -117,13 +117,14 @@ def planning_table(rows: list[dict[str, Any]]) -> str:
         "|---|--:|---|--:|--:|---|--:|--:|",
     ]
     for row in rows:
-        cells = (row["run"], f"{row['devices']:,}", f"`{row['planner']}`", f"{row['cpu_s']:.1f} s")
-        memory = f"{row['peak_bytes'] / 1e9:.1f} GB"
+        asked = row["run"], f"{row['devices']:,}", f"`{row['planner']}`"
+        took = f"{row['cpu_s']:.1f} s" if "cpu_s" in row else "-"
+        memory = f"{row['peak_bytes'] / 1e9:.1f} GB" if "peak_bytes" in row else "-"
         answer = (row.get("failed", ""), "-", "-")
         if "failed" not in row:
             ratio = f"{row['planned_s'] / row['published_plan_s']:.2f}"
             answer = (row["plan"], f"{row['planned_s']:.2f} s", ratio)
-        lines.append(f"| {' | '.join((*cells, memory, *answer))} |")
+        lines.append(f"| {' | '.join((*asked, took, memory, *answer))} |")
     return "\n".join(lines)
 
 
