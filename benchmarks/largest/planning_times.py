@@ -64,7 +64,7 @@ def described(run: PublishedRun, planner: str) -> dict[str, Any]:
 def answer(run: PublishedRun, limit_s: float, planner: str) -> dict[str, Any]:
     """A planner's answer to the question that the published plan answers, on the same groups."""
     start_s = process_time()
-    published, problem = on_groups(plan_of(run), problem_of(run))
+    _, problem = on_groups(plan_of(run), problem_of(run))
     problem = replace(
         problem,
         schedules=schedules_named("auto", planner),
