@@ -13,6 +13,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.coarse_chain import coarse_problem, expanded, likely_cuts
 from penstock.profile.model_profile import Affine, Edge, ModelProfile
+from penstock.profile.tensor_parallel import TensorParallelCosts
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,3 +52,15 @@ def test_a_long_chain_is_cut_where_little_crosses(small_profile: ModelProfile):
     problem = PlanningProblem(profile, find_cluster("dapple-c"), 8, (8,))
     assert likely_cuts(problem, 3) == (0, 3, 7, 11, 12)
     assert likely_cuts(problem, 12) == tuple(range(13))
+
+
+def test_a_coarse_chain_does_not_say_what_tensor_groups_divide(
+    small_profile: ModelProfile,
+):
+    """That is known for each layer of the long chain."""
+    layers = (small_profile.layers[0],) * 12
+    divided = TensorParallelCosts((1.0,) * 12, (2.0,) * 12, (8.0,) * 12)
+    profile = ModelProfile("chain", layers, tensor_parallel=divided)
+    coarse, _ = coarse_problem(PlanningProblem(profile, find_cluster("dapple-c"), 8, (8,)), 3)
+    assert len(coarse.profile.layers) < 12
+    assert coarse.profile.tensor_parallel is None

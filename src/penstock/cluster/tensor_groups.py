@@ -6,7 +6,7 @@ the layers; here are its memory and its links.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import groupby, permutations
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.errors import BadInput
@@ -96,12 +96,15 @@ def merged(cluster: Cluster, group: tuple[int, ...], speed_up: float) -> Device:
 
 def links_between(cluster: Cluster, groups: Groups) -> Iterator[Link]:
     """The links between groups whose devices have links of their own, or that differ in size."""
-    for source, target in permutations(range(len(groups)), 2):
+    group_of = {device: number for number, group in enumerate(groups) for device in group}
+    linked = {(group_of[a], group_of[b]) for a, b in cluster.special_links}
+    of_host = groupby(range(len(groups)), lambda number: cluster.host_index[groups[number][0]])
+    on_hosts = {pair for _, own in of_host for pair in permutations(own, 2)}
+    for source, target in sorted(linked | on_hosts):
         pairs = [(a, b) for a in groups[source] for b in groups[target]]
         copies = -(-len(groups[target]) // len(groups[source]))
         own_link = any(pair in cluster.special_links for pair in pairs)
-        on_one_host = not any(cluster.uses_port(a, b) for a, b in pairs)
-        if own_link or (on_one_host and copies > 1):
+        if source != target and (own_link or copies > 1):
             rate = min(cluster.bandwidth(a, b) for a, b in pairs)
             delay_s = max(cluster.latency(a, b) for a, b in pairs)
             yield Link(source, target, rate / copies, delay_s)

@@ -50,7 +50,7 @@ def coarse_problem(problem: PlanningProblem, most: int) -> tuple[PlanningProblem
 
 
 def joined(profile: ModelProfile, cuts: Sequence[int]) -> ModelProfile:
-    """The profile with one layer for each run between cuts."""
+    """The profile with one layer for each run between cuts, which no tensor group divides."""
     place = [i for i, (lo, hi) in enumerate(pairwise(cuts)) for _ in range(lo, hi)]
     edges: dict[tuple[str, int], Edge] = {}
     for edge in profile.edges:
@@ -69,6 +69,7 @@ def joined(profile: ModelProfile, cuts: Sequence[int]) -> ModelProfile:
         edges=tuple(edges.values()),
         shared=shared,
         by_length=(),
+        tensor_parallel=None,
     )
 
 

@@ -136,6 +136,9 @@ def group_ports(cluster: Cluster, devices: Sequence[int]) -> Ports:
         for i, j in cluster.special_links
         if i in inside and j in inside
     )
+    if not linked:
+        hosts = tuple(sorted(members)) if len(members) > 1 else ()
+        return Ports(hosts, hosts)
     passed = [
         (a, b)
         for a in members
