@@ -18,7 +18,7 @@ from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 MB, GB = 1e6, 1e9
-GIVE_UP_S = 300.0
+GIVE_UP_S = 900.0
 
 
 @dataclass(frozen=True)
