@@ -159,28 +159,38 @@ def timed(case: SpeedCase) -> Speed:
     )
 
 
-def measure_speed(out: Path, machine: dict[str, object]) -> int:
-    """Time every case, write JSON and Markdown; 1 where a command failed."""
-    versions = {name: version(name) for name in ("numba", "numpy", "typer")}
-    speeds: list[Speed] = []
+def measure_speed(out: Path, machine: dict[str, object], only: str = "") -> int:
+    """Time the cases whose name contains ``only``, write JSON and Markdown; 1 where one failed.
+
+    Cases that are not timed now keep their rows, each of which has its own machine and date.
+    """
+    machine |= {name: version(name) for name in ("numba", "numpy", "typer")}
+    rows: dict[str, dict[str, Any]] = {}
+    if out.exists():
+        rows = {row["name"]: row for row in json.loads(out.read_text())["speeds"]}
+    failed = False
     with tempfile.TemporaryDirectory() as folder:
-        for case in speed_cases(Path(folder)):
+        cases = speed_cases(Path(folder))
+        for case in cases:
+            if only not in case.name:
+                continue
             if not case.cold:
                 timed(case)
-            speeds.append(timed(case))
-            rows = [asdict(one) for one in speeds]
-            print(row_of(rows[-1]), flush=True)
-            document = {"machine": machine | versions, "speeds": rows}
-            out.write_text(json.dumps(document, indent=1) + "\n")
-            out.with_suffix(".md").write_text(speed_table(rows) + "\n")
-    return 1 if any(speed.exit_code for speed in speeds) else 0
+            speed = timed(case)
+            failed = failed or speed.exit_code != 0
+            rows[case.name] = asdict(speed) | {"machine": machine}
+            print(row_of(rows[case.name]), flush=True)
+            in_order = [rows[known.name] for known in cases if known.name in rows]
+            out.write_text(json.dumps({"speeds": in_order}, indent=1) + "\n")
+            out.with_suffix(".md").write_text(speed_table(in_order) + "\n")
+    return 1 if failed else 0
 
 
 def speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table of the page: a line for each command."""
     head = [
-        "| command | wall | CPU | limit, CPU | load | peak memory |",
-        "|---|---|---|---|---|---|",
+        "| command | wall | CPU | limit, CPU | load | peak memory | commit |",
+        "|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *map(row_of, rows)])
 
@@ -190,5 +200,6 @@ def row_of(row: Mapping[str, Any]) -> str:
     end = "" if row["exit_code"] == 0 else f" (exit code {row['exit_code']})"
     return (
         f"| {row['name']}{end} | {row['wall_s']:.2f} s | {row['cpu_s']:.2f} s | "
-        f"{row['budget_s']:g} s | {row['load']:.1f} | {row['peak_bytes'] / GB:.2f} GB |"
+        f"{row['budget_s']:g} s | {row['load']:.1f} | {row['peak_bytes'] / GB:.2f} GB | "
+        f"{row['machine']['commit']} |"
     )
