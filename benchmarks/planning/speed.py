@@ -198,8 +198,9 @@ def speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def row_of(row: Mapping[str, Any]) -> str:
     """A line of the table."""
     end = "" if row["exit_code"] == 0 else f" (exit code {row['exit_code']})"
+    memory = f"{row['peak_bytes'] / GB:.2f} GB" if row["peak_bytes"] else "-"
     return (
         f"| {row['name']}{end} | {row['wall_s']:.2f} s | {row['cpu_s']:.2f} s | "
-        f"{row['budget_s']:g} s | {row['load']:.1f} | {row['peak_bytes'] / GB:.2f} GB | "
+        f"{row['budget_s']:g} s | {row['load']:.1f} | {memory} | "
         f"{row['machine']['commit']} |"
     )

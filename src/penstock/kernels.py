@@ -280,7 +280,7 @@ def start_runtime(target: Any) -> None:
     default, take 0.06 s; they are loaded when something is compiled.
     """
     import numba
-    from numba.core.runtime import rtsys
+    from numba.core.runtime.nrt import rtsys
 
     if numba.version_info[:2] > NEWEST_WITH_PARTS:
         target.refresh()
