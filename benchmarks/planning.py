@@ -2,7 +2,7 @@
 
     python benchmarks/planning.py [--quick] [--only model:cluster] [--out results.json]
     python benchmarks/planning.py --every-schedule [--only model:cluster]
-    python benchmarks/planning.py --speed [--out speed.json]
+    python benchmarks/planning.py --speed [--only WORDS] [--out speed.json]
 
 Every row (one model on one cluster) runs in a process of its own, one after the other, with a time
 limit for each planner; a row that fails is a row that says so. Planning seconds are CPU seconds of
@@ -156,7 +156,7 @@ def main() -> int:
             print(json.dumps(run_row(model, cluster, arguments.planner_limit)))
         return 0
     if arguments.speed:
-        return measure_speed(arguments.out or HERE / "speed.json", machine())
+        return measure_speed(arguments.out or HERE / "speed.json", machine(), arguments.only)
     out = arguments.out or HERE / "results.json"
     asked = ["--planner-limit", str(arguments.planner_limit)]
     asked += ["--every-schedule"] if arguments.every_schedule else []

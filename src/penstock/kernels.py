@@ -47,8 +47,8 @@ KEYS_KEPT = 4
 """How many versions of each kernel stay on disk, for several checkouts used in turn."""
 
 NEWEST_WITH_PARTS = (0, 68)
-"""The newest numba whose internals `penstock.kernel_parts` is known to fit. With newer versions
-helpers are compiled by numba's own pipeline, which takes twice as long."""
+"""The newest numba whose internals `penstock.kernel_parts` and `start_runtime` are known to fit.
+With newer versions numba's own pipeline compiles helpers, which takes twice as long."""
 
 kernels: dict[FunctionType, Any] = {}
 helpers: dict[FunctionType, Any] = {}
@@ -235,7 +235,7 @@ class KeptCode:
         """The code compiled for these arguments; if there is none, call listeners, return None."""
         from numba.core.compiler import CompileResult
 
-        target.refresh()
+        start_runtime(target)
         try:
             parts = pickle.loads(self.file_of(signature, target.codegen()).read_bytes())
             os.utime(self.directory)
@@ -271,6 +271,21 @@ class KeptCode:
         keys = sorted(self.directory.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         for old in keys[:-KEYS_KEPT]:
             rmtree(old, ignore_errors=True)
+
+
+def start_runtime(target: Any) -> None:
+    """Prepare numba for loaded code.
+
+    Such code only calls numba's runtime. The compiler's own tables, which numba loads here by
+    default, take 0.06 s; they are loaded when something is compiled.
+    """
+    import numba
+    from numba.core.runtime.nrt import rtsys
+
+    if numba.version_info[:2] > NEWEST_WITH_PARTS:
+        target.refresh()
+    else:
+        rtsys.initialize(target)
 
 
 def type_text(kind: Any) -> str:

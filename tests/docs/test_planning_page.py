@@ -49,3 +49,13 @@ def test_a_row_on_which_search_is_behind_is_told(tables: Any, rows: list[dict[st
     faster = {"planner": "dapple", "schedule": "zb-v", "iteration_s": 0.99 * best}
     assert tables.behind(row) == ""
     assert tables.behind(row | {"every_schedule": {"best": faster}}) == "dapple under zb-v"
+
+
+def test_the_times_of_whole_processes_are_those_measured() -> None:
+    script = script_at("benchmarks/planning/speed.py", "planning_speed")
+    rows = json.loads((FOLDER / "speed.json").read_text(encoding="utf-8"))["speeds"]
+    page = PAGE.read_text(encoding="utf-8")
+    assert script.speed_table(rows) in page
+    over = [row["name"] for row in rows if row["cpu_s"] > row["budget_s"] or row["exit_code"]]
+    assert over == []
+    assert "All are within their limits." in page

@@ -6,7 +6,6 @@ from functools import cached_property
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import AllReduceCost
@@ -14,9 +13,6 @@ from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.run_tables import Floats
 
 __all__ = ["LinkLimits", "link_limits"]
-
-STRONG_DEVICES = 64
-"""Up to so many devices, the bound on rings takes account of the directions of links."""
 
 
 @dataclass(frozen=True)
@@ -136,42 +132,14 @@ def best_sums(rates: Floats) -> tuple[float, ...]:
 def best_rings(rates: Floats) -> tuple[float, ...]:
     """Entry ``r``: a rate that the slowest link of no ring over ``r`` devices exceeds.
 
-    Along a ring every device reaches every other. So ``r`` devices must be in one strongly
-    connected component of the links that are at least as fast. For many devices only connected
-    components are used, without directions.
+    A ring connects its devices. So ``r`` devices must be in one connected component of the links
+    that are at least as fast; a link counts in its faster direction.
     """
     count = len(rates)
     values = np.unique(rates[~np.eye(count, dtype=bool)])
     if len(values) == 1:
         return (inf, inf, *[float(values[0])] * (count - 1))
-    return strong_rates(rates, values) if count <= STRONG_DEVICES else component_rates(rates)
-
-
-def strong_rates(rates: Floats, values: Floats) -> tuple[float, ...]:
-    """`best_rings` by bisection over the rates of links."""
-    sizes: dict[int, int] = {}
-
-    def largest(index: int) -> int:
-        if index not in sizes:
-            sizes[index] = largest_strong_component(rates >= values[index])
-        return sizes[index]
-
-    best = [inf, inf]
-    for size in range(2, len(rates) + 1):
-        low, high = 0, len(values)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if largest(middle) >= size else (low, middle)
-        best.append(float(values[low]))
-    return tuple(best)
-
-
-def largest_strong_component(linked: NDArray[np.bool_]) -> int:
-    """The size of the largest strongly connected component."""
-    reached = linked | np.eye(len(linked), dtype=bool)
-    for _ in range(len(linked).bit_length()):
-        reached = reached.astype(np.float32) @ reached.astype(np.float32) > 0
-    return int((reached & reached.T).sum(axis=1).max())
+    return component_rates(rates)
 
 
 def component_rates(rates: Floats) -> tuple[float, ...]:

@@ -3,23 +3,16 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
 
 from penstock.bounds.links import links_to_others
 from penstock.bounds.shortened_chain import floor_of
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.problem_memo import remembered
+from penstock.plan.problem_memo import recalled, remembered
 from penstock.profile.model_profile import Edge, ModelProfile
 
 __all__ = ["plan_bound_s"]
-
-MOST_ANSWERS = 100_000
-"""So many answers of each kind are kept."""
-
-Key = TypeVar("Key")
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -113,26 +106,19 @@ def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tupl
     time from its last backward to the end of its gradients and step.
     """
     key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
-    found = known.stages.get(key)
-    if found is None:
+
+    def computed() -> tuple[float, ...]:
         replicas = replica_times(known, problem, stage)
         slow = max(replicas, key=lambda times: times.whole_s)
-        found = (
+        return (
             min(times.forward_s for times in replicas),
             min(times.backward_s for times in replicas),
             min(gradient_tail_s(known, problem, stage, times) for times in replicas),
             slow.whole_s,
             gradient_tail_s(known, problem, stage, slow) - slow.backward_s,
         )
-        remember(known.stages, key, found)
-    return found
 
-
-def remember(answers: dict[Key, Answer], key: Key, answer: Answer) -> None:
-    """Keep an answer; forget all others where there are too many."""
-    if len(answers) >= MOST_ANSWERS:
-        answers.clear()
-    answers[key] = answer
+    return recalled(known.stages, key, computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +165,9 @@ def messages(
     """
     rows = sum(stage.slices)
     key = (stage.layers.start, stage.layers.stop, before.devices, stage.devices, rows)
-    found = known.messages.get(key)
-    if found is None:
-        found = messages_of_cut(known, problem, before, stage, rows)
-        remember(known.messages, key, found)
-    return found
+    return recalled(
+        known.messages, key, lambda: messages_of_cut(known, problem, before, stage, rows)
+    )
 
 
 def messages_of_cut(
@@ -235,8 +219,9 @@ def gradient_tail_s(
 
 def bucket_s(known: Prepared, problem: PlanningProblem, stage: Stage) -> float:
     """Seconds to reduce one full bucket; smaller ones take more for each byte."""
-    if stage.devices not in known.bucket_s:
+
+    def computed() -> float:
         costs = all_reduce_costs(problem.cluster, stage.devices)
-        seconds = min(cost.latency_s + cost.s_per_byte * BUCKET_BYTES for cost in costs)
-        known.bucket_s[stage.devices] = seconds
-    return known.bucket_s[stage.devices]
+        return min(cost.latency_s + cost.s_per_byte * BUCKET_BYTES for cost in costs)
+
+    return recalled(known.bucket_s, stage.devices, computed)

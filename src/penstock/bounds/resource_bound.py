@@ -26,7 +26,7 @@ from math import inf
 import numpy as np
 
 from penstock.bounds.links import link_limits
-from penstock.bounds.resource_kernel import ChainVisits, Reached, cheapest
+from penstock.bounds.resource_kernel import ChainPrices, Reached, cheapest
 from penstock.bounds.shortened_chain import ShortenedChain, shortened
 from penstock.bounds.visit_terms import ROUNDING, Visits, idle_s, least_speed, visits_of
 from penstock.bounds.visits import (
@@ -110,8 +110,8 @@ class Prices:
         steps = visits.steps._replace(alone_s=alone_at(visits, time_s))
         bar_s = time_s * (1 + ROUNDING)
         for step in range(self.steps):
-            priced = self.priced(steps, time_s)
-            reached = cheapest(priced, setting.devices, bar_s)
+            prices = self.present(time_s)
+            reached = cheapest(steps, visits.uses, prices, setting.devices, bar_s)
             over = reached.price[-1].min(axis=1) - self.speeds * bar_s
             taken = int(over.argmin())
             if over[taken] > 0:
@@ -126,17 +126,18 @@ class Prices:
         left_s = time_s - self.visits.setting.all_forwards_s
         return min(time_s / left_s, 1e6) if left_s > 0 else 1e6
 
-    def priced(self, steps: ChainVisits, time_s: float) -> ChainVisits:
-        """``steps`` with the prices of the present weights."""
-        compute, links, reduced = (column[:, None, None] for column in self.weights.T)
-        uses, setting = self.visits.uses, self.visits.setting
-        price = compute * uses.compute + links * uses.links
-        price += reduced * self.after_forwards(time_s) * uses.reduce
+    def present(self, time_s: float) -> ChainPrices:
+        """The prices by the present weights."""
+        compute, links, reduced = self.weights.T.copy()
         first = np.array([not kind.revisit for kind in self.visits.kinds])
-        second = least_speed(setting) * self.replicas * self.weights[:, 0] * first
-        waiting = 0.0 * second if mirrored(self.visits) else second
-        price += (second[:, None] * self.idle_s)[:, :, None]
-        return steps._replace(price=price, wait=waiting)
+        second = least_speed(self.visits.setting) * self.replicas * compute * first
+        return ChainPrices(
+            compute,
+            links,
+            reduced * self.after_forwards(time_s),
+            0.0 * second if mirrored(self.visits) else second,
+            second[:, None] * self.idle_s,
+        )
 
     def learn(self, reached: Reached, taken: int, time_s: float) -> None:
         """Raise, for each number of replicas in the chain, the price of what it uses most."""

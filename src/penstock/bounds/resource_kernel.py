@@ -11,7 +11,7 @@ from penstock.borrowed import borrowed
 from penstock.kernels import compiled
 from penstock.plan.run_tables import Floats, Integers
 
-__all__ = ["ChainVisits", "Reached", "cheapest"]
+__all__ = ["ChainPrices", "ChainVisits", "Reached", "Uses", "cheapest"]
 
 
 class ChainVisits(NamedTuple):
@@ -22,8 +22,7 @@ class ChainVisits(NamedTuple):
 
     - ``devices``: how many it takes; ``devices_before``: how many must have been taken before it;
     - ``once``: whether a chain may use it only once;
-    - ``single``: whether it is on one device, which waits for all rows;
-    - ``wait``: the price of a second that its devices wait for their first work.
+    - ``single``: whether it is on one device, which waits for all rows.
 
     Seconds of each visit that must fit within the time: ``alone_s`` from the start; ``own_s``
     from when its first row is there; ``links_s`` from when the devices before have that row ready;
@@ -31,7 +30,7 @@ class ChainVisits(NamedTuple):
 
     ``first_row_s`` and ``mean_row_s`` are its forwards of the first row to pass, and of the mean
     row. ``first_row_message_s`` and ``mean_row_message_s`` (kind, first layer) are the messages
-    before. ``price`` is that of what it uses.
+    before.
     """
 
     devices: Integers
@@ -46,8 +45,28 @@ class ChainVisits(NamedTuple):
     mean_row_s: Floats
     first_row_message_s: Floats
     mean_row_message_s: Floats
-    price: Floats
+
+
+class Uses(NamedTuple):
+    """Seconds of compute, of links and of all-reduce that every visit uses on all its devices."""
+
+    compute: Floats
+    links: Floats
+    reduce: Floats
+
+
+class ChainPrices(NamedTuple):
+    """Prices for each kind: of a second of each of the `Uses`, and of a second of ``wait``.
+
+    Devices wait for their first work. ``after`` (kind, first layer) is the price of what follows
+    their last work.
+    """
+
+    compute: Floats
+    links: Floats
+    reduce: Floats
     wait: Floats
+    after: Floats
 
 
 class Reached(NamedTuple):
@@ -61,7 +80,9 @@ class Reached(NamedTuple):
     origin: Integers
 
 
-def cheapest(steps: ChainVisits, devices: int, time_s: float) -> Reached:
+def cheapest(
+    steps: ChainVisits, uses: Uses, prices: ChainPrices, devices: int, time_s: float
+) -> Reached:
     """The least price of each state, over all chains whose visits each fit within ``time_s``.
 
     A state keeps the least of each value separately: when the first and the mean row get there,
@@ -72,7 +93,8 @@ def cheapest(steps: ChainVisits, devices: int, time_s: float) -> Reached:
     price[0, 0, 0] = first_row_s[0, 0, 0] = mean_row_s[0, 0, 0] = 0.0
     origin = np.full((cuts, devices + 1, 2, 4), -1)
     limits = ChainLimits(len(steps.devices), cuts, devices, 1 + int(steps.once.any()), time_s)
-    compiled(fill)(steps, limits, States(price, first_row_s, mean_row_s, origin))
+    states = States(price, first_row_s, mean_row_s, origin)
+    compiled(fill)(steps, uses, prices, limits, states)
     return Reached(price, origin)
 
 
@@ -99,12 +121,14 @@ class States(NamedTuple):
     origin: Integers
 
 
-def fill(steps: ChainVisits, limits: ChainLimits, states: States) -> None:
+def fill(
+    steps: ChainVisits, uses: Uses, prices: ChainPrices, limits: ChainLimits, states: States
+) -> None:
     """Fill the states, cut by cut."""
-    extend(borrowed(steps), limits, borrowed(states))
+    extend(borrowed(steps), borrowed(uses), borrowed(prices), limits, borrowed(states))
 
 
-def extend(steps, limits, states):
+def extend(steps, uses, prices, limits, states):
     """`fill`, on addresses."""
     cuts, places = limits.cuts, 2 * (limits.devices + 1)
     for hi in range(1, cuts):
@@ -112,15 +136,23 @@ def extend(steps, limits, states):
             for lo in range(hi):
                 visit = (kind * cuts + lo) * cuts + hi
                 if steps.alone_s[visit] <= limits.time_s:
+                    price = prices.compute[kind] * uses.compute[visit]
+                    price += prices.links[kind] * uses.links[visit]
+                    price += prices.reduce[kind] * uses.reduce[visit]
+                    price += prices.after[kind * cuts + lo]
+                    paid = price, prices.wait[kind]
                     for used in range(limits.used - steps.once[kind]):
                         here = lo * places + used
                         there = hi * places + 2 * steps.devices[kind] + used + steps.once[kind]
-                        take(steps, limits, states, (kind, lo, visit), here, there)
+                        take(steps, limits, states, (kind, lo, visit), paid, here, there)
 
 
-def take(steps, limits, states, where, here, there):
-    """Make a visit from every number of devices that may have been taken before."""
-    kind, lo, visit = where
+def take(steps, limits, states, where, paid, here, there):
+    """Make a visit from every number of devices that may have been taken before.
+
+    ``paid`` are its price and that of a second of waiting.
+    """
+    (kind, lo, visit), (fixed, wait) = where, paid
     price, time_s = states.price, limits.time_s
     first_rows_s, mean_rows_s = states.first_row_s, states.mean_row_s
     own_s, links_s = steps.own_s[visit], steps.links_s[visit]
@@ -128,7 +160,6 @@ def take(steps, limits, states, where, here, there):
     message = kind * limits.cuts + lo
     first_message_s = steps.first_row_message_s[message]
     mean_message_s, single = steps.mean_row_message_s[message], steps.single[kind]
-    fixed, wait = steps.price[visit], steps.wait[kind]
     for taken in range(steps.devices_before[kind], limits.devices + 1 - steps.devices[kind]):
         before, after = here + 2 * taken, there + 2 * taken
         ready_s = first_rows_s[before]
@@ -139,9 +170,9 @@ def take(steps, limits, states, where, here, there):
             continue
         if mean_s + after_mean_row_s > time_s:
             continue
-        paid = price[before] + fixed + wait * first_s
-        if paid < price[after]:
-            price[after] = paid
+        sum_paid = price[before] + fixed + wait * first_s
+        if sum_paid < price[after]:
+            price[after] = sum_paid
             origin = 4 * after
             states.origin[origin], states.origin[origin + 1] = kind, lo
             states.origin[origin + 2], states.origin[origin + 3] = taken, here % 2

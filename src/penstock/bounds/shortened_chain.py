@@ -13,6 +13,7 @@ of devices that then wait.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 
 import numpy as np
@@ -41,7 +42,8 @@ class PrefixSums:
     fixed: Floats
     per_row: Floats
 
-    def of_runs(self) -> "PrefixSums":
+    @cached_property
+    def runs(self) -> "PrefixSums":
         """The cost of every run of layers: first layer, and the cut after the last."""
         return PrefixSums(of_runs(self.fixed), of_runs(self.per_row))
 

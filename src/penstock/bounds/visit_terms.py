@@ -1,12 +1,13 @@
 """What every visit must fit within a time, and what it uses: the terms of the bound."""
 
 from dataclasses import dataclass
+from functools import cache, partial
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.bounds.resource_kernel import ChainVisits
+from penstock.bounds.resource_kernel import ChainVisits, Uses
 from penstock.bounds.shortened_chain import PrefixSums
 from penstock.bounds.visits import (
     Replicas,
@@ -49,17 +50,9 @@ class Terms(NamedTuple):
     mean_row_s: Floats
 
 
-class Uses(NamedTuple):
-    """Seconds of compute, of links and of all-reduce that every run uses on all its devices."""
-
-    compute: Floats
-    links: Floats
-    reduce: Floats
-
-
 @dataclass(frozen=True)
 class Visits:
-    """All visits by kind: the steps without prices, and what they use.
+    """All visits by kind, and what they use.
 
     ``device_s`` are the seconds that a device computes, receives and sends for every run; None for
     kinds whose devices may have no other visit.
@@ -81,13 +74,13 @@ def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
     else:
         more = (False,) if setting.whole_backwards else (False, True)
         kinds = [VisitKind(c, revisit=revisit) for c in counts for revisit in more]
-    every = [times_of(setting, kind) for kind in kinds]
+    times = cache(partial(times_of, setting))
+    every = [times(kind.replicas, kind.copies) for kind in kinds]
     terms = [terms_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
     uses = [uses_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
     first_messages_s, mean_messages_s = zip(
         *(hops_of(setting, kind) for kind in kinds), strict=True
     )
-    none = np.zeros(len(kinds))
     steps = ChainVisits(
         np.array([0 if kind.revisit else kind.replicas.fewest for kind in kinds]),
         np.array([kind.replicas.fewest if kind.revisit else 0 for kind in kinds]),
@@ -96,18 +89,16 @@ def visits_of(setting: Setting, *, mirrored: bool) -> Visits:
         *map(np.array, zip(*terms, strict=True)),
         first_row_message_s=np.array(first_messages_s),
         mean_row_message_s=np.array(mean_messages_s),
-        price=none,
-        wait=none,
     )
     device_s = [device_s_of(setting, *pair) for pair in zip(kinds, every, strict=True)]
     every_use = Uses(*map(np.array, zip(*uses, strict=True)))
     return Visits(setting, tuple(kinds), steps, every_use, tuple(device_s))
 
 
-def times_of(setting: Setting, kind: VisitKind) -> VisitTimes:
-    """The times of a kind; if mirrored, those of the direction with fewer micro-batches."""
-    over = kind.replicas.fewest + kind.copies - 1
-    return visit_times(setting, kind.replicas, setting.micro_batches // kind.copies, over)
+def times_of(setting: Setting, replicas: Replicas, copies: int) -> VisitTimes:
+    """The times of a visit; if mirrored, those of the direction with fewer micro-batches."""
+    over = replicas.fewest + copies - 1
+    return visit_times(setting, replicas, setting.micro_batches // copies, over)
 
 
 def terms_of(setting: Setting, kind: VisitKind, times: VisitTimes) -> Terms:
@@ -145,7 +136,7 @@ def terms_of(setting: Setting, kind: VisitKind, times: VisitTimes) -> Terms:
     def mean_row(costs: PrefixSums, over: float) -> Floats:
         return costs.fixed / fastest + costs.per_row * (rows / over)
 
-    forward, inputs, work = (c.of_runs() for c in (chain.forward, chain.input_backward, chain.work))
+    forward, inputs, work = (c.runs for c in (chain.forward, chain.input_backward, chain.work))
     down_s = (chain.all_forward.fixed + chain.all_forward.per_row) / fastest
     down_row_s, up_row_s = (
         mean_row(chain.all_forward, widest),
@@ -253,7 +244,9 @@ def uses_of(setting: Setting, kind: VisitKind, times: VisitTimes) -> Uses:
     the cheaper one. Gradients are reduced for both. A second of links counts as a second of the
     slowest device.
     """
-    whole = visit_times(setting, kind.replicas, setting.micro_batches, 1)
+    whole = times
+    if kind.copies > 1:
+        whole = visit_times(setting, kind.replicas, setting.micro_batches, 1)
     links = whole.revisit if kind.revisit else whole.first_visit
     each = least_speed(setting) * kind.replicas.fewest
     reduced = kind.copies * times.reduce

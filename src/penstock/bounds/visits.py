@@ -221,7 +221,7 @@ def visit_times(
     """
     chain, traffic, limits = setting.chain, setting.traffic, setting.limits
     few, most, rows = replicas.fewest, replicas.most, setting.rows
-    costs = chain.work.of_runs()
+    costs = chain.work.runs
     parameter_bytes = of_runs(chain.parameter_bytes)
     step_s = setting.problem.profile.step_s_per_byte * parameter_bytes
     work = micro_batches * (few * costs.fixed + rows * costs.per_row) + few * step_s

@@ -11,6 +11,7 @@ from penstock.cluster.collectives import all_reduce_s, split_concat_s
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem_memo import recalled, remembered
 from penstock.plan.row_split import split_rows
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
 from penstock.schedule.family import DepthFunction
@@ -152,14 +153,24 @@ def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transf
     keeps the recurrence a chain. The simulator sends the tensor on its true path.
     """
     cut, cluster = receiver.layers.start, problem.cluster
-    activations = crossing_bytes(problem.profile, cut, lambda edge: edge.bytes)
-    gradients = crossing_bytes(problem.profile, cut, lambda edge: edge.gradient_bytes)
     down = (sender.devices, sender.slices, receiver.devices, receiver.slices)
     up = (receiver.devices, receiver.slices, sender.devices, sender.slices)
-    return Transfer(
-        forward_s=split_concat_s(cluster, *down, activations.at),
-        backward_s=split_concat_s(cluster, *up, gradients.at),
-    )
+
+    def computed() -> Transfer:
+        activations = crossing_bytes(problem.profile, cut, lambda edge: edge.bytes)
+        gradients = crossing_bytes(problem.profile, cut, lambda edge: edge.gradient_bytes)
+        return Transfer(
+            forward_s=split_concat_s(cluster, *down, activations.at),
+            backward_s=split_concat_s(cluster, *up, gradients.at),
+        )
+
+    return recalled(known_transfers(problem), (cut, *down), computed)
+
+
+@remembered
+def known_transfers(_: PlanningProblem) -> dict[tuple[object, ...], Transfer]:
+    """The transfers of a problem that were computed before, by cut, devices and rows."""
+    return {}
 
 
 def device_memory_bytes(

@@ -6,8 +6,12 @@ from weakref import ref
 
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["remembered"]
+__all__ = ["recalled", "remembered"]
 
+MOST_ANSWERS = 100_000
+"""So many answers of each kind are kept."""
+
+Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
 
@@ -27,4 +31,18 @@ def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningP
         known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
         return found
 
+    return answer
+
+
+def recalled(known: dict[Key, Answer], key: Key, find: Callable[[], Answer]) -> Answer:
+    """The answer kept under ``key``, or the one found now, which is kept.
+
+    All others are forgotten where there are too many.
+    """
+    answer = known.get(key)
+    if answer is None:
+        answer = find()
+        if len(known) >= MOST_ANSWERS:
+            known.clear()
+        known[key] = answer
     return answer

@@ -50,10 +50,10 @@ class TableInputs(NamedTuple):
 class Table(NamedTuple):
     """The best plan of each state: stages, first cut, first block and number of the first width.
 
-    ``seconds``: the least objective. ``passed_s``: until one micro-batch has passed all stages and
-    channels. ``slowest_s``: the slowest stage or channel. Of the first stage: ``end`` is the cut
-    where it ends, ``next_number`` the number of the width of the window behind it, ``recompute``
-    whether it recomputes.
+    ``seconds``: the least objective, infinite where there is no plan; then the others say nothing.
+    ``passed_s``: until one micro-batch has passed all stages and channels. ``slowest_s``: the
+    slowest stage or channel. Of the first stage: ``end`` is the cut where it ends, ``next_number``
+    the number of the width of the window behind it, ``recompute`` whether it recomputes.
     """
 
     seconds: Floats
@@ -84,7 +84,8 @@ class TableWorkspace(NamedTuple):
 def table_for(inputs: TableInputs, cuts: int) -> Table:
     """An empty table."""
     shape = (inputs.stages, cuts, inputs.blocks, inputs.widths)
-    seconds, passed_s, slowest_s = np.full((3, *shape), np.inf)
+    seconds = np.full(shape, np.inf)
+    passed_s, slowest_s = np.empty((2, *shape))
     end, next_number, recompute = np.zeros((3, *shape), dtype=np.int64)
     return Table(seconds, passed_s, slowest_s, end, next_number, recompute)
 
@@ -164,7 +165,7 @@ def extend(table, costs, inputs, position, number, k, lo, workspace):
 
     A stage's own seconds never shrink as its end moves up, and the floor of the rest never grows.
     The search starts at the end where they meet. It goes up until the stage alone takes too long,
-    then down until the rest alone does.
+    then down until the rest alone does. Most states have no plan of so many stages at all.
     """
     least, floor = workspace.least, workspace.floor
     group, layers = inputs.groups[position * inputs.widths + number], costs.cuts - 1
@@ -178,6 +179,8 @@ def extend(table, costs, inputs, position, number, k, lo, workspace):
     behind = position + inputs.width[number]
     after = ((k - 1) * (inputs.blocks + 1) + behind) * costs.cuts
     first_end, last_end = lo + 1, layers - k + 1
+    if last_end < first_end or floor[after + last_end] == np.inf:
+        return
     meeting, high = first_end, last_end + 1
     while meeting < high:
         middle = (meeting + high) // 2

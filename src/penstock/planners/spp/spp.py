@@ -26,6 +26,10 @@ THREADS = 2
 TRIES = 4
 """Plans of each micro-batch size that are simulated."""
 
+FEW_BLOCKS = 32
+"""Where devices are too many to be placed one by one, they are placed in so many blocks. The time
+of a table grows with the cube of the blocks, and there are several tables."""
+
 MOST_CUTS = 96
 """Longer chains are cut at so many likely places only."""
 
@@ -104,7 +108,10 @@ def candidates(
     """PRM's plan for every micro-batch size and number of stages."""
 
     def of_size(size: int) -> list[Candidate]:
-        return list(partition(chain, device_line(order, size), size, schedule).candidates())
+        line = device_line(order, size)
+        if line.block > 1:
+            line = device_line(order, size, FEW_BLOCKS)
+        return list(partition(chain, line, size, schedule).candidates())
 
     with ThreadPoolExecutor(THREADS) as threads:
         for found in threads.map(of_size, sizes):
