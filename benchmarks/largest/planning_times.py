@@ -26,8 +26,13 @@ from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups
 from penstock.simulate.score import make_score
 
-QUESTIONS = (("sc21", 1920, 30.0), ("sc21", 3072, 120.0), ("llama3", 8192, 120.0))
-"""Source, GPUs, and the CPU seconds that planning may take."""
+QUESTIONS = (
+    ("sc21", 1920, 25.0),
+    ("sc21", 3072, 120.0),
+    ("llama3", 8192, 120.0),
+    ("llama3", 16384, 120.0),
+)
+"""Source, GPUs, and the CPU seconds that a planner is told to take."""
 
 PLANNERS = ("dapple", "pipedream", "search")
 
