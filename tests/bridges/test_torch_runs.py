@@ -90,7 +90,11 @@ def started(ranks: int, *arguments: object) -> str:
 
 @pytest.mark.parametrize(
     ("ranks", "front_end"),
-    [pytest.param(2, "names", marks=pytest.mark.slow), (4, "names"), (2, "traced")],
+    [
+        pytest.param(2, "names", marks=pytest.mark.slow),
+        (4, "names"),
+        pytest.param(2, "traced", marks=pytest.mark.slow),
+    ],
 )
 def test_losses_and_gradients_are_those_of_one_device_and_of_penstock(
     penstock: Penstock, profile: Path, tmp_path: Path, ranks: int, front_end: str

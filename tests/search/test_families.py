@@ -50,7 +50,7 @@ def problem_of(
     return planning_problem(profile, cluster, batch, planner="search", as_fast=0.0)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(
     forwards_s=st.lists(st.floats(0.1, 3.0), min_size=4, max_size=9),
     devices=st.integers(1, 4),

@@ -93,6 +93,7 @@ def test_a_model_on_meta_is_verified(tmp_path: Path, weights: Path) -> None:
     assert found.compared == 6
 
 
+@pytest.mark.slow
 def test_a_job_in_half_precision_on_meta_takes_every_command(
     tmp_path: Path, penstock: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
