@@ -14,7 +14,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.even_loads import evenly_loaded_plans, layout_of
-from penstock.search.plan_load import load_s
+from penstock.search.plan_load import LoadKind, load_s
 from penstock.search.search_arrays import search_arrays
 from penstock.simulate.score import make_score
 
@@ -39,8 +39,11 @@ def plan_on(*devices: int, micro_batches: int = 16) -> Plan:
     return Plan(tuple(stages), micro_batches, 1, "1f1b")
 
 
-def load_of(asked: PlanningProblem, plan: Plan, power: float = 0.0) -> float:
-    return load_s(search_arrays(asked), layout_of(asked, plan), 1, asked.global_batch, 1, power)
+def load_of(
+    asked: PlanningProblem, plan: Plan, power: float = 0.0, *, steady: bool = False
+) -> float:
+    arrays, kind = search_arrays(asked), LoadKind(power, steady)
+    return load_s(arrays, layout_of(asked, plan), 1, asked.global_batch, 1, kind)
 
 
 def test_a_device_that_computes_all_the_time_is_the_load():
@@ -65,6 +68,35 @@ def test_with_a_power_full_resources_beside_the_fullest_count_too():
     assert load_of(asked, plan_on(0, 1, 2, 3), 1000.0) == pytest.approx(fullest, rel=0.01)
 
 
+def test_at_a_steady_pace_no_all_reduce_starts_before_the_last_micro_batches() -> None:
+    # Two stages, messages take no time. The wide one has three layers on three devices, a row each:
+    # 3 s forward, 6 s backward. The other has a layer with 2 s forward a row on one device: 6 s
+    # forward, 6 s backward. The wide one has three buckets of 40 s each on a ring of three; the
+    # first is complete when a third of the last backward is done.
+    asked = replace(problem(0.0), global_batch=18, micro_batch_sizes=(3,))
+    equal, reduced_s = asked.profile.layers[:3], 3 * 40 - 4
+    slow = replace(equal[0], forward_s=Affine(per_sample=2.0))
+    wide, narrow = ((0, 1, 2), (1, 1, 1)), ((3,), (3,))
+
+    def load(stages: tuple[Stage, ...], layers: tuple[LayerCost, ...], *, steady: bool) -> float:
+        made = replace(asked, profile=replace(asked.profile, layers=layers))
+        layout = layout_of(made, Plan(stages, 6, 3, "1f1b"))
+        return load_s(search_arrays(made), layout, 3, 18, 1, LoadKind(0.0, steady))
+
+    first = (Stage(range(3), *wide), Stage(range(3, 4), *narrow))
+    # The narrow stage computes 72 s, from 3 s on. Its last gradient still goes back.
+    assert load(first, (*equal, slow), steady=False) == pytest.approx(3 + 72 + 6 + reduced_s)
+    # At a steady pace the same, and the way of one micro-batch through the narrow stage.
+    assert load(first, (*equal, slow), steady=True) == pytest.approx(3 + 72 + 6 + 12 + reduced_s)
+
+    last = (Stage(range(1), *narrow), Stage(range(1, 4), *wide))
+    # On its own the wide stage is done with its work before the narrow one in front of it.
+    assert load(last, (slow, *equal), steady=False) == pytest.approx(6 + 54 + reduced_s)
+    # At a steady pace it is not. The way back of twice 6 s hides a part of its all-reduce.
+    after_s = 9 + reduced_s - 12
+    assert load(last, (slow, *equal), steady=True) == pytest.approx(72 + after_s)
+
+
 def test_a_stage_that_fits_nowhere_has_no_load():
     asked = problem(1.0)
     host = Host("small", (Device("d", 1.0),) * 6, 1e9)
@@ -80,7 +112,7 @@ def test_walks_find_the_chain_of_fast_links():
     )
     asked = replace(problem(3.0 * MEGABYTE, fast), micro_batch_sizes=(1,))
     start = plan_on(0, 1, 2, 3)
-    plans = list(evenly_loaded_plans(asked, start, 0))
+    plans = [one.plan for one in evenly_loaded_plans(asked, start, 0)]
     score = make_score(asked)
     best = min(plans, key=score)
     assert [stage.devices[0] for stage in best.stages] in (list(chain), list(chain[::-1]))
@@ -94,7 +126,7 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
     asked = problem(0.0)
     free = LayerCost("free", Affine(), Affine(), Affine(), 0)
     asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
-    plans = list(evenly_loaded_plans(asked, plan_on(0, 1), 0))
+    plans = [one.plan for one in evenly_loaded_plans(asked, plan_on(0, 1), 0)]
     assert min(map(make_score(asked), plans)) == 0
 
 

@@ -12,7 +12,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.search.simulated_plans import MAKING_A_PLAN, SimulatedPlans, actions_of
 
-__all__ = ["deeper_variants", "moved_in_flight", "simulate_depths", "walked_depths"]
+__all__ = ["at_depth", "deeper_variants", "moved_in_flight", "simulate_depths", "walked_depths"]
 
 ACTIONS_WALKED = 1_500_000
 """Simulated actions of a walk over depths and recompute; about a second."""
@@ -123,7 +123,6 @@ def other_depth(plan: Plan, generator: Generator) -> Plan:
 
 def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
     """The plan under each schedule and several depths, with and without recompute."""
-    stages = len(plan.stages)
     found: list[Plan] = []
     for recompute in problem.recompute_choices:
         same = tuple(replace(stage, recompute=recompute) for stage in plan.stages)
@@ -132,12 +131,13 @@ def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
             for schedule in problem.schedules
         ]
         if "early-backward" in problem.schedules:
-            limits = [
-                tuple(min(plan.micro_batches, depth * (stages - s)) for s in range(stages))
-                for depth in DEPTHS
-            ]
-            found += [
-                replace(plan, stages=same, schedule="early-backward", in_flight_limit=limit)
-                for limit in dict.fromkeys(limits)
-            ]
+            recomputing = replace(plan, stages=same)
+            found += dict.fromkeys(at_depth(recomputing, depth) for depth in DEPTHS)
     return found
+
+
+def at_depth(plan: Plan, depth: int) -> Plan:
+    """The plan with early backwards and ``depth`` in flight for each stage from here to the end."""
+    stages = len(plan.stages)
+    limits = tuple(min(plan.micro_batches, depth * (stages - s)) for s in range(stages))
+    return replace(plan, schedule="early-backward", in_flight_limit=limits)

@@ -1,6 +1,7 @@
 """Plans whose devices, engines and ports are loaded evenly."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -9,51 +10,89 @@ from penstock.kernels import compiled
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.search.plan_load import Layout
+from penstock.plan.run_tables import Floats
+from penstock.search.plan_load import Layout, LoadKind
 from penstock.search.random_walk import Walk, random_walk
 from penstock.search.search_arrays import search_arrays
 
-__all__ = ["evenly_loaded_plans", "layout_of"]
+__all__ = ["WalkedPlan", "evenly_loaded_plans", "layout_of", "least_loaded"]
 
-POWERS = (0.0, 30.0, 10.0)
-"""Powers of `load_s`: 0 counts only the fullest resource; lower ones count others more."""
+KINDS = tuple(
+    LoadKind(power, steady)
+    for steady, powers in ((False, (0.0, 30.0, 10.0)), (True, (30.0, 15.0, 10.0)))
+    for power in powers
+)
+"""The load that each walk of a round compares."""
 
-STEPS, FEW_DEVICES = 100_000, 16
-"""Plans of a walk; on a small cluster they take about half a second. On more devices, where each
-plan takes longer, there are fewer."""
+STEPS, FEW_DEVICES = 40_000, 16
+"""Plans of a walk; on a small cluster they take about a quarter of a second. On more devices, where
+each plan takes longer, there are fewer."""
 
 HEAT = 0.05
 """By which share slower plans are accepted at first."""
 
-KEPT = 6
-"""The plans of a walk that are simulated; they differ in micro-batch size or number of stages."""
+KEPT = 20
+"""The plans of a walk that are kept; they differ in micro-batch size or number of stages."""
 
 
-def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Iterator[Plan]:
+@dataclass(frozen=True, slots=True)
+class WalkedPlan:
+    """A plan of a walk, the kind of its load, and its place among the plans of the walk."""
+
+    plan: Plan
+    kind: LoadKind
+    place: int
+
+
+def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Iterator[WalkedPlan]:
     """The best plans of walks from ``start`` that compare loads, best first in each walk.
 
     A load knows no order of work: depth, recompute and schedule are still to be chosen.
     """
-    sizes = np.array(sorted(problem.micro_batch_sizes), dtype=np.int64)
-    devices = len(problem.cluster.devices)
+    steps = int(STEPS * (FEW_DEVICES / max(FEW_DEVICES, len(problem.cluster.devices))) ** 0.5)
+    for kind in KINDS:
+        found, found_s, sizes = walked(problem, start, kind, steps, seed)
+        for place, number in enumerate(np.argsort(found_s)[:KEPT].tolist()):
+            if found_s[number] < inf:
+                size = sizes[int(number) * len(sizes) // len(found_s)]
+                plan = plan_of(problem, found, number, size)
+                yield WalkedPlan(plan, kind, place)
+
+
+def least_loaded(
+    problem: PlanningProblem, plans: Iterable[Plan], below_s: float, most: int
+) -> list[Plan]:
+    """The plans of least load below a time, as if every stage worked on its own; least first.
+
+    They differ in their numbers of replicas. All plans have one stage a device.
+    """
+    loads = {plan: float(walked(problem, plan, KINDS[0], 0, 0)[1].min()) for plan in plans}
+    by_widths: dict[object, Plan] = {}
+    for plan in sorted(loads, key=loads.__getitem__):
+        if loads[plan] < below_s:
+            by_widths.setdefault(tuple(stage.replicas for stage in plan.stages), plan)
+    return list(by_widths.values())[:most]
+
+
+def walked(
+    problem: PlanningProblem, start: Plan, kind: LoadKind, steps: int, seed: int
+) -> tuple[Layout, Floats, list[int]]:
+    """Layouts that a walk has found, with their loads; and the micro-batch sizes in their order."""
+    sizes = sorted(problem.micro_batch_sizes)
     walk = Walk(
-        sizes=sizes,
-        first=int(np.searchsorted(sizes, start.micro_batch_size)),
+        sizes=np.array(sizes, dtype=np.int64),
+        first=sizes.index(start.micro_batch_size),
         batch=problem.global_batch,
         recompute={"off": 0, "auto": 1, "on": 2}[problem.recompute],
-        power=0.0,
+        kind=kind,
         heat=HEAT,
-        steps=int(STEPS * (FEW_DEVICES / max(FEW_DEVICES, devices)) ** 0.5),
+        steps=steps,
         seed=seed,
     )
-    arrays, layout = search_arrays(problem), layout_of(problem, start)
-    most = len(layout.cuts) - 1
-    for power in POWERS:
-        found = Layout(*(np.zeros((len(sizes) * most, len(part)), np.int64) for part in layout))
-        found_s = compiled(random_walk)(arrays, layout, walk._replace(power=power), found)
-        for number in np.argsort(found_s)[:KEPT].tolist():
-            if found_s[number] < inf:
-                yield plan_of(problem, found, number, int(sizes[number // most]))
+    layout = layout_of(problem, start)
+    places = len(sizes) * (len(layout.cuts) - 1)
+    found = Layout(*(np.zeros((places, len(part)), np.int64) for part in layout))
+    return found, compiled(random_walk)(search_arrays(problem), layout, walk, found), sizes
 
 
 def layout_of(problem: PlanningProblem, plan: Plan) -> Layout:

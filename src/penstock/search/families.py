@@ -41,9 +41,15 @@ for."""
 
 
 def family_steps(
-    simulated: SimulatedPlans, starts: Iterable[Skeleton], schedules: Iterable[str]
+    simulated: SimulatedPlans,
+    starts: Iterable[Skeleton],
+    schedules: Iterable[str],
+    loaded: Iterable[Plan] = (),
 ) -> Iterator[SearchStep]:
-    """Ever better plans under ``schedules``, from ``starts``."""
+    """Ever better plans under ``schedules``, from ``starts``.
+
+    Orders are searched for some of these, and for the ``loaded`` plans.
+    """
     yield simulated.step("schedule families")
     leaders = yield from simulated_skeletons(simulated, starts)
     # Where stages recompute, memory is short, and a search for orders takes long and finds little.
@@ -51,17 +57,33 @@ def family_steps(
     promising = [*keeping[:ADAPTED], *sorted(keeping, key=load_of)[:ADAPTED]]
     for name in schedules:
         if FAMILIES[name].is_searched:
-            for _, plan in dict.fromkeys(promising):
+            for plan in dict.fromkeys([*(plan for _, plan in promising), *loaded]):
                 yield simulated.step(f"schedule {name}")
                 bare = replace(plan, schedule=name, in_flight_limit=())
                 adapted = with_costs(simulated.problem, bare)
                 if load_s(adapted) < simulated.best_s:
                     leaders.append((simulated.simulate(adapted), adapted))
-    leaders.sort(key=lambda one: one[0])
-    for seconds, plan in leaders[:STARTS]:
+    for seconds, plan in climbers(leaders):
         yield simulated.step(f"moves under {plan.schedule}")
         climb(simulated, plan, seconds, ACTIONS_FOR_MOVES)
     yield simulated.step("schedule families")
+
+
+def climbers(leaders: list[tuple[float, Plan]]) -> list[tuple[float, Plan]]:
+    """The plans to improve: the fastest, and the fastest under each schedule searched for.
+
+    The latter differ in their numbers of replicas.
+    """
+    in_order = sorted((one for one in leaders if one[0] < inf), key=lambda one: one[0])
+    chosen = dict.fromkeys(in_order[:STARTS])
+    searched: dict[str, set[object]] = {}
+    for one in in_order:
+        widths = tuple(map(len, one[1].device_groups))
+        known = searched.setdefault(one[1].schedule, set())
+        if FAMILIES[one[1].schedule].is_searched and len(known) < STARTS and widths not in known:
+            known.add(widths)
+            chosen[one] = None
+    return list(chosen)
 
 
 def simulated_skeletons(

@@ -3,6 +3,11 @@
 A plan takes at least as long as its most loaded device, engine or port is busy, between the first
 forward that reaches it and the last backward that leaves it. That is quickly computed for any
 number of micro-batches. The simulator says how much longer the plan takes.
+
+There are two loads. The first lets every stage work on its own. Orders that are searched for come
+near to it. The second is *steady*: all stages keep the pace of the most loaded resource, as they do
+with one forward and one backward in turn. So no stage is done before the last micro-batches, and
+all all-reduces come at the end.
 """
 
 # Helpers of compiled functions have no types of their own: numba finds them.
@@ -16,7 +21,7 @@ from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.run_tables import Floats, Integers
 from penstock.search.stage_costs import cost_of_stage, depths_that_fit, reduce_s, rows_of
 
-__all__ = ["Layout", "load_s"]
+__all__ = ["Layout", "LoadKind", "load_s"]
 
 SENT, RECEIVED = 0, 1
 """Rows of the tables of seconds that engines and ports are busy with one micro-batch."""
@@ -38,6 +43,17 @@ class Layout(NamedTuple):
     cuts: Integers
     starts: Integers
     stages: Integers
+
+
+class LoadKind(NamedTuple):
+    """Whether the load is the `steady` one; and its ``power``.
+
+    The load is the mean of that power over all resources, or their maximum where it is 0. A plan
+    whose resources are all full is slower than its fullest resource alone.
+    """
+
+    power: float
+    steady: bool
 
 
 class Carried(NamedTuple):
@@ -126,12 +142,14 @@ def busy_s(micro_batches, whole_s, forward_s, below_s, kept, leaner, recompute):
     return least_s
 
 
-def load_s(a, layout, size, batch, recompute, power):
-    """Seconds of the most loaded resource, or the ``power`` mean over all where it is above 0.
+def load_s(a, layout, size, batch, recompute, kind):
+    """Seconds of the most loaded resource, or a mean over all (`LoadKind`).
 
-    A plan whose resources are all full is slower than its fullest resource alone. ``size`` is the
-    samples of a micro-batch, ``batch`` those of an iteration; ``recompute`` is as in `busy_s`. The
-    load is infinite where a stage does not fit or has more replicas than rows.
+    A steady load also has the way of one micro-batch, and what is left of the latest all-reduce.
+    Passing a micro-batch back takes twice as long then, because messages wait for one another.
+
+    ``size`` is the samples of a micro-batch, ``batch`` those of an iteration; ``recompute`` is as
+    in `busy_s`. The load is infinite where a stage does not fit or has more replicas than rows.
     """
     order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
     micro_batches = batch // size
@@ -160,8 +178,8 @@ def load_s(a, layout, size, batch, recompute, power):
     for s in range(stages - 2, -1, -1):
         trip_s = forward_s[s + 1] + backward_s[s + 1] + near[DOWN, s] + near[UP, s]
         below_s[s] = below_s[s + 1] + trip_s
-    first_s = after_s = most_s = 0.0
-    loads = np.zeros(3 * stages + 2 * len(a.host_slots))
+    first_s = after_s = drain_s = late_s = 0.0
+    loads, reduced_on = np.zeros(3 * stages + 2 * len(a.host_slots)), np.zeros(len(a.host_slots))
     for s in range(stages):
         kept, leaner = depths_that_fit(
             a, order, starts[s], starts[s + 1], rows[s], cuts[s], cuts[s + 1], micro_batches
@@ -171,32 +189,40 @@ def load_s(a, layout, size, batch, recompute, power):
             micro_batches, whole_s, forward_s[s], below_s[s], kept, leaner, recompute
         )
         arrival_s = first_s - near[DOWN, s - 1] if s > 0 else below_s[0] + forward_s[0]
-        left_s = max(tail_s[s], after_s)
+        left_s = received_s = sent_s = drain_s
+        if not kind.steady:
+            left_s = max(tail_s[s], after_s)
+            received_s = max(backward_s[s] + left_s, sum_s[s])
+            sent_s = max(sum_s[s], after_s - near[UP, s - 1] if s > 0 else 0.0)
         sent = received = 0.0
         for k in range(starts[s], starts[s + 1]):
             sent = max(sent, micro_batches * engines[SENT, k])
             received = max(received, micro_batches * engines[RECEIVED, k])
         loads[3 * s] = first_s + computing_s + left_s
-        loads[3 * s + 1] = arrival_s + received + max(backward_s[s] + left_s, sum_s[s])
-        loads[3 * s + 2] = first_s + forward_s[s] + sent
-        loads[3 * s + 2] += max(sum_s[s], after_s - near[UP, s - 1] if s > 0 else 0.0)
+        loads[3 * s + 1] = arrival_s + received + received_s
+        loads[3 * s + 2] = first_s + forward_s[s] + sent + sent_s
+        late_s = max(late_s, tail_s[s] - 2 * drain_s)
         if sum_s[s] > 0:
             for k in range(starts[s], starts[s + 1]):
                 host = a.host[order[k]]
                 if k == starts[s] or host != a.host[order[k - 1]]:
                     add_s = sum_s[s] if len(a.host_slots) > 1 else 0.0
                     if a.port[order[starts[s]], order[starts[s + 1] - 1]]:
-                        ports[SENT, host] += add_s / micro_batches
-                        ports[RECEIVED, host] += add_s / micro_batches
+                        reduced_on[host] += add_s
         first_s += forward_s[s] + near[DOWN, s]
         after_s = max(backward_s[s] + tail_s[s], backward_s[s] + after_s) + near[UP, s]
+        drain_s += backward_s[s] + near[UP, s]
+    if not kind.steady:
+        late_s = 0.0
     for h in range(len(a.host_slots)):
-        loads[3 * stages + 2 * h] = micro_batches * ports[SENT, h]
-        loads[3 * stages + 2 * h + 1] = micro_batches * ports[RECEIVED, h]
+        left_s = max(0.0, reduced_on[h] - late_s)
+        loads[3 * stages + 2 * h] = micro_batches * ports[SENT, h] + left_s
+        loads[3 * stages + 2 * h + 1] = micro_batches * ports[RECEIVED, h] + left_s
     most_s = loads.max()
-    if not 0 < most_s < np.inf or power <= 0:
-        return most_s
+    more_s = below_s[0] + late_s if kind.steady else 0.0
+    if not 0 < most_s < np.inf or kind.power <= 0:
+        return most_s + more_s
     total = 0.0
     for value in loads:
-        total += (value / most_s) ** power
-    return most_s * (total / 3) ** (1 / power)
+        total += (value / most_s) ** kind.power
+    return most_s * (total / 3) ** (1 / kind.power) + more_s

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.kernels import copy_into
 from penstock.plan.run_tables import Floats, Integers
-from penstock.search.plan_load import Layout, load_s
+from penstock.search.plan_load import Layout, LoadKind, load_s
 from penstock.search.search_arrays import SearchArrays
 
 __all__ = ["Walk", "random_walk"]
@@ -123,7 +123,7 @@ class Walk(NamedTuple):
     """The inputs of a random walk of ``steps`` plans.
 
     ``sizes`` are those of micro-batches, and ``first`` is the index of the start's. ``batch``,
-    ``recompute`` and ``power`` are as in `load_s`. At first, plans that are slower by about the
+    ``recompute`` and ``kind`` are as in `load_s`. At first, plans that are slower by about the
     share ``heat`` are accepted.
     """
 
@@ -131,7 +131,7 @@ class Walk(NamedTuple):
     first: int
     batch: int
     recompute: int
-    power: float
+    kind: LoadKind
     heat: float
     steps: int
     seed: int
@@ -152,6 +152,16 @@ def copy_of(layout):
     )
 
 
+def keep(found, found_s, place, layout, seconds):
+    """Keep a layout at its place, if it has the least load of those that belong there."""
+    if seconds < found_s[place]:
+        found_s[place] = seconds
+        copy_into(found.order[place], layout.order)
+        copy_into(found.cuts[place], layout.cuts)
+        copy_into(found.starts[place], layout.starts)
+        found.stages[place, 0] = layout.stages[0]
+
+
 def random_walk(a: SearchArrays, start: Layout, walk: Walk, found: Layout) -> Floats:
     """The best plans on a random walk by simulated annealing (Kirkpatrick et al., Science 1983).
 
@@ -162,22 +172,17 @@ def random_walk(a: SearchArrays, start: Layout, walk: Walk, found: Layout) -> Fl
     count, most = len(walk.sizes), len(start.cuts) - 1
     found_s = np.full(count * most, np.inf)
     now, new, size = copy_of(start), copy_of(start), walk.first
-    now_s = load_s(a, now, walk.sizes[size], walk.batch, walk.recompute, walk.power)
+    now_s = load_s(a, now, walk.sizes[size], walk.batch, walk.recompute, walk.kind)
+    keep(found, found_s, size * most + now.stages[0] - 1, now, now_s)
     for step in range(walk.steps):
         copy_layout(new, now)
         new_size = move(new, size, count)
-        seconds = load_s(a, new, walk.sizes[new_size], walk.batch, walk.recompute, walk.power)
+        seconds = load_s(a, new, walk.sizes[new_size], walk.batch, walk.recompute, walk.kind)
         warmth = walk.heat * (1 - step / walk.steps) + COLD
         limit_s = now_s * (1 - warmth * np.log(1 - np.random.random()))
         if not seconds < np.inf or seconds > limit_s:
             continue
         copy_layout(now, new)
         size, now_s = new_size, seconds
-        kind = size * most + now.stages[0] - 1
-        if seconds < found_s[kind]:
-            found_s[kind] = seconds
-            copy_into(found.order[kind], now.order)
-            copy_into(found.cuts[kind], now.cuts)
-            copy_into(found.starts[kind], now.starts)
-            found.stages[kind, 0] = now.stages[0]
+        keep(found, found_s, size * most + now.stages[0] - 1, now, now_s)
     return found_s

@@ -1,8 +1,9 @@
 """The default planner: improves on the plans of the others, as the simulator judges."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from typing import TypeVar
 
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.errors import Infeasible
@@ -11,16 +12,18 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.schedule.registry import FAMILIES
-from penstock.search.depths import simulate_depths
-from penstock.search.even_loads import evenly_loaded_plans
+from penstock.search.even_loads import evenly_loaded_plans, least_loaded
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import family_steps, plain_families
 from penstock.search.preference import preferred
 from penstock.search.simulated_plans import SimulatedPlans, climb
-from penstock.search.skeletons import skeletons, skeletons_of_plans
+from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
 from penstock.search.step import SearchStep
+from penstock.search.walked_plans import simulate_walked
 
 __all__ = ["search_from", "search_steps"]
+
+Found = TypeVar("Found")
 
 ACTIONS_FOR_MOVES = 1_500_000
 """Simulated actions spent on moves from a plan with whole backwards; about a second."""
@@ -35,7 +38,11 @@ ROUNDS_OF_LOADS = 2
 """Rounds of random walks to evenly loaded plans."""
 
 LEADING = 6
-"""How many of the best plans with whole backwards are tried under other schedules."""
+"""How many of the best plans with whole backwards, and with split ones, are tried under other
+schedules."""
+
+LEAST_LOADED = 6
+"""How many plans of walks, and of the others, get an order that is searched for."""
 
 TIGHTER = (0.75, 0.5)
 """Shares of the memory for which a new order of the best plan is tried."""
@@ -66,8 +73,8 @@ def search_steps(
     1. Plans under the schedules that planners do not know (`family_steps`), on equal groups of
        devices.
     2. The plans of ``starts``, the other planners. So the answer is never worse than theirs under
-       the same score. Then further plans with whole backwards and one stage a device
-       (`whole_backward_steps`), unless their proven bound is not below the best time.
+       the same score. Then further plans with one stage a device
+       (`straight_steps`), unless their proven bound is not below the best time.
     3. The devices and layers of the best plans of 2, under the schedules of 1.
     4. Of all plans that are about as fast as the best, the one that people would choose, perhaps on
        other devices of the same kinds (`preferred`).
@@ -80,16 +87,22 @@ def search_steps(
     whole = replace(problem, schedules=known or PlanningProblem.schedules) if others else problem
     simulated, plain = SimulatedPlans(problem, score), plain_families(others)
     own = SimulatedPlans(whole, score, simulated.seconds)
+    split = placed_so(plain, "straight", 1)[-1:]
+    loaded, adapted = list[Plan](), list[Plan]()
     if others:
         yield from family_steps(simulated, skeletons(problem, plain), others)
     yield simulated.step("lower bound")
     bound_s = lower_bound_s(whole)
-    yield from with_best_of_all(own, simulated, planner_steps(own, starts))
+    planned = yield from with_best_of_all(own, simulated, planner_steps(own, starts))
     if not known or bound_s * (1 + PROVEN) < simulated.best_s:
-        yield from with_best_of_all(own, simulated, whole_backward_steps(own, bound_s))
+        straight = straight_steps(own, simulated, split, bound_s)
+        loaded = yield from with_best_of_all(own, simulated, straight)
     if others:
-        plans = leading(own)
-        yield from family_steps(simulated, skeletons_of_plans(problem, plain, plans), others)
+        plans = [*leading(simulated, whole.schedules), *leading(simulated, split), *planned]
+        further = skeletons_of_plans(problem, plain, list(dict.fromkeys(plans)))
+        for some in (loaded, plans):
+            adapted += least_loaded(problem, some, simulated.best_s, LEAST_LOADED)
+        yield from family_steps(simulated, further, others, adapted)
     simulate_tighter_orders(simulated)
     allowed = dict(simulated.fastest(problem.schedules))
     answer = simulated.step("done")
@@ -114,59 +127,76 @@ def simulate_tighter_orders(simulated: SimulatedPlans) -> None:
 
 
 def with_best_of_all(
-    own: SimulatedPlans, simulated: SimulatedPlans, steps: Iterator[SearchStep]
-) -> Iterator[SearchStep]:
+    own: SimulatedPlans, simulated: SimulatedPlans, steps: Generator[SearchStep, None, Found]
+) -> Generator[SearchStep, None, Found]:
     """``steps`` of a part of the search, each with the best plan of the whole search."""
-    for step in steps:
-        if own.best and own.best_s < simulated.best_s:
-            simulated.simulate(own.best)
-        yield simulated.step(step.doing)
+    try:
+        while True:
+            step = next(steps)
+            if own.best and own.best_s < simulated.best_s:
+                simulated.simulate(own.best)
+            yield simulated.step(step.doing)
+    except StopIteration as end:
+        return end.value
 
 
-def planner_steps(own: SimulatedPlans, starts: Mapping[str, Planner]) -> Iterator[SearchStep]:
+def planner_steps(
+    own: SimulatedPlans, starts: Mapping[str, Planner]
+) -> Generator[SearchStep, None, list[Plan]]:
     """The plans of the other planners."""
+    found: list[Plan] = []
     for name, planner in starts.items():
         yield own.step(f"planner {name}")
         try:
-            own.simulate(planner(own.problem, own.score))
+            found.append(replace(planner(own.problem, own.score), planner="search"))
         except Infeasible:
             continue
+        own.simulate(found[-1])
     yield own.step("planners")
+    return found
 
 
-def leading(own: SimulatedPlans) -> list[Plan]:
-    """The fastest plans with whole backwards that differ in the sizes of their sets of devices."""
+def leading(simulated: SimulatedPlans, schedules: Collection[str]) -> list[Plan]:
+    """The fastest plans with one stage a device that differ in their numbers of replicas."""
     found: dict[object, Plan] = {}
-    for plan, _ in own.fastest(own.problem.schedules):
+    for plan, _ in simulated.fastest(schedules):
         found.setdefault(tuple(map(len, plan.device_groups)), plan)
         if len(found) == LEADING:
             break
     return list(found.values())
 
 
-def whole_backward_steps(own: SimulatedPlans, bound_s: float) -> Iterator[SearchStep]:
-    """Ever better plans with whole backwards and one stage a device.
+def straight_steps(
+    own: SimulatedPlans, simulated: SimulatedPlans, split: Sequence[str], bound_s: float
+) -> Generator[SearchStep, None, list[Plan]]:
+    """Ever better plans with one stage a device; returns those of walks by the load of each stage.
+
+    ``own`` has the plans with whole backwards, ``split`` are schedules with split backwards.
 
     1. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
     2. If the gap to the bound is large enough, plans that load devices and links evenly
-       (`evenly_loaded_plans`), each with the schedule, depth and recompute that suit it best. The
-       random walks of each round start at the best plan so far.
+       (`evenly_loaded_plans`), the fastest of them with the schedule, depth and recompute that suit
+       them best. The random walks of each round start at the best plan so far.
     3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
-       cannot win. There the answer is optimal.
+       cannot win. There the answer is optimal among plans with whole backwards.
 
     1 and 2 end as soon as the best plan meets the bound.
     """
+    loaded: list[Plan] = []
     yield from improve(own, bound_s)
     for seed in range(ROUNDS_OF_LOADS):
         if own.best is None or gap(own.best_s, bound_s) < LEAST_GAP_FOR_LOADS:
             break
         yield own.step("even loads")
         before_s = own.best_s
-        simulate_depths(own, evenly_loaded_plans(own.problem, own.best, seed), seed)
+        walked = list(evenly_loaded_plans(own.problem, own.best, seed))
+        simulate_walked(own, simulated, walked, split, seed)
+        loaded += [one.plan for one in walked if not one.kind.steady]
         if own.best_s < before_s:
             yield from improve(own, bound_s)
     yield from simulate_all(own)
     yield own.step("moves")
+    return loaded
 
 
 def improve(own: SimulatedPlans, bound_s: float) -> Iterator[SearchStep]:

@@ -20,7 +20,7 @@ from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.registry import FAMILIES
 from penstock.search.recut import recut
 
-__all__ = ["Skeleton", "load_s", "skeletons", "skeletons_of_plans"]
+__all__ = ["Skeleton", "load_s", "placed_so", "skeletons", "skeletons_of_plans"]
 
 IDLE_AT_MOST, FEW_DEVICES = 1 / 16, 32
 """Equal groups may leave such a share of up to so many devices idle, and none of more devices."""

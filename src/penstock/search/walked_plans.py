@@ -1,0 +1,70 @@
+"""Simulates the plans of random walks: all under two orders, the fastest under many more."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import inf
+
+from penstock.plan.plan import Plan
+from penstock.plan.schedule_costs import with_costs
+from penstock.search.depths import at_depth, simulate_depths
+from penstock.search.even_loads import WalkedPlan
+from penstock.search.simulated_plans import SimulatedPlans, actions_of
+
+__all__ = ["simulate_walked"]
+
+QUICK_DEPTH = 4
+"""Micro-batches in flight, for each stage from here to the end, of a plan's first order."""
+
+NEAR = 1.1
+"""Plans whose bound is above the best time by more than this factor are left out."""
+
+ACTIONS = 1_200_000
+"""Simulated actions of the first orders of all plans; about a second."""
+
+FASTEST = 6
+"""How many plans are tried under more orders."""
+
+
+def simulate_walked(
+    own: SimulatedPlans,
+    simulated: SimulatedPlans,
+    walked: Iterable[WalkedPlan],
+    split: Sequence[str],
+    seed: int,
+) -> None:
+    """Simulate the plans of walks, the fastest of them also at other depths (`simulate_depths`).
+
+    Each is simulated with early backwards under ``own``, and under ``split``, schedules with one
+    stage a device and split backwards. The best of each walk come first.
+    """
+    in_order = sorted(walked, key=lambda one: one.place)
+    seconds, actions = dict[Plan, float](), ACTIONS
+    for plan in dict.fromkeys(one.plan for one in in_order):
+        if actions > 0:
+            seconds[plan] = quick_s(own, simulated, plan, split)
+            actions -= sum(actions_of(replace(plan, schedule=name)) for name in split)
+            actions -= actions_of(plan)
+    fastest = sorted((plan for plan in seconds if seconds[plan] < inf), key=seconds.__getitem__)
+    simulate_depths(own, fastest[:FASTEST], seed)
+
+
+def quick_s(
+    own: SimulatedPlans, simulated: SimulatedPlans, plan: Plan, split: Sequence[str]
+) -> float:
+    """The least seconds of a plan under a few orders; with recompute only where it must be."""
+    problem, least_s = own.problem, inf
+    for recompute in problem.recompute_choices:
+        stages = tuple(replace(stage, recompute=recompute) for stage in plan.stages)
+        early = replace(plan, stages=stages)
+        if "early-backward" in problem.schedules:
+            early = at_depth(early, QUICK_DEPTH)
+        orders = [(own, early)]
+        for name in split:
+            order = replace(plan, stages=stages, schedule=name, in_flight_limit=())
+            orders.append((simulated, with_costs(problem, order)))
+        for known, order in orders:
+            if known.may_be_faster(order, NEAR * simulated.best_s):
+                least_s = min(least_s, known.simulate(order))
+        if least_s < inf:
+            break
+    return least_s
