@@ -21,7 +21,7 @@ from penstock.search.simulated_plans import SimulatedPlans, actions_of, climb
 from penstock.search.skeletons import Skeleton, load_s, skeletons_of_plans
 from penstock.search.step import SearchStep
 
-__all__ = ["family_steps", "plain_families", "rescheduled", "under_schedule"]
+__all__ = ["adapted_to", "family_steps", "plain_families", "rescheduled", "under_schedule"]
 
 EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
 """Families that are not tried where faster or leaner ones are allowed."""
@@ -29,8 +29,8 @@ EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
 ACTIONS_FOR_SKELETONS = 600_000
 """Actions whose orders are made and simulated for skeletons; about half a second."""
 
-ACTIONS_FOR_MOVES = 600_000
-"""The same for the moves from each start."""
+ACTIONS_FOR_MOVES, ACTIONS_FOR_MORE_MOVES = 600_000, 200_000
+"""The same for the moves from each of the fastest starts, and from each of the others."""
 
 STARTS = 3
 """How many plans of different placements are improved by moves."""
@@ -59,13 +59,13 @@ def family_steps(
         if FAMILIES[name].is_searched:
             for plan in dict.fromkeys([*(plan for _, plan in promising), *loaded]):
                 yield simulated.step(f"schedule {name}")
-                bare = replace(plan, schedule=name, in_flight_limit=())
-                adapted = with_costs(simulated.problem, bare)
+                adapted = adapted_to(simulated.problem, plan, name)
                 if load_s(adapted) < simulated.best_s:
                     leaders.append((simulated.simulate(adapted), adapted))
-    for seconds, plan in climbers(leaders):
+    for place, (seconds, plan) in enumerate(climbers(leaders)):
         yield simulated.step(f"moves under {plan.schedule}")
-        climb(simulated, plan, seconds, ACTIONS_FOR_MOVES)
+        actions = ACTIONS_FOR_MOVES if place < STARTS else ACTIONS_FOR_MORE_MOVES
+        climb(simulated, plan, seconds, actions)
     yield simulated.step("schedule families")
 
 
@@ -127,6 +127,11 @@ def under_schedule(plan: Plan, schedule: str) -> Plan:
     if FAMILIES[schedule].is_planned:
         return replace(plan, schedule=schedule, costs=(), memory_bytes=())
     return replace(plan, schedule=schedule)
+
+
+def adapted_to(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
+    """The plan under a schedule that makes its order for the costs of the stages."""
+    return with_costs(problem, replace(plan, schedule=schedule, in_flight_limit=()))
 
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:

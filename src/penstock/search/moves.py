@@ -29,6 +29,8 @@ def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     for other in chain(
         toggled_recompute(problem, plan),
         shifted_devices(problem, plan),
+        swapped_devices(problem, plan),
+        joined_stages(problem, plan),
         moved_rows(plan) if family.is_planned else (),
         other_micro_batches(problem, plan),
     ):
@@ -107,6 +109,34 @@ def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
             if max(widths) <= plan.micro_batch_size:
                 new = [order[a:b] for a, b in pairwise(accumulate(widths, initial=0))]
                 yield on_groups(problem, plan, dict(zip(groups, new, strict=True)))
+
+
+def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Two neighbouring sets of devices exchanged, unless they are alike and on one host."""
+    cluster, same = problem.cluster, {devices: devices for devices in plan.device_groups}
+    for before, after in pairwise(plan.device_groups):
+        places = {(cluster.host_index[d], cluster.devices[d]) for d in (*before, *after)}
+        if len(before) != len(after) or len(places) > 1:
+            yield on_groups(problem, plan, same | {before: after, after: before})
+
+
+def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Two neighbouring stages as one on the devices of both, where a device has one stage."""
+    if plan.placement or plan.mirrored:
+        return
+    for s, (before, after) in enumerate(pairwise(plan.stages)):
+        devices = (*before.devices, *after.devices)
+        if len(devices) <= plan.micro_batch_size:
+            rows = rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
+            layers = range(before.layers.start, after.layers.stop)
+            joined = Stage(layers, devices, rows, before.recompute and after.recompute)
+            yield replace(
+                plan,
+                stages=(*plan.stages[:s], joined, *plan.stages[s + 2 :]),
+                in_flight_limit=(*plan.in_flight_limit[:s], *plan.in_flight_limit[s + 1 :]),
+                costs=(),
+                memory_bytes=(),
+            )
 
 
 def on_groups(

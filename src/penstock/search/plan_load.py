@@ -56,6 +56,19 @@ class LoadKind(NamedTuple):
     steady: bool
 
 
+class StageSeconds(NamedTuple):
+    """Seconds of a micro-batch on each stage, and of all-reduces.
+
+    ``left`` is the part of the all-reduce after the last backward; ``reduced`` is what it occupies
+    engines for.
+    """
+
+    forward: Floats
+    backward: Floats
+    left: Floats
+    reduced: Floats
+
+
 class Carried(NamedTuple):
     """Seconds of a micro-batch on engines and ports, and of messages to and from the next stage."""
 
@@ -142,6 +155,56 @@ def busy_s(micro_batches, whole_s, forward_s, below_s, kept, leaner, recompute):
     return least_s
 
 
+def times_of_stages(a, layout, size, rows):
+    """Seconds of each stage; fills in ``rows``, the rows of each stage's replicas."""
+    order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
+    times = StageSeconds(np.zeros(stages), np.zeros(stages), np.zeros(stages), np.zeros(stages))
+    costs = np.zeros((2, 2))
+    for s in range(stages):
+        first, last = starts[s], starts[s + 1]
+        rows_of(a, order, first, last, size, rows[s])
+        times.forward[s], times.backward[s], times.left[s] = cost_of_stage(
+            a, order, first, last, cuts[s], cuts[s + 1], rows[s], costs
+        )
+        if last - first > 1:
+            times.reduced[s] = reduced_s(a, costs, cuts[s], cuts[s + 1])
+    return times
+
+
+def load_ports(a, layout, times, ports, micro_batches, late_s, loads):
+    """Fill in the loads of ports, the last of ``loads``; all-reduces count beyond ``late_s``.
+
+    ``ports`` has the seconds of one micro-batch.
+    """
+    order, starts = layout.order, layout.starts
+    hosts = len(a.host_slots)
+    first = len(loads) - 2 * hosts
+    reduced_on = np.zeros(hosts)
+    for s in range(layout.stages[0]):
+        at_port = a.port[order[starts[s]], order[starts[s + 1] - 1]]
+        if times.reduced[s] == 0 or hosts == 1 or not at_port:
+            continue
+        for k in range(starts[s], starts[s + 1]):
+            host = a.host[order[k]]
+            if k == starts[s] or host != a.host[order[k - 1]]:
+                reduced_on[host] += times.reduced[s]
+    for h in range(hosts):
+        left_s = max(0.0, reduced_on[h] - late_s)
+        loads[first + 2 * h] = micro_batches * ports[SENT, h] + left_s
+        loads[first + 2 * h + 1] = micro_batches * ports[RECEIVED, h] + left_s
+
+
+def mean_load_s(loads, power):
+    """The mean of a power over all loads, or the largest where the power is 0."""
+    most_s = loads.max()
+    if not 0 < most_s < np.inf or power <= 0:
+        return most_s
+    total = 0.0
+    for value in loads:
+        total += (value / most_s) ** power
+    return most_s * (total / 3) ** (1 / power)
+
+
 def load_s(a, layout, size, batch, recompute, kind):
     """Seconds of the most loaded resource, or a mean over all (`LoadKind`).
 
@@ -152,77 +215,47 @@ def load_s(a, layout, size, batch, recompute, kind):
     in `busy_s`. The load is infinite where a stage does not fit or has more replicas than rows.
     """
     order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
-    micro_batches = batch // size
+    hosts, micro_batches = len(a.host_slots), batch // size
     widest = 0
     for s in range(stages):
         widest = max(widest, starts[s + 1] - starts[s])
     if widest > size:
         return np.inf
     rows = np.zeros((stages, widest), dtype=np.int64)
-    forward_s, backward_s = np.zeros(stages), np.zeros(stages)
-    tail_s, sum_s = np.zeros(stages), np.zeros(stages)
-    costs = np.zeros((2, 2))
-    for s in range(stages):
-        rows_of(a, order, starts[s], starts[s + 1], size, rows[s])
-        forward_s[s], backward_s[s], tail_s[s] = cost_of_stage(
-            a, order, starts[s], starts[s + 1], cuts[s], cuts[s + 1], rows[s], costs
-        )
-        if starts[s + 1] - starts[s] > 1:
-            sum_s[s] = reduced_s(a, costs, cuts[s], cuts[s + 1])
-    carried = Carried(
-        np.zeros((2, len(order))), np.zeros((2, len(a.host_slots))), np.zeros((2, stages))
-    )
+    times = times_of_stages(a, layout, size, rows)
+    carried = Carried(np.zeros((2, len(order))), np.zeros((2, hosts)), np.zeros((2, stages)))
     messages(a, layout, rows, carried)
-    engines, ports, near = carried.engines, carried.ports, carried.near
+    engines, near = carried.engines, carried.near
     below_s = np.zeros(stages)
     for s in range(stages - 2, -1, -1):
-        trip_s = forward_s[s + 1] + backward_s[s + 1] + near[DOWN, s] + near[UP, s]
+        trip_s = times.forward[s + 1] + times.backward[s + 1] + near[DOWN, s] + near[UP, s]
         below_s[s] = below_s[s + 1] + trip_s
     first_s = after_s = drain_s = late_s = 0.0
-    loads, reduced_on = np.zeros(3 * stages + 2 * len(a.host_slots)), np.zeros(len(a.host_slots))
+    loads = np.zeros(3 * stages + 2 * hosts)
     for s in range(stages):
         kept, leaner = depths_that_fit(
             a, order, starts[s], starts[s + 1], rows[s], cuts[s], cuts[s + 1], micro_batches
         )
-        whole_s = forward_s[s] + backward_s[s]
+        forward_s, backward_s, tail_s = times.forward[s], times.backward[s], times.left[s]
         computing_s = busy_s(
-            micro_batches, whole_s, forward_s[s], below_s[s], kept, leaner, recompute
+            micro_batches, forward_s + backward_s, forward_s, below_s[s], kept, leaner, recompute
         )
-        arrival_s = first_s - near[DOWN, s - 1] if s > 0 else below_s[0] + forward_s[0]
+        arrival_s = first_s - near[DOWN, s - 1] if s > 0 else below_s[0] + forward_s
         left_s = received_s = sent_s = drain_s
         if not kind.steady:
-            left_s = max(tail_s[s], after_s)
-            received_s = max(backward_s[s] + left_s, sum_s[s])
-            sent_s = max(sum_s[s], after_s - near[UP, s - 1] if s > 0 else 0.0)
+            left_s = max(tail_s, after_s)
+            received_s = max(backward_s + left_s, times.reduced[s])
+            sent_s = max(times.reduced[s], after_s - near[UP, s - 1] if s > 0 else 0.0)
         sent = received = 0.0
         for k in range(starts[s], starts[s + 1]):
             sent = max(sent, micro_batches * engines[SENT, k])
             received = max(received, micro_batches * engines[RECEIVED, k])
         loads[3 * s] = first_s + computing_s + left_s
         loads[3 * s + 1] = arrival_s + received + received_s
-        loads[3 * s + 2] = first_s + forward_s[s] + sent + sent_s
-        late_s = max(late_s, tail_s[s] - 2 * drain_s)
-        if sum_s[s] > 0:
-            for k in range(starts[s], starts[s + 1]):
-                host = a.host[order[k]]
-                if k == starts[s] or host != a.host[order[k - 1]]:
-                    add_s = sum_s[s] if len(a.host_slots) > 1 else 0.0
-                    if a.port[order[starts[s]], order[starts[s + 1] - 1]]:
-                        reduced_on[host] += add_s
-        first_s += forward_s[s] + near[DOWN, s]
-        after_s = max(backward_s[s] + tail_s[s], backward_s[s] + after_s) + near[UP, s]
-        drain_s += backward_s[s] + near[UP, s]
-    if not kind.steady:
-        late_s = 0.0
-    for h in range(len(a.host_slots)):
-        left_s = max(0.0, reduced_on[h] - late_s)
-        loads[3 * stages + 2 * h] = micro_batches * ports[SENT, h] + left_s
-        loads[3 * stages + 2 * h + 1] = micro_batches * ports[RECEIVED, h] + left_s
-    most_s = loads.max()
-    more_s = below_s[0] + late_s if kind.steady else 0.0
-    if not 0 < most_s < np.inf or kind.power <= 0:
-        return most_s + more_s
-    total = 0.0
-    for value in loads:
-        total += (value / most_s) ** kind.power
-    return most_s * (total / 3) ** (1 / kind.power) + more_s
+        loads[3 * s + 2] = first_s + forward_s + sent + sent_s
+        late_s = max(late_s, tail_s - 2 * drain_s) if kind.steady else 0.0
+        first_s += forward_s + near[DOWN, s]
+        after_s = backward_s + max(tail_s, after_s) + near[UP, s]
+        drain_s += backward_s + near[UP, s]
+    load_ports(a, layout, times, carried.ports, micro_batches, late_s, loads)
+    return mean_load_s(loads, kind.power) + (below_s[0] + late_s if kind.steady else 0.0)

@@ -14,7 +14,7 @@ from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.schedule.registry import FAMILIES
 from penstock.search.even_loads import evenly_loaded_plans, least_loaded
 from penstock.search.every_plan import every_placement, every_variant
-from penstock.search.families import family_steps, plain_families
+from penstock.search.families import adapted_to, family_steps, plain_families
 from penstock.search.preference import preferred
 from penstock.search.simulated_plans import SimulatedPlans, climb
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
@@ -103,7 +103,7 @@ def search_steps(
         for some in (loaded, plans):
             adapted += least_loaded(problem, some, simulated.best_s, LEAST_LOADED)
         yield from family_steps(simulated, further, others, adapted)
-    simulate_tighter_orders(simulated)
+    simulate_other_orders(simulated)
     allowed = dict(simulated.fastest(problem.schedules))
     answer = simulated.step("done")
     if allowed:
@@ -112,11 +112,16 @@ def search_steps(
     yield answer
 
 
-def simulate_tighter_orders(simulated: SimulatedPlans) -> None:
-    """Try the best plan with an order made for less memory, if its schedule searches for orders.
+def simulate_other_orders(simulated: SimulatedPlans) -> None:
+    """Try the best plan under each schedule that searches for orders, then also with less memory.
 
-    That search is greedy: with less memory it sometimes finds a faster order.
+    Such a search is greedy: with less memory it sometimes finds a faster order.
     """
+    problem = simulated.problem
+    for name in problem.schedules:
+        plan = simulated.best
+        if plan and FAMILIES[name].is_searched and not any(s.recompute for s in plan.stages):
+            simulated.simulate(adapted_to(problem, plan, name))
     plan = simulated.best
     if plan is None or not FAMILIES[plan.schedule].is_searched:
         return

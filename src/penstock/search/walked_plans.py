@@ -12,7 +12,7 @@ from penstock.search.simulated_plans import SimulatedPlans, actions_of
 
 __all__ = ["simulate_walked"]
 
-QUICK_DEPTH = 4
+QUICK_DEPTHS = (4, 1)
 """Micro-batches in flight, for each stage from here to the end, of a plan's first order."""
 
 NEAR = 1.1
@@ -55,16 +55,14 @@ def quick_s(
     problem, least_s = own.problem, inf
     for recompute in problem.recompute_choices:
         stages = tuple(replace(stage, recompute=recompute) for stage in plan.stages)
-        early = replace(plan, stages=stages)
+        same = replace(plan, stages=stages)
+        orders = [(own, same)]
         if "early-backward" in problem.schedules:
-            early = at_depth(early, QUICK_DEPTH)
-        orders = [(own, early)]
+            orders = [(own, at_depth(same, depth)) for depth in QUICK_DEPTHS]
         for name in split:
             order = replace(plan, stages=stages, schedule=name, in_flight_limit=())
             orders.append((simulated, with_costs(problem, order)))
         for known, order in orders:
             if known.may_be_faster(order, NEAR * simulated.best_s):
                 least_s = min(least_s, known.simulate(order))
-        if least_s < inf:
-            break
     return least_s
