@@ -138,6 +138,7 @@ def tail_s(problem: PlanningProblem, stage: Stage) -> float:
     size_bytes = problem.profile.parameter_bytes(stage.layers)
     slowest = min(problem.cluster.devices[device].speed for device in stage.devices)
     step_s = size_bytes * problem.profile.step_s_per_byte / slowest
+    step_s *= crowding(problem.cluster, stage.devices)
     return all_reduce_s(problem.cluster, stage.devices, size_bytes) + step_s
 
 

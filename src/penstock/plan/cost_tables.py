@@ -204,11 +204,12 @@ class ChainCosts:
         if devices not in self.known:
             cluster = self.problem.cluster
             slowest = min(cluster.devices[device].speed for device in devices)
+            crowded = crowding(cluster, devices)
             costs = [(c.latency_s, c.s_per_byte) for c in all_reduce_costs(cluster, devices)]
             most = 3 if cluster.links else 2
             self.known[devices] = (
-                crowding(cluster, devices),
-                self.problem.profile.step_s_per_byte / slowest,
+                crowded,
+                self.problem.profile.step_s_per_byte * crowded / slowest,
                 [*costs, *(costs[:1] or [(0.0, 0.0)]) * most][:most],
             )
         return self.known[devices]

@@ -65,15 +65,17 @@ def moved_cuts(plan: Plan) -> Iterator[Plan]:
     for s in range(1, len(plan.stages)):
         before, after = plan.stages[s - 1].layers, plan.stages[s].layers
         for step in (1, -1, 2, -2, 4, -4):
-            cut = after.start + step
-            if before.start < cut < after.stop:
-                yield with_stages(
-                    plan,
-                    {
-                        s - 1: replace(plan.stages[s - 1], layers=range(before.start, cut)),
-                        s: replace(plan.stages[s], layers=range(cut, after.stop)),
-                    },
-                )
+            if before.start < after.start + step < after.stop:
+                yield with_cut(plan, s, after.start + step)
+
+
+def with_cut(plan: Plan, s: int, cut: int) -> Plan:
+    """The plan with stage ``s`` starting at layer ``cut``."""
+    before, after = plan.stages[s - 1], plan.stages[s]
+    earlier = replace(before, layers=range(before.layers.start, cut))
+    return with_stages(
+        plan, {s - 1: earlier, s: replace(after, layers=range(cut, after.layers.stop))}
+    )
 
 
 def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
@@ -112,12 +114,21 @@ def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 
 
 def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Two neighbouring sets of devices exchanged, unless they are alike and on one host."""
+    """Two neighbouring sets of devices exchanged, unless they are alike and on one host.
+
+    Where a device has one stage, also together with their numbers of layers.
+    """
     cluster, same = problem.cluster, {devices: devices for devices in plan.device_groups}
-    for before, after in pairwise(plan.device_groups):
+    for s, (before, after) in enumerate(pairwise(plan.device_groups)):
         places = {(cluster.host_index[d], cluster.devices[d]) for d in (*before, *after)}
-        if len(before) != len(after) or len(places) > 1:
-            yield on_groups(problem, plan, same | {before: after, after: before})
+        if len(before) == len(after) and len(places) == 1:
+            continue
+        swapped = on_groups(problem, plan, same | {before: after, after: before})
+        yield swapped
+        first, last = plan.stages[s : s + 2]
+        cut = first.layers.start + len(last.layers)
+        if not plan.placement and cut != first.layers.stop:
+            yield with_cut(swapped, s + 1, cut)
 
 
 def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:

@@ -104,7 +104,11 @@ def in_order(devices):
 
 
 def all_reduce_costs(a, order, first, last, costs):
-    """Latency and seconds a byte of the two algorithms of `cluster.collectives`."""
+    """Latency and seconds a byte of the two algorithms of `cluster.collectives`.
+
+    The ring passes the devices in the order of their numbers. Between explicit links the simulator
+    finds the best order, so the ring may be faster there.
+    """
     count = last - first
     costs[0, 0] = costs[0, 1] = 0.0
     costs[1, 0] = costs[1, 1] = np.inf
@@ -151,15 +155,16 @@ def tail_of(a, costs, slowest, lo, hi, backward_s):
     """Seconds from the end of a stage's last backward to the end of its buckets.
 
     ``slowest`` are the rows of the slowest replica, which completes buckets last, and the factor of
-    its seconds.
+    its seconds. Parameters that layers share are complete at the end of the backward.
     """
     rows, factor = slowest
-    waiting = 0.0
+    waiting, shared = 0.0, a.parameters[lo, hi]
     free_s = -backward_s
     lowest = lo
     for layer in range(hi - 1, lo - 1, -1):
         if a.layer_parameters[layer] > 0:
             waiting += a.layer_parameters[layer]
+            shared -= a.layer_parameters[layer]
             lowest = layer
         if waiting >= BUCKET_BYTES or (layer == lo and waiting > 0):
             at = layer if waiting >= BUCKET_BYTES else lowest
@@ -167,6 +172,9 @@ def tail_of(a, costs, slowest, lo, hi, backward_s):
             count = np.ceil(waiting / BUCKET_BYTES)
             free_s = max(free_s, done) + count * reduce_s(costs, waiting / count)
             waiting = 0.0
+    count = np.ceil(shared / BUCKET_BYTES)
+    if count > 0:
+        free_s = max(free_s, 0.0) + count * reduce_s(costs, shared / count)
     return max(0.0, free_s)
 
 
@@ -187,7 +195,7 @@ def cost_of_stage(a, order, first, last, lo, hi, rows, costs):
         if seconds > backward_s:
             backward_s = seconds
             slow_rows, slow_factor = rows[i], factor / speed
-    tail_s = a.parameters[lo, hi] * a.step_s_per_byte / slowest_speed
+    tail_s = a.parameters[lo, hi] * a.step_s_per_byte * factor / slowest_speed
     if last - first > 1:
         all_reduce_costs(a, order, first, last, costs)
         tail_s += tail_of(a, costs, (slow_rows, slow_factor), lo, hi, backward_s)
