@@ -57,11 +57,20 @@ def test_two_sets_of_devices_change_places_unless_they_are_alike() -> None:
     assert [stage.slices for stage in uneven[0].stages] == [(1, 1), (2,)]
 
 
-def test_a_climb_joins_stages_where_that_is_faster() -> None:
+def test_layers_go_with_the_devices_too() -> None:
+    stages = (Stage(range(1), (0,), (2,)), Stage(range(1, 6), (2, 3), (1, 1)))
+    same, moved = swapped_devices(problem(), Plan(stages, 4, 2, "1f1b"))
+    assert [stage.layers for stage in same.stages] == [range(1), range(1, 6)]
+    assert [stage.layers for stage in moved.stages] == [range(5), range(5, 6)]
+    assert same.device_groups == moved.device_groups == ((2, 3), (0,))
+
+
+def test_a_climb_joins_stages_and_exchanges_devices_where_that_is_faster() -> None:
     asked = problem()
     score = make_score(asked)
     start = plan_on((2,), (0,), (1,))
     simulated = SimulatedPlans(asked, score)
     end, end_s = climb(simulated, start, simulated.simulate(start), 1e6)
     assert end_s == score(end) < score(start)
-    assert [stage.devices for stage in end.stages] == [(2,), (0, 1)]
+    assert [stage.devices for stage in end.stages] == [(0, 1), (2, 3)]
+    assert [len(stage.layers) for stage in end.stages] == [4, 2]
