@@ -112,7 +112,7 @@ def test_walks_find_the_chain_of_fast_links():
     )
     asked = replace(problem(3.0 * MEGABYTE, fast), micro_batch_sizes=(1,))
     start = plan_on(0, 1, 2, 3)
-    plans = [one.plan for one in evenly_loaded_plans(asked, start, 0)]
+    plans = evenly_loaded_plans(asked, start, 0)
     score = make_score(asked)
     best = min(plans, key=score)
     assert [stage.devices[0] for stage in best.stages] in (list(chain), list(chain[::-1]))
@@ -126,7 +126,7 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
     asked = problem(0.0)
     free = LayerCost("free", Affine(), Affine(), Affine(), 0)
     asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
-    plans = [one.plan for one in evenly_loaded_plans(asked, plan_on(0, 1), 0)]
+    plans = evenly_loaded_plans(asked, plan_on(0, 1), 0)
     assert min(map(make_score(asked), plans)) == 0
 
 
@@ -143,12 +143,11 @@ from penstock.simulate.score import make_score
 signal.signal(signal.SIGINT, signal.default_int_handler)
 problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (8,))
 start = data_parallel(problem, make_score(problem))
-plans = evenly_loaded_plans(problem, start, 0)
-next(plans)  # the loop is compiled
+evenly_loaded_plans(problem, start, 0)  # the loop is compiled
 threading.Timer(0.05, _thread.interrupt_main).start()
 try:
     while True:
-        list(evenly_loaded_plans(problem, start, 0))
+        evenly_loaded_plans(problem, start, 0)
 except KeyboardInterrupt:
     print("interrupted")
 """

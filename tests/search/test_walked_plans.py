@@ -1,4 +1,4 @@
-"""What is tried of the plans of walks: depths, recompute, split backwards, searched orders."""
+"""What is tried of the plans of walks, and of the best plan: recompute, other orders."""
 
 from dataclasses import replace
 from math import inf
@@ -10,8 +10,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.planning_problem import schedules_named
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.even_loads import KINDS, WalkedPlan, least_loaded
-from penstock.search.families import climbers
 from penstock.search.search import simulate_other_orders
 from penstock.search.simulated_plans import SimulatedPlans
 from penstock.search.walked_plans import quick_s, simulate_walked
@@ -46,14 +44,13 @@ def quick(asked: PlanningProblem, plan: Plan, split: tuple[str, ...] = ()) -> fl
     return quick_s(own, simulated, plan, split)
 
 
-def test_a_plan_without_room_for_depth_is_tried_shallow_and_with_recompute() -> None:
-    plan, roomy = plan_of(2, 2), quick(problem(), plan_of(2, 2))
-    # Room for two layers' state and so many micro-batches of both.
-    rooms = [2 * STATE + 2 * SAVED * kept for kept in (2, 1)]
-    shallow, recomputing = (quick(problem(room), plan) for room in rooms)
-    score = make_score(problem(rooms[0]))
-    assert shallow == score(replace(plan, schedule="early-backward", in_flight_limit=(2, 1)))
-    assert roomy <= shallow < recomputing < inf
+def test_a_plan_without_room_for_depth_is_tried_with_recompute() -> None:
+    plan = plan_of(2, 2)
+    # Room for two layers' state and what both save of one micro-batch; four are in flight.
+    short = problem(2 * STATE + 2 * SAVED + 10.0)
+    recomputing = tuple(replace(stage, recompute=True) for stage in plan.stages)
+    deep = replace(plan, stages=recomputing, schedule="early-backward", in_flight_limit=(8, 4))
+    assert quick(problem(), plan) < quick(short, plan) == make_score(short)(deep) < inf
 
 
 def test_a_plan_is_tried_under_a_schedule_with_split_backwards() -> None:
@@ -64,32 +61,11 @@ def test_the_fastest_plan_of_a_walk_is_found_and_simulated_at_other_depths() -> 
     asked = problem(messages=10.0)
     simulated = SimulatedPlans(asked, make_score(asked))
     plans = [plan_of(1, 3), plan_of(2, 2), plan_of(3, 1)]
-    walked = [WalkedPlan(plan, KINDS[0], place) for place, plan in enumerate(plans)]
-    simulate_walked(simulated, simulated, walked, (), 0)
+    simulate_walked(simulated, simulated, plans, (), 0)
     assert simulated.best is not None
     assert [len(stage.layers) for stage in simulated.best.stages] == [2, 2]
     tried = {plan.in_flight_limit for plan in simulated.seconds if len(plan.stages[0].layers) == 2}
-    assert {(), (8, 4), (2, 1)} < tried
-
-
-def test_of_plans_with_as_many_replicas_the_least_loaded_one_is_chosen() -> None:
-    asked, even, uneven, whole = problem(), plan_of(2, 2), plan_of(1, 3), plan_of(4)
-    assert least_loaded(asked, [uneven, whole, even], inf, 9) == [even, whole]
-    assert least_loaded(asked, [uneven, whole, even], inf, 1) == [even]
-    # One device computes 8 micro-batches of 4 layers, 3 s each.
-    assert least_loaded(asked, [uneven, whole, even], 8 * 4 * 3.0, 9) == [even]
-
-
-def test_climbs_start_from_the_fastest_and_from_different_plans_with_searched_orders() -> None:
-    def listed(*widths: int) -> Plan:
-        return replace(plan_of(*widths), schedule="list")
-
-    plain = [replace(plan_of(2, 2), schedule=name) for name in ("1f1b", "gpipe", "zb-h1")]
-    fast = list(zip((1.0, 1.1, 1.2), plain, strict=True))
-    same, other = (2.0, listed(1, 3)), (2.1, listed(2, 2))
-    alone, never = (3.0, listed(4)), (inf, replace(plan_of(4), schedule="zero-bubble"))
-    chosen = climbers([never, alone, other, same, *fast])
-    assert chosen == [*fast, same, alone]
+    assert {(), (8, 4), (3, 1)} <= tried
 
 
 @pytest.mark.parametrize("widths", [(2, 2), (1, 3)])

@@ -1,7 +1,5 @@
 """Plans whose devices, engines and ports are loaded evenly."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -15,63 +13,41 @@ from penstock.search.plan_load import Layout, LoadKind
 from penstock.search.random_walk import Walk, random_walk
 from penstock.search.search_arrays import search_arrays
 
-__all__ = ["WalkedPlan", "evenly_loaded_plans", "layout_of", "least_loaded"]
+__all__ = ["evenly_loaded_plans", "layout_of"]
 
 KINDS = tuple(
     LoadKind(power, steady)
-    for steady, powers in ((False, (0.0, 30.0, 10.0)), (True, (30.0, 15.0, 10.0)))
+    for steady, powers in ((False, (0.0, 30.0)), (True, (30.0, 15.0)))
     for power in powers
 )
 """The load that each walk of a round compares."""
 
-STEPS, FEW_DEVICES = 40_000, 16
+STEPS, FEW_DEVICES = 70_000, 16
 """Plans of a walk; on a small cluster they take about a quarter of a second. On more devices, where
 each plan takes longer, there are fewer."""
 
 HEAT = 0.05
 """By which share slower plans are accepted at first."""
 
-KEPT = 20
+KEPT = 8
 """The plans of a walk that are kept; they differ in micro-batch size or number of stages."""
 
 
-@dataclass(frozen=True, slots=True)
-class WalkedPlan:
-    """A plan of a walk, the kind of its load, and its place among the plans of the walk."""
-
-    plan: Plan
-    kind: LoadKind
-    place: int
-
-
-def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> Iterator[WalkedPlan]:
-    """The best plans of walks from ``start`` that compare loads, best first in each walk.
+def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> list[Plan]:
+    """The best plans of walks from ``start`` that compare loads; the best of each walk come first.
 
     A load knows no order of work: depth, recompute and schedule are still to be chosen.
     """
     steps = int(STEPS * (FEW_DEVICES / max(FEW_DEVICES, len(problem.cluster.devices))) ** 0.5)
+    plans: list[tuple[int, Plan]] = []
     for kind in KINDS:
         found, found_s, sizes = walked(problem, start, kind, steps, seed)
         for place, number in enumerate(np.argsort(found_s)[:KEPT].tolist()):
             if found_s[number] < inf:
                 size = sizes[int(number) * len(sizes) // len(found_s)]
-                plan = plan_of(problem, found, number, size)
-                yield WalkedPlan(plan, kind, place)
-
-
-def least_loaded(
-    problem: PlanningProblem, plans: Iterable[Plan], below_s: float, most: int
-) -> list[Plan]:
-    """The plans of least load below a time, as if every stage worked on its own; least first.
-
-    They differ in their numbers of replicas. All plans have one stage a device.
-    """
-    loads = {plan: float(walked(problem, plan, KINDS[0], 0, 0)[1].min()) for plan in plans}
-    by_widths: dict[object, Plan] = {}
-    for plan in sorted(loads, key=loads.__getitem__):
-        if loads[plan] < below_s:
-            by_widths.setdefault(tuple(stage.replicas for stage in plan.stages), plan)
-    return list(by_widths.values())[:most]
+                plans.append((place, plan_of(problem, found, number, size)))
+    plans.sort(key=lambda one: one[0])
+    return list(dict.fromkeys(plan for _, plan in plans))
 
 
 def walked(

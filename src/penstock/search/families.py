@@ -29,8 +29,8 @@ EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
 ACTIONS_FOR_SKELETONS = 600_000
 """Actions whose orders are made and simulated for skeletons; about half a second."""
 
-ACTIONS_FOR_MOVES, ACTIONS_FOR_MORE_MOVES = 600_000, 200_000
-"""The same for the moves from each of the fastest starts, and from each of the others."""
+ACTIONS_FOR_MOVES = 600_000
+"""The same for the moves from each start."""
 
 STARTS = 3
 """How many plans of different placements are improved by moves."""
@@ -44,12 +44,8 @@ def family_steps(
     simulated: SimulatedPlans,
     starts: Iterable[Skeleton],
     schedules: Iterable[str],
-    loaded: Iterable[Plan] = (),
 ) -> Iterator[SearchStep]:
-    """Ever better plans under ``schedules``, from ``starts``.
-
-    Orders are searched for some of these, and for the ``loaded`` plans.
-    """
+    """Ever better plans under ``schedules``, from ``starts``."""
     yield simulated.step("schedule families")
     leaders = yield from simulated_skeletons(simulated, starts)
     # Where stages recompute, memory is short, and a search for orders takes long and finds little.
@@ -57,33 +53,17 @@ def family_steps(
     promising = [*keeping[:ADAPTED], *sorted(keeping, key=load_of)[:ADAPTED]]
     for name in schedules:
         if FAMILIES[name].is_searched:
-            for plan in dict.fromkeys([*(plan for _, plan in promising), *loaded]):
+            for plan in dict.fromkeys(plan for _, plan in promising):
                 yield simulated.step(f"schedule {name}")
                 adapted = adapted_to(simulated.problem, plan, name)
                 if load_s(adapted) < simulated.best_s:
                     leaders.append((simulated.simulate(adapted), adapted))
-    for place, (seconds, plan) in enumerate(climbers(leaders)):
-        yield simulated.step(f"moves under {plan.schedule}")
-        actions = ACTIONS_FOR_MOVES if place < STARTS else ACTIONS_FOR_MORE_MOVES
-        climb(simulated, plan, seconds, actions)
+    leaders.sort(key=lambda one: one[0])
+    for seconds, plan in leaders[:STARTS]:
+        if seconds < inf:
+            yield simulated.step(f"moves under {plan.schedule}")
+            climb(simulated, plan, seconds, ACTIONS_FOR_MOVES)
     yield simulated.step("schedule families")
-
-
-def climbers(leaders: list[tuple[float, Plan]]) -> list[tuple[float, Plan]]:
-    """The plans to improve: the fastest, and the fastest under each schedule searched for.
-
-    The latter differ in their numbers of replicas.
-    """
-    in_order = sorted((one for one in leaders if one[0] < inf), key=lambda one: one[0])
-    chosen = dict.fromkeys(in_order[:STARTS])
-    searched: dict[str, set[object]] = {}
-    for one in in_order:
-        widths = tuple(map(len, one[1].device_groups))
-        known = searched.setdefault(one[1].schedule, set())
-        if FAMILIES[one[1].schedule].is_searched and len(known) < STARTS and widths not in known:
-            known.add(widths)
-            chosen[one] = None
-    return list(chosen)
 
 
 def simulated_skeletons(

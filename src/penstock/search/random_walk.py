@@ -38,6 +38,20 @@ def swap_devices(order):
     order[i], order[j] = order[j], order[i]
 
 
+def swap_stages(layout):
+    """Exchange the devices of two neighbouring stages, perhaps with their numbers of layers."""
+    order, cuts, starts, stages = layout.order, layout.cuts, layout.starts, layout.stages[0]
+    if stages < 2:
+        return
+    place = 1 + np.random.randint(stages - 1)
+    first, middle, last = starts[place - 1], starts[place], starts[place + 1]
+    for k in range(middle, last):
+        shift_device(order, k, first + k - middle)
+    starts[place] = first + last - middle
+    if np.random.random() < 0.5:
+        cuts[place] = cuts[place - 1] + cuts[place + 1] - cuts[place]
+
+
 def move_device(layout):
     """Move one device to another stage, to none, or from none."""
     order, starts, stages = layout.order, layout.starts, layout.stages[0]
@@ -106,6 +120,8 @@ def move(layout, size, sizes):
             move_cut(layout)
         elif drawn < 0.5:
             swap_devices(layout.order)
+        elif drawn < 0.6:
+            swap_stages(layout)
         elif drawn < 0.7:
             move_device(layout)
         elif drawn < 0.8:

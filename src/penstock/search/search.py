@@ -12,7 +12,7 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.schedule.registry import FAMILIES
-from penstock.search.even_loads import evenly_loaded_plans, least_loaded
+from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import adapted_to, family_steps, plain_families
 from penstock.search.preference import preferred
@@ -40,9 +40,6 @@ ROUNDS_OF_LOADS = 2
 LEADING = 6
 """How many of the best plans with whole backwards, and with split ones, are tried under other
 schedules."""
-
-LEAST_LOADED = 6
-"""How many plans of walks, and of the others, get an order that is searched for."""
 
 TIGHTER = (0.75, 0.5)
 """Shares of the memory for which a new order of the best plan is tried."""
@@ -88,7 +85,6 @@ def search_steps(
     simulated, plain = SimulatedPlans(problem, score), plain_families(others)
     own = SimulatedPlans(whole, score, simulated.seconds)
     split = placed_so(plain, "straight", 1)[-1:]
-    loaded, adapted = list[Plan](), list[Plan]()
     if others:
         yield from family_steps(simulated, skeletons(problem, plain), others)
     yield simulated.step("lower bound")
@@ -96,13 +92,11 @@ def search_steps(
     planned = yield from with_best_of_all(own, simulated, planner_steps(own, starts))
     if not known or bound_s * (1 + PROVEN) < simulated.best_s:
         straight = straight_steps(own, simulated, split, bound_s)
-        loaded = yield from with_best_of_all(own, simulated, straight)
+        yield from with_best_of_all(own, simulated, straight)
     if others:
         plans = [*leading(simulated, whole.schedules), *leading(simulated, split), *planned]
         further = skeletons_of_plans(problem, plain, list(dict.fromkeys(plans)))
-        for some in (loaded, plans):
-            adapted += least_loaded(problem, some, simulated.best_s, LEAST_LOADED)
-        yield from family_steps(simulated, further, others, adapted)
+        yield from family_steps(simulated, further, others)
     simulate_other_orders(simulated)
     allowed = dict(simulated.fastest(problem.schedules))
     answer = simulated.step("done")
@@ -173,8 +167,8 @@ def leading(simulated: SimulatedPlans, schedules: Collection[str]) -> list[Plan]
 
 def straight_steps(
     own: SimulatedPlans, simulated: SimulatedPlans, split: Sequence[str], bound_s: float
-) -> Generator[SearchStep, None, list[Plan]]:
-    """Ever better plans with one stage a device; returns those of walks by the load of each stage.
+) -> Generator[SearchStep, None, None]:
+    """Ever better plans with one stage a device.
 
     ``own`` has the plans with whole backwards, ``split`` are schedules with split backwards.
 
@@ -187,21 +181,18 @@ def straight_steps(
 
     1 and 2 end as soon as the best plan meets the bound.
     """
-    loaded: list[Plan] = []
     yield from improve(own, bound_s)
     for seed in range(ROUNDS_OF_LOADS):
         if own.best is None or gap(own.best_s, bound_s) < LEAST_GAP_FOR_LOADS:
             break
         yield own.step("even loads")
         before_s = own.best_s
-        walked = list(evenly_loaded_plans(own.problem, own.best, seed))
-        simulate_walked(own, simulated, walked, split, seed)
-        loaded += [one.plan for one in walked if not one.kind.steady]
+        plans = evenly_loaded_plans(own.problem, own.best, seed)
+        simulate_walked(own, simulated, plans, split, seed)
         if own.best_s < before_s:
             yield from improve(own, bound_s)
     yield from simulate_all(own)
     yield own.step("moves")
-    return loaded
 
 
 def improve(own: SimulatedPlans, bound_s: float) -> Iterator[SearchStep]:

@@ -5,14 +5,13 @@ from dataclasses import replace
 from math import inf
 
 from penstock.plan.plan import Plan
-from penstock.plan.schedule_costs import with_costs
 from penstock.search.depths import at_depth, simulate_depths
-from penstock.search.even_loads import WalkedPlan
+from penstock.search.families import adapted_to
 from penstock.search.simulated_plans import SimulatedPlans, actions_of
 
 __all__ = ["simulate_walked"]
 
-QUICK_DEPTHS = (4, 1)
+QUICK_DEPTH = 4
 """Micro-batches in flight, for each stage from here to the end, of a plan's first order."""
 
 NEAR = 1.1
@@ -28,18 +27,17 @@ FASTEST = 6
 def simulate_walked(
     own: SimulatedPlans,
     simulated: SimulatedPlans,
-    walked: Iterable[WalkedPlan],
+    plans: Iterable[Plan],
     split: Sequence[str],
     seed: int,
 ) -> None:
     """Simulate the plans of walks, the fastest of them also at other depths (`simulate_depths`).
 
     Each is simulated with early backwards under ``own``, and under ``split``, schedules with one
-    stage a device and split backwards. The best of each walk come first.
+    stage a device and split backwards.
     """
-    in_order = sorted(walked, key=lambda one: one.place)
     seconds, actions = dict[Plan, float](), ACTIONS
-    for plan in dict.fromkeys(one.plan for one in in_order):
+    for plan in plans:
         if actions > 0:
             seconds[plan] = quick_s(own, simulated, plan, split)
             actions -= sum(actions_of(replace(plan, schedule=name)) for name in split)
@@ -51,17 +49,14 @@ def simulate_walked(
 def quick_s(
     own: SimulatedPlans, simulated: SimulatedPlans, plan: Plan, split: Sequence[str]
 ) -> float:
-    """The least seconds of a plan under a few orders; with recompute only where it must be."""
+    """The least seconds of a plan under a few orders; with and without recompute."""
     problem, least_s = own.problem, inf
     for recompute in problem.recompute_choices:
         stages = tuple(replace(stage, recompute=recompute) for stage in plan.stages)
         same = replace(plan, stages=stages)
-        orders = [(own, same)]
-        if "early-backward" in problem.schedules:
-            orders = [(own, at_depth(same, depth)) for depth in QUICK_DEPTHS]
-        for name in split:
-            order = replace(plan, stages=stages, schedule=name, in_flight_limit=())
-            orders.append((simulated, with_costs(problem, order)))
+        early = at_depth(same, QUICK_DEPTH) if "early-backward" in problem.schedules else same
+        orders = [(own, early)]
+        orders += [(simulated, adapted_to(problem, same, name)) for name in split]
         for known, order in orders:
             if known.may_be_faster(order, NEAR * simulated.best_s):
                 least_s = min(least_s, known.simulate(order))
