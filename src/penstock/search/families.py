@@ -35,7 +35,7 @@ ACTIONS_FOR_MOVES = 600_000
 STARTS = 3
 """How many plans of different placements are improved by moves."""
 
-ADAPTED = 3
+ADAPTED = 6
 """How many of the fastest plans, and of those with the least load, get an order that is searched
 for."""
 

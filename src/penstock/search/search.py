@@ -25,8 +25,12 @@ __all__ = ["search_from", "search_steps"]
 
 Found = TypeVar("Found")
 
-ACTIONS_FOR_MOVES = 1_500_000
-"""Simulated actions spent on moves from a plan with whole backwards; about a second."""
+ACTIONS_FOR_MOVES, ACTIONS_FOR_MORE_MOVES = 1_500_000, 500_000
+"""Simulated actions spent on moves from the best plan with whole backwards, about a second; and on
+those from each other one that leads."""
+
+NEAR = 1.1
+"""How many times as long as the best plan another one may take to be improved too."""
 
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
@@ -172,7 +176,7 @@ def straight_steps(
 
     ``own`` has the plans with whole backwards, ``split`` are schedules with split backwards.
 
-    1. Moves from the best plan, as long as one makes it better (`penstock.search.moves`).
+    1. Moves from the best plans, as long as one makes them better (`penstock.search.moves`).
     2. If the gap to the bound is large enough, plans that load devices and links evenly
        (`evenly_loaded_plans`), the fastest of them with the schedule, depth and recompute that suit
        them best. The random walks of each round start at the best plan so far.
@@ -182,6 +186,10 @@ def straight_steps(
     1 and 2 end as soon as the best plan meets the bound.
     """
     yield from improve(own, bound_s)
+    for plan in leading(own, own.problem.schedules)[1:]:
+        if own.simulate(plan) < NEAR * own.best_s and gap(own.best_s, bound_s) > PROVEN:
+            yield own.step("moves")
+            climb(own, plan, own.simulate(plan), ACTIONS_FOR_MORE_MOVES)
     for seed in range(ROUNDS_OF_LOADS):
         if own.best is None or gap(own.best_s, bound_s) < LEAST_GAP_FOR_LOADS:
             break
