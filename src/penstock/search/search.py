@@ -35,11 +35,8 @@ NEAR = 1.1
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-LEAST_GAP_FOR_LOADS = 0.02
-"""The gap from which evenly loaded plans are tried."""
-
-ROUNDS_OF_LOADS = 2
-"""Rounds of random walks to evenly loaded plans."""
+LEAST_GAPS_FOR_LOADS = (0.02, 0.02, 0.4)
+"""The gap from which each round of random walks to evenly loaded plans is made."""
 
 LEADING = 6
 """How many of the best plans with whole backwards, and with split ones, are tried under other
@@ -190,8 +187,8 @@ def straight_steps(
         if own.simulate(plan) < NEAR * own.best_s and gap(own.best_s, bound_s) > PROVEN:
             yield own.step("moves")
             climb(own, plan, own.simulate(plan), ACTIONS_FOR_MORE_MOVES)
-    for seed in range(ROUNDS_OF_LOADS):
-        if own.best is None or gap(own.best_s, bound_s) < LEAST_GAP_FOR_LOADS:
+    for seed, least_gap in enumerate(LEAST_GAPS_FOR_LOADS):
+        if own.best is None or gap(own.best_s, bound_s) < least_gap:
             break
         yield own.step("even loads")
         before_s = own.best_s
