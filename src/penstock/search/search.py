@@ -35,7 +35,7 @@ NEAR = 1.1
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-LEAST_GAPS_FOR_LOADS = (0.02, 0.02, 0.4)
+LEAST_GAPS_FOR_LOADS = (0.02, 0.02, 0.25)
 """The gap from which each round of random walks to evenly loaded plans is made."""
 
 LEADING = 6
