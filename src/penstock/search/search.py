@@ -36,7 +36,8 @@ PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
 LEAST_GAPS_FOR_LOADS = (0.02, 0.02, 0.25)
-"""The gap from which each round of random walks to evenly loaded plans is made."""
+"""The gap from which each round of random walks to evenly loaded plans is made. The last one starts
+at the best plan with one stage a device, also with split backwards."""
 
 LEADING = 6
 """How many of the best plans with whole backwards, and with split ones, are tried under other
@@ -192,7 +193,10 @@ def straight_steps(
             break
         yield own.step("even loads")
         before_s = own.best_s
-        plans = evenly_loaded_plans(own.problem, own.best, seed)
+        start = own.best
+        if least_gap == LEAST_GAPS_FOR_LOADS[-1]:
+            start, _ = next(simulated.fastest([*own.problem.schedules, *split]))
+        plans = evenly_loaded_plans(own.problem, start, seed)
         simulate_walked(own, simulated, plans, split, seed)
         if own.best_s < before_s:
             yield from improve(own, bound_s)
