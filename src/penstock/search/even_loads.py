@@ -23,7 +23,7 @@ KINDS = tuple(
 """The load that each walk of a round compares."""
 
 STEPS, FEW_DEVICES = 70_000, 16
-"""Plans of a walk; on a small cluster they take about a quarter of a second. On more devices, where
+"""Plans of a walk; on a small cluster they take about a third of a second. On more devices, where
 each plan takes longer, there are fewer."""
 
 HEAT = 0.05
@@ -38,7 +38,7 @@ def evenly_loaded_plans(problem: PlanningProblem, start: Plan, seed: int) -> lis
 
     A load knows no order of work: depth, recompute and schedule are still to be chosen.
     """
-    steps = int(STEPS * (FEW_DEVICES / max(FEW_DEVICES, len(problem.cluster.devices))) ** 0.5)
+    steps = int(STEPS * (FEW_DEVICES / max(FEW_DEVICES, len(problem.cluster.devices))) ** 0.75)
     plans: list[tuple[int, Plan]] = []
     for kind in KINDS:
         found, found_s, sizes = walked(problem, start, kind, steps, seed)
