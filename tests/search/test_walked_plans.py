@@ -20,7 +20,7 @@ SAVED, STATE = 100.0, 40.0
 
 
 def problem(memory_bytes: float = inf, messages: float = 1.0) -> PlanningProblem:
-    """Four equal layers for two devices; a layer keeps its input, or ten times as much."""
+    """Four equal layers, and two devices on one host."""
     one = Affine(0.0, 1.0)
     layer = LayerCost("layer", one, one, one, 10, saved_bytes=Affine(0.0, SAVED))
     size = Affine(0.0, messages)

@@ -137,8 +137,8 @@ def tail_s(problem: PlanningProblem, stage: Stage) -> float:
     """Seconds after a stage's last backward: gradient all-reduce and optimizer step."""
     size_bytes = problem.profile.parameter_bytes(stage.layers)
     slowest = min(problem.cluster.devices[device].speed for device in stage.devices)
-    step_s = size_bytes * problem.profile.step_s_per_byte / slowest
-    step_s *= crowding(problem.cluster, stage.devices)
+    crowded = crowding(problem.cluster, stage.devices)
+    step_s = size_bytes * problem.profile.step_s_per_byte * crowded / slowest
     return all_reduce_s(problem.cluster, stage.devices, size_bytes) + step_s
 
 

@@ -1,13 +1,21 @@
 """Which layers run where, on how many rows, in which order of work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import BadInput
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 
-__all__ = ["MOST_MICRO_BATCHES", "MOST_RANKS", "Plan", "Stage", "rank_pairs"]
+__all__ = [
+    "MOST_MICRO_BATCHES",
+    "MOST_RANKS",
+    "Plan",
+    "Stage",
+    "rank_pairs",
+    "with_cut",
+    "with_recompute",
+]
 
 MOST_MICRO_BATCHES = 65_536
 """The most micro-batches of an iteration."""
@@ -151,6 +159,21 @@ class Plan:
             memory_bytes=self.memory_bytes,
             mirrored=self.mirrored,
         )
+
+
+def with_cut(plan: Plan, stage: int, start: int) -> Plan:
+    """The plan with ``stage`` starting at another layer; recompute is for all layers of a stage."""
+    stages = list(plan.stages)
+    before, after = stages[stage - 1], stages[stage]
+    wider, narrower = range(before.layers.start, start), range(start, after.layers.stop)
+    stages[stage - 1] = replace(before, layers=wider, recompute_layers=())
+    stages[stage] = replace(after, layers=narrower, recompute_layers=())
+    return replace(plan, stages=tuple(stages))
+
+
+def with_recompute(plan: Plan, recompute: bool) -> Plan:
+    """The plan with recompute on all stages, or on none."""
+    return replace(plan, stages=tuple(replace(s, recompute=recompute) for s in plan.stages))
 
 
 def check_plan(plan: Plan) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.memory import with_boundless_memory
 from penstock.plan.cost import peak_memory_bytes
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.simulate.score import make_score
 
@@ -69,8 +69,7 @@ def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change |
 def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
     """The plan without recompute, with one layer of ``stage`` moved, or with a deeper warm-up."""
     if any(s.recompute for s in plan.stages):
-        stages = tuple(replace(s, recompute=False) for s in plan.stages)
-        yield Change("keeping all activations", replace(plan, stages=stages))
+        yield Change("keeping all activations", with_recompute(plan, False))
     layers = plan.stages[stage].layers
     if len(layers) > 1:
         if stage > 0:
@@ -81,16 +80,6 @@ def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
             yield Change(text, with_cut(plan, stage + 1, layers.stop - 1))
     if plan.in_flight_limit:
         yield Change("keeping more micro-batches in flight", replace(plan, in_flight_limit=()))
-
-
-def with_cut(plan: Plan, stage: int, start: int) -> Plan:
-    """The plan with ``stage`` starting at another layer; recompute is for all layers of a stage."""
-    stages = list(plan.stages)
-    before, after = stages[stage - 1], stages[stage]
-    wider, narrower = range(before.layers.start, start), range(start, after.layers.stop)
-    stages[stage - 1] = replace(before, layers=wider, recompute_layers=())
-    stages[stage] = replace(after, layers=narrower, recompute_layers=())
-    return replace(plan, stages=tuple(stages))
 
 
 def fullest_device(problem: PlanningProblem, plan: Plan) -> Fullness:

@@ -8,7 +8,7 @@ from numpy.random import Generator, default_rng
 
 from penstock.bounds.lower_bound import plan_bound_s
 from penstock.plan.cost import depths_of
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, with_recompute
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.search.simulated_plans import MAKING_A_PLAN, SimulatedPlans, actions_of
 
@@ -125,14 +125,12 @@ def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
     """The plan under each schedule and several depths, with and without recompute."""
     found: list[Plan] = []
     for recompute in problem.recompute_choices:
-        same = tuple(replace(stage, recompute=recompute) for stage in plan.stages)
+        same = with_recompute(plan, recompute)
         found += [
-            replace(plan, stages=same, schedule=schedule, in_flight_limit=())
-            for schedule in problem.schedules
+            replace(same, schedule=schedule, in_flight_limit=()) for schedule in problem.schedules
         ]
         if "early-backward" in problem.schedules:
-            recomputing = replace(plan, stages=same)
-            found += dict.fromkeys(at_depth(recomputing, depth) for depth in DEPTHS)
+            found += dict.fromkeys(at_depth(same, depth) for depth in DEPTHS)
     return found
 
 

@@ -15,11 +15,7 @@ from penstock.search.search_arrays import search_arrays
 
 __all__ = ["evenly_loaded_plans", "layout_of"]
 
-KINDS = tuple(
-    LoadKind(power, steady)
-    for steady, powers in ((False, (0.0, 30.0)), (True, (30.0, 15.0)))
-    for power in powers
-)
+KINDS = (LoadKind(0.0, False), LoadKind(30.0, False), LoadKind(30.0, True), LoadKind(15.0, True))
 """The load that each walk of a round compares."""
 
 STEPS, FEW_DEVICES = 70_000, 16

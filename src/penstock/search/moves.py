@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 
 from penstock.plan.cost import depths_of, rows_by_speed
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
@@ -69,15 +69,6 @@ def moved_cuts(plan: Plan) -> Iterator[Plan]:
                 yield with_cut(plan, s, after.start + step)
 
 
-def with_cut(plan: Plan, s: int, cut: int) -> Plan:
-    """The plan with stage ``s`` starting at layer ``cut``."""
-    before, after = plan.stages[s - 1], plan.stages[s]
-    earlier = replace(before, layers=range(before.layers.start, cut))
-    return with_stages(
-        plan, {s - 1: earlier, s: replace(after, layers=range(cut, after.layers.stop))}
-    )
-
-
 def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
     """The plan with some stages replaced."""
     stages = tuple(changed.get(s, stage) for s, stage in enumerate(plan.stages))
@@ -94,8 +85,7 @@ def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
             plan, {s: replace(stage, recompute=not stage.recompute) for s, stage in mine.items()}
         )
     if sum(stage.recompute for stage in plan.stages) > 1:
-        kept = tuple(replace(stage, recompute=False) for stage in plan.stages)
-        yield replace(plan, stages=kept)
+        yield with_recompute(plan, False)
 
 
 def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
@@ -116,7 +106,7 @@ def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """Two neighbouring sets of devices exchanged, unless they are alike and on one host.
 
-    Where a device has one stage, also together with their numbers of layers.
+    Unless stages go round after round, also together with their numbers of layers.
     """
     cluster, same = problem.cluster, {devices: devices for devices in plan.device_groups}
     for s, (before, after) in enumerate(pairwise(plan.device_groups)):

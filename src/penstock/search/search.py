@@ -35,9 +35,9 @@ NEAR = 1.1
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-LEAST_GAPS_FOR_LOADS = (0.02, 0.02, 0.25)
-"""The gap from which each round of random walks to evenly loaded plans is made. The last one starts
-at the best plan with one stage a device, also with split backwards."""
+ROUNDS_OF_LOADS = ((0.02, False), (0.02, False), (0.25, True))
+"""Rounds of random walks to evenly loaded plans: the gap from which each is made, and whether it
+may start at a plan with split backwards."""
 
 LEADING = 6
 """How many of the best plans with whole backwards, and with split ones, are tried under other
@@ -75,7 +75,8 @@ def search_steps(
        the same score. Then further plans with one stage a device
        (`straight_steps`), unless their proven bound is not below the best time.
     3. The devices and layers of the best plans of 2, under the schedules of 1.
-    4. Of all plans that are about as fast as the best, the one that people would choose, perhaps on
+    4. Every order that is searched for, of the best plan (`simulate_other_orders`).
+    5. Of all plans that are about as fast as the best, the one that people would choose, perhaps on
        other devices of the same kinds (`preferred`).
 
     The last step has no plan where nothing fits.
@@ -177,38 +178,39 @@ def straight_steps(
     1. Moves from the best plans, as long as one makes them better (`penstock.search.moves`).
     2. If the gap to the bound is large enough, plans that load devices and links evenly
        (`evenly_loaded_plans`), the fastest of them with the schedule, depth and recompute that suit
-       them best. The random walks of each round start at the best plan so far.
+       them best. The random walks of each round start at the best plan so far (`ROUNDS_OF_LOADS`).
     3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
        cannot win. There the answer is optimal among plans with whole backwards.
 
     1 and 2 end as soon as the best plan meets the bound.
     """
-    yield from improve(own, bound_s)
+    yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
     for plan in leading(own, own.problem.schedules)[1:]:
-        if own.simulate(plan) < NEAR * own.best_s and gap(own.best_s, bound_s) > PROVEN:
-            yield own.step("moves")
-            climb(own, plan, own.simulate(plan), ACTIONS_FOR_MORE_MOVES)
-    for seed, least_gap in enumerate(LEAST_GAPS_FOR_LOADS):
+        if own.simulate(plan) < NEAR * own.best_s:
+            yield from improve(own, plan, bound_s, ACTIONS_FOR_MORE_MOVES)
+    for seed, (least_gap, may_split) in enumerate(ROUNDS_OF_LOADS):
         if own.best is None or gap(own.best_s, bound_s) < least_gap:
             break
         yield own.step("even loads")
         before_s = own.best_s
         start = own.best
-        if least_gap == LEAST_GAPS_FOR_LOADS[-1]:
+        if may_split:
             start, _ = next(simulated.fastest([*own.problem.schedules, *split]))
         plans = evenly_loaded_plans(own.problem, start, seed)
         simulate_walked(own, simulated, plans, split, seed)
         if own.best_s < before_s:
-            yield from improve(own, bound_s)
+            yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
     yield from simulate_all(own)
     yield own.step("moves")
 
 
-def improve(own: SimulatedPlans, bound_s: float) -> Iterator[SearchStep]:
-    """Climb from the best plan, unless it already meets the bound."""
-    if own.best is not None and gap(own.best_s, bound_s) > PROVEN:
+def improve(
+    own: SimulatedPlans, plan: Plan | None, bound_s: float, actions: float
+) -> Iterator[SearchStep]:
+    """Climb from a plan, unless the best one already meets the bound."""
+    if plan is not None and gap(own.best_s, bound_s) > PROVEN:
         yield own.step("moves")
-        climb(own, own.best, own.best_s, ACTIONS_FOR_MOVES)
+        climb(own, plan, own.simulate(plan), actions)
 
 
 def simulate_all(own: SimulatedPlans) -> Iterator[SearchStep]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, with_recompute
 from penstock.search.depths import at_depth, simulate_depths
 from penstock.search.families import adapted_to
 from penstock.search.simulated_plans import SimulatedPlans, actions_of
@@ -52,8 +52,7 @@ def quick_s(
     """The least seconds of a plan under a few orders; with and without recompute."""
     problem, least_s = own.problem, inf
     for recompute in problem.recompute_choices:
-        stages = tuple(replace(stage, recompute=recompute) for stage in plan.stages)
-        same = replace(plan, stages=stages)
+        same = with_recompute(plan, recompute)
         early = at_depth(same, QUICK_DEPTH) if "early-backward" in problem.schedules else same
         orders = [(own, early)]
         orders += [(simulated, adapted_to(problem, same, name)) for name in split]
