@@ -9,8 +9,9 @@ computes; all that ``--quick`` measures), ``gloo`` (the same, our messages throu
 rival's are), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
 each rank), ``data-parallel`` (against DistributedDataParallel), ``options`` (ours with an option
 against ours without), ``overlap`` (optimizer steps that are checked afterwards, measured and as
-simulated), ``without-flush`` (asynchronous schedules against 1F1B, measured and as simulated) and
-``end-to-end`` (rounds of profile, plan and run, each against the rival's best schedule).
+simulated), ``without-flush`` (asynchronous schedules against 1F1B, measured and as simulated),
+``end-to-end`` (rounds of profile, plan and run, each against the rival's best schedule) and
+``equal`` (the same at equal transport and equal memory, with DistributedDataParallel too).
 docs/benchmarks/runtime.md says what is measured, and how.
 """
 
@@ -52,6 +53,7 @@ PARTS = (
     "overlap",
     "without-flush",
     "end-to-end",
+    "equal",
 )
 
 
@@ -135,11 +137,18 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
                 "iterations": 5,
                 "rivals": list(ENDING),
             }
-            rounds = [
-                run_tasks([("end_to_end", settings)], 2, LIMIT_S)[0] for _ in range(END_ROUNDS)
-            ]
+            kind = "equal" if part == "equal" else "end_to_end"
+            rounds = [run_tasks([(kind, settings)], 2, LIMIT_S)[0] for _ in range(END_ROUNDS)]
+            if part == "equal":
+                keys = ("equal_memory", "over_ddp", "ddp_over_best_rival")
+                return [{key: spread([row[key] for row in rounds]) for key in keys}, *rounds]
             faster = sorted(row["faster"] for row in rounds)
             return [{"faster": median(faster), "least": faster[0], "most": faster[-1]}, *rounds]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """The least, the median and the most."""
+    return {"least": min(values), "median": median(values), "most": max(values)}
 
 
 def tiny(
