@@ -127,12 +127,15 @@ def test_the_script_of_the_readme_runs_under_torchrun(tmp_path: Path) -> None:
     assert re.search(r"loss 0\.\d+", output)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+def links_of(page: Path) -> list[str]:
+    return LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+
+
+def test_links_lead_somewhere() -> None:
     broken = [
-        target
-        for target in LINK.findall(text)
+        (name_of(page), target)
+        for page in PAGES
+        for target in links_of(page)
         if not target.startswith(("https://", "http://", "#", "mailto:"))
         and not (page.parent / target.partition("#")[0]).exists()
     ]
@@ -146,28 +149,26 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[-\s]+", "-", title) for title in words}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_into_a_page_lead_to_a_heading(page: Path) -> None:
-    broken: list[str] = []
-    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
-        path, _, anchor = target.partition("#")
-        other = page.parent / path if path else page
-        if anchor and other.suffix == ".md" and anchor not in anchors_of(other):
-            broken.append(target)
+def test_links_into_a_page_lead_to_a_heading() -> None:
+    broken: list[tuple[str, str]] = []
+    for page in PAGES:
+        for target in links_of(page):
+            path, _, anchor = target.partition("#")
+            other = page.parent / path if path else page
+            if anchor and other.suffix == ".md" and anchor not in anchors_of(other):
+                broken.append((name_of(page), target))
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_files_that_are_named_exist(page: Path) -> None:
-    named = PATH.findall(page.read_text(encoding="utf-8"))
-    assert [path for path in named if not (ROOT / path).is_file()] == []
+def test_files_that_are_named_exist() -> None:
+    named = [(name_of(p), path) for p in PAGES for path in PATH.findall(p.read_text("utf-8"))]
+    assert [(page, path) for page, path in named if not (ROOT / path).is_file()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_can_be_copied_as_they_stand(page: Path) -> None:
+def test_commands_can_be_copied_as_they_stand() -> None:
     """No prompt before a command: the site's button copies the whole block."""
-    prompts = [block.text for block in blocks_of(page) if block.text.startswith("$ ")]
-    assert prompts == []
+    blocks = [(name_of(page), block.text) for page in PAGES for block in blocks_of(page)]
+    assert [(page, text) for page, text in blocks if text.startswith("$ ")] == []
 
 
 def test_every_page_is_in_the_navigation_and_the_other_way_round() -> None:
