@@ -6,10 +6,7 @@ from penstock.errors import BadInput
 
 __all__ = ["check_removed_options"]
 
-LAYOUTS = (
-    "layouts of torch and Megatron-LM are read, and plans go to DeepSpeed and torchtitan by "
-    "'penstock export'; write the cuts as split_points (docs/guides/other-frameworks.md)"
-)
+LAYOUTS = "write the cuts as the split_points of --from torch, or as a layout of --from megatron"
 
 REMOVED = {
     ("rehearse", "--network", ""): "links are always emulated; leave it out",
