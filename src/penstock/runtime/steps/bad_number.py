@@ -136,8 +136,8 @@ class LayersInspected:
             place = (
                 f"it appeared first in the {kind} of {start}, micro-batch {micro_batch}{gradient})"
             )
-            key = (1, micro_batch, number) if kind == "forward" else (2, micro_batch, -number)
-            self._note((*key, self._worker.world.rank, place))
+            passed, order = (1, number) if kind == "forward" else (2, -number)
+            self._note((passed, micro_batch, order, self._worker.world.rank, place))
 
     def _layer(self, layer: int) -> str:
         name, stage = self._worker.graph.layer_names[layer], self._worker.plan.stage_of_layer(layer)
