@@ -7,7 +7,7 @@ bad before the step, then forwards, then backwards; then the earlier micro-batch
 that comes first in the pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -95,7 +95,7 @@ class LayersInspected:
             norm = worker.norm_of(place, program)
             runners[place.stage] = PartlyRecomputed(
                 program,
-                tuple(single_layers(worker.graph, stage, program)),
+                single_layers(worker.graph, stage, program),
                 worker.world.device,
                 watch=self.look,
                 autocast=worker.autocast_dtype,
@@ -147,23 +147,27 @@ class LayersInspected:
         self.first = found if self.first is None else min(self.first, found)
 
 
-def single_layers(graph: LayerGraph, stage: Stage, program: StageProgram) -> Iterator[RecomputeRun]:
+def single_layers(
+    graph: LayerGraph, stage: Stage, program: StageProgram
+) -> tuple[RecomputeRun, ...]:
     """The layers of a stage one by one, or several together that cannot run apart."""
+    parts: list[RecomputeRun] = []
     start = stage.layers.start
     for stop in range(start + 1, stage.layers.stop + 1):
         recomputed = stage.recompute and start in (stage.recompute_layers or stage.layers)
         try:
-            yield recompute_run(graph, range(start, stop), program, recomputed=recomputed)
+            parts.append(recompute_run(graph, range(start, stop), program, recomputed=recomputed))
         except BadInput:
             if stop == stage.layers.stop:
-                raise
+                return (recompute_run(graph, stage.layers, program, recomputed=stage.recompute),)
             continue
         start = stop
+    return tuple(parts)
 
 
 def is_finite(tensor: torch.Tensor | None) -> bool:
     """Whether a tensor, if there is one, has only finite numbers."""
-    return tensor is None or not tensor.is_floating_point() or bool(tensor.isfinite().all())
+    return tensor is None or bool(tensor.isfinite().all())
 
 
 def are_sound(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
