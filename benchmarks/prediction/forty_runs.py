@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "rehearsal"))
+
+from host_networks import PORT, joined_hosts
 from other_load import other_load
 from predict_and_run import balanced, processor, run
 
@@ -30,7 +34,6 @@ from penstock.jobs.job_file import find_job
 from penstock.jobs.plan_job import problem_of
 from penstock.jobs.profile_job import CostedJob, cost_job
 from penstock.plan.plan import Plan
-from penstock.rehearse.host_networks import PORT, joined_hosts
 from penstock.search.families import rescheduled
 from penstock.simulate.score import make_score
 

@@ -23,7 +23,9 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "prediction"), str(HERE.parent / "reliability")]
 
 from chaos import machine  # noqa: E402
+from host_networks import PORT, joined_hosts  # noqa: E402
 from other_load import other_load  # noqa: E402
+from over_namespaces import rehearse_over_namespaces  # noqa: E402
 
 from penstock.cluster.cluster import Cluster, Device, Host  # noqa: E402
 from penstock.cluster.toml_file import read_cluster, write_cluster  # noqa: E402
@@ -32,8 +34,7 @@ from penstock.plan.json_file import read_plan  # noqa: E402
 from penstock.profile.json_file import read_profile  # noqa: E402
 from penstock.rehearse.agreement import differences  # noqa: E402
 from penstock.rehearse.emulation import Emulation  # noqa: E402
-from penstock.rehearse.host_networks import PORT, joined_hosts  # noqa: E402
-from penstock.rehearse.rehearsal import Rehearsal, rehearse  # noqa: E402
+from penstock.rehearse.rehearsal import Rehearsal  # noqa: E402
 from penstock.report.device_rows import gantt_rows  # noqa: E402
 from penstock.report.gantt_page import timelines_page  # noqa: E402
 from penstock.report.timelines_html import TimelinePanel  # noqa: E402
@@ -99,8 +100,7 @@ def rehearsed(folder: Path, iterations: int) -> Rehearsal:
     """The trained plan, carried out with the profile that it was made for, over the same links."""
     plan, profile = read_plan(folder / "plan.json"), read_profile(folder / "profile.json")
     cluster = read_cluster(folder / "cluster.toml")
-    asked = Emulation(plan, profile, cluster, 1.0, 1.0, iterations, network="namespaces")
-    return rehearse(asked)
+    return rehearse_over_namespaces(Emulation(plan, profile, cluster, 1.0, 1.0, iterations))
 
 
 def page(folder: Path, found: Rehearsal, trained_s: float) -> str:

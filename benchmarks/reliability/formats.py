@@ -156,7 +156,7 @@ def message(path: Path) -> object:
     return decode(torch.from_numpy(numpy.fromfile(path, dtype=numpy.uint8)))
 
 
-def layout(source: str, file: str, ranks: int = 0) -> Reader:
+def layout(source: str, file: str) -> Reader:
     """Another framework's layout, made a plan of a model of six blocks."""
 
     def read(path: Path) -> object:
@@ -170,7 +170,7 @@ def layout(source: str, file: str, ranks: int = 0) -> Reader:
         layers = tuple(LayerCost(name, cost, cost, cost, 1000) for name in names)
         edges = tuple(Edge(i, i + 1, f"t{i}", cost, cost) for i in range(len(names) - 1))
         profile = ModelProfile("model", layers, edges, batch_size=4)
-        asked = AskedLayout(micro_batch=2, batch=16, ranks=ranks)
+        asked = AskedLayout(micro_batch=2, batch=16)
         return plan_of_layout(IMPORTERS[source](ImportRequest(path, profile, asked)), asked)
 
     return Reader(file, read)
@@ -222,8 +222,5 @@ READERS = {
     "message": Reader("message.bin", message),
     "actions": Reader("layout.csv", actions),
     "torch-layout": layout("torch", "layout.json"),
-    "torchtitan-layout": layout("torchtitan", "layout.toml"),
     "megatron-layout": layout("megatron", "layout.txt"),
-    "deepspeed-layout": layout("deepspeed", "layout.json"),
-    "huggingface-layout": layout("huggingface", "config.json", ranks=2),
 }

@@ -18,6 +18,7 @@ from penstock.command_line import (
     rehearse_command,
     simulate_command,
 )
+from penstock.command_line.removed_options import check_removed_options
 from penstock.command_line.terminal import INTERRUPTED, print_error, silence_output
 from penstock.errors import RunFailed
 
@@ -61,6 +62,7 @@ def main() -> None:
 def run() -> int:
     """Run the command; returns its exit code and prints at most one line of error."""
     try:
+        check_removed_options(sys.argv[1:])
         code: object = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as ended:

@@ -31,7 +31,6 @@ __all__ = [
     "parse_toml",
     "read_document",
     "read_text",
-    "write_bytes",
     "write_pieces",
     "write_text",
 ]
@@ -304,21 +303,12 @@ def check_place(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file completely or not at all, as `write_bytes` does.
+    """Write a text file completely or not at all, as `write_pieces` does.
 
     Raises:
         BadInput: the folder does not exist or cannot be written to.
     """
-    write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file completely or not at all, as `write_pieces` does.
-
-    Raises:
-        BadInput: the folder does not exist or cannot be written to.
-    """
-    write_pieces(path, (content,))
+    write_pieces(path, (text.encode("utf-8"),))
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:

@@ -73,17 +73,16 @@ class RunFailed(PenstockError):
 class LossNotFinite(RunFailed):
     """The loss became NaN or infinite; no optimizer step was taken with it.
 
-    ``step`` is the step of the batch. ``at`` puts the place where it appeared into the message.
+    ``step`` is the step of the batch. ``at`` puts the place where it appeared before ``remedy``.
     """
 
-    def __init__(self, text: str, step: int = 0) -> None:
-        super().__init__(text)
-        self.step = step
+    def __init__(self, problem: str, remedy: str = "", step: int = 0) -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem, self.remedy, self.step = problem, remedy, step
 
     def at(self, place: str) -> "LossNotFinite":
-        """The same error with the place before the remedy, which follows the last semicolon."""
-        before, mark, remedy = str(self).rpartition("; ")
-        return LossNotFinite(f"{before}{mark}{place}; {remedy}", self.step)
+        """The same error with a place."""
+        return LossNotFinite(f"{self.problem}; {place}", self.remedy, self.step)
 
 
 class ReplicasDiffer(RunFailed):

@@ -215,9 +215,6 @@ def test_a_plan_without_a_profile_is_told_so(penstock: Penstock, place: Path) ->
 
 
 BATCH = ("--batch", 16, "--micro-batch", 2)
-BLOCKS = [[f"h.{i}" for i in range(lo, lo + 2)] for lo in (0, 2, 4)]
-PARTS = [["wte", *BLOCKS[0]], BLOCKS[1], [*BLOCKS[2], "ln_f", "head"]]
-TITAN = {"parallelism": {"module_fqns_per_model_part": PARTS}}
 
 
 @pytest.mark.parametrize(
@@ -235,37 +232,6 @@ TITAN = {"parallelism": {"module_fqns_per_model_part": PARTS}}
             ("1000000000 copies", "65536 devices"),
         ),
         ("torch", {"split_points": ["h.3"], "schedule_csv": "no.csv"}, ("no.csv",)),
-        ("torchtitan", {"parallelism": {}}, ("module_fqns_per_model_part", "missing")),
-        (
-            "torchtitan",
-            {"parallelism": {"module_fqns_per_model_part": [*PARTS, ["h.6"]]}},
-            ("'h.6'", "ends at 'h.5'"),
-        ),
-        (
-            "torchtitan",
-            {"parallelism": {"module_fqns_per_model_part": [PARTS[0], ["norm"], *PARTS[1:]]}},
-            ("stage 1 names no layer",),
-        ),
-        (
-            "torchtitan",
-            {"parallelism": {"module_fqns_per_model_part": PARTS[:2]}},
-            ("no stage names layer 'h.4.attn'", "another model"),
-        ),
-        (
-            "torchtitan",
-            {"parallelism": {"module_fqns_per_model_part": [PARTS[1], PARTS[0], PARTS[2]]}},
-            ("'h.2.attn' is on stage 0", "model's order"),
-        ),
-        (
-            "torchtitan",
-            {"parallelism": {"module_fqns_per_model_part": [*PARTS, ["wte"]]}},
-            ("'wte' is on stages 0 and 3",),
-        ),
-        (
-            "torchtitan",
-            {"parallelism": TITAN["parallelism"] | {"pipeline_parallel_degree": 2}},
-            ("3 model parts cannot be divided among 2 ranks",),
-        ),
         ("megatron", "Et*3|t*2L", ("5 transformer layers", "6 blocks", "another model")),
         ("megatron", "Et*3|t*3x", ("letter 'x'",)),
         ("megatron", "Et*3|t*2mtL", ("'m'", "multi-token")),
@@ -290,17 +256,8 @@ TITAN = {"parallelism": {"module_fqns_per_model_part": PARTS}}
             "--pipeline-model-parallel-layout Et*3|t*3L --micro-batch-size=0",
             ("--micro-batch-size is '0'",),
         ),
-        ("deepspeed", [0, 3, 9], ("parts end at 9", "8 layers")),
-        ("deepspeed", [0, 3, 3, 8], ("must begin with 0 and grow",)),
-        ("deepspeed", {"parts": [0, 3, 8], "num_stages": 3}, ("num_stages is 3",)),
-        ("deepspeed", {"part": [0, 3, 8]}, ("did you mean 'parts'?",)),
-        ("deepspeed", {"parts": [0, 1, 2], "layers": ["a", "b"]}, ("names layer 'wte'",)),
-        ("deepspeed", "[0, 3", ("not valid JSON",)),
-        ("huggingface", {"a": 1}, ("'a' is 1", "two lists")),
-        ("huggingface", {}, ("holds no base_model_pp_plan",)),
-        ("huggingface", {"layers": [["x"], ["x"]]}, ("none is the list 'h'",)),
-        ("huggingface", {"h": [["x"], ["x"]]}, ("name 1 to 6 ranks with --ranks",)),
-        ("huggingface", {"emb": [[], []], "h": [["x"], ["x"]]}, ("'emb' before 'h'",)),
+        ("deepspeed", [0, 3, 8], ("no --from deepspeed any more", "split_points")),
+        ("huggingface", {}, ("no --from huggingface any more", "--from megatron")),
     ],
 )
 def test_wrong_layouts_are_refused(
@@ -356,7 +313,6 @@ def test_layouts_by_hand_are_read(penstock: Penstock, place: Path) -> None:
     cases: list[tuple[str, object, tuple[object, ...], list[list[int]], str]] = [
         ("torch", {"split_points": ["h.2"]}, (), [[0, 5], [5, 15]], "1f1b"),
         ("torch", {"split_points": ["h.1.mlp", "head"]}, (), [[0, 4], [4, 13], [13, 15]], "1f1b"),
-        ("torchtitan", TITAN, (), [[0, 5], [5, 9], [9, 15]], "1f1b"),
         (
             "megatron",
             "Et,(t|)*4,t|L",
@@ -364,11 +320,7 @@ def test_layouts_by_hand_are_read(penstock: Penstock, place: Path) -> None:
             [[0, 5], [5, 7], [7, 9], [9, 11], [11, 13], [13, 15]],
             "interleaved",
         ),
-        ("deepspeed", [0, 3, 8], (), [[0, 5], [5, 15]], "1f1b"),
-        ("huggingface", {"wte": [[], []], "h": [[], []], "ln_f": [[], []]}, ("--ranks", 4), [
-            [0, 3], [3, 5], [5, 7], [7, 15]
-        ], "1f1b"),
-    ]  # fmt: skip
+    ]
     for source, text, options, stages, schedule in cases:
         values = imported(penstock, written(place, text), source, *batch, *options).values
         assert [stage["layers"] for stage in values["stages"]] == stages, source

@@ -109,17 +109,13 @@ def test_figures_of_the_first_page_are_those_of_the_benchmarks() -> None:
     forty = sorted(abs(run["error"]) for run in results("prediction/forty_runs")["rows"])
     words = f"off by {50 * (forty[19] + forty[20]):.1f} % in the median and {100 * forty[39]:.1f} %"
     assert words in text
-    runs = results("prediction/schedules")["rows"]
-    assert len(runs) == 11 and "eleven schedules" in text
-    assert f"they were {least_and_most_too_short(runs)} too short" in text
     shared_cores = both_runs("schedules")
-    assert f"predictions were {least_and_most_too_short(shared_cores)} too short" in text
+    words = (
+        f"predictions of eleven schedules were {least_and_most_too_short(shared_cores)} too short"
+    )
+    assert words in text
     worst = max(abs(run["error"]) for run in both_runs("wide"))
     assert f"the same eleven schedules were within {100 * worst:.1f} %" in text
-    first, straight = min(runs, key=lambda run: run["predicted_s"]), runs[0]
-    assert straight["plan"] == "1f1b"
-    assert first["measured_s"] == min(run["measured_s"] for run in runs)
-    assert f"{straight['measured_s'] / first['measured_s']:.2f} times as fast as `1f1b`" in text
 
 
 def test_the_first_plan_of_start_here_is_that_of_the_benchmark() -> None:

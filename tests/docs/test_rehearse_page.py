@@ -18,15 +18,10 @@ def test_the_commands_of_the_guide_run(
     penstock: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    planned, *rehearsals = (penstock(*shlex.split(command)) for command in COMMANDS)
+    planned, rehearsed = (penstock(*shlex.split(command)) for command in COMMANDS)
     assert planned.code == 0, planned.errors
-    assert len(rehearsals) == 2
-    for command, rehearsed in zip(COMMANDS[1:], rehearsals, strict=True):
-        if "namespaces" in command and rehearsed.code == 2:
-            assert "run it as root" in rehearsed.errors or "install" in rehearsed.errors
-            continue
-        # On a busy machine the time may differ by more than the tolerance; all else may not.
-        assert rehearsed.code == 0 or "of the plan's time" in rehearsed.errors, rehearsed.errors
-        assert rehearsed.output.startswith("iteration ")
-        assert "16 processes started in" in rehearsed.output
+    # On a busy machine the time may differ by more than the tolerance; all else may not.
+    assert rehearsed.code == 0 or "of the plan's time" in rehearsed.errors, rehearsed.errors
+    assert rehearsed.output.startswith("iteration ")
+    assert "16 processes started in" in rehearsed.output
     assert (tmp_path / "rehearsal.html").exists()

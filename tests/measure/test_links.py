@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from measure.known_channel import KnownChannel
 
 from penstock.errors import BadInput
 from penstock.measure.links import (
@@ -95,6 +96,24 @@ def test_between_hosts_messages_cost_the_processor_and_may_take_turns() -> None:
     assert (alone.half_duplex, alone.devices[0].message_bytes_per_s) == (False, 0)
     gpus = cluster_of([member("a", "H100"), member("b", "H100")], {(0, 1): MeasuredLink(0, 1e9)})
     assert gpus.devices[0].message_s == 0
+
+
+@pytest.mark.parametrize("half_duplex", [False, True])
+def test_a_known_channel_is_measured_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, half_duplex: bool
+) -> None:
+    """The channel says what one message takes in one direction; nothing else may come out."""
+    channel = KnownChannel(40e-6, 1.25e8, 25e-6, 4e9, half_duplex)
+    monkeypatch.setattr("penstock.measure.links.distributed", channel)
+    for module in ("links", "clock"):
+        monkeypatch.setattr(f"penstock.measure.{module}.time", channel)
+    for host in measure_links().hosts:
+        (device,) = host.devices
+        assert host.port_latency_s == pytest.approx(40e-6, rel=1e-6)
+        assert host.port_bytes_per_s == pytest.approx(1.25e8, rel=1e-6)
+        assert device.message_s == pytest.approx(25e-6, rel=1e-6)
+        assert device.message_bytes_per_s == pytest.approx(4e9, rel=1e-6)
+        assert host.half_duplex == half_duplex
 
 
 def test_interleaved_hosts_are_refused() -> None:

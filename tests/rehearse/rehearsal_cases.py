@@ -7,7 +7,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
 from penstock.rehearse.emulation import Emulation
-from penstock.rehearse.rehearsing_rank import RankRecord, RehearsalLinks, rehearse_rank
+from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
 from penstock.runtime import rank_stages
 
 MIB = 1 << 20
@@ -78,7 +78,7 @@ def emulation(plan: Plan, profile: ModelProfile, **settings: Any) -> Emulation:
     return replace(asked, **settings)
 
 
-def swapped_on_rank_1(emulation: Emulation, links: RehearsalLinks, limit_s: float) -> RankRecord:
+def swapped_on_rank_1(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
     """A rank 1 that carries out its first two forwards in the opposite order."""
     right = rank_stages.prepare_iteration
 
@@ -91,14 +91,12 @@ def swapped_on_rank_1(emulation: Emulation, links: RehearsalLinks, limit_s: floa
 
     rank_stages.prepare_iteration = wrong
     try:
-        return rehearse_rank(emulation, links, limit_s)
+        return rehearse_rank(emulation, server, limit_s)
     finally:
         rank_stages.prepare_iteration = right
 
 
-def weights_first_on_rank_3(
-    emulation: Emulation, links: RehearsalLinks, limit_s: float
-) -> RankRecord:
+def weights_first_on_rank_3(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
     """A rank 3 that swaps two actions which send nothing, so that no other rank can notice."""
     right = rank_stages.prepare_iteration
 
@@ -113,6 +111,6 @@ def weights_first_on_rank_3(
 
     rank_stages.prepare_iteration = wrong
     try:
-        return rehearse_rank(emulation, links, limit_s)
+        return rehearse_rank(emulation, server, limit_s)
     finally:
         rank_stages.prepare_iteration = right

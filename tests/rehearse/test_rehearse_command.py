@@ -68,14 +68,6 @@ def test_a_profile_that_lied_when_the_plan_was_made_is_found_out(
     assert "s promised with the plan; plan again with this profile" in found.errors
 
 
-def test_slow_devices_and_links_take_their_time(penstock: Penstock, plan: Path) -> None:
-    faults = ("--fault", "slow 1 300 %", "--fault", "links x0.1")
-    found = penstock("rehearse", plan, *QUICK, *faults, "--tolerance", 9, "--json")
-    assert found.code == 0, found.errors
-    unbroken = simulate_plan(straight("1f1b"), PROFILE, two_hosts()).iteration_s
-    assert json.loads(found.output)["rehearsed_s"] > 2 * unbroken
-
-
 def test_a_kill_shows_what_the_run_would_say(penstock: Penstock, plan: Path) -> None:
     found = penstock("rehearse", plan, *QUICK, "--fault", "kill 2")
     assert found.code == 0, found.errors
@@ -87,7 +79,8 @@ def test_a_kill_shows_what_the_run_would_say(penstock: Penstock, plan: Path) -> 
     [
         (("--fault", "burn 2"), "fault 'burn 2' cannot be read"),
         (("--fault", "kill 9"), "the plan has no rank 9"),
-        (("--fault", "slow 9 20 %"), "has no device 9"),
+        (("--fault", "slow 3 20 %"), "penstock simulate --device '3 slower 20 %'"),
+        (("--network", "namespaces"), "has no --network any more"),
         (("--picture", "both.png"), "must end in .html"),
         (("--cluster", "dapple-z"), "dapple-z"),
     ],
@@ -108,11 +101,3 @@ def test_a_plan_for_more_ranks_than_memory_holds_is_refused(
     found = penstock("rehearse", plan, *QUICK)
     assert found.code == 2
     assert "4 ranks need about" in found.errors
-
-
-def test_a_network_of_one_host_is_refused_in_a_line(penstock: Penstock, plan: Path) -> None:
-    one = replace(two_hosts(8), hosts=two_hosts(8).hosts[:1])
-    write_cluster(one, plan.parent / "cluster.toml")
-    found = penstock("rehearse", plan, *QUICK, "--network", "namespaces")
-    assert found.code == 2
-    assert "the plan uses one host, 'a', so nothing goes over a network" in found.errors

@@ -9,10 +9,16 @@ from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.compare_page import write_picture
-from penstock.report.compare_picture import ComparedPlan, PictureHead, compare_drawing
-from penstock.report.drawing import Curve, Mark, Rule, Words
+from penstock.report.compare_picture import (
+    MOST_ROWS,
+    ComparedPlan,
+    PictureHead,
+    compare_drawing,
+    plan_rows,
+)
+from penstock.report.device_rows import DeviceRow, DrawnEvent
+from penstock.report.drawing import Curve, Mark, Rule, Run, Slab, Words
 from penstock.report.drawing_svg import drawing_svg
-from penstock.report.stage_lanes import MOST_LANES, stage_lanes
 from penstock.report.tables import ComparisonRow
 from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.timeline import Event, Timeline
@@ -22,7 +28,7 @@ HEAD = PictureHead("model <a> & b", "on 4 devices", 0.02, "its work")
 
 def compared(plan: Plan, timeline: Timeline, iteration_s: float, name: str) -> ComparedPlan:
     row = ComparisonRow(name, plan.schedule, "1x1", iteration_s=iteration_s, gap=0.1)
-    return ComparedPlan(row, plan, stage_lanes(timeline, plan), (("compute", iteration_s),))
+    return ComparedPlan(row, plan, plan_rows(timeline, plan), (("compute", iteration_s),))
 
 
 @pytest.fixture
@@ -39,6 +45,10 @@ def words(marks: Sequence[Mark]) -> list[str]:
     return [mark.words for mark in marks if isinstance(mark, Words)]
 
 
+def tails(marks: Sequence[Mark]) -> list[str]:
+    return [mark.tail.words for mark in marks if isinstance(mark, Words) and mark.tail is not None]
+
+
 def rules(marks: Sequence[Mark], ink: str) -> list[float]:
     """The places of all lines of this colour."""
     return [mark.x1 for mark in marks if isinstance(mark, Rule) and mark.ink == ink]
@@ -48,13 +58,19 @@ def cut_ends(marks: Sequence[Mark]) -> int:
     return sum(isinstance(mark, Curve) and mark.filled for mark in marks)
 
 
-def test_every_stage_has_a_lane_with_all_its_work(drawn: ComparedPlan, small_plan: Plan) -> None:
-    assert len(drawn.lanes) == len(small_plan.stages)
-    for lane, stage in zip(drawn.lanes, small_plan.stages, strict=True):
+def work_of(row: DeviceRow) -> list[DrawnEvent]:
+    return [block for lane in row.compute for block in lane if block.event.kind != "STEP"]
+
+
+def test_every_stage_has_a_row_with_all_its_work(drawn: ComparedPlan, small_plan: Plan) -> None:
+    assert [row.stages for row in drawn.chart.rows] == [(s,) for s in range(len(small_plan.stages))]
+    told = words(marks_of([drawn]))
+    for row, stage in zip(drawn.chart.rows, small_plan.stages, strict=True):
         per_micro_batch = 3 if stage.recompute else 2
-        work = [bar for bar in lane.compute if bar.kind != "STEP"]
-        assert len(work) == per_micro_batch * small_plan.micro_batches
-        assert lane.replicas == stage.replicas
+        assert len(work_of(row)) == per_micro_batch * small_plan.micro_batches
+        number = row.stages[0]
+        name = f"stage {number}" + (f"  on {stage.replicas} devices" if stage.replicas > 1 else "")
+        assert name in told
 
 
 def test_one_axis_for_all_so_that_a_slower_plan_reaches_further(drawn: ComparedPlan) -> None:
@@ -118,17 +134,33 @@ def deep(stages: int, micro_batches: int) -> tuple[Plan, Timeline]:
 def test_a_picture_stays_small_however_deep_the_pipeline(stages: int, micro_batches: int) -> None:
     plan, timeline = deep(stages, micro_batches)
     one = compared(plan, timeline, float(micro_batches), "deep")
-    assert len(one.lanes) <= MOST_LANES
-    assert [one.lanes[0].first_stage, one.lanes[-1].last_stage] == [0, stages - 1]
+    rows = one.chart.rows
+    assert len(rows) == min(stages, MOST_ROWS)
+    assert (rows[0].stages, rows[-1].stages) == ((0,), (stages - 1,))
+    left_out = f"{stages - MOST_ROWS} rows in the middle are left out"
+    assert any(left_out in text for text in tails(marks_of([one]))) == (stages > MOST_ROWS)
     assert len(drawing_svg(compare_drawing([one], HEAD))) < 400_000
 
 
-def test_columns_keep_the_time_of_every_kind() -> None:
-    plan, timeline = deep(64, 400)
-    lane = stage_lanes(timeline, plan)[0]
-    for kind in ("F", "B"):
-        shown_s = sum((b.end_s - b.start_s) * b.strength for b in lane.compute if b.kind == kind)
-        assert shown_s == pytest.approx(200.0, rel=0.02)
+def test_narrow_blocks_keep_the_time_of_every_kind() -> None:
+    plan, timeline = deep(8, 2000)
+    one = compared(plan, timeline, 2000.0, "deep")
+    runs = [mark for mark in marks_of([one]) if isinstance(mark, Run)]
+    shown = {"F": 0.0, "B": 0.0}
+    for run in runs:
+        shown[run.fill.kind] += run.strength * sum(width for _, width in run.spans) / 8
+    # Each kind fills half of the iteration, which is 854 pixels of an axis that is 2 % longer.
+    assert shown == pytest.approx({"F": 854 / 1.02 / 2, "B": 854 / 1.02 / 2}, rel=0.05)
+
+
+def test_a_plan_far_behind_is_drawn_up_to_the_end_of_the_axis() -> None:
+    plan, timeline = deep(2, 4)
+    near = compared(plan, timeline, 4.0, "near")
+    far_plan, far_timeline = deep(2, 40)
+    far = compared(far_plan, far_timeline, 40.0, "far")
+    blocks = [m for m in marks_of([near, far]) if isinstance(m, Slab) and m.label.startswith("dev")]
+    assert len(blocks) > 16
+    assert max(block.x + block.width for block in blocks) <= 1360 - 330
 
 
 def test_the_style_of_the_page_leaves_the_picture_as_it_is(
@@ -147,14 +179,15 @@ def test_the_style_of_the_page_leaves_the_picture_as_it_is(
     assert all(said == done for said, done in drawn)
 
 
-def test_stages_that_share_devices_share_a_lane(
+def test_stages_that_share_devices_share_a_row(
     small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:
     stages = tuple(Stage(range(2 * s, 2 * s + 2), (s % 2,), (2,)) for s in range(4))
     plan = Plan(stages, 4, 2, "interleaved")
     prediction = simulate_plan(plan, small_profile, small_cluster)
     one = compared(plan, prediction.timeline, prediction.iteration_s, "looped")
-    assert [lane.name for lane in one.lanes] == ["stages 0, 2", "stages 1, 3"]
-    for lane in one.lanes:
-        assert len([bar for bar in lane.compute if bar.kind != "STEP"]) == 2 * 2 * 4
+    for row in one.chart.rows:
+        assert len(work_of(row)) == 2 * 2 * 4
     assert {"stages 0, 2", "stages 1, 3"} <= set(words(marks_of([one])))
+    shades = "dark to light: the 2 stages of a device, upstream first"
+    assert any(shades in text for text in tails(marks_of([one])))

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runtime.non_finite.bad_number_cases import LAYERS, ROWS, Block, batch_of
 from runtime.pipeline_cases import MICRO_BATCHES, plan_of
+from runtime.steps.bad_number_cases import LAYERS, ROWS, Block, batch_of
 from torch import nn
 from torch.optim import AdamW
 

@@ -29,7 +29,7 @@ def test_the_default_job_starts_to_learn_on_four_workers(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_default_job_learns_as_promised(tmp_path: Path) -> None:
-    """Its seconds are compared with predicted ones by `benchmarks/prediction.py`."""
+    """Its seconds are compared with predicted ones by `benchmarks/prediction`."""
     job = find_job("gpt-text")
     result = train_job(job, TrainRequest(workers=4, out=tmp_path / "run", shown=False))
     rows = list(map(json.loads, (result.run_directory / "metrics.jsonl").read_text().splitlines()))

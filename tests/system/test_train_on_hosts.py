@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from host_jobs import job_of, plain_losses
-from namespaces import needs_namespaces
+from namespaces import host_networks, needs_namespaces
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput
 from penstock.jobs.started_ranks import RankFacts, check_alike, refusal_of
 from penstock.plan.json_file import read_plan
-from penstock.rehearse.host_networks import PORT, joined_hosts
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,7 +47,7 @@ def ended(started: Sequence["subprocess.Popen[str]"]) -> list[tuple[int, str]]:
 def on_hosts(hosts: int, ranks: int, command: Sequence[str]) -> list[tuple[int, str]]:
     """Run a command of penstock by a torchrun on each of several hosts, joined at 1 Gb/s."""
     names = [f"host{number}" for number in range(hosts)]
-    with joined_hosts(names, [GIGABIT] * hosts) as networks:
+    with host_networks.joined_hosts(names, [GIGABIT] * hosts) as networks:
         agents = [
             subprocess.Popen(
                 [
@@ -58,7 +57,7 @@ def on_hosts(hosts: int, ranks: int, command: Sequence[str]) -> list[tuple[int, 
                     *(f"--master-addr={networks[0].address}", "--master-port=29500"),
                     *("--no-python", PENSTOCK, *command),
                 ],
-                env=of_ranks(GLOO_SOCKET_IFNAME=PORT),
+                env=of_ranks(GLOO_SOCKET_IFNAME=host_networks.PORT),
                 stderr=subprocess.PIPE,
                 text=True,
             )

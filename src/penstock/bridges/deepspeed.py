@@ -13,32 +13,18 @@ DeepSpeed has no option that takes ``parts``: a subclass of ``PipelineModule`` s
 documentation). ``layers`` is the order in which it must list the model's modules.
 """
 
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
-from pydantic import Field
-
-from penstock.bridges.layout import PipelineLayout, layout_of_plan, recompute_notes
-from penstock.bridges.module_chain import module_chain, with_light_modules
-from penstock.bridges.named_stages import names_of_stages, stages_of_names
-from penstock.bridges.request import Exported, ExportRequest, ImportRequest
-from penstock.document import Entry, check_document, json_text, parse_json, read_text
+from penstock.bridges.layout import layout_of_plan, recompute_notes
+from penstock.bridges.module_chain import module_chain
+from penstock.bridges.named_stages import names_of_stages
+from penstock.bridges.request import Exported, ExportRequest
+from penstock.document import json_text
 from penstock.errors import BadInput
 
-__all__ = ["export_deepspeed", "import_deepspeed"]
+__all__ = ["export_deepspeed"]
 
 TARGET = "DeepSpeed"
-
-
-class DeepSpeedEntry(Entry):
-    """The document; only ``parts`` is needed."""
-
-    parts: list[int]
-    layers: list[str] = Field(default_factory=list[str])
-    num_stages: int = Field(default=0, ge=0)
-    num_dp: int = Field(default=0, ge=0)
-    train_micro_batch_size_per_gpu: int = Field(default=0, ge=0)
-    gradient_accumulation_steps: int = Field(default=0, ge=0)
-    train_batch_size: int = Field(default=0, ge=0)
 
 
 def export_deepspeed(request: ExportRequest) -> Exported:
@@ -70,48 +56,3 @@ def export_deepspeed(request: ExportRequest) -> Exported:
     if tied:
         notes.append(f"'{tied[0]}' is tied: make its layers of TiedLayerSpec")
     return Exported(layout, stages, json_text(document), notes=tuple(notes))
-
-
-def import_deepspeed(request: ImportRequest) -> PipelineLayout:
-    """The layout in a document with ``parts``, or in a list of them.
-
-    Without ``layers``, ``parts`` count the modules of the profile.
-
-    Raises:
-        BadInput: parts that are not in order or do not end with the last layer, or layers that are
-            not those of the profile.
-    """
-    path, profile = request.path, request.profile
-    data = parse_json(read_text(path, "layout"), path, "layout")
-    entry = check_document(
-        DeepSpeedEntry, {"parts": data} if isinstance(data, list) else data, path
-    )
-    parts = entry.parts
-    names = entry.layers
-    if not names:
-        own = [module.name for module in module_chain(profile).modules]
-        names = [name for listed in with_light_modules(own, {}).values() for name in listed]
-    if len(parts) < 2 or parts[0] != 0 or any(lo >= hi for lo, hi in pairwise(parts)):
-        raise BadInput(
-            f"{path}: parts {str(parts)[:60]} must begin with 0 and grow: the first layer of each "
-            f"stage, then the number of layers"
-        )
-    if parts[-1] != len(names):
-        raise BadInput(
-            f"{path}: parts end at {parts[-1]}, and there are {len(names)} layers ('{names[0]}' "
-            f"to '{names[-1]}'); is it the layout of another model?"
-        )
-    if entry.num_stages not in (0, len(parts) - 1):
-        raise BadInput(
-            f"{path}: num_stages is {entry.num_stages}, and parts has {len(parts) - 1}; make them "
-            f"equal"
-        )
-    stages = stages_of_names([names[lo:hi] for lo, hi in pairwise(parts)], profile, path)
-    return PipelineLayout(
-        stages,
-        tuple(range(len(stages))),
-        entry.num_dp,
-        entry.gradient_accumulation_steps,
-        entry.train_micro_batch_size_per_gpu,
-        "1f1b",
-    )

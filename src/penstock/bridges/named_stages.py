@@ -9,14 +9,13 @@ from penstock.bridges.layout import PipelineLayout
 from penstock.bridges.module_chain import (
     ModuleChain,
     check_module_names,
-    entry_number,
     module_of,
     with_light_modules,
 )
 from penstock.errors import BadInput
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["check_neighbours", "names_of_stages", "stages_of_names", "stages_of_starts"]
+__all__ = ["check_neighbours", "names_of_stages", "stages_of_starts"]
 
 
 def names_of_stages(
@@ -93,73 +92,6 @@ def stages_of_starts(starts: Sequence[str], profile: ModelProfile, path: Path) -
     return tuple(range(lo, hi) for lo, hi in pairwise(bounds))
 
 
-def stages_of_names(
-    lists: Sequence[Sequence[str]], profile: ModelProfile, path: Path
-) -> tuple[range, ...]:
-    """The stages that hold these modules.
-
-    Names that are no layer's are light modules, unless they number an entry that the model does not
-    have. The loss is on the last stage.
-
-    Raises:
-        BadInput: a layer is on no stage or on two, a stage has none, or they are out of order.
-    """
-    owner: dict[str, int] = {}
-    for stage, names in enumerate(lists):
-        for name in names:
-            if owner.setdefault(name, stage) != stage:
-                raise BadInput(
-                    f"{path}: module '{name}' is on stages {owner[name]} and {stage}; name it once"
-                )
-    check_entries(owner, profile, path)
-    places: list[int] = []
-    for index, layer in enumerate(profile.layers):
-        place = next((owner[name] for name in paths_above(layer.name) if name in owner), None)
-        if place is None and index == len(profile.layers) - 1 and layer.name == "loss":
-            place = len(lists) - 1
-        if place is None:
-            raise BadInput(
-                f"{path}: no stage names layer '{layer.name}' of profile '{profile.name}'; is it "
-                f"the layout of another model?"
-            )
-        if places and place < places[-1]:
-            raise BadInput(
-                f"{path}: layer '{layer.name}' is on stage {place}, and the layer before it on "
-                f"stage {places[-1]}; name modules in the model's order"
-            )
-        places.append(place)
-    empty = next((stage for stage in range(len(lists)) if stage not in places), None)
-    if empty is not None:
-        raise BadInput(
-            f"{path}: stage {empty} names no layer of profile '{profile.name}'; give it one, or "
-            f"leave the stage out"
-        )
-    bounds = [places.index(stage) for stage in range(len(lists))] + [len(places)]
-    return tuple(range(lo, hi) for lo, hi in pairwise(bounds))
-
-
-def check_entries(owner: Mapping[str, int], profile: ModelProfile, path: Path) -> None:
-    """Raise if a name numbers an entry after the last of its container.
-
-    Raises:
-        BadInput: the layout has more blocks than the profile.
-    """
-    last: dict[str, int] = {}
-    for layer in profile.layers:
-        for name in paths_above(layer.name):
-            container, _, part = name.rpartition(".")
-            if container and (number := entry_number(part)) is not None:
-                last[container] = max(last.get(container, 0), number)
-    for name in owner:
-        container, _, part = name.rpartition(".")
-        number = entry_number(part)
-        if number is not None and number > last.get(container, number):
-            raise BadInput(
-                f"{path} names '{name}', and profile '{profile.name}' ends at "
-                f"'{container}.{last[container]}'; is it the layout of another model?"
-            )
-
-
 def is_within(layer: str, module: str) -> bool:
     """Whether a layer is a module or a part of it.
 
@@ -167,13 +99,3 @@ def is_within(layer: str, module: str) -> bool:
     (True, False, True)
     """
     return layer == module or layer.startswith((f"{module}.", f"{module}#"))
-
-
-def paths_above(layer: str) -> list[str]:
-    """The layer's own path and those of the modules around it, the innermost first.
-
-    >>> paths_above("h.1.mlp")
-    ['h.1.mlp', 'h.1', 'h']
-    """
-    parts = layer.partition("#")[0].split(".")
-    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]

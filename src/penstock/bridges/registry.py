@@ -1,11 +1,10 @@
 """The frameworks that plans go to and layouts come from, by the names of the command line."""
 
-from penstock.bridges.deepspeed import export_deepspeed, import_deepspeed
-from penstock.bridges.hugging_face import import_hugging_face
+from penstock.bridges.deepspeed import export_deepspeed
 from penstock.bridges.megatron import export_megatron, import_megatron
 from penstock.bridges.request import Exporter, Importer
 from penstock.bridges.torch_pipelining import export_torch, import_torch
-from penstock.bridges.torchtitan import export_torchtitan, import_torchtitan
+from penstock.bridges.torchtitan import export_torchtitan
 
 __all__ = ["EXPORTERS", "IMPORTERS"]
 
@@ -18,8 +17,5 @@ EXPORTERS: dict[str, Exporter] = {
 
 IMPORTERS: dict[str, Importer] = {
     "torch": import_torch,
-    "torchtitan": import_torchtitan,
     "megatron": import_megatron,
-    "deepspeed": import_deepspeed,
-    "huggingface": import_hugging_face,
 }

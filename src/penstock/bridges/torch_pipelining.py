@@ -27,7 +27,7 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import check_playable
 
-__all__ = ["export_torch", "import_torch", "with_actions"]
+__all__ = ["export_torch", "import_torch"]
 
 TARGET = "torch.distributed.pipelining"
 

@@ -11,19 +11,16 @@ file (see `penstock.bridges.action_csv`), which replaces the order of the named 
 import json
 from typing import cast
 
-from pydantic import ConfigDict, Field
-
 from penstock.bridges.action_csv import csv_of_plan
 from penstock.bridges.layout import PipelineLayout, layout_of_plan, recompute_notes
 from penstock.bridges.module_chain import module_chain
-from penstock.bridges.named_stages import check_neighbours, names_of_stages, stages_of_names
-from penstock.bridges.request import Exported, ExportRequest, ImportRequest
-from penstock.bridges.torch_pipelining import with_actions
-from penstock.document import Entry, json_text, read_document
+from penstock.bridges.named_stages import check_neighbours, names_of_stages
+from penstock.bridges.request import Exported, ExportRequest
+from penstock.document import json_text
 from penstock.errors import BadInput
-from penstock.schedule.placement import folded, looped
+from penstock.schedule.placement import folded
 
-__all__ = ["export_torchtitan", "import_torchtitan"]
+__all__ = ["export_torchtitan"]
 
 TARGET = "torchtitan"
 
@@ -36,40 +33,6 @@ SCHEDULES = {
     "dualpipe-v": "DualPipeV",
 }
 """Our names and torch's, for the schedules that both have."""
-
-IN_V = ("ZBVZeroBubble", "DualPipeV")
-"""Classes for which torchtitan puts stages down the ranks and up again."""
-
-
-class ParallelismFields(Entry):
-    """The fields of ``parallelism`` that a layout has; torchtitan has more."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-    module_fqns_per_model_part: list[list[str]]
-    pipeline_parallel_degree: int = Field(default=0, ge=0)
-    pipeline_parallel_schedule: str = ""
-    pipeline_parallel_schedule_csv: str | None = ""
-    pipeline_parallel_microbatch_size: int = Field(default=0, ge=0)
-    num_pp_microbatches: int = Field(default=0, ge=0)
-    data_parallel_replicate_degree: int = Field(default=0, ge=0)
-
-
-class TrainingFields(Entry):
-    """The field of ``training`` that a layout has."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-    local_batch_size: int = Field(default=0, ge=0)
-
-
-class TorchtitanEntry(Entry):
-    """A configuration, of which other tables are left alone."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-    parallelism: ParallelismFields
-    training: TrainingFields = TrainingFields()
 
 
 def export_torchtitan(request: ExportRequest) -> Exported:
@@ -136,43 +99,3 @@ def toml_text(document: dict[str, dict[str, object]]) -> str:
 def toml_value(value: object) -> str:
     """A value in the form that JSON and TOML share."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def import_torchtitan(request: ImportRequest) -> PipelineLayout:
-    """The layout in a torchtitan configuration, JSON or TOML.
-
-    Raises:
-        BadInput: the parts do not hold the profile's layers in order, or do not go to the ranks.
-    """
-    path, asked = request.path, request.asked
-    entry = read_document(TorchtitanEntry, path, "layout")
-    values = entry.parallelism
-    parts = values.module_fqns_per_model_part
-    if not parts:
-        raise BadInput(
-            f"{path}: module_fqns_per_model_part is empty; name the modules of each part"
-        )
-    stages = stages_of_names(parts, request.profile, path)
-    size = asked.ranks or values.pipeline_parallel_degree or len(stages)
-    if len(stages) % size:
-        raise BadInput(
-            f"{path}: {len(stages)} model parts cannot be divided among {size} ranks; name a "
-            f"multiple of {size} parts, or another number with --ranks"
-        )
-    rounds = len(stages) // size
-    is_v = values.pipeline_parallel_schedule in IN_V and rounds == 2
-    ours = {theirs.lower(): name for name, theirs in SCHEDULES.items()}
-    local, many = entry.training.local_batch_size, values.num_pp_microbatches
-    rows = values.pipeline_parallel_microbatch_size
-    layout = PipelineLayout(
-        stages,
-        folded(size, 2) if is_v else looped(size, rounds),
-        values.data_parallel_replicate_degree,
-        many or (local // rows if rows else 0),
-        rows or (local // many if many else 0),
-        ours.get(values.pipeline_parallel_schedule.lower(), ""),
-    )
-    if not values.pipeline_parallel_schedule_csv:
-        return layout
-    unnamed = PipelineLayout(layout.stages, layout.ranks, layout.replicas, many, layout.rows)
-    return with_actions(unnamed, request, values.pipeline_parallel_schedule_csv)

@@ -32,7 +32,7 @@ Target: TypeAlias = Annotated[
     Option("--to", help="The framework that is to run the plan."),
 ]
 Source: TypeAlias = Annotated[
-    Literal["torch", "torchtitan", "megatron", "deepspeed", "huggingface"],
+    Literal["torch", "megatron"],
     Option("--from", help="The framework that the layout is of."),
 ]
 Joined: TypeAlias = Annotated[

@@ -193,8 +193,7 @@ def compared_line(found: "Comparison", problem: "PlanningProblem", wanted: Wante
     from penstock.planning.assessment import PlannedPipeline
     from penstock.planning.explanation import explain_plan
     from penstock.planning.path_shares import SHARE_KINDS, path_shares
-    from penstock.report.compare_picture import ComparedPlan
-    from penstock.report.stage_lanes import stage_lanes
+    from penstock.report.compare_picture import ComparedPlan, plan_rows
     from penstock.timeline.timeline import Timeline
 
     row, planned = row_of(found), found.outcome
@@ -207,7 +206,7 @@ def compared_line(found: "Comparison", problem: "PlanningProblem", wanted: Wante
         shares = path_shares(timeline, problem.cluster)
         seconds = {share.kind: share.seconds for share in shares}
         in_words = tuple((kind, seconds[kind]) for kind in SHARE_KINDS if kind in seconds)
-        drawn = ComparedPlan(row, planned.plan, stage_lanes(timeline, planned.plan), in_words)
+        drawn = ComparedPlan(row, planned.plan, plan_rows(timeline, planned.plan), in_words)
     # Timelines of large clusters are large: drop this one before the next planner makes its own.
     prediction = replace(planned.prediction, timeline=Timeline((), timeline.devices))
     slim = replace(found, outcome=replace(planned, prediction=prediction))

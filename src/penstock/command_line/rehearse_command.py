@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan
     from penstock.profile.model_profile import ModelProfile
     from penstock.rehearse.emulation import Emulation
-    from penstock.rehearse.faults import Fault
     from penstock.rehearse.rehearsal import Rehearsal
 
 __all__ = ["rehearse"]
 
 SHOWN = 5
 """How many links the table of traffic has."""
+
+MOST_DIGITS = 6
+"""No rank has a longer number."""
 
 
 def rehearse(
@@ -52,14 +54,9 @@ def rehearse(
         Literal["auto", "shared-memory", "process-groups"],
         Option(help="What carries the tensors between the processes."),
     ] = "auto",
-    network: Annotated[
-        Literal["emulated", "namespaces"],
-        Option(help="namespaces: the kernel carries what goes between hosts (root, Linux)."),
-    ] = "emulated",
     fault: Annotated[
-        list[str] | None,
-        Option(metavar="FAULT", help="'kill 3', 'slow 3 20 %' or 'links x0.5'; repeatable."),
-    ] = None,
+        str, Option(metavar="FAULT", help="'kill 3': rank 3 is killed in the second iteration.")
+    ] = "",
     tolerance: Annotated[
         float,
         Option(min=0, metavar="T", help="Fail if it takes longer or shorter by this share."),
@@ -76,13 +73,11 @@ def rehearse(
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan, promised_iteration_s
     from penstock.rehearse.agreement import differences, peaks_in_flight
-    from penstock.rehearse.faults import read_fault
     from penstock.rehearse.rehearsal import rehearse as carry_out
 
     terminal = Terminal(as_json, quiet)
     check_files(out, picture)
-    faults = [read_fault(text) for text in fault or ()]
-    asked = Asked(time_scale, byte_scale, iterations, transport, network, tuple(faults))
+    asked = Asked(time_scale, byte_scale, iterations, transport, killed_by(fault))
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     emulation = asked.emulation(given, inputs.read_profile(), inputs.read_cluster())
@@ -98,7 +93,7 @@ def rehearse(
         terminal.show({"killed": emulation.killed_rank, "message": str(lost)}, f"The run: {lost}")
         return
     # Without a flush the iterations together are simulated, not one as promised.
-    alike = not faults and rehearsal.emulation.plan == given
+    alike = rehearsal.emulation.plan == given
     promised_s = promised_iteration_s(plan) if alike else 0.0
     found, in_flight = differences(rehearsal), peaks_in_flight(rehearsal)
     values = values_of(rehearsal, promised_s, found, in_flight)
@@ -112,14 +107,13 @@ def rehearse(
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say; 0 where something is to be chosen."""
+    """What the options say; 0 where something is to be chosen. ``killed`` is a rank, or -1."""
 
     time_scale: float
     byte_scale: float
     iterations: int
     transport: Literal["auto", "shared-memory", "process-groups"]
-    network: Literal["emulated", "namespaces"]
-    faults: "tuple[Fault, ...]"
+    killed: int
 
     def emulation(self, plan: "Plan", profile: "ModelProfile", cluster: "Cluster") -> "Emulation":
         """What to carry out.
@@ -134,19 +128,12 @@ class Asked:
         from penstock.errors import BadInput
         from penstock.plan.ordering import order_of
         from penstock.rehearse.emulation import Emulation
-        from penstock.rehearse.faults import with_faults
-        from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory, check_network
-        from penstock.rehearse.scales import (
-            MOST_BYTES,
-            MOST_REAL_BYTES,
-            chosen_byte_scale,
-            chosen_time_scale,
-        )
+        from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory
+        from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale
         from penstock.runtime.memory.free_memory import free_memory
         from penstock.simulate.catalogue import workload_of
         from penstock.simulate.simulation import simulate_plan
 
-        cluster = with_faults(cluster, self.faults)
         check_can_be_rehearsed(plan, profile, cluster)
         iterations, schedule = self.iterations, order_of(plan)
         if schedule.weights.micro_batches_per_update:
@@ -156,25 +143,41 @@ class Asked:
         workload = workload_of(plan, profile, cluster, schedule)
         iteration_s = simulate_plan(plan, profile, cluster).iteration_s
         cores = len(os.sched_getaffinity(0))
-        killed = next((f.killed_rank for f in self.faults if f.killed_rank >= 0), -1)
-        if killed >= 0 and killed not in plan.devices:
-            raise BadInput(f"the plan has no rank {killed}; it uses {list(plan.devices)}")
-        most_bytes = MOST_REAL_BYTES if self.network == "namespaces" else MOST_BYTES
+        if self.killed >= 0 and self.killed not in plan.devices:
+            raise BadInput(f"the plan has no rank {self.killed}; it uses {list(plan.devices)}")
         emulation = Emulation(
             plan,
             profile,
             cluster,
             self.time_scale or chosen_time_scale(workload, iteration_s, cores),
-            self.byte_scale or chosen_byte_scale(workload, most_bytes),
+            self.byte_scale or chosen_byte_scale(workload),
             iterations,
             self.transport,
-            killed,
+            self.killed,
             min(1, iterations - 1),
-            self.network,
         )
-        check_network(emulation)
         check_memory(emulation, free_memory(torch.device("cpu")).bytes)
         return emulation
+
+
+def killed_by(fault: str) -> int:
+    """The rank that a fault kills; -1 for no fault.
+
+    Raises:
+        BadInput: the text has another form.
+    """
+    from penstock.errors import BadInput
+
+    kind, _, rank = fault.strip().partition(" ")
+    rank = rank.strip()
+    if not fault:
+        return -1
+    if kind != "kill" or not (rank.isascii() and rank.isdigit() and len(rank) <= MOST_DIGITS):
+        raise BadInput(
+            f"fault '{fault}' cannot be read; write 'kill 3', or simulate slow devices and links: "
+            f"penstock simulate --device '3 slower 20 %' --link-bandwidth x0.5"
+        )
+    return int(rank)
 
 
 def in_a_row(plan: "Plan", iterations: int) -> "Plan":

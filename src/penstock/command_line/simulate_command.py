@@ -80,7 +80,7 @@ def simulate(
     ] = False,
     trace: Annotated[str, Option(metavar="PATH", help="Write a trace for ui.perfetto.dev.")] = "",
     picture: Annotated[
-        str, Option(metavar="PATH", help="Draw the timeline: .svg, .png, .html, .json or .txt.")
+        str, Option(metavar="PATH", help="Draw the timeline: .svg, .html, .json or .txt.")
     ] = "",
     out: Out = "",
     as_json: AsJson = False,

@@ -136,17 +136,12 @@ def traffic(rehearsal: Rehearsal) -> list[LinkTraffic]:
     """What went from each device to each other in the last iteration, most busy first."""
     scale = rehearsal.emulation.time_scale
     found: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    until_s: dict[tuple[int, int], float] = defaultdict(float)
-    transfers = rehearsal.transfers_of(rehearsal.emulation.iterations - 1)
-    for started in sorted(transfers, key=lambda each: each.start_s):
+    for started in rehearsal.transfers_of(rehearsal.emulation.iterations - 1):
         transfer = started.transfer
         if not transfer.members:
-            ends = transfer.source, transfer.target
-            sums = found[ends]
+            sums = found[transfer.source, transfer.target]
             sums[0] += 1
             sums[1] += transfer.bytes
-            # Messages that the kernel carries may be under way together.
-            sums[2] += max(0.0, started.end_s - max(started.start_s, until_s[ends])) / scale
-            until_s[ends] = max(until_s[ends], started.end_s)
+            sums[2] += (started.end_s - started.start_s) / scale
     rows = (LinkTraffic(*ends, int(s[0]), s[1], s[2]) for ends, s in found.items())
     return sorted(rows, key=lambda row: -row.busy_s)

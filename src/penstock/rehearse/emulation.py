@@ -1,17 +1,13 @@
 """What a rehearsal carries out: a plan on a cluster, at a scale of time and of bytes."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.runtime.transport.channels import TransportChoice
 
-__all__ = ["Crossing", "Emulation", "NetworkChoice", "crossings_of"]
-
-NetworkChoice: TypeAlias = Literal["emulated", "namespaces"]
-"""Who makes messages between hosts take their time: a server, or links of the kernel."""
+__all__ = ["Crossing", "Emulation", "crossings_of"]
 
 
 @dataclass(frozen=True)
@@ -20,9 +16,7 @@ class Emulation:
 
     Every second of the plan takes ``time_scale`` seconds here. Tensors have ``byte_scale`` times
     the planned bytes; links and sums take the time of the planned ones. In iteration
-    ``killed_in_iteration`` the rank ``killed_rank`` is killed (-1: none). With the network
-    "namespaces" each host has a network of its own, and what goes between hosts takes the time that
-    the kernel's links give it.
+    ``killed_in_iteration`` the rank ``killed_rank`` is killed (-1: none).
     """
 
     plan: Plan
@@ -34,17 +28,11 @@ class Emulation:
     transport: TransportChoice = "auto"
     killed_rank: int = -1
     killed_in_iteration: int = 0
-    network: NetworkChoice = "emulated"
 
     @property
     def ranks(self) -> int:
         """One process for each device up to the last that the plan uses."""
         return max(self.plan.devices) + 1
-
-    @property
-    def carrier(self) -> TransportChoice:
-        """The transport: hosts with networks of their own share no memory."""
-        return "process-groups" if self.network == "namespaces" else self.transport
 
 
 @dataclass(frozen=True, slots=True)

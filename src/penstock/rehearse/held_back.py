@@ -8,7 +8,7 @@ import json
 import select
 import socket
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -27,11 +27,7 @@ MOST_AT_ONCE = 1 << 16
 
 
 class LinkClient:
-    """This rank's connection to the `LinkServer`.
-
-    ``limit_s`` is how long an answer may take. ``arrivals`` are the moments at which messages of
-    each rank were here, and ``sum_ends`` those at which each sum was, before they were held back.
-    """
+    """This rank's connection to the `LinkServer`; an answer may take ``limit_s``."""
 
     def __init__(self, name: str, rank: int, limit_s: float) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -39,8 +35,6 @@ class LinkClient:
         self._limit_s, self._unread = limit_s, b""
         self._messages: dict[int, deque[float]] = {}
         self._sums: dict[str, deque[float]] = {}
-        self.arrivals: defaultdict[int, list[float]] = defaultdict(list)
-        self.sum_ends: defaultdict[str, list[float]] = defaultdict(list)
         self._works, self._computed_s = 0, inf
         self._say(["rank", rank])
 
@@ -120,7 +114,6 @@ class HeldBackInlet:
     def wait(self) -> None:
         """Wait until the message is here, and would be on the emulated links."""
         self._inlet.wait()
-        self._client.arrivals[self._source].append(time.perf_counter())
         wait_until(self._client.end_of_message(self._source), self._lateness)
 
     def take(self) -> list[torch.Tensor]:
@@ -188,7 +181,6 @@ class HeldBackSum:
     def wait(self) -> None:
         """Wait until the bucket holds the sum, and would on the emulated links."""
         self._real.wait()
-        self._client.sum_ends[self._key].append(time.perf_counter())
         wait_until(self._client.end_of_sum(self._key), self._lateness)
 
     def settle(self) -> None:

@@ -1,8 +1,7 @@
 """Tells the ranks of a rehearsal when messages arrive, sums end, and shared cores have computed.
 
 A thread of the launcher hears of every message and every sum from the ranks that take part, plays
-them on the emulated links, and answers as soon as a transfer has begun: its end is known then. What
-the kernel carries from host to host ends at once here; the rank that takes it knows when it came.
+them on the emulated links, and answers as soon as a transfer has begun: its end is known then.
 Lines of JSON over a local socket go both ways.
 
     rank  ->  ["rank", 3]
@@ -21,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.cluster.cluster import Cluster
@@ -41,13 +40,11 @@ __all__ = ["LinkServer", "serve_links"]
 class LinkServer:
     """The state of the thread. ``begun`` are all transfers so far, in the order of their starts.
 
-    ``real_between_hosts``: the kernel carries what goes from host to host. ``cores`` are those of
-    each host whose devices share them.
+    ``cores`` are those of each host whose devices share them.
     """
 
     cluster: Cluster
     time_scale: float
-    real_between_hosts: bool = False
     links: EmulatedLinks = field(default_factory=EmulatedLinks)
     begun: list[Started] = field(default_factory=list[Started])
     _ranks: dict[int, asyncio.StreamWriter] = field(default_factory=dict[int, asyncio.StreamWriter])
@@ -72,7 +69,7 @@ class LinkServer:
                     case ["message", source, target, size_bytes, tensors, label, ready_s]:
                         ends, named = (source, target), (label[0], label[1], label[2])
                         scale = self.time_scale
-                        self._offer(
+                        self.offer(
                             message_between(self.cluster, ends, size_bytes, tensors, named, scale),
                             ready_s,
                         )
@@ -106,12 +103,10 @@ class LinkServer:
         if len(ready) == len(members):
             del self._ready[key]
             transfer = sum_among(self.cluster, members, size_bytes, stage, key, self.time_scale)
-            self._offer(transfer, max(ready))
+            self.offer(transfer, max(ready))
 
-    def _offer(self, transfer: LinkTransfer, ready_s: float) -> None:
-        ends = transfer.members or (transfer.source, transfer.target)
-        if self.real_between_hosts and len({self.cluster.host_index[end] for end in ends}) > 1:
-            transfer = replace(transfer, seconds=0.0, parts=())
+    def offer(self, transfer: LinkTransfer, ready_s: float) -> None:
+        """A transfer can begin since ``ready_s``; those concerned hear of what begins."""
         self._tell(self.links.offer(transfer, ready_s))
         self._go_on()
 
@@ -142,11 +137,8 @@ class LinkServer:
 
 
 @contextmanager
-def serve_links(
-    cluster: Cluster, time_scale: float, *, real_between_hosts: bool = False
-) -> Iterator[tuple[LinkServer, str]]:
-    """Within, the server in a thread, and the name of its socket (without a file; Linux)."""
-    server = LinkServer(cluster, time_scale, real_between_hosts)
+def serve_links(server: LinkServer) -> Iterator[str]:
+    """Within, the server runs in a thread; the name of its socket (without a file; Linux)."""
     name = f"penstock-links-{secrets.token_hex(8)}"
     loop = asyncio.new_event_loop()
     listening = threading.Event()
@@ -171,7 +163,7 @@ def serve_links(
     thread.start()
     listening.wait(10)
     try:
-        yield server, name
+        yield name
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(5)

@@ -10,7 +10,7 @@ from penstock.rehearse.emulation import Emulation
 from penstock.simulate.simulation import check_plan_fits_inputs
 from penstock.words import size_text
 
-__all__ = ["check_can_be_rehearsed", "check_memory", "check_network"]
+__all__ = ["check_can_be_rehearsed", "check_memory"]
 
 RANK_BYTES = 160 << 20
 """What a process needs of its own, measured on Linux with torch 2.13."""
@@ -44,38 +44,6 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
             raise BadInput(
                 f"devices of host '{host.name}' compute nothing while they send, which is not "
                 f"rehearsed yet; set overlaps_communication to true"
-            )
-
-
-def check_network(emulation: Emulation) -> None:
-    """Raise `BadInput` for a network that namespaces on a switch cannot stand for."""
-    if emulation.network == "emulated":
-        return
-    plan, cluster = emulation.plan, emulation.cluster
-    leave_out = "leave --network namespaces out, and the links are emulated"
-    used = {cluster.host_index[device] for device in plan.devices}
-    if len(used) < 2:
-        raise BadInput(
-            f"the plan uses one host, '{cluster.hosts[min(used)].name}', so nothing goes over a "
-            f"network; {leave_out}"
-        )
-    if emulation.transport == "shared-memory":
-        raise BadInput(
-            "shared memory does not reach another host; leave --transport out with --network "
-            "namespaces"
-        )
-    for link in cluster.links:
-        ends = cluster.host_index[link.source], cluster.host_index[link.target]
-        if ends[0] != ends[1]:
-            raise BadInput(
-                f"devices {link.source} and {link.target} of different hosts have a link of their "
-                f"own, and namespaces have one port for each host; {leave_out}"
-            )
-    for index in sorted(used):
-        if cluster.hosts[index].half_duplex:
-            raise BadInput(
-                f"both directions of the port of host '{cluster.hosts[index].name}' take turns, "
-                f"which the kernel's links do not show; {leave_out}"
             )
 
 

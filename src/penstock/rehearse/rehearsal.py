@@ -1,19 +1,16 @@
 """Carries out a plan with one process for each device, and measures what it does."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 from penstock.rehearse.emulated_links import Started
 from penstock.rehearse.emulation import Emulation
-from penstock.rehearse.host_networks import HostNetwork, joined_hosts
-from penstock.rehearse.link_server import serve_links
-from penstock.rehearse.refusals import check_can_be_rehearsed, check_network
-from penstock.rehearse.rehearsing_rank import RankRecord, RehearsalLinks, rehearse_rank
+from penstock.rehearse.link_server import LinkServer, serve_links
+from penstock.rehearse.refusals import check_can_be_rehearsed
+from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
 from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.timeline.metrics import COMPUTE
@@ -24,7 +21,7 @@ __all__ = ["Rehearsal", "Rehearser", "rehearse"]
 PLANNED_S_A_STEP = 60.0
 """Ranks wait for one another at least this long before they say that one does not answer."""
 
-Rehearser: TypeAlias = Callable[[Emulation, RehearsalLinks, float], RankRecord]
+Rehearser: TypeAlias = Callable[[Emulation, str, float], RankRecord]
 """What a process of a rehearsal runs."""
 
 
@@ -126,7 +123,7 @@ class Rehearsal:
 
 
 def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> Rehearsal:
-    """Carry out a plan on emulated devices, and on emulated links or on those of host networks.
+    """Carry out a plan on emulated devices and links.
 
     ``rank_function`` is what each process runs.
 
@@ -138,14 +135,12 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     """
     plan, cluster = emulation.plan, emulation.cluster
     check_can_be_rehearsed(plan, emulation.profile, cluster)
-    check_network(emulation)
     prediction = simulate_plan(plan, emulation.profile, cluster)
     limit_s = PLANNED_S_A_STEP + 3 * prediction.iteration_s * emulation.time_scale
-    real = emulation.network == "namespaces"
-    links = serve_links(cluster, emulation.time_scale, real_between_hosts=real)
-    with links as (server, name), networks_of(emulation) as hosts:
+    server = LinkServer(cluster, emulation.time_scale)
+    with serve_links(server) as name:
         begun_s = time.perf_counter()
-        arguments = (emulation, RehearsalLinks(name, hosts), limit_s)
+        arguments = (emulation, name, limit_s)
         ranks = launch_workers(
             rank_function,
             arguments,
@@ -153,36 +148,5 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
             threads=1,
             imports=(rehearse_rank.__module__,),
         )
-        transfers = tuple(with_real_ends(server.begun, ranks))
     start_s = max(rank.ready_s for rank in ranks) - begun_s
-    return Rehearsal(emulation, prediction, ranks, transfers, start_s)
-
-
-def networks_of(emulation: Emulation) -> AbstractContextManager[tuple[HostNetwork, ...]]:
-    """The networks of the hosts, whose rates are as many times lower as tensors take longer."""
-    if emulation.network == "emulated":
-        return nullcontext(())
-    hosts = emulation.cluster.hosts[: emulation.cluster.host_index[emulation.ranks - 1] + 1]
-    rates = [h.port_bytes_per_s * emulation.byte_scale / emulation.time_scale for h in hosts]
-    return joined_hosts([host.name for host in hosts], rates)
-
-
-def with_real_ends(begun: Sequence[Started], ranks: Sequence[RankRecord]) -> Iterator[Started]:
-    """The transfers; those that the kernel carried end when they had come.
-
-    That is when a rank that waited for one went on, so it may be late.
-    """
-    earlier = Counter[object]()
-    for started in begun:
-        transfer = started.transfer
-        what = transfer.key or (transfer.source, transfer.target)
-        number = earlier[what]
-        earlier[what] += 1
-        if transfer.parts:
-            yield started
-        elif transfer.members:
-            ends = [ranks[member].sum_ends[transfer.key][number] for member in transfer.members]
-            yield replace(started, end_s=min(ends))
-        else:
-            arrival_s = ranks[transfer.target].arrivals[transfer.source][number]
-            yield replace(started, end_s=arrival_s)
+    return Rehearsal(emulation, prediction, ranks, tuple(server.begun), start_s)

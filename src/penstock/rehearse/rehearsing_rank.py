@@ -28,7 +28,6 @@ from penstock.rehearse.emulated_tensors import (
 )
 from penstock.rehearse.emulation import Emulation, crossings_of
 from penstock.rehearse.held_back import HeldBackSum, HeldBackTransport, LinkClient
-from penstock.rehearse.host_networks import PORT, HostNetwork
 from penstock.runtime.clock import Record, StepClock
 from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
@@ -47,21 +46,14 @@ from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.transport.transport import Transport
 from penstock.simulate.catalogue import workload_of
 
-__all__ = ["RankRecord", "RehearsalLinks", "rehearse_rank"]
-
-
-class RehearsalLinks(NamedTuple):
-    """The name of the `LinkServer`, and the networks of the hosts if each has its own."""
-
-    server: str
-    hosts: tuple[HostNetwork, ...] = ()
+__all__ = ["RankRecord", "rehearse_rank", "rehearse_with"]
 
 
 class RankRecord(NamedTuple):
     """What one rank did, by iteration. Times are of `time.perf_counter`, which ranks share.
 
     ``ready_s`` is when it had joined the others. ``own_bytes`` is the memory that only this process
-    uses. ``arrivals`` and ``sum_ends`` are those of `LinkClient`.
+    uses.
     """
 
     ready_s: float
@@ -70,8 +62,6 @@ class RankRecord(NamedTuple):
     waits: int
     late_s: float
     own_bytes: int
-    arrivals: dict[int, list[float]]
-    sum_ends: dict[str, list[float]]
 
 
 @dataclass
@@ -127,22 +117,22 @@ class RehearsingRank:
                 yield PreparedAction("STEP", step.stage, -1, tuple, self.update, None)
 
 
-def rehearse_rank(emulation: Emulation, links: RehearsalLinks, limit_s: float) -> RankRecord:
+def rehearse_rank(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
     """Join the other ranks, and run the plan's iterations on emulated stages and links.
 
-    ``limit_s`` is how long another rank may not answer.
+    ``server`` is the name of the `LinkServer`'s socket. ``limit_s`` is how long another rank may
+    not answer.
 
     Raises:
         RunFailed: a rank received what it should not have, or failed.
         Stalled: a rank waited too long.
     """
-    number = int(os.environ["RANK"])
-    # The name of the server is known in the launcher's network only, as is the ranks' store, to
-    # which this process is connected already.
-    client = LinkClient(links.server, number, limit_s)
-    if links.hosts:
-        links.hosts[emulation.cluster.host_index[number]].enter()
-        os.environ["GLOO_SOCKET_IFNAME"] = PORT
+    client = LinkClient(server, int(os.environ["RANK"]), limit_s)
+    return rehearse_with(client, emulation, limit_s)
+
+
+def rehearse_with(client: LinkClient, emulation: Emulation, limit_s: float) -> RankRecord:
+    """`rehearse_rank` with a connection to the server, which is closed."""
     world = join_world("cpu", limit_s)
     rank = rank_of(emulation, world, client)
     world.barrier()
@@ -167,8 +157,6 @@ def rehearse_rank(emulation: Emulation, links: RehearsalLinks, limit_s: float) -
         late.waits,
         late.total_s,
         own_bytes,
-        dict(client.arrivals),
-        dict(client.sum_ends),
     )
 
 
@@ -181,7 +169,7 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
     held = tuple(place.stage for place in places_of(plan, world.rank))
     parameters = parameters_of_rank(emulation, held)
     ever = messages_by_rank(plan, world.size, boundaries, (), ())
-    real = open_transport(world, emulation.carrier, ever)
+    real = open_transport(world, emulation.transport, ever)
     transport = None
     if real is not None:
         size_of = partial(planned_size, crossings=by_ends)

@@ -2,7 +2,7 @@
 
 from penstock.simulate.workload import Workload
 
-__all__ = ["MOST_BYTES", "MOST_REAL_BYTES", "chosen_byte_scale", "chosen_time_scale"]
+__all__ = ["chosen_byte_scale", "chosen_time_scale"]
 
 EACH_S = 0.015
 """Seconds of a core for each action and each message, of which this machine works a small part."""
@@ -16,9 +16,6 @@ LONGEST_S = 12.0
 MOST_BYTES = 8 << 20
 """The bytes of an iteration's messages together. Copies of 64 MiB took 1 to 2 % of an iteration."""
 
-MOST_REAL_BYTES = 64 << 20
-"""The same where the kernel's links carry them. A short message would take little of its time."""
-
 
 def chosen_time_scale(workload: Workload, iteration_s: float, cores: int) -> float:
     """How many seconds one second of the plan takes, at least 1.
@@ -31,8 +28,8 @@ def chosen_time_scale(workload: Workload, iteration_s: float, cores: int) -> flo
     return max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
 
 
-def chosen_byte_scale(workload: Workload, most_bytes: float = MOST_BYTES) -> float:
+def chosen_byte_scale(workload: Workload) -> float:
     """The share of the planned bytes that tensors have, at most 1."""
     sent = sum(message.bytes for message in workload.messages) * workload.micro_batches
     summed = sum(bucket.bytes for r in workload.reductions for bucket in r.buckets)
-    return min(1.0, most_bytes / max(1.0, sent + summed))
+    return min(1.0, MOST_BYTES / max(1.0, sent + summed))

@@ -5,19 +5,30 @@ All panels share one time axis, on which the lower bound is marked.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
+from penstock.errors import shortened
 from penstock.plan.plan import Plan
-from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Run, Slab, Words
+from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, row_ends
+from penstock.report.device_stages import stage_names
+from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Slab, Words
+from penstock.report.gantt_drawing import (
+    blocks_of,
+    grid_marks,
+    row_heights,
+    row_marks,
+    shade_words,
+)
 from penstock.report.palette import KIND_WORDS, Style
-from penstock.report.stage_lanes import Bar, StageLane
 from penstock.report.tables import ComparisonRow
 from penstock.report.time_axis import TimeAxis, tick_text, ticks
+from penstock.timeline.metrics import COMPUTE
+from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
 
-__all__ = ["ComparedPlan", "PictureHead", "compare_drawing"]
+__all__ = ["ComparedPlan", "PictureHead", "compare_drawing", "plan_rows"]
 
 WIDTH, MARGIN, GUTTER, RIGHT = 1360, 28, 176, 330
 PLOT = WIDTH - RIGHT - GUTTER
@@ -27,20 +38,23 @@ BLOCK_HEAD, BLOCK_GAP = 26, 18
 FAR = 2.6
 """Plans that take more than this many times the fastest are cut off at the right."""
 
-FEW_BARS = 800
-"""Up to this many bars of a plan, each bar has a tooltip."""
+FEW_BLOCKS = 800
+"""Up to this many blocks of a plan, each block has a tooltip."""
+
+MOST_ROWS = 32
+"""Of longer pipelines the first and last groups are shown."""
 
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """A row of the comparison with all that is drawn for it.
+    """A row of the comparison with all that is drawn for it, such as its `plan_rows`.
 
     ``shares`` are the seconds of its critical path by kind, in drawing order.
     """
 
     row: ComparisonRow
     plan: Plan
-    lanes: tuple[StageLane, ...]
+    chart: GanttRows
     shares: tuple[tuple[str, float], ...]
 
 
@@ -80,7 +94,7 @@ def compare_drawing(plans: Sequence[ComparedPlan], head: PictureHead) -> Drawing
     ]
     bars, top = bars_panel(plans, head, axis, 76.0)
     blocks = same_plans(plans)
-    marks += [*bars, *panel_title("One iteration, stage by stage", top + 26, lane_legend(blocks))]
+    marks += [*bars, *panel_title("One iteration, stage by stage", top + 26, kind_legend(blocks))]
     top += 52
     for block in blocks:
         drawn, top = plan_block(block, axis, head.bound_s, top)
@@ -129,10 +143,9 @@ def panel_title(words: str, y: float, legend: Sequence[tuple[str, Ink | Style]])
     return marks
 
 
-def lane_legend(blocks: Sequence[Sequence[ComparedPlan]]) -> list[tuple[str, Ink | Style]]:
-    """The kinds of event that the lanes show."""
-    lanes = [lane for block in blocks for lane in block[0].lanes]
-    shown = {bar.kind for lane in lanes for bar in (*lane.compute, *lane.transfers)}
+def kind_legend(blocks: Sequence[Sequence[ComparedPlan]]) -> list[tuple[str, Ink | Style]]:
+    """The kinds of event that the rows show."""
+    shown = {style.kind for block in blocks for style in block[0].chart.styles}
     return [(word, Style(kind)) for kind, word in KIND_WORDS.items() if kind in shown]
 
 
@@ -192,90 +205,80 @@ def gap_text(gap: float) -> str:
     return f"{percent_text(gap)} above the bound" if gap < 2 else f"{1 + gap:.1f}x the bound"
 
 
+def plan_rows(timeline: Timeline, plan: Plan) -> GanttRows:
+    """A row for each device group of ``plan``: its replica that computes longest."""
+    busy_s: dict[int, float] = defaultdict(float)
+    for event in timeline.events:
+        if event.kind in COMPUTE:
+            busy_s[event.device] += event.end_s - event.start_s
+    groups = plan.device_groups
+    head, tail = row_ends(len(groups), MOST_ROWS)
+    shown = (*groups[:head], *groups[len(groups) - tail :])
+    chosen = {max(group, key=lambda device: busy_s[device]) for group in shown}
+    events = tuple(event for event in timeline.events if event.device in chosen)
+    return gantt_rows(replace(timeline, events=events, memory=()))
+
+
 def plan_block(block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, top: float) -> Panel:
     """The timeline of one plan, stage by stage; its planners are the title."""
     first = block[0]
-    row, plan = first.row, first.plan
+    row, plan, rows = first.row, first.plan, first.chart.rows
     names = " = ".join(dict.fromkeys(one.row.planner for one in block))
     about = (
         f"{row.schedule} · {counted(len(plan.stages), 'stage', 's')}, layers x replicas "
         f"{row.stages} · {counted(plan.micro_batches, 'micro-batch', 'es')} of "
         f"{plan.micro_batch_size} · bubble {percent_text(row.bubble)}"
     )
-    tail = Words(shortened(about, 150), 0, 0, 12.5, "quiet")
-    compute, transfers, gap = lane_heights(len(first.lanes))
-    is_small = sum(len(lane.compute) + len(lane.transfers) for lane in first.lanes) <= FEW_BARS
-    y = lanes_top = top + BLOCK_HEAD
-    bottom = lanes_top + len(first.lanes) * (compute + transfers + gap) - gap
+    if first.chart.shades > 1:
+        about += f" · {shade_words(first.chart)}"
+    if len(rows) < len(plan.device_groups):
+        about += f" · {len(plan.device_groups) - len(rows)} rows in the middle are left out"
+    tail = Words(shortened(about, 180), 0, 0, 12.5, "quiet")
+    # Half as high as in a chart of its own.
+    heights = row_heights(2 * len(rows), first.chart.has_transfers)
+    with_labels = sum(map(blocks_of, rows)) <= FEW_BLOCKS
+    rows_top = top + BLOCK_HEAD
+    bottom = rows_top + len(rows) * heights.pitch - heights.gap
     marks: list[Mark] = [
         Words(names, MARGIN, top + 15, 13.5, bold=True, tail=tail),
-        *grid_marks(axis, lanes_top - 3, bottom + 1),
+        *grid_marks(axis, rows_top - 3, bottom + 1),
     ]
-    every = 1 if len(first.lanes) <= 16 else 4
-    for index, lane in enumerate(first.lanes):
-        if index % every == 0:
-            label = (lane_name(lane), GUTTER - 10.0, y + compute / 2 + 4)
-            marks.append(Words(*label, SMALL, "quiet", "end"))
-        marks.append(Slab(GUTTER, y, PLOT, compute, "row"))
-        marks += lane_bars(lane.compute, axis, y, compute, is_small)
-        marks += lane_bars(lane.transfers, axis, y + compute + 1, transfers, is_small)
-        y += compute + transfers + gap
+    cut = is_beyond(axis, row.iteration_s)
+    for index, device in enumerate(rows):
+        y = rows_top + index * heights.pitch
+        if index % (1 if len(rows) <= 16 else 4) == 0:
+            name = (row_name(device, plan), GUTTER - 10.0, y + heights.compute / 2 + 4)
+            marks.append(Words(*name, SMALL, "quiet", "end"))
+        drawn = until(device, axis.end_s) if cut else device
+        marks += row_marks(drawn, axis, y, heights, with_labels, first.chart.has_transfers)
     end = place(axis, row.iteration_s)
-    marks += bound_marks(axis, bound_s, lanes_top - 3, bottom + 1)
-    marks.append(Rule(end, lanes_top - 3, end, bottom + 1, "ink", 1.4))
-    if is_beyond(axis, row.iteration_s):
-        marks += cut_marks(end - 22, lanes_top - 3, bottom + 4 - lanes_top)
-    marks.append(Words(seconds_text(row.iteration_s), end + 9, lanes_top + 11, 13, bold=True))
+    marks += bound_marks(axis, bound_s, rows_top - 3, bottom + 1)
+    marks.append(Rule(end, rows_top - 3, end, bottom + 1, "ink", 1.4))
+    if cut:
+        marks += cut_marks(end - 22, rows_top - 3, bottom + 4 - rows_top)
+    marks.append(Words(seconds_text(row.iteration_s), end + 9, rows_top + 11, 13, bold=True))
     return marks, bottom + BLOCK_GAP
 
 
-def lane_heights(lanes: int) -> tuple[float, float, float]:
-    """Heights of compute and transfer bars and of the gap below, by the number of lanes."""
-    if lanes <= 8:
-        return 18, 5, 7
-    if lanes <= 16:
-        return 12, 3, 4
-    return 7, 2, 2
+def row_name(row: DeviceRow, plan: Plan) -> str:
+    """The stages of a device, and how many others hold the same one."""
+    replicas = len(next(group for group in plan.device_groups if row.device in group))
+    shared = f"  on {replicas} devices" if replicas > 1 and len(row.stages) == 1 else ""
+    return stage_names(row.stages, most=20) + shared
 
 
-def lane_name(lane: StageLane) -> str:
-    """The stages of a lane."""
-    shared = lane.replicas > 1 and lane.last_stage == lane.first_stage
-    return f"{lane.name}  on {lane.replicas} devices" if shared else lane.name
+def until(row: DeviceRow, end_s: float) -> DeviceRow:
+    """What a row shows of the time up to ``end_s``."""
 
+    def cut(blocks: Sequence[DrawnEvent]) -> tuple[DrawnEvent, ...]:
+        return tuple(
+            replace(block, event=replace(block.event, end_s=min(block.end_s, end_s)))
+            for block in blocks
+            if block.start_s < end_s
+        )
 
-def lane_bars(
-    bars: Sequence[Bar], axis: TimeAxis, y: float, height: float, with_labels: bool
-) -> list[Mark]:
-    """The bars of a lane, with tooltips or merged into one run for each style; then numbers."""
-    runs: dict[tuple[Style, float], list[tuple[float, float]]] = defaultdict(list)
-    marks: list[Mark] = []
-    for bar in bars:
-        left, right = place(axis, bar.start_s), place(axis, bar.end_s)
-        if right <= left:
-            continue
-        width = max(right - left - (0.7 if right - left > 3 else 0.0), 0.4)
-        style = Style(bar.kind)
-        if with_labels and bar.strength == 1:
-            marks.append(Slab(left, y, width, height, style, bar_label(bar)))
-        else:
-            runs[style, bar.strength].append((left, width))
-        number = str(bar.micro_batch)
-        if bar.micro_batch >= 0 and height >= 12 and width >= 8 + 6 * len(number):
-            middle = (left + width / 2, y + height / 2 + 3.8)
-            marks.append(Words(number, *middle, 10.5, style, "middle"))
-    drawn = (
-        Run(y, height, style, tuple(spans), strength) for (style, strength), spans in runs.items()
-    )
-    return [*drawn, *marks]
-
-
-def bar_label(bar: Bar) -> str:
-    """The tooltip of a bar: what it is, and when."""
-    words = KIND_WORDS[bar.kind]
-    if bar.micro_batch >= 0:
-        words += f" of micro-batch {bar.micro_batch}"
-    return f"{words}: {seconds_text(bar.start_s)} to {seconds_text(bar.end_s)}"
+    lanes = tuple(map(cut, row.compute))
+    return replace(row, compute=lanes, sends=cut(row.sends), receives=cut(row.receives))
 
 
 def cut_marks(x: float, y: float, height: float) -> list[Mark]:
@@ -286,11 +289,6 @@ def cut_marks(x: float, y: float, height: float) -> list[Mark]:
         Curve(corners[:2], "quiet", width=0.8),
         Curve(corners[2:], "quiet", width=0.8),
     ]
-
-
-def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
-    """A vertical line at every tick."""
-    return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
 
 
 def axis_marks(axis: TimeAxis, y: float) -> list[Mark]:
@@ -315,12 +313,3 @@ def counted(number: int, thing: str, ending: str) -> str:
     ('1 stage', '2 micro-batches')
     """
     return f"{number} {thing}{'' if number == 1 else ending}"
-
-
-def shortened(words: str, most: int) -> str:
-    """``words`` cut to at most ``most`` characters.
-
-    >>> shortened("a long story", 8)
-    'a long…'
-    """
-    return words if len(words) <= most else words[: most - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""A drawing as data: rectangles, lines, curves and words, independent of SVG or bitmap.
+"""A drawing as data: rectangles, lines, curves and words, independent of SVG.
 
 Lengths are screen pixels from the top left corner. Colours are names of a theme's fields or styles
 of blocks, so that one drawing serves both light and dark themes.

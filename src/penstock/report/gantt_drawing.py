@@ -13,7 +13,16 @@ from penstock.report.palette import KIND_WORDS, Style
 from penstock.report.time_axis import TimeAxis, tick_text, ticks
 from penstock.words import size_text
 
-__all__ = ["RowHeights", "block_label", "gantt_drawing"]
+__all__ = [
+    "RowHeights",
+    "block_label",
+    "blocks_of",
+    "gantt_drawing",
+    "grid_marks",
+    "row_heights",
+    "row_marks",
+    "shade_words",
+]
 
 WIDTH, MARGIN, GUTTER = 1360.0, 28.0, 180.0
 MOST_ROWS = 64

@@ -1,12 +1,11 @@
-"""Writes a timeline as a file for a browser, an image viewer or Perfetto, by its extension."""
+"""Writes a timeline as a file for a browser, a terminal or Perfetto, by its extension."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.document import write_bytes, write_text
+from penstock.document import write_text
 from penstock.errors import BadInput
 from penstock.report.device_rows import gantt_rows
-from penstock.report.drawing import Drawing
 from penstock.report.drawing_svg import drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
 from penstock.report.gantt_page import gantt_page
@@ -16,11 +15,10 @@ from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devi
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
 
-__all__ = ["FORMATS", "check_timeline_path", "timeline_note", "write_drawing", "write_timeline"]
+__all__ = ["FORMATS", "check_timeline_path", "timeline_note", "write_timeline"]
 
 FORMATS: dict[str, str] = {
     ".svg": "picture",
-    ".png": "bitmap",
     ".html": "page to zoom in",
     ".json": "trace for ui.perfetto.dev",
     ".txt": "chart of characters",
@@ -41,7 +39,7 @@ def check_timeline_path(path: str | Path) -> str:
     if suffix not in FORMATS:
         known = ", ".join(f"{ending} ({what})" for ending, what in FORMATS.items())
         found = f"ends in '{suffix}'" if suffix else "has no ending"
-        raise BadInput(f"picture '{path}' {found}; name it one of {known}")
+        raise BadInput(f"picture '{path}' {found}; name it one of {known}; no bitmaps are written")
     return suffix
 
 
@@ -72,22 +70,8 @@ def write_timeline(
         case ".html":
             write_text(path, gantt_page(gantt_rows(timeline, memory_limits), title, note))
         case _:
-            write_drawing(path, gantt_drawing(gantt_rows(timeline, memory_limits), title, note))
-
-
-def write_drawing(path: str | Path, drawing: Drawing) -> None:
-    """Write a drawing as a bitmap if ``path`` ends in .png, otherwise as SVG.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
-    if Path(path).suffix.lower() != ".png":
-        write_text(path, drawing_svg(drawing))
-        return
-    # Pillow is loaded only if a bitmap is wanted.
-    from penstock.report.drawing_png import drawing_png
-
-    write_bytes(path, drawing_png(drawing))
+            drawing = gantt_drawing(gantt_rows(timeline, memory_limits), title, note)
+            write_text(path, drawing_svg(drawing))
 
 
 def timeline_note(timeline: Timeline, cluster_name: str = "") -> str:

@@ -161,9 +161,10 @@ def workload_of_iterations(
 
 
 def waiting_for_all(workload: Workload) -> Workload:
-    """The same workload, except that no step starts before all devices have their gradients.
+    """The same workload, except that no step starts before all devices have done their backwards.
 
-    To express that, all instances take part in a reduction that takes no time.
+    To express that, all instances take part in a reduction that takes no time. Sums of gradients
+    are not waited for.
     """
     instances = len(workload.parts.stages)
     if instances == 1:

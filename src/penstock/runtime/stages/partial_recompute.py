@@ -10,7 +10,7 @@ in Large Transformer Models, MLSys 2023, section 5).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -22,6 +22,10 @@ from penstock.runtime.stages.call import StageCall
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
 __all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage", "recompute_run"]
+
+
+Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, Tensors], None]
+"""Is told what a part has made: sent tensors, or gradients of received ones and of parameters."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ def hold_tensors_of(module: nn.Module, whole: nn.Module) -> None:
 class PartlyRecomputed(ModuleRunner):
     """A stage that runs part by part if a micro-batch is recomputed, and as a whole otherwise.
 
-    ``call_of`` creates the call of a part in training (``None``: the fastest). ``make`` creates the
-    runner of a part. All other options are those of `ModuleRunner`.
+    ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` is told
+    what every part makes in its forwards and backwards of a micro-batch; then all run apart. All
+    other options are those of `ModuleRunner`.
     """
 
     def __init__(
@@ -100,22 +105,26 @@ class PartlyRecomputed(ModuleRunner):
         device: torch.device,
         *,
         call_of: Callable[[StageProgram], StageCall | None] = lambda _: None,
-        make: Callable[..., ModuleRunner] = ModuleRunner,
+        watch: Watch | None = None,
         **options: Any,
     ) -> None:
         super().__init__(program, device, **options)
         for_parts = {k: v for k, v in options.items() if k not in ("around_last_backward", "call")}
         self._parts = parts
         self._runners = [
-            make(part.program, device, call=call_of(part.program), **for_parts) for part in parts
+            ModuleRunner(part.program, device, call=call_of(part.program), **for_parts)
+            for part in parts
         ]
         self._share_parameters = share_parameters(parts)
         self._apart: frozenset[int] = frozenset()
+        self._watch = watch
 
     def begin(self, work: StageInputs) -> None:
         """Discard the last iteration and take the inputs of the next."""
         super().begin(work)
         self._apart = work.recomputed if work.training else frozenset()
+        if self._watch is not None:
+            self._apart = frozenset(range(len(work.rows)))
         for part, runner in zip(self._parts, self._runners, strict=True):
             leaves = tuple(tuple(own[i] for i in part.leaves) for own in work.leaves)
             recomputed = work.recomputed if part.recomputed else frozenset[int]()
@@ -133,6 +142,8 @@ class PartlyRecomputed(ModuleRunner):
             # A tensor that several parts read is a separate leaf in each.
             inputs = [detached(known.get(name)) for name in names(part.program.received)]
             sent = runner.forward(micro_batch, inputs)
+            if self._watch is not None and self._work.rows[micro_batch]:
+                self._watch("forward", runner, micro_batch, sent)
             known |= zip(names(part.program.sent), sent, strict=False)
         return [known[name] for name in names(self.program.sent)]
 
@@ -164,6 +175,8 @@ class PartlyRecomputed(ModuleRunner):
         def halves() -> Tensors:
             for runner in reversed(self._runners):
                 runner.backward_weight(micro_batch)
+                if self._watch is not None:
+                    self._watch("backward", runner, micro_batch, ())
             return ()
 
         return self._around_parts(micro_batch, halves)
@@ -175,6 +188,8 @@ class PartlyRecomputed(ModuleRunner):
             given = [known.pop(name, None) for name in names(program.sent)]
             backward = runner.backward_input if halved else runner.backward
             found = backward(micro_batch, given)
+            if self._watch is not None:
+                self._watch("backward", runner, micro_batch, found)
             for name, gradient in zip(names(program.received), found, strict=False):
                 before = known.get(name)
                 if before is not None and gradient is not None:

@@ -2,21 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
-from penstock.capture.batch_part import Leaf
 from penstock.errors import LossNotFinite
 from penstock.runtime.metrics import NoTerms
-from penstock.runtime.non_finite.inspection import inspect_step
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.random_stream import RandomState
+from penstock.runtime.steps.bad_number import Batches, inspect_step
 from penstock.runtime.steps.training import Training, Update
 
 __all__ = ["MOST_IN_A_ROW", "StepBegin", "after_bad_step", "begin_of_step"]
-
-Batches: TypeAlias = Sequence[Sequence[Leaf]]
 
 MOST_IN_A_ROW = 10
 """A run ends if so many steps are left out one after another: then it does not learn any more."""
@@ -59,9 +55,9 @@ def after_bad_step(
     place = ""
     # Layer by layer, a stage cannot be run on the shards of a tensor group.
     if not isinstance(failure, NoTerms) and not worker.plan.tensor_groups:
-        inspection = inspect_step(worker, batches, seed, begin.random)
-        place, failure = str(inspection), failure.at(str(inspection))
-        if inspection.is_of_weights:
+        place, is_parameter = inspect_step(worker, batches, seed, begin.random)
+        failure = failure.at(place)
+        if is_parameter:
             raise failure
     if training.on_non_finite == "stop":
         raise failure

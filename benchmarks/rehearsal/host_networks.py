@@ -95,16 +95,14 @@ def ready_network() -> None:
     Raises:
         BadInput: no Linux, a tool that is missing, or no right.
     """
-    remedy = "leave --network namespaces out, and the links are emulated"
     if sys.platform != "linux":
         raise BadInput(
-            f"network namespaces exist on Linux only, and this is {sys.platform}; {remedy}"
+            f"network namespaces exist on Linux only, and this is {sys.platform}; run it there"
         )
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise BadInput(
-            f"network namespaces need {', '.join(missing)}; install iproute2 and util-linux, or "
-            f"{remedy}"
+            f"network namespaces need {', '.join(missing)}; install iproute2 and util-linux"
         )
     tried = subprocess.run(
         ["unshare", "--net", "ip", "link", "add", "name", "left", "type", "veth"],
@@ -115,8 +113,7 @@ def ready_network() -> None:
     if tried.returncode:
         lines = tried.stderr.strip().splitlines() or ["no reason given"]
         raise BadInput(
-            f"this process may not make network namespaces ({lines[0][:80]}); run it as root, or "
-            f"{remedy}"
+            f"this process may not make network namespaces ({lines[0][:80]}); run it as root"
         )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runtime.non_finite.bad_number_cases import (
+from runtime.steps.bad_number_cases import (
     BACKWARD,
     FORWARD,
     BadCase,

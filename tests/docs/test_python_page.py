@@ -1,0 +1,44 @@
+"""Examples in docstrings are blocks of code on the page of the Python reference."""
+
+import inspect
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import penstock
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+WITH_EXAMPLES = [
+    name for name in penstock.__all__ if ">>> " in (getattr(penstock, name).__doc__ or "")
+]
+
+
+def extension() -> ModuleType:
+    """The extension of mkdocstrings; it is no part of the package."""
+    spec = spec_from_file_location("doctest_blocks", REFERENCE / "doctest_blocks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_examples_are_no_quotations() -> None:
+    markdown = pytest.importorskip("markdown")
+    pytest.importorskip("griffe")
+    blocks = extension()
+    assert len(WITH_EXAMPLES) >= 3
+    for name in WITH_EXAMPLES:
+        text = inspect.getdoc(getattr(penstock, name)) or ""
+        html = markdown.markdown(blocks.with_blocks(text), extensions=["fenced_code"])
+        assert "<blockquote>" not in html, name
+        assert html.count("<pre>") == html.count("</pre>") >= 1, name
+        # Before, they were.
+        assert "<blockquote>" in markdown.markdown(text), name
+
+
+def test_the_site_uses_the_extension() -> None:
+    site = (REFERENCE.parents[1] / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "extensions: [docs/reference/doctest_blocks.py]" in site
