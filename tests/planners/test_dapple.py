@@ -77,9 +77,7 @@ def test_stages_behind_the_pivot_are_done_before_its_last_backward() -> None:
     assert latency_s(forward, backward, [0.0, 10.0, 0.0], 3, 8) == 3 + 42 + 10
 
 
-@given(
-    st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=7), st.integers(1, 12)
-)
+@given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=7), st.integers(1, 12))
 def test_the_closed_form_is_that_of_the_slides(
     stages: list[tuple[int, int, int]], micro_batches: int
 ) -> None:
