@@ -178,7 +178,7 @@ def straight_steps(
     1. Moves from the best plans, as long as one makes them better (`penstock.search.moves`).
     2. Plans that load devices and links evenly (`evenly_loaded_plans`), the fastest of them with
        the schedule, depth and recompute that suit them best. The random walks of each round start
-       at the best plan so far (`ROUNDS_OF_LOADS`). The rounds end where two of them found nothing.
+       at the best plan so far (`ROUNDS_OF_LOADS`). They end with a round that finds nothing.
     3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
        cannot win. There the answer is optimal among plans with whole backwards.
 
@@ -192,7 +192,7 @@ def straight_steps(
         if own.best is None or gap(own.best_s, bound_s) <= PROVEN:
             break
         yield own.step("even loads")
-        before_s = own.best_s
+        before_s, fastest_s = own.best_s, min(own.best_s, simulated.best_s)
         start = own.best
         if may_split:
             start, _ = next(simulated.fastest([*own.problem.schedules, *split]))
@@ -200,6 +200,8 @@ def straight_steps(
         simulate_walked(own, simulated, plans, split, seed)
         if own.best_s < before_s:
             yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
+        if min(own.best_s, simulated.best_s) >= fastest_s:
+            break
     yield from simulate_all(own)
     yield own.step("moves")
 
