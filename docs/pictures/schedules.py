@@ -14,6 +14,7 @@ from penstock.schedule.shape import PipelineShape, StageCost
 GROUPS, MICRO_BATCHES = 4, 8
 FOLDER = Path(__file__).with_name("schedules")
 
+
 def shape_of(name: str) -> PipelineShape:
     """Four groups; on each a forward and both halves of a backward take a second in all stages."""
     style = FAMILIES[name].placement

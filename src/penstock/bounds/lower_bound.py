@@ -10,6 +10,7 @@ from penstock.bounds.plan_bound import plan_bound_s
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.problem_memo import remembered
 from penstock.schedule.registry import FAMILIES
+from penstock.words import size_text
 
 __all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
 
@@ -59,10 +60,10 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
 def core_words(problem: PlanningProblem, core: Core) -> str:
     """What the bound of links rests on, for readers."""
     layers, hosts = problem.profile.layers, len(problem.cluster.hosts)
-    first, last = (f"{i} '{layers[i].name}'" for i in (core.layers[0], core.layers[-1]))
+    first, last = (layers[core.layers[end]].name for end in (0, -1))
     return (
-        f"{len(core.layers)} layers from {first} to {last} on one host, or their gradients or at "
-        f"least {core.row_bytes:.4g} bytes a sample between {hosts} hosts"
+        f"{len(core.layers)} layers from '{first}' to '{last}' on one host, or their gradients or "
+        f"{size_text(core.row_bytes)} a sample between {hosts} hosts"
     )
 
 
