@@ -2,13 +2,15 @@
 
     python benchmarks/planning.py [--quick] [--only model:cluster] [--out results.json]
     python benchmarks/planning.py --every-schedule [--only model:cluster]
+    python benchmarks/planning.py --bounds
     python benchmarks/planning.py --speed [--only WORDS] [--out speed.json]
 
 Every row (one model on one cluster) runs in a process of its own, one after the other, with a time
 limit for each planner; a row that fails is a row that says so. Planning seconds are CPU seconds of
 the process, because other work may share the machine. Rows that were asked before and are not
-asked now stay in the JSON, each with its own date. Beside the JSON its tables are written as
-Markdown. The exit code is 1 where `search` is behind another plan, or a row failed.
+asked now stay in the JSON, each with its own date. `--bounds` only computes their bounds anew, and
+the gaps of their plans. Beside the JSON its tables are written as Markdown. The exit code is 1
+where `search` is behind another plan, or a row failed.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent / "planning"
 sys.path.insert(0, str(HERE))
 
-from rows import BATCHES, CLUSTERS, every_schedule, run_row  # noqa: E402
+from rows import BATCHES, CLUSTERS, bounded_anew, every_schedule, run_row  # noqa: E402
 from speed import measure_speed  # noqa: E402
 from tables import behind, markdown, search_of, summary_of  # noqa: E402
 
@@ -144,6 +146,7 @@ def main() -> int:
         action="store_true",
         help=f"the published planners under each schedule, {SCHEDULE_LIMIT_S:g} s for each",
     )
+    parser.add_argument("--bounds", action="store_true", help="bounds and gaps of known rows")
     parser.add_argument("--speed", action="store_true", help="whole-process times instead")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
@@ -158,6 +161,13 @@ def main() -> int:
     if arguments.speed:
         return measure_speed(arguments.out or HERE / "speed.json", machine(), arguments.only)
     out = arguments.out or HERE / "results.json"
+    if arguments.bounds:
+        known = {
+            pair: row if "failed" in row else bounded_anew(row)
+            for pair, row in read_rows(out).items()
+        }
+        write_rows(out, known)
+        return 0
     asked = ["--planner-limit", str(arguments.planner_limit)]
     asked += ["--every-schedule"] if arguments.every_schedule else []
     for pair in pairs_of(arguments):

@@ -83,6 +83,7 @@ def bound_clusters(draw: st.DrawFn, counts: tuple[int, ...]) -> Cluster:
             draw(latencies),
             draw(latencies),
             draw(st.sampled_from([0, 0, 1])),
+            half_duplex=draw(st.sampled_from([False, False, True])),
             separate_links=draw(st.sampled_from([False, False, True])),
         )
         for i, count in enumerate(counts)
@@ -106,4 +107,50 @@ def bound_problems(draw: st.DrawFn) -> PlanningProblem:
         schedules=draw(
             st.sampled_from([("1f1b", "early-backward", "gpipe"), ("1f1b",), ("gpipe",)])
         ),
+    )
+
+
+@st.composite
+def slow_link_problems(draw: st.DrawFn) -> PlanningProblem:
+    """Chains on two or three hosts whose links take about as long as the work, or much longer."""
+    counts = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 1, 1)]))
+    batch, layers = draw(st.sampled_from([2, 3, 4])), draw(st.integers(2, 3))
+    costs = [draw(st.sampled_from([0.5, 1.0, 1.0, 3.0])) for _ in range(layers)]
+    # Links pass a megabyte a second: bytes are given by their seconds, as shares of all work.
+    scale = 3 * batch * sum(costs) * MEGABYTE
+    shares = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 100.0])
+    layer = [
+        LayerCost(
+            f"layer{i}",
+            *(Affine(per_sample=cost) for _ in range(3)),
+            parameter_bytes=round(draw(shares) * scale),
+        )
+        for i, cost in enumerate(costs)
+    ]
+    sizes = [
+        Affine(per_sample=draw(st.sampled_from([0.02, 0.1, 0.2, 0.4, 2.0])) * scale / batch)
+        for _ in range(layers - 1)
+    ]
+    edges = [Edge(i, i + 1, f"tensor{i}", size, size) for i, size in enumerate(sizes)]
+    if layers == 3 and draw(st.booleans()):
+        edges.append(Edge(0, 2, "tensor0", sizes[0], sizes[0]))
+    memory = draw(st.sampled_from([1e15, 1e15, 2 * scale]))
+    half_duplex = draw(st.booleans())
+    hosts = tuple(
+        Host(
+            f"host{number}",
+            (Device("drawn", memory, draw(st.sampled_from([1.0, 1.0, 2.0]))),) * count,
+            1e12,
+            draw(st.sampled_from([1.0, 1.0, 2.0])) * MEGABYTE,
+            half_duplex=half_duplex,
+        )
+        for number, count in enumerate(counts)
+    )
+    return PlanningProblem(
+        ModelProfile("drawn", tuple(layer), tuple(edges)),
+        Cluster("drawn", hosts),
+        batch,
+        (1, batch),
+        recompute="off",
+        schedules=("1f1b", "early-backward", "gpipe", "zb-h2"),
     )

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter, process_time
+from typing import Any
 
+from penstock.bounds.lower_bound import gap, lower_bound
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.memory import with_boundless_memory
 from penstock.cluster.presets import find_cluster
@@ -22,7 +24,7 @@ from penstock.search.families import rescheduled
 from penstock.search.registry import PLANNERS, STARTING_PLANNERS
 from penstock.simulate.score import make_score
 
-__all__ = ["BATCHES", "CLUSTERS", "EXPLAINED_GAP", "every_schedule", "run_row"]
+__all__ = ["BATCHES", "CLUSTERS", "EXPLAINED_GAP", "bounded_anew", "every_schedule", "run_row"]
 
 EXPLAINED_GAP = 0.05
 WHOLE = "whole-backwards"
@@ -115,6 +117,25 @@ def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
         "wall_s": perf_counter() - start_s,
         "answers": [vars(answer_of(found)) for found in compared],
     }
+
+
+def bounded_anew(row: dict[str, Any]) -> dict[str, Any]:
+    """A row that was asked before, with the bound of today and the gaps to it; its plans stay."""
+    every = dict.fromkeys(name for planner in PLANNERS for name in schedules_named(AUTO, planner))
+    problem = replace(problem_of(row["model"], row["cluster"]), schedules=tuple(every))
+    bound = lower_bound(problem)
+
+    def above(answer: Any) -> Any:
+        seconds = answer and answer["iteration_s"]
+        return answer | {"gap": gap(seconds, bound.seconds)} if seconds else answer
+
+    bounds = {"bound_s": bound.seconds, "bound_argument": bound.argument}
+    changed = bounds | {"bound_covers": bound.covers, "answers": [*map(above, row["answers"])]}
+    changed["whole_backwards"] = above(row["whole_backwards"])
+    if row["equal_memory"]:
+        answer = above(row["equal_memory"]["answer"])
+        changed["equal_memory"] = row["equal_memory"] | {"answer": answer}
+    return row | changed
 
 
 def bound_of(comparisons: Iterable[Comparison]) -> dict[str, object]:

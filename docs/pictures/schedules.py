@@ -13,8 +13,6 @@ from penstock.schedule.shape import PipelineShape, StageCost
 
 GROUPS, MICRO_BATCHES = 4, 8
 FOLDER = Path(__file__).with_name("schedules")
-DIFFERS_BY_SOLVER = ("exact",)
-"""Another version of the solver may find another order of the same length."""
 
 
 def shape_of(name: str) -> PipelineShape:

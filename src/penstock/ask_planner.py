@@ -5,9 +5,8 @@ from time import perf_counter
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
 from penstock.plan.problem import MEMORY_RESERVE, RecomputeChoice
-from penstock.planning.answers import TimeLimit
+from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import planning_problem
-from penstock.planning.time_limit import plan_within
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 
@@ -36,10 +35,8 @@ def plan_pipeline(
     state of the optimizer, 2 for Adam. ``memory_reserve`` is the share of each device's memory that
     the plan leaves free.
 
-    After ``time_limit_s`` (0: no limit) the best plan so far is the answer. A plan that fits is
-    found first, however long that takes. In the main thread an alarm (``SIGALRM``) stops planners
-    that do not look at the clock, so the limit holds to within a quarter. In other threads the call
-    waits for such planners.
+    After ``time_limit_s`` (0: no limit) no further plan is simulated, and the best one so far is
+    the answer. A plan that fits is found first, however long that takes.
 
     Raises:
         BadInput: an unknown planner or schedule, a reserve of all memory, or sizes that do not go
@@ -59,4 +56,4 @@ def plan_pipeline(
         memory_reserve=memory_reserve,
     )
     limit = TimeLimit(time_limit_s, perf_counter) if time_limit_s else None
-    return plan_within(problem, planner, make_score(problem), limit=limit)
+    return find_plan(problem, planner, make_score(problem), limit=limit)

@@ -1,10 +1,8 @@
 """Lower bounds by hand; that no plan beats them is in test_bounds_hold."""
 
-from dataclasses import replace
-
 import pytest
 
-from penstock.bounds.lower_bound import gap, lower_bound, lower_bound_s, plan_bound_s
+from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
@@ -67,30 +65,6 @@ def test_the_all_reduce_of_an_earlier_stage_waits_for_the_drain():
 def test_gap_is_relative_to_the_bound():
     assert gap(3.0, 2.0) == pytest.approx(0.5)
     assert gap(1.0, 0.0) == float("inf")
-
-
-def chain(
-    parameters: int, message: float, rate: float, *, memory: float = 1e15, sizes: tuple[int, ...]
-) -> PlanningProblem:
-    """Eight equal layers of 1 s forward and 2 s backward a sample on four hosts of one device."""
-    cost = Affine(per_sample=1.0)
-    layer = LayerCost("block", cost, cost, cost, parameters, saved_bytes=Affine(per_sample=1e6))
-    size = Affine(per_sample=message)
-    edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(7))
-    hosts = tuple(Host(f"h{i}", (Device("d", memory),), 1e9, rate) for i in range(4))
-    profile = ModelProfile("chain", (layer,) * 8, edges)
-    return PlanningProblem(profile, Cluster("four", hosts), 16, sizes)
-
-
-def test_layers_that_fit_no_device_are_an_infinite_bound():
-    asked = chain(0, 1.0, 1e9, memory=1e5, sizes=(1,))
-    assert lower_bound_s(asked) == float("inf")
-    assert "memory" in lower_bound(asked).argument
-
-
-def test_schedules_without_a_flush_leave_only_the_work():
-    asked = chain(10**12, 0.5 * MEGABYTE, MEGABYTE, sizes=(1,))
-    assert lower_bound(replace(asked, schedules=("2bw",))).argument.startswith("all work")
 
 
 def test_on_separate_links_a_device_receives_from_several_at_once() -> None:

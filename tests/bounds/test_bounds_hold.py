@@ -3,7 +3,7 @@
 from math import inf
 from random import Random
 
-from bound_strategies import bound_problems
+from bound_strategies import bound_problems, slow_link_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.every_plan import every_plan_at_all
@@ -33,6 +33,14 @@ def test_no_plan_of_a_small_problem_beats_its_bounds(problem: PlanningProblem):
         if seconds < inf:
             assert bound.seconds <= seconds * (1 + ROUNDING), plan
             assert plan_bound_s(problem, plan) <= seconds * (1 + ROUNDING), plan
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=slow_link_problems())
+def test_no_plan_beats_the_bound_where_links_are_slow(problem: PlanningProblem):
+    score, bound_s = make_score(problem), lower_bound_s(problem)
+    for plan in every_plan_at_all(problem):
+        assert bound_s <= score(plan) * (1 + ROUNDING), plan
 
 
 @settings(max_examples=150, deadline=None)

@@ -178,6 +178,7 @@ def test_the_timeline_is_that_of_the_changed_plan(
         (["--link-latency", "nan"], ["link latency 'nan'"]),
         (["--device", "3 slower"], ["'3 slower' cannot be read", "3:slower:20%"]),
         (["--device", "9 slower 2 %"], ["no device 9", "0..3"]),
+        (["--schedule", "exact"], ["schedule 'exact' is made no longer", "use 'zero-bubble' or"]),
         (["--schedule", "gpip"], ["schedule 'gpip' is unknown", "did you mean 'gpipe'?"]),
         (["--micro-batches", "-1"], ["--micro-batches"]),
         (["--micro-batches", "two"], ["--micro-batches"]),

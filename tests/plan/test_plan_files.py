@@ -1,6 +1,10 @@
 """Plans on disk, and what is said of wrong ones."""
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -33,6 +37,18 @@ def test_every_plan_survives_a_round_trip(problem: PlanningProblem):
     plans = every_plan(problem, tuple(range(len(problem.cluster.devices))))
     for plan in [PLAN, *list(plans)[:20]]:
         assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "p.json") == plan
+
+
+def test_a_plan_is_found_again_in_another_process():
+    assert hash(PLAN) == hash(replace(PLAN))
+    code = (
+        "import pickle, sys; from dataclasses import replace; "
+        "plan = pickle.load(sys.stdin.buffer); assert {replace(plan): 1}[plan] == 1"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(PLAN), env=environment, check=True
+    )
 
 
 COSTS = {"forward_s": 1.0, "input_backward_s": 1.0, "weight_backward_s": 1.0}
@@ -100,6 +116,11 @@ def test_broken_files_are_named(tmp_path: Path):
 def test_the_order_of_a_plan_is_its_schedules():
     unlimited = Plan(PLAN.stages, 3, 4, "gpipe")
     assert str(order_of(unlimited)).splitlines()[0] == "stage 0   F0 F1 F2 B0 B1 B2"
+
+
+def test_a_schedule_that_is_made_no_longer_is_answered_with_what_to_use():
+    with pytest.raises(BadInput, match="^schedule 'exact' is made no longer; use 'zero-bubble' or"):
+        order_of(replace(PLAN, schedule="exact"))
 
 
 def test_an_unknown_schedule_is_answered_with_those_there_are():

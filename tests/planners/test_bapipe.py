@@ -12,7 +12,7 @@ from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.bapipe.bapipe import bapipe, methods_for
-from penstock.planners.bapipe.formulas import Method, features_kept, mini_batch_s
+from penstock.planners.bapipe.formulas import Method, features_kept, mini_batch_s, pace_s
 from penstock.planners.bapipe.partition import (
     coarse_cuts,
     inter_layer_cuts,
@@ -71,6 +71,21 @@ def test_the_shallow_warm_up_lies_between_the_rows_with_and_without_overlap(
     simulated_s = balanced(stages, 32, transfer_s, "1f1b")
     assert formula("1f1b-so", stages, 32, transfer_s) < simulated_s
     assert simulated_s < formula("1f1b-sno", stages, 32, transfer_s)
+
+
+@pytest.mark.parametrize("bandwidth", [0.2, 0.5, 0.9, 1.5])
+@pytest.mark.parametrize("feature", [1.0, 3.0])
+def test_a_link_keeps_the_pace_if_it_has_the_bandwidth_of_the_table(
+    bandwidth: float, feature: float
+):
+    """The table asks for ``2 a / (F + B)`` under FBP-AS, and for ``a / F`` under 1F1B-AS."""
+    times = {"forward_s": 1.0, "backward_s": 2.0, "transfer_s": feature / bandwidth}
+    enough = bandwidth >= 2 * feature / (1.0 + 2.0)
+    assert (pace_s("fbp-as", **times) == 3.0) == enough
+    assert (pace_s("1f1b-as", **times) == 3.0) == (bandwidth >= feature / 1.0)
+    if not enough:
+        # Two transfers of ``a`` bytes, one of features and one of their gradient.
+        assert pace_s("fbp-as", **times) == pytest.approx(2 * feature / bandwidth)
 
 
 def test_features_kept_are_those_of_the_table():

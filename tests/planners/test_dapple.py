@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
-from reference.plain_dapple import every_latency_s, plan_latency_s
+from reference.plain_dapple import every_latency_s, plan_latency_s, slides_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.cost import peak_memory_bytes
@@ -65,6 +65,25 @@ def test_the_ending_phase_lets_the_all_reduce_of_late_stages_hide_in_the_drain()
     assert latency_s(forward, backward, [0.0, 0.0, 4.0], 3, 8) == alone
     assert latency_s(forward, backward, [0.0, 0.0, 5.0], 3, 8) == alone + 1
     assert latency_s(forward, backward, [4.0, 0.0, 0.0], 3, 8) == alone + 4
+
+
+def test_stages_behind_the_pivot_are_done_before_its_last_backward() -> None:
+    # The first stage is the pivot. It ends its last forward after 3 s, and works 7 * 6 s more until
+    # its last backward starts. Then stage 1 has just ended its own, and stage 2 ended 2 s earlier.
+    forward, backward = [3.0, 1.0, 1.0], [3.0, 2.0, 2.0]
+    assert pivot_of(forward, backward, 3, 8) == 0
+    assert latency_s(forward, backward, [0.0, 0.0, 0.0], 3, 8) == 3 + 42 + 3
+    assert latency_s(forward, backward, [0.0, 0.0, 10.0], 3, 8) == 3 + 42 - 2 + 10
+    assert latency_s(forward, backward, [0.0, 10.0, 0.0], 3, 8) == 3 + 42 + 10
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=7), st.integers(1, 12))
+def test_the_closed_form_is_that_of_the_slides(
+    stages: list[tuple[int, int, int]], micro_batches: int
+) -> None:
+    times = tuple([float(time) for time in part] for part in zip(*stages, strict=True))
+    found_s = latency_s(*times, len(stages), micro_batches)
+    assert found_s == pytest.approx(slides_s(*times, micro_batches), rel=ROUNDING)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 12))

@@ -98,6 +98,27 @@ def test_the_bound_approaches_the_workload_with_many_micro_batches(seed: int):
     )
 
 
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 4), (2, 1), (3, 4), (5, 16)])
+def test_the_bound_of_a_chain_without_messages_is_that_of_the_theorem(
+    stages: int, micro_batches: int
+):
+    """SPP: ``(1 + (4 S - 4) / M) C``, with ``C`` the busiest stage; no gradients are reduced."""
+    times = [1.0 + (s % 2) for s in range(stages)]
+    layers = tuple(
+        LayerCost(f"layer{i}", Affine(0.0, time), Affine(0.0, time), Affine())
+        for i, time in enumerate(times)
+    )
+    host = Host("host", (Device("device", 1e15),) * stages, 1e9)
+    problem = PlanningProblem(
+        ModelProfile("chain", layers), Cluster("line", (host,)), micro_batches, (1,)
+    )
+    made = tuple(Stage(range(s, s + 1), (s,), (1,)) for s in range(stages))
+    busiest_s = micro_batches * 2 * max(times)
+    assert spp_bound_s(problem, Plan(made, micro_batches, 1, "wavefront")) == pytest.approx(
+        (1 + (4 * stages - 4) / micro_batches) * busiest_s
+    )
+
+
 @settings(max_examples=40, deadline=None)
 @given(problem=problems(max_layers=3, memory=False))
 def test_the_bound_holds_for_every_small_plan(problem: PlanningProblem):

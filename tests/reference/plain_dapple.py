@@ -1,16 +1,15 @@
 """Every plan that DAPPLE's placements allow, one after the other: no memo, no pruning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from penstock.plan.cost import backward_s, depths_of, forward_s, rows_by_speed, tail_s, transfer
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import POLICIES, Counts, servers_of
 
-__all__ = ["every_latency_s", "plan_latency_s"]
+__all__ = ["every_latency_s", "plan_latency_s", "slides_s"]
 
 Servers = tuple[tuple[int, ...], ...]
 
@@ -65,7 +64,7 @@ def assignment(
 
 
 def plan_latency_s(problem: PlanningProblem, plan: Plan) -> float:
-    """`latency_s` of a plan, with the costs of `penstock.plan.cost`; memory is not looked at."""
+    """`slides_s` of a plan, with the costs of `penstock.plan.cost`; memory is not looked at."""
     depths = depths_of(plan)
     forward: list[float] = []
     backward: list[float] = []
@@ -80,4 +79,29 @@ def plan_latency_s(problem: PlanningProblem, plan: Plan) -> float:
         forward.append(forward_s(problem, stage))
         backward.append(backward_s(problem, stage) + (forward[-1] if again else 0.0))
         tail.append(tail_s(problem, stage))
-    return latency_s(forward, backward, tail, len(forward), plan.micro_batches)
+    return slides_s(forward, backward, tail, plan.micro_batches)
+
+
+def slides_s(
+    forward: Sequence[float], backward: Sequence[float], reduce: Sequence[float], batches: int
+) -> float:
+    """The iteration as on the authors' slides, where the ending is counted from the first stage.
+
+        M (F_Q + B_Q) + sum over k < Q of (F_k + B_k)
+        + max over i of (AR_i - sum over s < i of B_s)
+        + max(0, sum over k > Q of (F_k + B_k) - (min(S - Q, M) - 1) F_Q)
+
+    The slides have ``(S - Q) F_Q`` in the last line. The pivot has one forward less in advance, and
+    no more than there are micro-batches.
+    """
+    whole = [f + b for f, b in zip(forward, backward, strict=True)]
+    stages = range(len(whole))
+    pivot = stages[-1]
+    for stage in reversed(stages[:-1]):
+        if (batches - 1) * whole[stage] > (batches - 1) * whole[pivot] + sum(
+            whole[stage + 1 : pivot]
+        ):
+            pivot = stage
+    ending_s = max(reduce[stage] - sum(backward[:stage]) for stage in stages)
+    waits_s = sum(whole[pivot + 1 :]) - (min(len(stages) - pivot, batches) - 1) * forward[pivot]
+    return batches * whole[pivot] + sum(whole[:pivot]) + ending_s + max(0.0, waits_s)

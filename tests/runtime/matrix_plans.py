@@ -108,13 +108,6 @@ def layouts(schedule: str, rounds: tuple[int, ...] = (1, 2, 3)) -> list[tuple[Pl
     return [(style, count) for count in rounds if FAMILIES[schedule].rounds != 2 or count == 2]
 
 
-def small_enough(case: Case) -> bool:
-    """Whether the order is found within moments: `exact` searches for a proof."""
-    if case.schedule != "exact":
-        return True
-    return len(case.replicas) * case.rounds * case.micro_batches <= 8
-
-
 def representative() -> Iterator[Case]:
     """For every schedule and layout pipelines of one to four groups, the rest in turns."""
     replications = {groups: cycle(found) for groups, found in REPLICATIONS.items()}
@@ -136,8 +129,7 @@ def representative() -> Iterator[Case]:
                     costs=costs,
                     turned=turned,
                 )
-                if small_enough(case):
-                    yield case
+                yield case
 
 
 def some_groups(schedule: str, rounds: int) -> tuple[int, ...]:
@@ -164,8 +156,7 @@ def every_case() -> Iterator[Case]:
                         costs=number % 4 > 1,
                         turned=number % 5 == 0,
                     )
-                    if small_enough(case):
-                        yield case
+                    yield case
 
 
 def model_cases(
@@ -193,7 +184,7 @@ def model_cases(
                     dropout=dropout,
                     autocast=autocast,
                 )
-                if len(replicas) * rounds <= layers and small_enough(case):
+                if len(replicas) * rounds <= layers:
                     yield case
 
 
@@ -231,6 +222,5 @@ def drawn(count: int, seed: int) -> Iterator[Case]:
             turned=draw.random() < 0.5,
             transport=draw.choice(("auto", "auto", "auto", "process-groups")),
         )
-        if small_enough(case):
-            count -= 1
-            yield case
+        count -= 1
+        yield case

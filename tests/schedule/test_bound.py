@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.every_order import enumerated_makespan_s
+from reference.exact import find_exact
 from schedule_strategies import small_shapes
 
 from penstock.errors import BadInput
@@ -13,7 +14,6 @@ from penstock.schedule.bound import makespan_bound_s, preemptive_end_s
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.placement import folded
-from penstock.schedule.searched.exact import find_exact
 from penstock.schedule.shape import PipelineShape, StageCost
 
 

@@ -15,10 +15,6 @@ from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import in_flight_peaks, validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
-MOST_GROUPS = {"exact": 3}
-"""Small pipelines for a schedule that is searched for long (`tests/schedule/test_exact.py`)."""
-
-
 FIXED_ORDER = ("gpipe", "breadth-first", "dualpipe", "dualpipe-v", "fbp-as")
 """Schedules of one order: they are refused where that holds more than a limit allows."""
 
@@ -40,10 +36,10 @@ def rounds_of(name: str) -> tuple[int, ...]:
 @st.composite
 def shapes(draw: st.DrawFn, name: str) -> PipelineShape:
     """Up to six groups and ten micro-batches, with limits, recompute and costs on some."""
-    groups = draw(st.integers(1, MOST_GROUPS.get(name, 6)))
+    groups = draw(st.integers(1, 6))
     placement = placement_of_style(style_of(name), groups, draw(st.sampled_from(rounds_of(name))))
     stages = len(placement)
-    micro_batches = draw(st.integers(1, 5 if name in MOST_GROUPS else 10))
+    micro_batches = draw(st.integers(1, 10))
     per_stage = {"min_size": stages, "max_size": stages}
     limits = st.lists(st.integers(1, micro_batches + 2), **per_stage).map(tuple)
     recompute = st.lists(st.booleans(), **per_stage).map(tuple)
@@ -82,7 +78,7 @@ def test_it_can_be_played_within_its_limits_or_is_refused(name: str, data: st.Da
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_accepts_every_pipeline_without_limits(name: str) -> None:
-    for groups in range(1, MOST_GROUPS.get(name, 6) + 1):
+    for groups in range(1, 7):
         for rounds in rounds_of(name):
             placement = placement_of_style(style_of(name), groups, rounds)
             for micro_batches in range(1, 9):

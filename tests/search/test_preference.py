@@ -86,6 +86,16 @@ def test_of_two_about_as_fast_the_better_one_is_chosen(reason: str) -> None:
     assert preferred(small_problem(), far, lambda plan: far.get(plan, inf)) == (worse, 1.0)
 
 
+def test_by_default_no_more_than_what_the_pages_say_is_given_away() -> None:
+    """A profile is not precise to 0.2 %, and no plan may be chosen that is slower by more."""
+    small = small_problem()
+    asked = planning_problem(small.profile, small.cluster, 8, planner="search")
+    worse, better = LESS_GOOD_AND_BETTER["more devices"]
+    for loss, chosen in ((0.0019, better), (0.0021, worse), (0.01, worse)):
+        seconds = {worse: 1.0, better: 1 + loss}
+        assert preferred(asked, seconds, lambda plan, s=seconds: s.get(plan, inf))[0] == chosen
+
+
 def test_devices_are_renamed_only_where_that_is_about_as_fast() -> None:
     problem, scattered = small_problem(), plan_on((0, 4), (1, 5))
     whole = plan_on((0, 1), (2, 3))

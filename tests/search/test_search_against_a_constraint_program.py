@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from reference.constraint_program import Optimum, best_pipeline
 
 from penstock.bounds.lower_bound import lower_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host, Link
@@ -12,9 +13,6 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.registry import PLANNERS
 from penstock.search.search import SMALL_CLUSTER
 from penstock.simulate.score import make_score
-
-pytest.importorskip("ortools")
-from reference.constraint_program import Optimum, best_pipeline
 
 ROUNDING = 1e-9
 

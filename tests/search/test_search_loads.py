@@ -10,6 +10,7 @@ import pytest
 
 from penstock.bounds.lower_bound import plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.cluster.collectives import all_reduce_s
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -63,9 +64,58 @@ def test_an_engine_that_sends_all_the_time_is_the_load():
 
 def test_with_a_power_full_resources_beside_the_fullest_count_too():
     asked = problem(7.0 * MEGABYTE)
-    fullest = load_of(asked, plan_on(0, 1, 2, 3))
-    assert load_of(asked, plan_on(0, 1, 2, 3), 10.0) > fullest
+    # With links of their own between all four devices, only the engines are full, and no port.
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    apart = problem(7.0 * MEGABYTE, tuple(Link(i, j, 1.0 * MEGABYTE) for i, j in pairs))
+    fullest, rest_empty = (load_of(one, plan_on(0, 1, 2, 3)) for one in (asked, apart))
+    assert fullest == rest_empty
+    assert load_of(asked, plan_on(0, 1, 2, 3), 10.0) > load_of(apart, plan_on(0, 1, 2, 3), 10.0)
     assert load_of(asked, plan_on(0, 1, 2, 3), 1000.0) == pytest.approx(fullest, rel=0.01)
+
+
+@pytest.mark.parametrize("power", [1.0, 15.0, 30.0])
+@pytest.mark.parametrize("devices", [(0,), (0, 1), (0, 1, 2, 3)])
+def test_a_mean_of_loads_is_not_above_the_largest(devices: tuple[int, ...], power: float):
+    asked = problem(1.0 * MEGABYTE)
+    most_s = load_of(asked, plan_on(*devices))
+    assert 0 < load_of(asked, plan_on(*devices), power) <= most_s
+
+
+def two_hosts_of_four(layers: ModelProfile) -> PlanningProblem:
+    """Fast links inside, ports of a megabyte a second between."""
+    devices = (Device("d", 1e12),) * 4
+    hosts = tuple(Host(f"h{i}", devices, 1e12, 1.0 * MEGABYTE) for i in range(2))
+    return PlanningProblem(layers, Cluster("two", hosts), 12, (3,))
+
+
+@pytest.mark.parametrize("groups", [((0, 1, 4), (2, 3, 5)), ((0, 4, 1), (2, 5, 3))])
+def test_all_reduces_take_turns_on_ports_wherever_a_stage_leaves_its_host(
+    groups: tuple[tuple[int, ...], ...],
+):
+    # Two stages over both hosts: their devices are in order of hosts, or begin and end on one.
+    cost = Affine(per_sample=1e-3)
+    layer = LayerCost("layer", cost, cost, cost, 20 * MEGABYTE)
+    asked = two_hosts_of_four(ModelProfile("two", (layer, layer)))
+    stages = tuple(Stage(range(s, s + 1), group, (1, 1, 1)) for s, group in enumerate(groups))
+    plan = Plan(stages, 4, 3, "1f1b")
+    reduced_s = all_reduce_s(asked.cluster, groups[0], 20 * MEGABYTE)
+    arrays, layout = search_arrays(asked), layout_of(asked, plan)
+    seconds = load_s(arrays, layout, 3, 12, 1, LoadKind(0.0, False))
+    assert 2 * reduced_s <= seconds <= make_score(asked)(plan) * 1.01
+
+
+@pytest.mark.parametrize("half_duplex", [False, True])
+def test_half_duplex_hosts_send_and_receive_in_turns(half_duplex: bool):
+    # Four messages of 7 s for each micro-batch pass the device in the middle, two each way.
+    asked = problem(7.0 * MEGABYTE)
+    hosts = tuple(replace(host, half_duplex=half_duplex) for host in asked.cluster.hosts)
+    asked = replace(asked, cluster=replace(asked.cluster, hosts=hosts), micro_batch_sizes=(1,))
+    ends = [range(1), range(1, 3), range(3, 4)]
+    plan = Plan(tuple(Stage(run, (i,), (1,)) for i, run in enumerate(ends)), 16, 1, "gpipe")
+    seconds, judged_s = load_of(asked, plan), make_score(asked)(plan)
+    messages = 4 if half_duplex else 2
+    assert 16 * messages * 7 <= seconds <= judged_s * 1.05
+    assert judged_s < 1.2 * seconds
 
 
 def test_at_a_steady_pace_no_all_reduce_starts_before_the_last_micro_batches() -> None:

@@ -5,8 +5,7 @@ import pytest
 from penstock.timeline.metrics import (
     bubble_fraction,
     busy_s,
-    communication_s,
-    idle_s,
+    covered_s,
     iteration_s,
     peak_memory_bytes,
     working_devices,
@@ -39,11 +38,9 @@ def test_iteration_ends_with_the_last_event() -> None:
     assert iteration_s(Timeline((), devices=2)) == 0.0
 
 
-def test_time_of_a_device_is_compute_or_idle_and_communication_runs_beside_it() -> None:
+def test_a_device_is_busy_while_it_computes() -> None:
     assert busy_s(TWO_STAGES, 0) == 2.0
     assert busy_s(TWO_STAGES, 2) == 3.0
-    assert communication_s(TWO_STAGES, 0) == 3.5
-    assert idle_s(TWO_STAGES, 0) == 5.5
     assert busy_s(TWO_STAGES, 1) == 0.0
 
 
@@ -62,7 +59,7 @@ def test_overlapping_sends_and_receives_count_once() -> None:
         ),
         devices=2,
     )
-    assert communication_s(both_ways, 0) == 3.0
+    assert covered_s(both_ways.events) == 3.0
 
 
 def test_peak_memory_is_the_largest_sample_of_each_device() -> None:

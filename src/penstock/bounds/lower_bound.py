@@ -1,16 +1,16 @@
 """Times that no plan can beat."""
 
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
+from penstock.bounds.least_cost import floor_of, host_speeds, least_per_sample
+from penstock.bounds.link_bound import Core, link_bound
 from penstock.bounds.plan_bound import plan_bound_s
-from penstock.bounds.resource_bound import PRECISION, resource_bound
-from penstock.bounds.shortened_chain import floor_of
-from penstock.bounds.visits import full_speeds, has_whole_backwards, may_be_mirrored
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.problem_memo import remembered
-from penstock.profile.model_profile import Affine
 from penstock.schedule.registry import FAMILIES
+from penstock.words import size_text
 
 __all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
 
@@ -18,50 +18,53 @@ WHOLE_BACKWARDS = "whole backwards, one stage a device"
 ANY_ORDER = "whole or split backwards, any stages a device, either direction"
 """The plans and orders that a bound is about."""
 
-NOT_IN_MEMORY = "memory: in every cut of the model some layers fit no device"
-
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
     """Seconds that no plan beats, and in words what they are spent on.
 
-    ``covers`` says for which plans and orders the bound holds. ``micro_batch_size`` is the one with
-    the least bound; of several, the first found.
+    ``covers`` says for which plans and orders the bound holds; empty: for all there are.
     """
 
     seconds: float
     argument: str
     covers: str = ""
-    micro_batch_size: int = 0
 
 
 @remembered
 def lower_bound(problem: PlanningProblem) -> LowerBound:
     """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
 
+    The answer is the least over the micro-batch sizes. For each it is the largest of the bounds of
+    `bound_of_size`, and of `penstock.bounds.link_bound` if all schedules allowed flush. It is
+    infinite where some layers fit neither on one host nor on several.
+
     The orders depend on the schedules that the problem allows; ``covers`` of the answer names them.
-
-    - All schedules flush: `penstock.bounds.resource_bound`. If all have whole backwards and one
-      stage a device, the bound holds for the orders of such plans only. Otherwise it holds for
-      every order of whole or split backwards, any stages a device, one or both directions.
-    - Some schedule does not flush: the bounds of `bound_of_size` alone, which hold for any order.
-
-    The answer is the least over the micro-batch sizes, and never less than `bound_of_size`. It is
-    infinite where no plan can fit in memory. Models and clusters that are too large for
-    `penstock.bounds.resource_bound` have only `bound_of_size`.
+    If all have whole backwards and one stage a device, the bound holds for the orders of such plans
+    only. Otherwise it holds for every order of whole or split backwards, any stages a device, one
+    or both directions.
     """
-    simple = {size: bound_of_size(problem, size) for size in problem.micro_batch_sizes}
-    if not all(FAMILIES[name].flushes for name in problem.schedules):
-        return min(simple.values(), key=lambda bound: bound.seconds)
-    covers = WHOLE_BACKWARDS if has_whole_backwards(problem) else ANY_ORDER
-    answer = resource_bound(problem, {size: bound.seconds for size, bound in simple.items()})
-    if answer.seconds == inf:
-        return LowerBound(inf, NOT_IN_MEMORY, covers)
-    floor = simple[answer.micro_batch_size]
-    if answer.seconds <= floor.seconds * (1 + PRECISION):
-        return LowerBound(answer.seconds, floor.argument, covers, answer.micro_batch_size)
-    through = f"micro-batches of {answer.micro_batch_size} through all layers: {answer.argument}"
-    return LowerBound(answer.seconds, through, covers, answer.micro_batch_size)
+    flushes = all(FAMILIES[name].flushes for name in problem.schedules)
+    covers = (WHOLE_BACKWARDS if has_whole_backwards(problem) else ANY_ORDER) if flushes else ""
+    found: list[LowerBound] = []
+    for size in problem.micro_batch_sizes:
+        bound = bound_of_size(problem, size)
+        seconds, core = link_bound(problem, size, bound.seconds) if flushes else (0.0, None)
+        if core:
+            bound = LowerBound(seconds, core_words(problem, core))
+        found.append(bound)
+    least = min(found, key=lambda bound: bound.seconds)
+    return LowerBound(least.seconds, least.argument, covers)
+
+
+def core_words(problem: PlanningProblem, core: Core) -> str:
+    """What the bound of links rests on, for readers."""
+    layers, hosts = problem.profile.layers, len(problem.cluster.hosts)
+    first, last = (layers[core.layers[end]].name for end in (0, -1))
+    return (
+        f"{len(core.layers)} layers from '{first}' to '{last}' on one host, or their gradients or "
+        f"{size_text(core.row_bytes)} a sample between {hosts} hosts"
+    )
 
 
 def lower_bound_s(problem: PlanningProblem) -> float:
@@ -87,7 +90,7 @@ def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound
     On hosts whose devices share cores only as many devices count as run at full speed.
     """
     costs = [layer.forward_s + layer.backward_s for layer in problem.profile.layers]
-    all_speeds = full_speeds(problem.cluster)
+    all_speeds = sorted(chain.from_iterable(map(host_speeds, problem.cluster.hosts)), reverse=True)
     holders = (1 + may_be_mirrored(problem)) * micro_batch_size
     speeds = all_speeds[:holders]
     work_s = [problem.global_batch * least_per_sample(cost, micro_batch_size) for cost in costs]
@@ -108,9 +111,14 @@ def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound
     return max(bounds, key=lambda bound: bound.seconds)
 
 
-def least_per_sample(cost: Affine, most_samples: int) -> float:
-    """The fewest seconds a sample can take in slices of 1 to ``most_samples``."""
-    return max(0.0, min(cost.at(1), cost.at(most_samples) / most_samples))
+def has_whole_backwards(problem: PlanningProblem) -> bool:
+    """Whether all schedules allowed have whole backwards and one stage a device."""
+    return all(FAMILIES[name].is_planned for name in problem.schedules)
+
+
+def may_be_mirrored(problem: PlanningProblem) -> bool:
+    """Whether a schedule allowed holds every stage twice."""
+    return any(FAMILIES[name].placement == "mirrored" for name in problem.schedules)
 
 
 def gap(iteration_s: float, bound_s: float) -> float:

@@ -4,9 +4,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
-from penstock.bounds.links import links_to_others
-from penstock.bounds.shortened_chain import floor_of
+import numpy as np
+
+from penstock.bounds.least_cost import floor_of
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
+from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.problem_memo import recalled, remembered
@@ -44,7 +46,8 @@ def prepare(problem: PlanningProblem) -> Prepared:
         [layer.backward_s.per_sample for layer in layers],
         [float(layer.parameter_bytes) for layer in layers],
     )
-    rates, _ = links_to_others(problem.cluster)
+    rates = link_matrices(problem.cluster).bytes_per_s
+    np.fill_diagonal(rates, 0.0)
     return Prepared(
         sums=tuple(tuple(accumulate(cost, initial=0.0)) for cost in costs),
         near=near_edges(problem.profile),

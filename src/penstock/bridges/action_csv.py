@@ -89,7 +89,7 @@ def schedule_named_by_order(schedule: Schedule, shape: PipelineShape) -> str:
     Schedules that search for an order are not tried, because theirs depends on costs.
     """
     for name, family in FAMILIES.items():
-        if family.is_searched or family.proves or not family.flushes:
+        if family.is_searched or not family.flushes:
             continue
         if family.placement == "mirrored":
             continue

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isclose
 
 from penstock.cluster.cluster import Cluster, Device
 
 __all__ = ["with_boundless_memory", "with_memory_reserve"]
+
+ROUNDING = 1e-12
+"""Reserves that differ by a smaller share are equal."""
 
 BOUNDLESS_BYTES = 1e30
 """Stands for unlimited memory."""
@@ -19,7 +23,8 @@ def with_boundless_memory(cluster: Cluster) -> Cluster:
 def with_memory_reserve(cluster: Cluster, share: float) -> Cluster:
     """The cluster with a fraction ``share`` of the whole memory of every device kept free.
 
-    An earlier reserve is replaced, not added to.
+    An earlier reserve is replaced, not added to. A cluster with this very reserve is returned as it
+    is, with all that it has cached.
     """
 
     def reserved(device: Device) -> Device:
@@ -27,7 +32,10 @@ def with_memory_reserve(cluster: Cluster, share: float) -> Cluster:
         kept = whole * share if share else 0.0
         return replace(device, memory_bytes=whole * (1 - share), reserved_bytes=kept)
 
-    if not share and not any(device.reserved_bytes for device in cluster.devices):
+    wanted = (
+        (d.reserved_bytes, share * (d.memory_bytes + d.reserved_bytes)) for d in cluster.devices
+    )
+    if all(isclose(kept, bytes_kept, rel_tol=ROUNDING) for kept, bytes_kept in wanted):
         return cluster
     return with_devices(cluster, reserved)
 

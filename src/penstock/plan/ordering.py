@@ -2,7 +2,7 @@
 
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.schedule.registry import FAMILIES
+from penstock.schedule.registry import FAMILIES, known_schedule
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.validate import validate
 
@@ -15,7 +15,7 @@ def order_of(plan: Plan) -> Schedule:
     Raises:
         BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
     """
-    family = FAMILIES.get(plan.schedule)
+    family = known_schedule(plan.schedule)
     if family is None:
         raise BadInput(
             f"the plan's schedule '{plan.schedule}' is unknown; use one of the "

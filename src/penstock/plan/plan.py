@@ -1,7 +1,8 @@
 """Which layers run where, on how many rows, in which order of work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from penstock.errors import BadInput
 from penstock.schedule.registry import FAMILIES
@@ -81,6 +82,19 @@ class Plan:
     def __post_init__(self) -> None:
         check_plan(self)
         check_tensor_groups(self)
+
+    def __hash__(self) -> int:
+        """Computed once: planners look up every plan several times."""
+        return self.known_hash
+
+    @cached_property
+    def known_hash(self) -> int:
+        """The hash of all fields."""
+        return hash(tuple(self.__getstate__().values()))
+
+    def __getstate__(self) -> dict[str, object]:
+        """All fields. Another process has other hashes of words."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def global_batch(self) -> int:

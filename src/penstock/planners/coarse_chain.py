@@ -46,10 +46,11 @@ def coarse_problem(problem: PlanningProblem, most: int) -> tuple[PlanningProblem
     if len(cuts) == len(problem.profile.layers) + 1:
         return problem, cuts
     stages = min(problem.max_stages, len(cuts) - 1)
-    return replace(problem, profile=joined(problem.profile, cuts), max_stages=stages), cuts
+    profile = joined(problem.profile, cuts, max(problem.micro_batch_sizes))
+    return replace(problem, profile=profile, max_stages=stages), cuts
 
 
-def joined(profile: ModelProfile, cuts: Sequence[int]) -> ModelProfile:
+def joined(profile: ModelProfile, cuts: Sequence[int], most_rows: int) -> ModelProfile:
     """The profile with one layer for each run between cuts, which no tensor group divides."""
     place = [i for i, (lo, hi) in enumerate(pairwise(cuts)) for _ in range(lo, hi)]
     edges: dict[tuple[str, int], Edge] = {}
@@ -65,7 +66,7 @@ def joined(profile: ModelProfile, cuts: Sequence[int]) -> ModelProfile:
     runs = (profile.layers[lo:hi] for lo, hi in pairwise(cuts))
     return replace(
         profile,
-        layers=tuple(map(joined_layer, runs)),
+        layers=tuple(joined_layer(run, most_rows) for run in runs),
         edges=tuple(edges.values()),
         shared=shared,
         by_length=(),
@@ -73,9 +74,8 @@ def joined(profile: ModelProfile, cuts: Sequence[int]) -> ModelProfile:
     )
 
 
-def joined_layer(run: Sequence[LayerCost]) -> LayerCost:
-    """Consecutive layers as one."""
-    workspaces = [layer.workspace_bytes for layer in run]
+def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
+    """Consecutive layers as one, in micro-batches of up to ``most_rows``."""
     return LayerCost(
         name=f"{run[0].name} ... {run[-1].name}",
         forward_s=sum((layer.forward_s for layer in run), Affine()),
@@ -84,10 +84,21 @@ def joined_layer(run: Sequence[LayerCost]) -> LayerCost:
         parameter_bytes=sum(layer.parameter_bytes for layer in run),
         buffer_bytes=sum(layer.buffer_bytes for layer in run),
         saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
-        workspace_bytes=Affine(
-            max(size.fixed for size in workspaces), max(size.per_sample for size in workspaces)
-        ),
+        workspace_bytes=largest([layer.workspace_bytes for layer in run], most_rows),
     )
+
+
+def largest(sizes: Sequence[Affine], most_rows: int) -> Affine:
+    """The least affine size that for 1 to ``most_rows`` rows is at least each of ``sizes``.
+
+    Their maximum is convex. So the line between its values at both ends is nowhere below it.
+
+    >>> largest([Affine(10.0, 0.0), Affine(0.0, 5.0)], 11)
+    Affine(fixed=5.5, per_sample=4.5)
+    """
+    first, last = (max(size.at(rows) for size in sizes) for rows in (1, most_rows))
+    each = (last - first) / (most_rows - 1) if most_rows > 1 else 0.0
+    return Affine(first - each, each)
 
 
 def expanded(candidates: Iterator[Candidate], cuts: Sequence[int]) -> Iterator[Candidate]:

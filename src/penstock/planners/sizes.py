@@ -1,8 +1,5 @@
 """The micro-batch sizes for planners that try only a few."""
 
-from math import log
-
-from penstock.bounds.lower_bound import lower_bound
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.device_line import MOST_BLOCKS
 
@@ -13,21 +10,9 @@ MOST_SIZES = 8
 
 
 def few_sizes_for_tables(problem: PlanningProblem) -> tuple[int, ...]:
-    """`few_sizes` for planners that fill large tables: half as many on more than `MOST_BLOCKS`.
-
-    Then the sizes nearest to the one with the least bound are taken, if the bound names one. Most
-    divisors of a large batch are far too small or do not fit.
-    """
-    if len(problem.cluster.devices) <= MOST_BLOCKS:
-        return few_sizes(problem)
-    sizes = few_sizes(problem, len(problem.micro_batch_sizes))
-    if len(sizes) <= MOST_SIZES // 2:
-        return sizes
-    best = lower_bound(problem).micro_batch_size
-    if not best:
-        return few_sizes(problem, MOST_SIZES // 2)
-    nearest = sorted(sizes, key=lambda size: (abs(log(size / best)), size))
-    return tuple(sorted(nearest[: MOST_SIZES // 2]))
+    """`few_sizes` for planners that fill large tables: half as many on more than `MOST_BLOCKS`."""
+    few = len(problem.cluster.devices) <= MOST_BLOCKS
+    return few_sizes(problem, MOST_SIZES if few else MOST_SIZES // 2)
 
 
 def few_sizes(problem: PlanningProblem, count: int = MOST_SIZES) -> tuple[int, ...]:

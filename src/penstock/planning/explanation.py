@@ -109,7 +109,7 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
     by_kind = seconds_on_path(path)
     used = utilisations(timeline, problem.cluster)
     links = [u for u in used if u.carries]
-    stage, is_searched = max(0, busiest_stage(path)), FAMILIES[plan.schedule].is_planned
+    stage, is_planned = max(0, busiest_stage(path)), FAMILIES[plan.schedule].is_planned
     peaks = {device: planned.prediction.peak_memory_bytes[device] for device in plan.devices}
     return Explanation(
         planner=plan.planner,
@@ -121,7 +121,7 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
         busiest=used[0],
         busiest_link=links[0] if links else None,
         fullest=fullest_of(problem.cluster, peaks),
-        forbidden=best_forbidden(problem, plan, stage) if is_searched else None,
+        forbidden=best_forbidden(problem, plan, stage) if is_planned else None,
         assumed_split=planned.assumed_split,
     )
 

@@ -17,7 +17,7 @@ from penstock.plan.problem import (
 )
 from penstock.planners.registry import OWN_SCHEDULES
 from penstock.profile.model_profile import ModelProfile
-from penstock.schedule.registry import FAMILIES
+from penstock.schedule.registry import FAMILIES, known_schedule
 from penstock.simulate.simulation import check_plan_fits_inputs
 
 __all__ = [
@@ -50,10 +50,13 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
     2
 
     Raises:
-        BadInput: no member has the name; the message says which was probably meant.
+        BadInput: no member has the name; the message says which was probably meant, or what to use
+            instead of a schedule that is made no longer.
     """
     if name in registry:
         return registry[name]
+    if thing == "schedule":
+        known_schedule(name)
     near = get_close_matches(name.lower(), registry, n=1)
     hint = f"did you mean '{near[0]}'?" if near else "use one that 'penstock list' names"
     raise BadInput(f"{thing} '{name}' is unknown; {hint}")
@@ -128,8 +131,8 @@ def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
 
 
 def synchronous_schedules() -> tuple[str, ...]:
-    """Every schedule that flushes before it updates weights, except the exact ones."""
-    return tuple(n for n, family in FAMILIES.items() if family.flushes and not family.proves)
+    """Every schedule that flushes before it updates weights."""
+    return tuple(n for n, family in FAMILIES.items() if family.flushes)
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:

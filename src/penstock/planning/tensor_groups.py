@@ -19,8 +19,7 @@ from penstock.cluster.tensor_groups import Groups, grouped_cluster, one_each
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.plan import MOST_RANKS, Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
-from penstock.planning.answers import TimeLimit
-from penstock.planning.time_limit import plan_within
+from penstock.planning.answers import TimeLimit, find_plan
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.profile.tensor_parallel import TensorParallelCosts
 from penstock.schedule.registry import FAMILIES
@@ -269,13 +268,13 @@ def planned_in_groups(
         Infeasible: as `plan_with_groups`.
     """
     if not sizes:
-        return plan_within(problem, planner, score, limit=limit, on_step=on_step), problem
+        return find_plan(problem, planner, score, limit=limit, on_step=on_step), problem
     ways = sum(1 for _ in groupings(problem.cluster, sizes))
     part = replace(limit, seconds=limit.seconds / ways) if limit else None
 
     def find(view: PlanningProblem, own: Score) -> Plan:
         steps = on_step if view is problem else None
-        return plan_within(view, planner, own, limit=part, on_step=steps)
+        return find_plan(view, planner, own, limit=part, on_step=steps)
 
     found = plan_with_groups(problem, sizes, find)
     return found.plan, found.problem

@@ -1,7 +1,6 @@
 """A lower bound on the makespan of every valid schedule.
 
-The proofs rest on one lemma. `penstock.schedule.searched.exact` also uses it to search fewer
-orders.
+The proofs rest on one lemma.
 
 *Lemma (micro-batches in order).* Take a valid schedule without recomputation. For every stage and
 every kind of action, reassign the micro-batches so that the ``k``-th such action in time works on

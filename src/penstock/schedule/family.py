@@ -23,7 +23,6 @@ class Family:
     - ``splits``: backwards come as I and W.
     - ``flushes``: weights are updated at the end of an iteration, so gradients equal those of one
       device.
-    - ``proves``: it searches for a proof, which ends in time on small pipelines only.
     - ``depth`` is given for families that planners can choose stages for: one stage a device, whole
       backwards, this many micro-batches in flight.
     - ``in_flight`` is given where the order is that of `early_backward` with this function.
@@ -37,7 +36,6 @@ class Family:
     rounds: int = 0
     splits: bool = False
     flushes: bool = True
-    proves: bool = False
     depth: DepthFunction | None = None
     in_flight: InFlight | None = None
     stand_ins: Mapping[PlacementStyle, str] = field(default_factory=dict[PlacementStyle, str])

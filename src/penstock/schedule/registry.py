@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import cast
 
+from penstock.errors import BadInput
 from penstock.schedule.family import Family
 
-__all__ = ["FAMILIES", "Families"]
+__all__ = ["FAMILIES", "GONE", "Families", "known_schedule"]
 
 
 class Families(Mapping[str, Family]):
@@ -62,7 +63,6 @@ FAMILIES = Families(
         "pipeoptim": "families.asynchronous.PIPEOPTIM",
         "list": "searched.list_scheduler.LIST",
         "zero-bubble": "searched.automatic_zero_bubble.ZERO_BUBBLE",
-        "exact": "searched.exact.EXACT",
         "zb-h1": "families.zero_bubble_handcrafted.ZB_H1",
         "zb-h2": "families.zero_bubble_handcrafted.ZB_H2",
         "zb-v": "families.v_schedules.ZB_V",
@@ -71,3 +71,17 @@ FAMILIES = Families(
     }
 )
 """Values are paths of records, relative to `penstock.schedule`."""
+
+GONE = {"exact": "'zero-bubble' or 'list'"}
+"""Schedules that are made no longer, and what to use instead."""
+
+
+def known_schedule(name: str) -> Family | None:
+    """The family of a schedule; None where there is none of the name.
+
+    Raises:
+        BadInput: there was one.
+    """
+    if name in GONE:
+        raise BadInput(f"schedule '{name}' is made no longer; use {GONE[name]}")
+    return FAMILIES.get(name)

@@ -174,24 +174,42 @@ def times_of_stages(a, layout, size, rows):
 def load_ports(a, layout, times, ports, micro_batches, late_s, loads):
     """Fill in the loads of ports, the last of ``loads``; all-reduces count beyond ``late_s``.
 
-    ``ports`` has the seconds of one micro-batch.
+    ``ports`` has the seconds of one micro-batch. An all-reduce uses the ports of hosts where some
+    pair of its devices has no link of its own. A half-duplex host has one port for both directions.
     """
-    order, starts = layout.order, layout.starts
-    hosts = len(a.host_slots)
+    starts, hosts = layout.starts, len(a.host_slots)
     first = len(loads) - 2 * hosts
-    reduced_on = np.zeros(hosts)
+    reduced_on = np.zeros((2, hosts))
     for s in range(layout.stages[0]):
-        at_port = a.port[order[starts[s]], order[starts[s + 1] - 1]]
-        if times.reduced[s] == 0 or hosts == 1 or not at_port:
-            continue
-        for k in range(starts[s], starts[s + 1]):
-            host = a.host[order[k]]
-            if k == starts[s] or host != a.host[order[k - 1]]:
-                reduced_on[host] += times.reduced[s]
+        if times.reduced[s] > 0 and hosts > 1:
+            used = ports_of_group(a, layout.order, starts[s], starts[s + 1])
+            for h in range(hosts):
+                reduced_on[SENT, h] += used[SENT, h] * times.reduced[s]
+                reduced_on[RECEIVED, h] += used[RECEIVED, h] * times.reduced[s]
     for h in range(hosts):
-        left_s = max(0.0, reduced_on[h] - late_s)
-        loads[first + 2 * h] = micro_batches * ports[SENT, h] + left_s
-        loads[first + 2 * h + 1] = micro_batches * ports[RECEIVED, h] + left_s
+        sent_s, received_s = micro_batches * ports[SENT, h], micro_batches * ports[RECEIVED, h]
+        left_s = max(0.0, reduced_on[SENT, h] - late_s)
+        more_s = max(0.0, reduced_on[RECEIVED, h] - late_s)
+        if a.half_duplex[h]:
+            loads[first + 2 * h] = sent_s + received_s + max(left_s, more_s)
+        else:
+            loads[first + 2 * h] = sent_s + left_s
+            loads[first + 2 * h + 1] = received_s + more_s
+
+
+def ports_of_group(a, order, first, last):
+    """1 for each outgoing and incoming port that a ring through these devices uses, else 0."""
+    used = np.zeros((2, len(a.host_slots)))
+    for k in range(first, last):
+        host = a.host[order[k]]
+        for other in range(first, last):
+            if used[SENT, host] and used[RECEIVED, host]:
+                break
+            if a.port[order[k], order[other]]:
+                used[SENT, host] = 1.0
+            if a.port[order[other], order[k]]:
+                used[RECEIVED, host] = 1.0
+    return used
 
 
 def mean_load_s(loads, power):
@@ -202,7 +220,7 @@ def mean_load_s(loads, power):
     total = 0.0
     for value in loads:
         total += (value / most_s) ** power
-    return most_s * (total / 3) ** (1 / power)
+    return most_s * (total / len(loads)) ** (1 / power)
 
 
 def load_s(a, layout, size, batch, recompute, kind):
@@ -246,13 +264,19 @@ def load_s(a, layout, size, batch, recompute, kind):
             left_s = max(tail_s, after_s)
             received_s = max(backward_s + left_s, times.reduced[s])
             sent_s = max(times.reduced[s], after_s - near[UP, s - 1] if s > 0 else 0.0)
-        sent = received = 0.0
+        sent = received = both = 0.0
         for k in range(starts[s], starts[s + 1]):
+            if a.half_duplex[a.host[order[k]]]:
+                both = max(both, micro_batches * (engines[SENT, k] + engines[RECEIVED, k]))
             sent = max(sent, micro_batches * engines[SENT, k])
             received = max(received, micro_batches * engines[RECEIVED, k])
         loads[3 * s] = first_s + computing_s + left_s
         loads[3 * s + 1] = arrival_s + received + received_s
         loads[3 * s + 2] = first_s + forward_s + sent + sent_s
+        if both > 0:
+            # One engine from the first message, in either direction, to the last one.
+            from_s = min(arrival_s, first_s + forward_s)
+            loads[3 * s + 1] = max(loads[3 * s + 1], from_s + both + min(received_s, sent_s))
         late_s = max(late_s, tail_s - 2 * drain_s) if kind.steady else 0.0
         first_s += forward_s + near[DOWN, s]
         after_s = backward_s + max(tail_s, after_s) + near[UP, s]

@@ -35,9 +35,9 @@ NEAR = 1.1
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-ROUNDS_OF_LOADS = ((0.02, False), (0.02, False), (0.25, True))
-"""Rounds of random walks to evenly loaded plans: the gap from which each is made, and whether it
-may start at a plan with split backwards."""
+ROUNDS_OF_LOADS = (False, False, True)
+"""Rounds of random walks to evenly loaded plans: whether each may start at a plan with split
+backwards."""
 
 LEADING = 6
 """How many of the best plans with whole backwards, and with split ones, are tried under other
@@ -176,23 +176,23 @@ def straight_steps(
     ``own`` has the plans with whole backwards, ``split`` are schedules with split backwards.
 
     1. Moves from the best plans, as long as one makes them better (`penstock.search.moves`).
-    2. If the gap to the bound is large enough, plans that load devices and links evenly
-       (`evenly_loaded_plans`), the fastest of them with the schedule, depth and recompute that suit
-       them best. The random walks of each round start at the best plan so far (`ROUNDS_OF_LOADS`).
+    2. Plans that load devices and links evenly (`evenly_loaded_plans`), the fastest of them with
+       the schedule, depth and recompute that suit them best. The random walks of each round start
+       at the best plan so far (`ROUNDS_OF_LOADS`). They end with a round that finds nothing.
     3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
        cannot win. There the answer is optimal among plans with whole backwards.
 
-    1 and 2 end as soon as the best plan meets the bound.
+    1 and 2 end as soon as the best plan meets the bound, which then leaves nothing to find.
     """
     yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
     for plan in leading(own, own.problem.schedules)[1:]:
         if own.simulate(plan) < NEAR * own.best_s:
             yield from improve(own, plan, bound_s, ACTIONS_FOR_MORE_MOVES)
-    for seed, (least_gap, may_split) in enumerate(ROUNDS_OF_LOADS):
-        if own.best is None or gap(own.best_s, bound_s) < least_gap:
+    for seed, may_split in enumerate(ROUNDS_OF_LOADS):
+        if own.best is None or gap(own.best_s, bound_s) <= PROVEN:
             break
         yield own.step("even loads")
-        before_s = own.best_s
+        before_s, fastest_s = own.best_s, min(own.best_s, simulated.best_s)
         start = own.best
         if may_split:
             start, _ = next(simulated.fastest([*own.problem.schedules, *split]))
@@ -200,6 +200,8 @@ def straight_steps(
         simulate_walked(own, simulated, plans, split, seed)
         if own.best_s < before_s:
             yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
+        if min(own.best_s, simulated.best_s) >= fastest_s:
+            break
     yield from simulate_all(own)
     yield own.step("moves")
 

@@ -22,7 +22,9 @@ class SearchArrays(NamedTuple):
     and the part for each sample. The rows of ``edges`` are producer, consumer and a number of the
     tensor, sorted by tensor and consumer; those of ``edge_bytes`` are the two parts of its
     activation and of its gradient. ``host_slots`` are the devices of a host that compute at full
-    speed at once, 0 for all.
+    speed at once, 0 for all. ``half_duplex`` is 1 for hosts whose messages of both directions take
+    turns. ``duplex_bandwidth`` is the rate of a link while both of its ends also send or receive
+    the other way.
     """
 
     forward: Floats
@@ -39,7 +41,9 @@ class SearchArrays(NamedTuple):
     memory: Floats
     host: Integers
     host_slots: Integers
+    half_duplex: Integers
     bandwidth: Floats
+    duplex_bandwidth: Floats
     latency: Floats
     port: NDArray[np.uint8]
     step_s_per_byte: float
@@ -52,6 +56,8 @@ def search_arrays(problem: PlanningProblem) -> SearchArrays:
     edges, edge_bytes = edge_table(profile)
     tables, links = run_tables(problem), link_matrices(cluster)
     workspaces = [layer.workspace_bytes for layer in profile.layers]
+    half_duplex = np.array([host.half_duplex for host in cluster.hosts], dtype=np.int64)
+    turns = half_duplex[np.array(cluster.host_index)]
     return SearchArrays(
         forward=tables.forward,
         backward=tables.backward,
@@ -67,7 +73,9 @@ def search_arrays(problem: PlanningProblem) -> SearchArrays:
         memory=np.array([device.memory_bytes for device in cluster.devices]),
         host=np.array(cluster.host_index, dtype=np.int64),
         host_slots=np.array([host.full_speed_devices for host in cluster.hosts], dtype=np.int64),
+        half_duplex=half_duplex,
         bandwidth=links.bytes_per_s,
+        duplex_bandwidth=links.bytes_per_s / (1 + (turns[:, None] | turns[None, :])),
         latency=links.latency_s,
         port=links.uses_port.astype(np.uint8),
         step_s_per_byte=profile.step_s_per_byte,

@@ -119,19 +119,24 @@ def all_reduce_costs(a, order, first, last, costs):
     heads = np.empty(count, dtype=np.int64)
     hosts = 0
     inside_latency = inside_rate = chain_latency = chain_rate = 0.0
+    alone = True
     for i in range(count):
         here, there = ring[i], ring[(i + 1) % count]
-        slowest = min(slowest, a.bandwidth[here, there])
+        slowest = min(slowest, a.duplex_bandwidth[here, there])
         latency = max(latency, a.latency[here, there])
         if i == 0 or a.host[here] != a.host[ring[i - 1]]:
             heads[hosts] = here
             hosts += 1
             chain_latency = chain_rate = 0.0
+            alone = True
         else:
             chain_latency += a.latency[ring[i - 1], here]
-            chain_rate = max(chain_rate, 1 / a.bandwidth[ring[i - 1], here])
+            chain_rate = max(chain_rate, 1 / a.duplex_bandwidth[ring[i - 1], here])
             inside_latency = max(inside_latency, chain_latency)
-            inside_rate = max(inside_rate, chain_rate)
+            # Only devices inside a longer chain send and receive at the same time.
+            rate = 1 / a.bandwidth[ring[i - 1], here] if alone else chain_rate
+            inside_rate = max(inside_rate, rate)
+            alone = False
     steps = count - 1
     costs[0, 0] = 2 * steps * latency
     costs[0, 1] = 2 * steps / count / slowest
@@ -140,7 +145,7 @@ def all_reduce_costs(a, order, first, last, costs):
     slowest, latency = np.inf, 0.0
     for i in range(hosts):
         here, there = heads[i], heads[(i + 1) % hosts]
-        slowest = min(slowest, a.bandwidth[here, there])
+        slowest = min(slowest, a.duplex_bandwidth[here, there])
         latency = max(latency, a.latency[here, there])
     costs[1, 0] = 2 * inside_latency + 2 * (hosts - 1) * latency
     costs[1, 1] = 2 * inside_rate + 2 * (hosts - 1) / hosts / slowest

@@ -8,8 +8,6 @@ from penstock.timeline.timeline import Event, EventKind, Timeline
 __all__ = [
     "bubble_fraction",
     "busy_s",
-    "communication_s",
-    "idle_s",
     "iteration_s",
     "peak_memory_bytes",
     "working_devices",
@@ -34,18 +32,6 @@ def busy_s(timeline: Timeline, device: int) -> float:
     return covered_s(
         event for event in timeline.events if event.device == device and event.kind in COMPUTE
     )
-
-
-def communication_s(timeline: Timeline, device: int) -> float:
-    """Seconds in which ``device`` sends, receives or reduces, whether it computes or not."""
-    return covered_s(
-        event for event in timeline.events if event.device == device and event.kind not in COMPUTE
-    )
-
-
-def idle_s(timeline: Timeline, device: int) -> float:
-    """Seconds of the iteration in which ``device`` does not compute."""
-    return iteration_s(timeline) - busy_s(timeline, device)
 
 
 def bubble_fraction(timeline: Timeline) -> float:

@@ -72,6 +72,9 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
     - Where a micro-batch has fewer rows than devices are left, the last stage takes only as many
       devices as there are rows.
     - Where speeds differ, there is also a search without the slowest devices.
+    - In the closed form the pivot waits for less, `min(S - Q, M) - 1` forwards where the authors'
+      slides have `S - Q`. These are P_B's depths, with transfers as stages. Memory is that of the
+      first schedule allowed, P_A where it is.
     - On more than 16 devices not all numbers of replicas are tried (`occupancies`).
     - Chains of more than `MOST_LAYERS` layers are cut at likely places only.
 

@@ -61,6 +61,9 @@ def pipedream(problem: PlanningProblem, score: Score) -> Plan:
 
     - A micro-batch is split over replicas, instead of dealt to them in turn.
     - Weights are not stashed, so they count once.
+    - Transfers always count. The released code leaves them out unless a compression ratio is given.
+    - All-reduces of an upper level divide by its workers for every stage, as printed above. The
+      released code seems to do so only where one stage takes the whole level.
     - Workers count as slow as the slowest device, and links of a level as the slowest link.
     - On more than `EVERY_COUNT` workers of a level not all numbers of replicas are tried
       (`replicas_tried`). Chains of more than `MOST_LAYERS` layers are cut at likely places only.

@@ -1,24 +1,28 @@
-"""The fastest schedule, found and proven by a constraint solver, for small pipelines."""
+"""The fastest schedule, found and proven by a constraint solver, for small pipelines.
+
+An oracle: families are compared with it here and in `benchmarks/optimality`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, inf
 
+from reference.exact_model import solve
+from reference.exact_rounding import rounded_shape
+
 from penstock.errors import BadInput
+from penstock.schedule import registry
 from penstock.schedule.action import Action
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, times_of
-from penstock.schedule.family import Family
 from penstock.schedule.order import Order
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule, schedule_from_actions
-from penstock.schedule.searched.exact_model import solve
-from penstock.schedule.searched.exact_rounding import rounded_shape
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
-__all__ = ["EXACT", "ExactAnswer", "exact", "find_exact"]
+__all__ = ["ExactAnswer", "exact", "find_exact"]
 
 WORK_LIMIT = 2.0
 """How long `exact` searches, in the solver's deterministic time: some seconds up to 15."""
@@ -56,7 +60,7 @@ def exact(shape: PipelineShape) -> Schedule:
     the bound, and takes other time limits.
 
     Raises:
-        BadInput: the solver is not installed, or one micro-batch alone does not fit in memory.
+        BadInput: one micro-batch alone does not fit in memory.
     """
     return find_exact(shape, work_limit=WORK_LIMIT).schedule
 
@@ -94,7 +98,7 @@ def find_exact(
     (18.0, 18.0, True)
 
     Raises:
-        BadInput: the solver is not installed, or one micro-batch alone does not fit in memory.
+        BadInput: one micro-batch alone does not fit in memory.
     """
     bound_s = makespan_bound_s(shape, split=split)
     rounded = rounded_shape(shape)
@@ -145,12 +149,7 @@ def known_schedules(
     shape: PipelineShape, whole: PipelineShape, *, split: bool
 ) -> Iterator[Schedule]:
     """The schedules of `one_by_one` and of the other families that are valid for ``whole``."""
-    # Imported here because the registry names this module.
-    from penstock.schedule.registry import FAMILIES
-
-    for make in (one_by_one, *(family.make for family in FAMILIES.values())):
-        if make is exact:
-            continue
+    for make in (one_by_one, *(family.make for family in registry.FAMILIES.values())):
         try:
             made = make(shape)
             if made.concurrent or made.weights != SYNCHRONOUS:
@@ -221,6 +220,3 @@ def schedule_of(start: dict[Action, int], shape: PipelineShape) -> Schedule:
         if action.kind != "R":
             orders[shape.group_of(action.stage, action.micro_batch)].append(action)
     return Schedule(tuple(with_recomputes(Order(actions), shape) for actions in orders))
-
-
-EXACT = Family(exact, splits=True, proves=True, stand_ins={"straight": "zb-h1", "folded": "zb-v"})

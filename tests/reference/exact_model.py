@@ -1,15 +1,16 @@
 """The constraint program for the schedules of a pipeline, for the CP-SAT solver of OR-Tools."""
 
-# The solver's package is optional and only partly typed.
+# The solver's package is only partly typed.
 # pyright: basic
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.errors import BadInput
+from ortools.sat.python import cp_model
+from reference.solver_process import solved
+
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.bound import arcs_of, windows_of
-from penstock.schedule.searched.solver_process import solved
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["Solution", "solve"]
@@ -38,11 +39,7 @@ def solve(
     ``known`` are the starts of a valid schedule with makespan ``longest``. No schedule takes less
     than ``least``. The search returns the best so far after ``time_limit_s`` seconds, or after
     ``work_limit`` units of the solver's deterministic time, which is the same on every machine.
-
-    Raises:
-        BadInput: the solver is not installed.
     """
-    cp_model = cp_sat()
     windows = windows_of(shape, split=split)
     model = cp_model.CpModel()
     seconds = {a: round(shape.cost(a.stage).seconds(a.kind)) for a in windows.head_s}
@@ -72,22 +69,6 @@ def solve(
         return Solution(dict(known), least)
     starts = {action: answer.values[variable.index] for action, variable in start.items()}
     return Solution(starts, max(least, round(answer.bound)))
-
-
-def cp_sat():
-    """OR-Tools' CP-SAT module.
-
-    Raises:
-        BadInput: it is not installed.
-    """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise BadInput(
-            "schedule 'exact' needs the solver of OR-Tools, which is not installed; "
-            "run: pip install 'penstock[exact]'"
-        ) from None
-    return cp_model
 
 
 def add_devices(model, shape: PipelineShape, start, seconds, longest: int, split: bool):

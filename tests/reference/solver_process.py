@@ -8,7 +8,7 @@ Parent and child exchange one line of JSON for each model and each answer. The c
 next model, because loading the solver takes longer than most solutions.
 """
 
-# The solver's package is optional and only partly typed.
+# The solver's package is only partly typed.
 # pyright: basic
 
 import atexit
@@ -19,11 +19,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from threading import Lock
 
 __all__ = ["SolverAnswer", "solved"]
 
-COMMAND = [sys.executable, "-m", "penstock.schedule.searched.solver_process"]
+COMMAND = [sys.executable, str(Path(__file__))]
 
 ONE_AT_A_TIME = Lock()
 """A child answers one thread after another."""
