@@ -11,7 +11,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -43,7 +42,6 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
-from penstock.runtime.processes.secret import SECRET
 from penstock.runtime.processes.shortage import shortage_words
 from penstock.runtime.processes.stopped import wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
@@ -215,7 +213,6 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         "OMP_NUM_THREADS": str(threads),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
         "TORCHELASTIC_RESTART_COUNT": "0",
-        SECRET: secrets.token_hex(32),
     }
     if "lo" in (name for _, name in socket.if_nameindex()):
         # Gloo would choose the interface of the host's name, which others may reach.
