@@ -200,4 +200,6 @@ def checkpoints_in(directory: Path) -> Sequence[Path]:
 
 def complete_in(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first; possibly none."""
-    return sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+    found = sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+    # One that was about to be replaced counts only where the new one has not come.
+    return [path for path in found if not (path.suffix and path.with_suffix("") in found)]

@@ -15,7 +15,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.writer import synchronise
+from penstock.runtime.checkpoints.commit import commit, make_durable
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
 from penstock.runtime.weights.safetensors_file import bytes_of, write_tensors
@@ -137,22 +137,15 @@ def finish(
 def rename(part: Path, directory: Path, last: str) -> None:
     """Rename ``part`` to ``directory``, or move its files there if that exists, ``last`` last."""
     try:
-        make_durable(part)
         if not directory.exists():
-            part.rename(directory)
+            commit(part, directory)
             return
+        make_durable(part)
         for path in sorted(part.iterdir(), key=lambda path: path.name == last):
             os.replace(path, directory / path.name)
         part.rmdir()
     except OSError as cause:
         raise cannot_write(directory, cause) from cause
-
-
-def make_durable(directory: Path) -> None:
-    """Flush every file of ``directory`` to disk before a new name marks it as complete."""
-    for path in directory.iterdir():
-        synchronise(path)
-    synchronise(directory)
 
 
 def save_configuration(model: nn.Module, directory: Path) -> None:
