@@ -1,6 +1,7 @@
 """What stands on disk: damage of every kind is found and named, and reading executes nothing."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -169,17 +170,20 @@ def test_an_interruption_while_a_checkpoint_is_replaced_loses_none(
     assert len(list(run.iterdir())) == 2
 
 
-def test_a_full_disk_is_told_by_the_next_save(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_full_disk_is_told_by_the_next_save(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pipeline() as pipe:
         pipe.step((X, Y))
         pipe.save(tmp_path)
-        # Every write to this device fails as on a full disk.
-        monkeypatch.setattr(
-            "penstock.runtime.checkpoints.writer.file_name", lambda rank: "/dev/full"
-        )
         pipe.step((X, Y))
-        pipe.save(tmp_path, wait=False)
-        with pytest.raises(BadInput, match=r"step-00000002' cannot be written .*No space left"):
+        try:
+            # A write beyond this size fails, as on a full disk.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+            pipe.save(tmp_path, wait=False)
+            pipe._checkpoints._own_part_written()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        with pytest.raises(BadInput, match=r"step-00000002' cannot be written .*File too large"):
             pipe.save(tmp_path)
         assert latest_checkpoint(tmp_path).name == "step-00000001"
         assert not damage_of(latest_checkpoint(tmp_path))

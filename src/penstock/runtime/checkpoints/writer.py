@@ -4,7 +4,6 @@ Every rank writes its own file, then a receipt with the file's size and checksum
 found the receipts of all ranks, it writes ``state.json`` and gives the directory its final name.
 """
 
-import hashlib
 import json
 import shutil
 import warnings
@@ -19,7 +18,12 @@ import torch
 
 from penstock.document import write_text
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.checkpoint import STATE_FILE, complete_in, state_text
+from penstock.runtime.checkpoints.checkpoint import (
+    STATE_FILE,
+    checksum_of_file,
+    complete_in,
+    state_text,
+)
 from penstock.runtime.checkpoints.commit import commit, restore_replaced, synchronise
 from penstock.runtime.processes.world import World
 from penstock.runtime.weights.safetensors_file import write_tensors
@@ -178,10 +182,10 @@ def file_name(rank: int) -> str:
 def write_part(target: CheckpointTarget, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write one rank's tensors, and its receipt when they are on disk."""
     path = target.partial / file_name(rank)
-    checksum = hashlib.sha256()
-    write_tensors(path, tensors, checksum)
+    write_tensors(path, tensors)
     synchronise(path)
-    text = json.dumps({"bytes": path.stat().st_size, "sha256": checksum.hexdigest()})
+    size, checksum = checksum_of_file(path)
+    text = json.dumps({"bytes": size, "sha256": checksum})
     write_text(receipt_path(target, rank), text)
 
 
