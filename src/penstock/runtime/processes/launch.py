@@ -42,6 +42,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
+from penstock.machine import usable_cores
 from penstock.runtime.processes.shortage import shortage_words
 from penstock.runtime.processes.stopped import wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
@@ -110,7 +111,7 @@ class Failure:
 
 def threads_per_worker(workers: int) -> int:
     """Compute threads for each of ``workers`` processes that share the cores of this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, usable_cores() // workers)
 
 
 def launch_workers(
@@ -316,7 +317,7 @@ def worker_main(
 
 def long_slices_if_crowded() -> None:
     """If this host has more ranks than cores, let each compute longer without a change."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > len(os.sched_getaffinity(0)):
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > usable_cores():
         compute_in_long_slices()
 
 
