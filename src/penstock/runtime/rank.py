@@ -14,7 +14,7 @@ from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
 from penstock.runtime.gradients.shared_memory_sum import share_sums
 from penstock.runtime.holdings import Holdings
-from penstock.runtime.iteration import Iteration, Place, check_sizes, places_of
+from penstock.runtime.iteration import Place, check_sizes, places_of
 from penstock.runtime.metrics import Totals
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.host_memory import keep_freed_memory
@@ -210,7 +210,7 @@ class Worker:
         iterations = [ready.iteration for ready in every]
         if not isinstance(batches[0][0], PartialLeaf):
             # What all ranks were told of parts has been compared already.
-            self.agree_on_lengths(iterations)
+            self.agree_on_lengths([iteration.size for iteration in iterations])
         terms: list[LossTerm] = []
         self.begin()
         with self.failures.shared():
@@ -236,10 +236,11 @@ class Worker:
         if self.metrics is not None:
             self.metrics.begin()
 
-    def agree_on_lengths(self, iterations: Sequence[Iteration]) -> None:
+    def agree_on_lengths(self, sizes: Sequence[tuple[int, ...]]) -> None:
         """Check that all ranks have the same lengths, if lengths vary, before anything is sent.
 
-        Otherwise a rank would send messages of another size than its peers expect.
+        Otherwise a rank would send messages of another size than its peers expect. ``sizes`` are
+        the number of samples and the lengths of each batch.
 
         Raises:
             BadInput: the lengths differ.
@@ -247,7 +248,7 @@ class Worker:
         if not self.graph.lengths:
             return
         with self.failures.shared():
-            own = [float(n) for i in iterations for n in (i.cut.micro_batches[-1].stop, *i.lengths)]
+            own = [float(number) for size in sizes for number in size]
             rows = self.numbers.exchange(own, "the lengths of a batch")
         check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
 

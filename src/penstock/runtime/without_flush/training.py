@@ -119,6 +119,7 @@ class EndlessTraining:
         """Run the part of one batch; its last micro-batches stay in flight."""
         worker, training, batch = self._worker, self._training, self._batches
         prepared, rate = self._prepared_for(leaves), training.learning_rate
+        worker.agree_on_lengths([(leaves[0].shape[0], *prepared.lengths)])
         if prepared is not self._prepared:
             self.drain()
             batch = 0
