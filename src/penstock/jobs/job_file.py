@@ -29,13 +29,15 @@ A variation of a built-in job names that job, and what is different:
     base = "gpt-text"
     steps = 40
 
-Modules are searched beside the file, in the working directory, and among installed packages.
+Modules are searched in the standard library, in the working directory, beside the file, and among
+installed packages.
 """
 
 import importlib
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -220,13 +222,26 @@ def read_job(path: str | Path) -> Job:
     if path.suffix != ".toml":
         raise BadInput(f"job file '{path}' does not end in .toml; rename it if it is TOML")
     entry = read_document(JobEntry, path, "job file")
-    for folder in (str(path.resolve().parent), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    search_beside(path)
     try:
         return job_of(entry, path)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def search_beside(path: Path) -> None:
+    """Find modules beside a file and in the working directory, too.
+
+    They come before installed packages, but after the standard library, whose modules they may not
+    replace for all code of the process.
+    """
+    library = sysconfig.get_path("stdlib")
+    ends = [
+        n + 1 for n, place in enumerate(sys.path) if place in (library, f"{library}/lib-dynload")
+    ]
+    for folder in (str(path.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(max(ends, default=0), folder)
 
 
 def job_of(entry: JobEntry, path: Path) -> Job:

@@ -6,7 +6,6 @@ written for torchrun runs here unchanged. On Linux workers are forked from a ser
 imported torch once for all launches of this process, since each import takes seconds.
 """
 
-import atexit
 import fcntl
 import json
 import logging
@@ -66,19 +65,9 @@ GRACE_AFTER_A_KILL_S = 0.1
 
 POLL_S = 0.1
 
+FORK_SERVER = "penstock.runtime.processes.fork_server"
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
-"""Names to the fork server the folder of its socket. It ends after this process, so it removes the
-folder where this process was killed and could not."""
-
-
-def say_that_no_worker_started(kind: type, failure: object, _: object) -> None:
-    """In the fork server: a fork that cannot start prints one line. Its launcher has ended."""
-    sys.stderr.write(f"a worker could not be started ({kind.__name__}: {failure})\n")
-
-
-if SOCKET_FOLDER in os.environ:
-    atexit.register(shutil.rmtree, os.environ.pop(SOCKET_FOLDER), ignore_errors=True)
-    sys.excepthook = say_that_no_worker_started
+"""Names to `FORK_SERVER` the folder of its socket."""
 
 TOLD_WITHIN = timedelta(seconds=5)
 """How long a failing worker tries to reach the launcher."""
@@ -240,7 +229,9 @@ def ensure_fork_server(imports: Sequence[str] = ()) -> None:
     Raises:
         BadInput: the path of its socket would be too long.
     """
-    forkserver.set_forkserver_preload([*IMPORTED_ONCE, *imports])
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    users = server._preload_modules
+    forkserver.set_forkserver_preload([FORK_SERVER, *IMPORTED_ONCE, *imports])
     # Libraries must not start threads at import, before a fork. And torch warns, when memory is
     # measured, that it has not seen all allocations.
     quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
@@ -256,6 +247,8 @@ def ensure_fork_server(imports: Sequence[str] = ()) -> None:
                 f"the temporary directory '{shortened(folder, LONGEST_CAUSE)}' has {len(folder)} "
                 f"characters, too many for a socket in it; set TMPDIR to a shorter one"
             ) from None
+        finally:
+            server._preload_modules = users
 
 
 def join_soon(
