@@ -1,5 +1,6 @@
 """Job files are read whole, and every mistake in one gets a line that names the remedy."""
 
+import importlib
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -105,15 +106,25 @@ def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
 def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
     text = (
         'base = "gpt-text"\nautocast = "float16"\naccumulate = 3\nshard_optimizer = true\n'
-        "gradient_noise = true\n[loss_scaling]\ninitial = 1024.0\n"
+        "[loss_scaling]\ninitial = 1024.0\n"
         '[optimizer]\nname = "muon"\nforeach = true\n'
     )
     job = read_job(written(folder, text))
     assert job.autocast_dtype() == torch.float16
-    assert (job.accumulate, job.shard_optimizer, job.gradient_noise) == (3, True, True)
+    assert (job.accumulate, job.shard_optimizer) == (3, True)
     assert job.loss_scaling == LossScaling(initial=1024.0)
     assert job.optimizer.state_bytes_per_parameter_byte == 1.0
     assert (job.optimizer.fused, job.optimizer.foreach) == (False, True)
+
+
+def test_a_module_beside_the_job_file_replaces_none_of_the_standard_library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    (folder / "colorsys.py").write_text("raise ImportError('beside the job')\n")
+    read_job(written(folder, 'base = "gpt-text"\n'))
+    assert str(folder) in sys.path
+    assert importlib.import_module("colorsys").rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
 
 
 def test_weights_lie_beside_the_job_file(folder: Path) -> None:

@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from penstock.jobs.records import quiet_writers
 
 WRITE = """
 import sys, time
@@ -35,3 +38,16 @@ def test_a_full_disk_is_named_and_no_traceback_printed(tmp_path: Path) -> None:
     )
     assert f"No space left on device: '{tmp_path}" in done.stdout, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_hook_of_threads_is_there_while_records_are_open_only() -> None:
+    before = threading.excepthook
+    with quiet_writers():
+        assert threading.excepthook is not before
+    assert threading.excepthook is before
+    try:
+        with quiet_writers():
+            threading.excepthook = print
+        assert threading.excepthook is print
+    finally:
+        threading.excepthook = before

@@ -6,6 +6,7 @@ import pytest
 from measure.known_channel import KnownChannel
 
 from penstock.errors import BadInput
+from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.links import (
     SIZES_BYTES,
     MeasuredLink,
@@ -13,8 +14,6 @@ from penstock.measure.links import (
     cluster_of,
     measure_links,
     measured_link,
-    usable_cores,
-    usable_memory_bytes,
 )
 from penstock.runtime.processes.launch import launch_workers
 

@@ -16,6 +16,10 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 
 VOCABULARY, WIDTH, LONGEST = 23, 8, 512
+UNLIKE = (
+    "the ranks were given different batches: length is 20 on rank 1 and 16 on rank 0; give every "
+    "rank the same batches in the same order"
+)
 DYNAMIC = {"tokens": {1: Length("length", max=LONGEST)}, "labels": {1: "length"}}
 
 
@@ -320,6 +324,10 @@ def run_without_flush(schedule: str) -> list[str]:
         for name, tensor in pipe.named_parameters():
             if float((tensor - named[name]).detach().abs().max()) > 1e-12:
                 wrong.append(f"{name} differs")
+        refused = refused_by(pipe, batch_of(20 if pipe.rank == 1 else 16, 6))
+        if refused != [UNLIKE]:
+            wrong.append(f"batches of different lengths: {refused}")
+        pipe.step(batch_of(30, 6))
     dist.destroy_process_group()
     return wrong
 

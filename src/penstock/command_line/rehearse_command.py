@@ -121,16 +121,13 @@ class Asked:
         Raises:
             BadInput: the plan cannot be rehearsed, or needs more memory than there is.
         """
-        import os
-
-        import torch
 
         from penstock.errors import BadInput
+        from penstock.machine import free_host_memory, usable_cores
         from penstock.plan.ordering import order_of
         from penstock.rehearse.emulation import Emulation
         from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory
         from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale
-        from penstock.runtime.memory.free_memory import free_memory
         from penstock.simulate.catalogue import workload_of
         from penstock.simulate.simulation import simulate_plan
 
@@ -142,7 +139,7 @@ class Asked:
             schedule = order_of(plan)
         workload = workload_of(plan, profile, cluster, schedule)
         iteration_s = simulate_plan(plan, profile, cluster).iteration_s
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         if self.killed >= 0 and self.killed not in plan.devices:
             raise BadInput(f"the plan has no rank {self.killed}; it uses {list(plan.devices)}")
         emulation = Emulation(
@@ -156,7 +153,7 @@ class Asked:
             self.killed,
             min(1, iterations - 1),
         )
-        check_memory(emulation, free_memory(torch.device("cpu")).bytes)
+        check_memory(emulation, free_host_memory().bytes)
         return emulation
 
 

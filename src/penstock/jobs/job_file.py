@@ -29,18 +29,20 @@ A variation of a built-in job names that job, and what is different:
     base = "gpt-text"
     steps = 40
 
-Modules are searched beside the file, in the working directory, and among installed packages.
+Modules are searched in the standard library, in the working directory, beside the file, and among
+installed packages.
 """
 
 import importlib
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -49,6 +51,7 @@ from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
 from penstock.jobs.registry import JOBS
+from penstock.jobs.removed import REMOVED_KEYS
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.weights.pretrained import Weights
 
@@ -154,6 +157,8 @@ DynamicTable = Annotated[dict[str, dict[str, LengthTable]], BeforeValidator(as_t
 class JobEntry(Entry):
     """A whole job file; omitted keys are as in ``base``, or have their defaults."""
 
+    removed: ClassVar[Mapping[str, str]] = REMOVED_KEYS
+
     base: str | None = None
     name: str | None = None
     model: str | None = None
@@ -171,7 +176,6 @@ class JobEntry(Entry):
     granularity: Literal["block", "module", "operator"] | None = None
     accumulate: int | None = None
     shard_optimizer: bool | None = None
-    gradient_noise: bool | None = None
     compile: bool | None = None
     optimizer_sync: Literal["before", "after"] | None = None
     callbacks: list[str] | None = None
@@ -218,13 +222,26 @@ def read_job(path: str | Path) -> Job:
     if path.suffix != ".toml":
         raise BadInput(f"job file '{path}' does not end in .toml; rename it if it is TOML")
     entry = read_document(JobEntry, path, "job file")
-    for folder in (str(path.resolve().parent), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    search_beside(path)
     try:
         return job_of(entry, path)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def search_beside(path: Path) -> None:
+    """Find modules beside a file and in the working directory, too.
+
+    They come before installed packages, but after the standard library, whose modules they may not
+    replace for all code of the process.
+    """
+    library = sysconfig.get_path("stdlib")
+    ends = [
+        n + 1 for n, place in enumerate(sys.path) if place in (library, f"{library}/lib-dynload")
+    ]
+    for folder in (str(path.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(max(ends, default=0), folder)
 
 
 def job_of(entry: JobEntry, path: Path) -> Job:

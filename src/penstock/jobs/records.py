@@ -3,8 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ class Records:
 
     def __init__(self, directory: RunDirectory, start: int, *, writes: bool) -> None:
         self._directory, self._writes = directory, writes
+        self._quiet = ExitStack()
         self._open(start)
 
     def _open(self, start: int) -> None:
@@ -34,7 +34,7 @@ class Records:
         # Importing TensorBoard takes a second, and only rank 0 needs it.
         from torch.utils.tensorboard import SummaryWriter
 
-        keep_writers_quiet()
+        self._quiet.enter_context(quiet_writers())
         self._file = directory.metrics.open("a", buffering=1)
         self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
 
@@ -68,6 +68,7 @@ class Records:
     def close(self) -> None:
         """Flush everything to disk."""
         if self._writes:
+            self._quiet.close()
             with named(self._directory.metrics):
                 self._file.close()
             with named(self._directory.tensorboard):
@@ -94,9 +95,9 @@ def named(path: Path) -> Iterator[None]:
         raise OSError(cause.errno, cause.strerror, str(path)) from cause
 
 
-@cache
-def keep_writers_quiet() -> None:
-    """Print no traceback when TensorBoard's thread fails to write to the disk.
+@contextmanager
+def quiet_writers() -> Iterator[None]:
+    """Within, no traceback is printed when TensorBoard's thread fails to write to the disk.
 
     The next record raises the same error in this thread, which ends the run with a message.
     """
@@ -108,3 +109,9 @@ def keep_writers_quiet() -> None:
             before(failure)
 
     threading.excepthook = hook
+    try:
+        yield
+    finally:
+        # Somebody else's hook may have come since, and call this one.
+        if threading.excepthook is hook:
+            threading.excepthook = before

@@ -31,7 +31,7 @@ from penstock.measure.workers import median_profile
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.runtime.processes.launch import long_slices_if_crowded
-from penstock.runtime.processes.store import SealedStore, met_at
+from penstock.runtime.processes.store import RunStore, met_at
 from penstock.runtime.processes.world import check_environment
 
 __all__ = ["RankFacts", "StartedRanks", "check_alike", "joined_ranks"]
@@ -97,7 +97,7 @@ class StartedRanks:
     ``store`` is the run's store. Keys of order ``n`` begin with ``penstock/order/n``.
     """
 
-    def __init__(self, store: SealedStore, rank: int, size: int, own: RankFacts) -> None:
+    def __init__(self, store: RunStore, rank: int, size: int, own: RankFacts) -> None:
         self.rank, self.size, self.host = rank, size, own.host
         self._store, self._orders, self._own = store, 0, own
         self._facts: tuple[RankFacts, ...] = ()
@@ -265,7 +265,6 @@ def order_of(task: WorkerTask) -> dict[str, Any]:
         "resume_from": str(task.resume_from.absolute()) if task.resume_from else "",
         "has_weights": task.job.weights is not None,
         "device": task.device,
-        "allow_pickle": task.allow_pickle,
         "timeout_s": task.timeout_s,
         "pauses": [task.pauses.checkpoints, task.pauses.drift],
     }
@@ -280,7 +279,6 @@ def task_of(order: dict[str, Any], job: Job) -> WorkerTask:
         Path(order["resume_from"]) if order["resume_from"] else None,
         order["device"],
         shown=False,
-        allow_pickle=order["allow_pickle"],
         timeout_s=order["timeout_s"],
         pauses=Pauses(*order["pauses"]),
     )

@@ -83,6 +83,11 @@ class Iteration:
     lengths: LengthsOf = ()
     warm_up: frozenset[Action] = frozenset()
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The number of samples, and the lengths."""
+        return (self.cut.micro_batches[-1].stop, *self.lengths)
+
     def work(
         self,
         stage: int,

@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite, sqrt
+
+import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.errors import BadInput, LossNotFinite
-from penstock.runtime.gradients.noise import GradientNoise
 
 __all__ = ["NoTerms", "RankTotals", "StepMetrics", "Totals", "clip_factor", "fingerprint"]
 
-FINGERPRINT_VALUES = 256
+FINGERPRINT_VALUES = 1024
+SPREAD = 2_654_435_761
+"""A prime; its multiples modulo a leaf's size repeat no place, and fall into no row's rhythm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,7 @@ class StepMetrics:
     ``skipped`` means that weights and learning rate did not change: gradients overflowed float16,
     or the step was left out because of ``non_finite``, the place where loss or gradients became NaN
     or infinite. ``loss_scale`` is the factor on the loss (1: no loss scaling).
-    ``gradient_noise`` is estimated if `Pipeline` was asked for it. ``metrics`` are the user's
-    metrics, computed in training mode before the weights are updated.
+    ``metrics`` are the user's metrics, computed in training mode before the weights are updated.
     """
 
     step: int
@@ -38,7 +41,6 @@ class StepMetrics:
     bubble: float
     skipped: bool = False
     loss_scale: float = 1.0
-    gradient_noise: GradientNoise | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     non_finite: str = ""
 
@@ -58,8 +60,7 @@ class RankTotals:
 
     ``loss_sum`` is the sum of weight times loss over its slices. ``square_sum`` is the sum of
     squares of its gradients before division by the weight. ``fingerprint`` differs between
-    different batches. ``variance`` and ``noisy_square`` are this rank's shares of the gradient
-    noise (`NoiseMeter.totals`).
+    different batches.
     """
 
     loss_sum: float
@@ -70,8 +71,6 @@ class RankTotals:
     optimizer_s: float
     rows: float
     fingerprint: float
-    variance: float = 0.0
-    noisy_square: float = 0.0
 
     def values(self) -> list[float]:
         """The values in the order of the fields."""
@@ -80,18 +79,13 @@ class RankTotals:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The combined numbers of all ranks; gradients are those of the unscaled mean loss.
-
-    ``variance`` and ``noisy_square`` are those of `NoiseMeter.totals`; 0 if not measured.
-    """
+    """The combined numbers of all ranks; gradients are those of the unscaled mean loss."""
 
     loss: float
     weight: float
     gradient_norm: float
     seconds: float
     bubble: float
-    variance: float = 0.0
-    noisy_square: float = 0.0
 
     @classmethod
     def of(cls, table: list[list[float]], devices: int, seed: float = 1.0) -> "Totals":
@@ -109,13 +103,11 @@ class Totals:
         square_sum = sum(rank.square_sum for rank in ranks)
         divisor = weight * seed
         norm = sqrt(square_sum) / divisor if weight and square_sum >= 0 else float("nan")
-        noise = (sum(r.variance for r in ranks), sum(r.noisy_square for r in ranks))
-        variance, noisy_square = (n / divisor**2 if weight else 0.0 for n in noise)
         elapsed = max(rank.elapsed_s for rank in ranks)
         busy = sum(rank.busy_s for rank in ranks)
         bubble = 1 - busy / (devices * elapsed) if elapsed > 0 else 0.0
         seconds = elapsed + max(rank.optimizer_s for rank in ranks)
-        return cls(loss, weight, norm, seconds, bubble, variance, noisy_square)
+        return cls(loss, weight, norm, seconds, bubble)
 
     def check_finite(self, step: int, learning_rate: float, *, loss_scaled: bool = False) -> None:
         """Raise `LossNotFinite` unless loss and gradients are finite.
@@ -163,11 +155,19 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
 
 
 def fingerprint(leaf: Leaf) -> float:
-    """A number that differs between batches, computed from the first values of a leaf.
+    """A number that differs between batches, computed from values all over a leaf.
 
-    A leaf of which ranks hold different rows has its batch's own number.
+    Each counts by its place, so that samples in another order give another number. A leaf of which
+    ranks hold different rows has its batch's own number.
     """
     if isinstance(leaf, PartialLeaf):
         return leaf.number
-    values = leaf.reshape(-1)[:FINGERPRINT_VALUES]
-    return float(values.double().sum())
+    places, weights = places_in(leaf.numel(), leaf.device)
+    return float((leaf.reshape(-1)[places].double() * weights).sum())
+
+
+@lru_cache(maxsize=64)
+def places_in(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places spread over a leaf of ``size`` values, at most `FINGERPRINT_VALUES`; their weights."""
+    numbers = torch.arange(min(size, FINGERPRINT_VALUES), device=device)
+    return numbers * SPREAD % max(size, 1), numbers.double() + 1

@@ -12,10 +12,9 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
-from penstock.runtime.gradients.noise import NoiseMeter, check_replicated
 from penstock.runtime.gradients.shared_memory_sum import share_sums
 from penstock.runtime.holdings import Holdings
-from penstock.runtime.iteration import Iteration, Place, check_sizes, places_of
+from penstock.runtime.iteration import Place, check_sizes, places_of
 from penstock.runtime.metrics import Totals
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.host_memory import keep_freed_memory
@@ -72,7 +71,6 @@ class Worker:
         self.graph, self.plan, self.world = graph, plan, world
         self.places = places_of(plan, world.rank)
         self.clock = clock_for(world.device)
-        self.noise = NoiseMeter(plan, world.rank) if settings.gradient_noise else None
         self.metrics = metrics
         self.autocast_dtype = settings.autocast
         self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
@@ -95,7 +93,7 @@ class Worker:
         boundaries = boundaries_of(graph, plan)
         ever = messages_by_rank(plan, world.size, boundaries, also_crossed, graph.largest_lengths)
         self.transport = open_transport(world, settings.transport, ever)
-        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks), self.noise)
+        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks))
         self.buckets = self._buckets(programs)
         self._share_sums()
         # Only the ranks that hold a stage can check it, so errors must reach the others.
@@ -212,11 +210,11 @@ class Worker:
         iterations = [ready.iteration for ready in every]
         if not isinstance(batches[0][0], PartialLeaf):
             # What all ranks were told of parts has been compared already.
-            self.agree_on_lengths(iterations)
+            self.agree_on_lengths([iteration.size for iteration in iterations])
         terms: list[LossTerm] = []
         self.begin()
         with self.failures.shared():
-            self.zero_gradients(iterations)
+            self.buckets.zero()
             with within or nullcontext(), self.random.drawn():
                 for number, (leaves, ready) in enumerate(zip(named, every, strict=True)):
                     if number:
@@ -224,9 +222,6 @@ class Worker:
                     last = number == len(every) - 1
                     self.stages.take(leaves, ready.iteration, seed, last=last)
                     terms += self.stages.run(ready)
-                    if number == 0 and not last and self.noise is not None:
-                        for bucket in self.buckets.buckets:
-                            self.noise.measure(bucket)
             self.buckets.finish()
             # All ranks of a tensor group have equal loss terms, of which those of the first count.
             counted = [] if self.held.place else terms
@@ -241,10 +236,11 @@ class Worker:
         if self.metrics is not None:
             self.metrics.begin()
 
-    def agree_on_lengths(self, iterations: Sequence[Iteration]) -> None:
+    def agree_on_lengths(self, sizes: Sequence[tuple[int, ...]]) -> None:
         """Check that all ranks have the same lengths, if lengths vary, before anything is sent.
 
-        Otherwise a rank would send messages of another size than its peers expect.
+        Otherwise a rank would send messages of another size than its peers expect. ``sizes`` are
+        the number of samples and the lengths of each batch.
 
         Raises:
             BadInput: the lengths differ.
@@ -252,22 +248,9 @@ class Worker:
         if not self.graph.lengths:
             return
         with self.failures.shared():
-            own = [float(n) for i in iterations for n in (i.cut.micro_batches[-1].stop, *i.lengths)]
+            own = [float(number) for size in sizes for number in size]
             rows = self.numbers.exchange(own, "the lengths of a batch")
         check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
-
-    def zero_gradients(self, iterations: Sequence[Iteration]) -> None:
-        """Zero the gradients, and begin to measure noise in the first of several batches."""
-        self.buckets.zero()
-        if self.noise is not None:
-            samples = sum(iteration.cut.micro_batches[-1].stop for iteration in iterations)
-            self.noise.begin(iterations[0].cut, samples)
-            self.buckets.before_sum = self.noise.measure if len(iterations) == 1 else None
-
-    def check_noise(self, batches: int) -> None:
-        """Raise `BadInput` if gradient noise cannot be estimated from this number of batches."""
-        if self.noise is not None and batches == 1:
-            check_replicated(self.graph.parameter_uses, self.held.holders)
 
     @property
     def has_ended(self) -> bool:

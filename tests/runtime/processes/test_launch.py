@@ -216,3 +216,21 @@ def test_workers_die_with_a_launcher_that_was_killed(
     launcher.wait(15)
     wait_until(lambda: not any(alive(pid) for pid in workers), 5)
     wait_until(lambda: not any((tmp_path / "temporary").glob("pymp-*")), 15)
+
+
+def test_an_import_and_a_launch_leave_hooks_and_the_users_fork_server_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """Only the server itself removes the folder that the variable names."""
+    (kept := tmp_path / "kept").mkdir()
+    code = (
+        "import sys; from multiprocessing import forkserver\n"
+        "forkserver.set_forkserver_preload(['json'])\n"
+        "from penstock.runtime.processes import launch\n"
+        "launch.ensure_fork_server()\n"
+        "assert sys.excepthook is sys.__excepthook__\n"
+        "assert forkserver._forkserver._preload_modules == ['json']\n"
+    )
+    variables = os.environ | {"PENSTOCK_SOCKET_FOLDER": str(kept)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200, env=variables)
+    assert kept.is_dir()

@@ -22,10 +22,9 @@ from penstock.errors import BadInput
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
 __all__ = [
-    "PICKLED_SCHEMA",
     "STATE_FILE",
-    "WITH_PICKLE",
     "checkpoints_in",
+    "checksum_of_file",
     "complete_in",
     "damage_of",
     "first_mismatch",
@@ -37,12 +36,7 @@ __all__ = [
 ]
 
 STATE_FILE = "state.json"
-SCHEMA, PICKLED_SCHEMA = 2, 1
-
-WITH_PICKLE = (
-    "it has format 1, which is read with pickle and can run code; if you wrote it yourself, "
-    "read it with allow_pickle=True (penstock train --allow-pickle)"
-)
+SCHEMA = 2
 
 
 class Ignoring(Entry):
@@ -103,8 +97,6 @@ def read_state(path: Path) -> dict[str, Any]:
             f"'{path}' is not a complete checkpoint ({cause}); name a directory step-<number>"
         ) from cause
     schema = state.get("schema") if isinstance(state, dict) else None
-    if schema == PICKLED_SCHEMA:
-        return state
     if schema != SCHEMA:
         raise BadInput(
             f"checkpoint '{path}' has format {schema}, this version reads {SCHEMA}; read it with "
@@ -126,8 +118,6 @@ def damage_of(path: Path, part: int = 0, parts: int = 1) -> str:
         state = read_state(path)
     except BadInput as cause:
         return str(cause)
-    if state["schema"] == PICKLED_SCHEMA:
-        return ""
     for name in sorted(state["files"])[part::parts]:
         expected, file = state["files"][name], path / name
         try:
@@ -184,8 +174,7 @@ def read_tensors(stored: Mapping[str, StoredTensor], tensors: Mapping[str, torch
     Raises:
         BadInput: a file cannot be read.
     """
-    for name, tensor in tensors.items():
-        read_into(stored[name], tensor)
+    read_into([(stored[name], tensor) for name, tensor in tensors.items()])
 
 
 def latest_checkpoint(directory: Path) -> Path:
@@ -211,4 +200,6 @@ def checkpoints_in(directory: Path) -> Sequence[Path]:
 
 def complete_in(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first; possibly none."""
-    return sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+    found = sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+    # One that was about to be replaced counts only where the new one has not come.
+    return [path for path in found if not (path.suffix and path.with_suffix("") in found)]

@@ -75,7 +75,7 @@ class ForwardPass:
         worker.clock.restart()
         ready = self.prepared(leaves)
         if not any(isinstance(leaf, PartialLeaf) for leaf in leaves.values()):
-            worker.agree_on_lengths([ready.iteration])
+            worker.agree_on_lengths([ready.iteration.size])
         modules = [program.module for program in self._stages.programs.values()]
         for module in modules:
             set_training(module, False)

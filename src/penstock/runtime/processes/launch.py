@@ -6,12 +6,10 @@ written for torchrun runs here unchanged. On Linux workers are forked from a ser
 imported torch once for all launches of this process, since each import takes seconds.
 """
 
-import atexit
 import fcntl
 import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -43,7 +41,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
-from penstock.runtime.processes.secret import SECRET
+from penstock.machine import usable_cores
 from penstock.runtime.processes.shortage import shortage_words
 from penstock.runtime.processes.stopped import wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
@@ -67,19 +65,9 @@ GRACE_AFTER_A_KILL_S = 0.1
 
 POLL_S = 0.1
 
+FORK_SERVER = "penstock.runtime.processes.fork_server"
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
-"""Names to the fork server the folder of its socket. It ends after this process, so it removes the
-folder where this process was killed and could not."""
-
-
-def say_that_no_worker_started(kind: type, failure: object, _: object) -> None:
-    """In the fork server: a fork that cannot start prints one line. Its launcher has ended."""
-    sys.stderr.write(f"a worker could not be started ({kind.__name__}: {failure})\n")
-
-
-if SOCKET_FOLDER in os.environ:
-    atexit.register(shutil.rmtree, os.environ.pop(SOCKET_FOLDER), ignore_errors=True)
-    sys.excepthook = say_that_no_worker_started
+"""Names to `FORK_SERVER` the folder of its socket."""
 
 TOLD_WITHIN = timedelta(seconds=5)
 """How long a failing worker tries to reach the launcher."""
@@ -112,7 +100,7 @@ class Failure:
 
 def threads_per_worker(workers: int) -> int:
     """Compute threads for each of ``workers`` processes that share the cores of this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, usable_cores() // workers)
 
 
 def launch_workers(
@@ -215,7 +203,6 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         "OMP_NUM_THREADS": str(threads),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
         "TORCHELASTIC_RESTART_COUNT": "0",
-        SECRET: secrets.token_hex(32),
     }
     if "lo" in (name for _, name in socket.if_nameindex()):
         # Gloo would choose the interface of the host's name, which others may reach.
@@ -242,7 +229,9 @@ def ensure_fork_server(imports: Sequence[str] = ()) -> None:
     Raises:
         BadInput: the path of its socket would be too long.
     """
-    forkserver.set_forkserver_preload([*IMPORTED_ONCE, *imports])
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    users = server._preload_modules
+    forkserver.set_forkserver_preload([FORK_SERVER, *IMPORTED_ONCE, *imports])
     # Libraries must not start threads at import, before a fork. And torch warns, when memory is
     # measured, that it has not seen all allocations.
     quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
@@ -258,6 +247,8 @@ def ensure_fork_server(imports: Sequence[str] = ()) -> None:
                 f"the temporary directory '{shortened(folder, LONGEST_CAUSE)}' has {len(folder)} "
                 f"characters, too many for a socket in it; set TMPDIR to a shorter one"
             ) from None
+        finally:
+            server._preload_modules = users
 
 
 def join_soon(
@@ -319,7 +310,7 @@ def worker_main(
 
 def long_slices_if_crowded() -> None:
     """If this host has more ranks than cores, let each compute longer without a change."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > len(os.sched_getaffinity(0)):
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > usable_cores():
         compute_in_long_slices()
 
 

@@ -119,6 +119,7 @@ class EndlessTraining:
         """Run the part of one batch; its last micro-batches stay in flight."""
         worker, training, batch = self._worker, self._training, self._batches
         prepared, rate = self._prepared_for(leaves), training.learning_rate
+        worker.agree_on_lengths([(leaves[0].shape[0], *prepared.lengths)])
         if prepared is not self._prepared:
             self.drain()
             batch = 0
@@ -249,8 +250,6 @@ def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) ->
             f'{what}, so a step cannot be left out afterwards; set on_non_finite to "stop" (or to '
             f'"roll-back" in a job)'
         )
-    if worker.noise is not None:
-        raise BadInput(f"{what}, and gradient_noise needs one update of all stages; leave it out")
     keeping = "autocast" if worker.autocast_dtype is not None else "compile" * compiled
     if keeping and order_of(plan).weights.version == "newest":
         raise BadInput(
