@@ -20,7 +20,7 @@ from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.settings import OnNonFinite, Verification
-from penstock.runtime.tracking.registry import check_known
+from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
@@ -294,7 +294,7 @@ def check_job(job: Job) -> None:
             f"to the number of steps between checkpoints"
         )
     check_batch(job.batch_size)
-    check_known(job.trackers, f"job '{job.name}'")
+    check_trackers(job.trackers, f"job '{job.name}'", installed=False)
     if job.optimizer_sync == "after" and job.accumulate > 1:
         raise BadInput(
             f"job '{job.name}': optimizer_sync is \"after\", and steps take {job.accumulate} "

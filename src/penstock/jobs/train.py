@@ -20,7 +20,7 @@ from penstock.plan.plan import Plan
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
-from penstock.runtime.tracking.registry import check_installed
+from penstock.runtime.trackers import check_trackers
 from penstock.waiting import notice_if_long
 
 __all__ = ["TrainRequest", "TrainResult", "job_as_asked", "train_job"]
@@ -88,7 +88,7 @@ def train_job(
         job = with_groups_of(given, job)
     check_group_sizes(job, request.workers)
     check_loss_allowed(request, workers)
-    check_installed(job.trackers, f"job '{job.name}'")
+    check_trackers(job.trackers, f"job '{job.name}'")
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
     with directory.held():

@@ -17,11 +17,10 @@ from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.jobs.progress import display_for
-from penstock.jobs.records import Records
+from penstock.jobs.records import Records, trackers_of
 from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.termination import Termination
-from penstock.jobs.tracking import tracking
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
@@ -174,7 +173,7 @@ def train_worker(task: WorkerTask) -> WorkerReport:
     job, shown = task.job, task.shown and os.environ["RANK"] == "0"
     termination = Termination()
     with notice_if_long(say if shown else ignore, "building the model and the stages"):
-        trackers = tracking(task.directory, job, task.plan, say if shown else ignore)
+        trackers = trackers_of(task.directory, job, task.plan, say if shown else ignore)
         tracked = replace(job, callbacks=(*job.callbacks, *trackers))
         made = pipeline_of(tracked, task.plan, task.device, task.timeout_s)
     with made as pipe:
