@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from training_jobs import job_file
 
-from penstock.errors import BadInput, Infeasible, LossNotFinite
+from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled
 from penstock.jobs import profile_job
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, TrainResult, train_job
@@ -128,6 +129,24 @@ def test_data_that_end_early_end_the_training(tmp_path: Path, costs: Path) -> No
     result = train(tmp_path, TWO_STAGES, costs, data="count_batches", steps=100)
     assert result.steps == 5
     assert result.checkpoint.name == "step-00000005"
+
+
+@pytest.mark.parametrize("data", ["blocks_after_three", "blocks_on_rank_one"])
+def test_data_that_never_come_end_the_run_with_one_line(
+    tmp_path: Path, costs: Path, data: str
+) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(Stalled) as error:
+        train(tmp_path, TWO_STAGES, costs, data=data, batch_limit_s=2)
+    assert time.monotonic() - start_s < 60
+    rank = r"rank 1" if data == "blocks_on_rank_one" else r"rank [01]"
+    assert re.fullmatch(
+        rank + r" is reading batch 4 of the data of job 'small', split 'train', from step 1, which "
+        r"has not come within 2 s \(batch_limit_s\); see what the data wait for, or raise the limit "
+        r"in the job file",
+        str(error.value),
+    )
+    assert latest_checkpoint(tmp_path / "run" / "checkpoints").name == "step-00000002"
 
 
 def test_a_nan_loss_ends_the_run_and_keeps_the_checkpoint(tmp_path: Path, costs: Path) -> None:

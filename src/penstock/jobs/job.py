@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -13,12 +14,12 @@ from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
-from penstock.jobs.batch_limit import within_limit, without_hanging
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
+from penstock.runtime.processes.watch import WATCH
 from penstock.runtime.settings import OnNonFinite, Verification
 from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
@@ -224,16 +225,13 @@ class Job:
     ) -> Iterator[Batch]:
         """One batch for each step from ``start_step`` on; of what a rank ``needs``, if given.
 
-        Data that know no needs yield whole batches in any case.
-
-        Raises:
-            Stalled: a batch has not come within ``batch_limit_s``.
+        Data that know no needs yield whole batches in any case. The process ends if a batch has not
+        come within ``batch_limit_s``.
         """
-        name = f"data of job '{self.name}', split '{split}', from step {start_step + 1}"
-        with without_hanging(self.batch_limit_s, name):
-            told = {"needs": needs} if self.reads_parts else {}
-            batches = self.data(split, self.seed, start_step, self.batch_size, **told)
-        return within_limit(batches, self.batch_limit_s, name)
+        told = {"needs": needs} if self.reads_parts else {}
+        ask = partial(self.data, split, self.seed, start_step, self.batch_size, **told)
+        what = f"the data of job '{self.name}', split '{split}', from step {start_step + 1}"
+        return WATCH.read(ask, what, self.batch_limit_s)
 
     def example_batch(self) -> Batch:
         """The first batch of the training data.
