@@ -24,11 +24,9 @@ with penstock.Pipeline(
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     autocast=torch.float16,
     shard_optimizer=True,
-    gradient_noise=True,
 ) as pipe:
     for first, second in zip(loader[::2], loader[1::2], strict=True):
         metrics = pipe.step(first, second)
     if pipe.rank == 0:
-        noise = metrics.gradient_noise
         print(f"step {metrics.step}: loss {metrics.loss:.4f} on {metrics.samples} samples")
-        print(f"loss scale {metrics.loss_scale:.0f}; noise scale {noise and noise.scale} samples")
+        print(f"loss scale {metrics.loss_scale:.0f}")

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from types import MappingProxyType
+from typing import ClassVar, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -60,10 +61,12 @@ MOST_PARTS = 50
 class Entry(BaseModel):
     """A table of a document. Unknown keys are an error that suggests the nearest known key.
 
-    A subclass for someone else's format may set ``extra`` to ``ignore``.
+    A subclass for someone else's format may set ``extra`` to ``ignore``. ``removed`` are keys that
+    it had once, each with what to use instead.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @model_validator(mode="before")
     @classmethod
@@ -82,6 +85,8 @@ def keys_of(data: object) -> list[str]:
 
 def unknown_key(key: str, entry: type[Entry]) -> dict[str, str]:
     """The values of the message for an unknown key, with the key that may have been meant."""
+    if key in entry.removed:
+        return {"problem": f"'{key}' is no key any more: {entry.removed[key]}"}
     known = list(entry.model_fields)
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(known)}"

@@ -105,12 +105,12 @@ def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
 def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
     text = (
         'base = "gpt-text"\nautocast = "float16"\naccumulate = 3\nshard_optimizer = true\n'
-        "gradient_noise = true\n[loss_scaling]\ninitial = 1024.0\n"
+        "[loss_scaling]\ninitial = 1024.0\n"
         '[optimizer]\nname = "muon"\nforeach = true\n'
     )
     job = read_job(written(folder, text))
     assert job.autocast_dtype() == torch.float16
-    assert (job.accumulate, job.shard_optimizer, job.gradient_noise) == (3, True, True)
+    assert (job.accumulate, job.shard_optimizer) == (3, True)
     assert job.loss_scaling == LossScaling(initial=1024.0)
     assert job.optimizer.state_bytes_per_parameter_byte == 1.0
     assert (job.optimizer.fused, job.optimizer.foreach) == (False, True)

@@ -12,10 +12,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "large_batch.py"
 
 def test_the_example_trains_in_workers_that_torchrun_could_have_started() -> None:
     printed, _ = launch_workers(run_script, (str(EXAMPLE), []), workers=2, threads=1)
-    match = re.fullmatch(
-        r"step 30: loss (\d\.\d+) on 64 samples\nloss scale 65536; noise scale (.+) samples\n",
-        printed,
-    )
+    match = re.fullmatch(r"step 30: loss (\d\.\d+) on 64 samples\nloss scale 65536\n", printed)
     assert match, printed
     assert float(match.group(1)) < 1.0
-    assert float(match.group(2)) > 0

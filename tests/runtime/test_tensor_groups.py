@@ -97,7 +97,6 @@ def test_a_failure_of_one_rank_of_a_group_ends_all() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "autocast": ({"autocast": torch.bfloat16}, "autocast=torch.bfloat16 does not work with the"),
     "sharded": ({"shard_optimizer": True}, "shard_optimizer=True does not work with the tensor"),
-    "noise": ({"gradient_noise": True}, "gradient_noise=True does not work with the tensor"),
     "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
     "metrics": ({"metrics": {"m": max}}, "metrics does not work with the tensor groups of a plan"),
     "dynamic": ({"dynamic": "auto"}, "dynamic does not work with the tensor groups of a plan"),

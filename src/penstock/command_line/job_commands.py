@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from penstock.command_line.options import (
-    AllowPickle,
     AsJson,
     Device,
     JobName,
@@ -89,7 +88,6 @@ def train(
     memory_reserve: MemoryReserve = 0.05,
     device: Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
-    allow_pickle: AllowPickle = False,
     may_lose: MayLose = 0,
     replan: Replan = False,
     save_weights: Annotated[
@@ -131,7 +129,6 @@ def train(
         shown=not quiet,
         save_weights=Path(save_weights) if save_weights else None,
         verify=not no_verify,
-        allow_pickle=allow_pickle,
         may_lose=may_lose,
         replan=replan,
     )

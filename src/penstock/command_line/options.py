@@ -5,7 +5,6 @@ from typing import Annotated, Literal, TypeAlias
 from typer import Argument, Option
 
 __all__ = [
-    "AllowPickle",
     "AsJson",
     "Batch",
     "ClusterName",
@@ -98,12 +97,6 @@ ScheduleNames: TypeAlias = Annotated[
 ]
 Device: TypeAlias = Annotated[
     Literal["cpu", "cuda"], Option(help="Where the layers run (cuda is untested).")
-]
-AllowPickle: TypeAlias = Annotated[
-    bool,
-    Option(
-        "--allow-pickle", help="Resume from a pickled checkpoint (format 1) too. It can run code."
-    ),
 ]
 MayLose: TypeAlias = Annotated[
     int,

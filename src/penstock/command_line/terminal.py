@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from typer import TyperException
 
+from penstock.command_line.removed import REMOVED_OPTIONS
 from penstock.errors import BadInput, PenstockError, RunFailed, SaidByAnotherRank, shortened
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ def print_error(error: BaseException) -> int:
         case TyperException():
             command = getattr(getattr(error, "ctx", None), "command_path", "penstock")
             problem = " ".join(error.format_message().split()).rstrip(".")
-            message = f"{problem}; see '{command} --help'"
+            option = getattr(error, "option_name", "")
+            advice = REMOVED_OPTIONS.get(option, f"see '{command} --help'")
+            message = f"{problem}; {advice}"
             code = BadInput.exit_code
         case KeyboardInterrupt():
             message, code = "interrupted", INTERRUPTED

@@ -46,7 +46,6 @@ RECORDED = (
     "learning_rate",
     "skipped",
     "loss_scale",
-    "gradient_noise_scale",
     "non_finite",
     "verified",
     "lengths",
@@ -186,7 +185,6 @@ class Job:
     granularity: Literal["block", "module", "operator"] = "module"
     accumulate: int = 1
     shard_optimizer: bool = False
-    gradient_noise: bool = False
     compile: bool = False
     optimizer_sync: OptimizerSync = "before"
     loss_scaling: LossScaling = field(default_factory=LossScaling)
@@ -318,7 +316,6 @@ def check_tensor_groups_work(job: Job, what: str) -> None:
     wanted = {
         f'autocast = "{job.autocast}"': job.autocast != "off",
         "shard_optimizer = true": job.shard_optimizer,
-        "gradient_noise = true": job.gradient_noise,
         "compile = true": job.compile,
         "metrics": bool(job.metrics),
         "dynamic": bool(job.dynamic),

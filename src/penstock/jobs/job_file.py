@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -49,6 +49,7 @@ from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
 from penstock.jobs.registry import JOBS
+from penstock.jobs.removed import REMOVED_KEYS
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.weights.pretrained import Weights
 
@@ -154,6 +155,8 @@ DynamicTable = Annotated[dict[str, dict[str, LengthTable]], BeforeValidator(as_t
 class JobEntry(Entry):
     """A whole job file; omitted keys are as in ``base``, or have their defaults."""
 
+    removed: ClassVar[Mapping[str, str]] = REMOVED_KEYS
+
     base: str | None = None
     name: str | None = None
     model: str | None = None
@@ -171,7 +174,6 @@ class JobEntry(Entry):
     granularity: Literal["block", "module", "operator"] | None = None
     accumulate: int | None = None
     shard_optimizer: bool | None = None
-    gradient_noise: bool | None = None
     compile: bool | None = None
     optimizer_sync: Literal["before", "after"] | None = None
     callbacks: list[str] | None = None

@@ -278,7 +278,6 @@ def order_of(task: WorkerTask) -> dict[str, Any]:
         "resume_from": str(task.resume_from.absolute()) if task.resume_from else "",
         "has_weights": task.job.weights is not None,
         "device": task.device,
-        "allow_pickle": task.allow_pickle,
         "timeout_s": task.timeout_s,
         "pauses": [task.pauses.checkpoints, task.pauses.drift],
     }
@@ -293,7 +292,6 @@ def task_of(order: dict[str, Any], job: Job) -> WorkerTask:
         Path(order["resume_from"]) if order["resume_from"] else None,
         order["device"],
         shown=False,
-        allow_pickle=order["allow_pickle"],
         timeout_s=order["timeout_s"],
         pauses=Pauses(*order["pauses"]),
     )

@@ -106,7 +106,6 @@ def train_part(
         resume_from,
         request.device,
         request.shown,
-        request.allow_pickle,
         timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * prediction.iteration_s),
         pauses=pauses,
     )

@@ -20,10 +20,10 @@ class TrainRequest:
     fraction ``memory_reserve`` of the memory free). ``out`` is the run directory (None: a new one
     under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display nothing.
     ``verify`` false: do not compare the first step with the whole model, whatever the job says.
-    ``save_weights`` is a directory for the final weights (None: the job's). ``allow_pickle`` allows
-    to read checkpoints of format 1, which can run code. The run goes on while no more than
-    ``may_lose`` workers are missing, which were killed or stopped answering. With ``replan`` it
-    gets a new plan at the next checkpoint when ranks or links are slower than planned.
+    ``save_weights`` is a directory for the final weights (None: the job's). The run goes on while
+    no more than ``may_lose`` workers are missing, which were killed or stopped answering. With
+    ``replan`` it gets a new plan at the next checkpoint when ranks or links are slower than
+    planned.
     """
 
     workers: int = 4
@@ -38,6 +38,5 @@ class TrainRequest:
     shown: bool = True
     save_weights: Path | None = None
     verify: bool = True
-    allow_pickle: bool = False
     may_lose: int = 0
     replan: bool = False

@@ -75,7 +75,6 @@ class WorkerTask:
     resume_from: Path | None = None
     device: str = "cpu"
     shown: bool = True
-    allow_pickle: bool = False
     timeout_s: float = LIMIT_S
     pauses: Pauses = Pauses()
 
@@ -149,7 +148,6 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         weights=job.weights,
         loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
         shard_optimizer=job.shard_optimizer,
-        gradient_noise=job.gradient_noise,
         compile=job.compile,
         metrics=job.metrics,
         callbacks=job.callbacks,
@@ -180,7 +178,7 @@ def train_worker(task: WorkerTask) -> WorkerReport:
         termination.stops(pipe)
         start = 0
         if task.resume_from:
-            start = pipe.load(task.resume_from, allow_pickle=task.allow_pickle)
+            start = pipe.load(task.resume_from)
         report = train(pipe, task, start)
         return replace(report, terminated=termination.asked)
 

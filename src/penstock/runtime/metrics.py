@@ -6,7 +6,6 @@ from math import isfinite, sqrt
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.errors import BadInput, LossNotFinite
-from penstock.runtime.gradients.noise import GradientNoise
 
 __all__ = ["NoTerms", "RankTotals", "StepMetrics", "Totals", "clip_factor", "fingerprint"]
 
@@ -25,8 +24,7 @@ class StepMetrics:
     ``skipped`` means that weights and learning rate did not change: gradients overflowed float16,
     or the step was left out because of ``non_finite``, the place where loss or gradients became NaN
     or infinite. ``loss_scale`` is the factor on the loss (1: no loss scaling).
-    ``gradient_noise`` is estimated if `Pipeline` was asked for it. ``metrics`` are the user's
-    metrics, computed in training mode before the weights are updated.
+    ``metrics`` are the user's metrics, computed in training mode before the weights are updated.
     """
 
     step: int
@@ -38,7 +36,6 @@ class StepMetrics:
     bubble: float
     skipped: bool = False
     loss_scale: float = 1.0
-    gradient_noise: GradientNoise | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     non_finite: str = ""
 
@@ -58,8 +55,7 @@ class RankTotals:
 
     ``loss_sum`` is the sum of weight times loss over its slices. ``square_sum`` is the sum of
     squares of its gradients before division by the weight. ``fingerprint`` differs between
-    different batches. ``variance`` and ``noisy_square`` are this rank's shares of the gradient
-    noise (`NoiseMeter.totals`).
+    different batches.
     """
 
     loss_sum: float
@@ -70,8 +66,6 @@ class RankTotals:
     optimizer_s: float
     rows: float
     fingerprint: float
-    variance: float = 0.0
-    noisy_square: float = 0.0
 
     def values(self) -> list[float]:
         """The values in the order of the fields."""
@@ -80,18 +74,13 @@ class RankTotals:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The combined numbers of all ranks; gradients are those of the unscaled mean loss.
-
-    ``variance`` and ``noisy_square`` are those of `NoiseMeter.totals`; 0 if not measured.
-    """
+    """The combined numbers of all ranks; gradients are those of the unscaled mean loss."""
 
     loss: float
     weight: float
     gradient_norm: float
     seconds: float
     bubble: float
-    variance: float = 0.0
-    noisy_square: float = 0.0
 
     @classmethod
     def of(cls, table: list[list[float]], devices: int, seed: float = 1.0) -> "Totals":
@@ -109,13 +98,11 @@ class Totals:
         square_sum = sum(rank.square_sum for rank in ranks)
         divisor = weight * seed
         norm = sqrt(square_sum) / divisor if weight and square_sum >= 0 else float("nan")
-        noise = (sum(r.variance for r in ranks), sum(r.noisy_square for r in ranks))
-        variance, noisy_square = (n / divisor**2 if weight else 0.0 for n in noise)
         elapsed = max(rank.elapsed_s for rank in ranks)
         busy = sum(rank.busy_s for rank in ranks)
         bubble = 1 - busy / (devices * elapsed) if elapsed > 0 else 0.0
         seconds = elapsed + max(rank.optimizer_s for rank in ranks)
-        return cls(loss, weight, norm, seconds, bubble, variance, noisy_square)
+        return cls(loss, weight, norm, seconds, bubble)
 
     def check_finite(self, step: int, learning_rate: float, *, loss_scaled: bool = False) -> None:
         """Raise `LossNotFinite` unless loss and gradients are finite.

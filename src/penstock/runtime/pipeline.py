@@ -42,6 +42,7 @@ from penstock.runtime.processes.watch import LIMIT_S, doing
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_numbers import END
+from penstock.runtime.removed import without_removed
 from penstock.runtime.settings import (
     OnNonFinite,
     RankSettings,
@@ -85,12 +86,11 @@ class Pipeline:
     ``torch.bfloat16``, ``torch.float16`` or none; float16 uses ``loss_scaling``. ``weights`` is a
     directory of safetensors, or `Weights`; every rank reads its own stages from it.
     ``shard_optimizer`` divides the optimizer's state among the ranks that hold the same parameters.
-    ``gradient_noise`` estimates the gradient noise scale. ``metrics`` are functions of the model's
-    output and the target, computed in steps and evaluations. ``callbacks`` are called after steps,
-    evaluations and checkpoints. ``seed`` is used for dropout, and for weights of a model on the
-    meta device. ``prediction_error_every``: measure the error of predicted weights every that many
-    updates (0: never). Processes find each other by the environment variables of torchrun; without
-    torchrun the pipeline runs in this process alone.
+    ``metrics`` are functions of the model's output and the target, computed in steps and
+    evaluations. ``callbacks`` are called after steps, evaluations and checkpoints. ``seed`` is used
+    for dropout, and for weights of a model on the meta device. ``prediction_error_every``: measure
+    the error of predicted weights every that many updates (0: never). Processes find each other by
+    the environment variables of torchrun; without torchrun the pipeline runs in this process alone.
 
     ``compile`` compiles stages with ``torch.compile`` for the rows of a full micro-batch, which
     takes time once. ``verify="first-step"`` compares the first step with the whole model, as
@@ -107,6 +107,7 @@ class Pipeline:
         CaptureFailed: the model cannot be traced.
     """
 
+    @without_removed
     def __init__(
         self,
         model: nn.Module | LayerGraph,
@@ -126,7 +127,6 @@ class Pipeline:
         transport: TransportChoice = "auto",
         loss_scaling: LossScaling | None = None,
         shard_optimizer: bool = False,
-        gradient_noise: bool = False,
         compile: bool = False,
         metrics: Mapping[str, Metric] | None = None,
         callbacks: Sequence[Callback] = (),
@@ -139,7 +139,7 @@ class Pipeline:
         tensor_parallel: SplitTable | None = None,
     ) -> None:
         others = compare_replicas_every, tensor_parallel
-        settings = RankSettings(autocast, transport, shard_optimizer, gradient_noise, seed, *others)
+        settings = RankSettings(autocast, transport, shard_optimizer, seed, *others)
         check_settings(clip_norm, timeout_s, settings, verify, optimizer_sync, on_non_finite)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
@@ -451,24 +451,19 @@ class Pipeline:
         self._tell(Saved(self.steps, target.final))
         return target.final
 
-    def load(
-        self,
-        directory: Path | str,
-        *,
-        loader: StatefulLoader | None = None,
-        allow_pickle: bool = False,
-    ) -> int:
+    @without_removed
+    def load(self, directory: Path | str, *, loader: StatefulLoader | None = None) -> int:
         """Continue from a checkpoint of any plan, or from the newest undamaged one of a directory.
 
         ``loader`` continues at the saved position. Returns the number of steps taken before. All
-        ranks must call this. Format 1 is read only with ``allow_pickle``, as it can run code.
+        ranks must call this.
 
         Raises:
             BadInput: there is no undamaged checkpoint, it is of another model, or has no loader.
         """
         self._drain()
         self._checkpoints.wait()
-        load_state(self._worker, self._training, Path(directory), loader, allow_pickle=allow_pickle)
+        load_state(self._worker, self._training, Path(directory), loader)
         return self.steps
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
-from penstock.runtime.gradients.noise import NoiseMeter, check_replicated
 from penstock.runtime.gradients.shared_memory_sum import share_sums
 from penstock.runtime.holdings import Holdings
 from penstock.runtime.iteration import Iteration, Place, check_sizes, places_of
@@ -72,7 +71,6 @@ class Worker:
         self.graph, self.plan, self.world = graph, plan, world
         self.places = places_of(plan, world.rank)
         self.clock = clock_for(world.device)
-        self.noise = NoiseMeter(plan, world.rank) if settings.gradient_noise else None
         self.metrics = metrics
         self.autocast_dtype = settings.autocast
         self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
@@ -95,7 +93,7 @@ class Worker:
         boundaries = boundaries_of(graph, plan)
         ever = messages_by_rank(plan, world.size, boundaries, also_crossed, graph.largest_lengths)
         self.transport = open_transport(world, settings.transport, ever)
-        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks), self.noise)
+        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks))
         self.buckets = self._buckets(programs)
         self._share_sums()
         # Only the ranks that hold a stage can check it, so errors must reach the others.
@@ -216,7 +214,7 @@ class Worker:
         terms: list[LossTerm] = []
         self.begin()
         with self.failures.shared():
-            self.zero_gradients(iterations)
+            self.buckets.zero()
             with within or nullcontext(), self.random.drawn():
                 for number, (leaves, ready) in enumerate(zip(named, every, strict=True)):
                     if number:
@@ -224,9 +222,6 @@ class Worker:
                     last = number == len(every) - 1
                     self.stages.take(leaves, ready.iteration, seed, last=last)
                     terms += self.stages.run(ready)
-                    if number == 0 and not last and self.noise is not None:
-                        for bucket in self.buckets.buckets:
-                            self.noise.measure(bucket)
             self.buckets.finish()
             # All ranks of a tensor group have equal loss terms, of which those of the first count.
             counted = [] if self.held.place else terms
@@ -255,19 +250,6 @@ class Worker:
             own = [float(n) for i in iterations for n in (i.cut.micro_batches[-1].stop, *i.lengths)]
             rows = self.numbers.exchange(own, "the lengths of a batch")
         check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
-
-    def zero_gradients(self, iterations: Sequence[Iteration]) -> None:
-        """Zero the gradients, and begin to measure noise in the first of several batches."""
-        self.buckets.zero()
-        if self.noise is not None:
-            samples = sum(iteration.cut.micro_batches[-1].stop for iteration in iterations)
-            self.noise.begin(iterations[0].cut, samples)
-            self.buckets.before_sum = self.noise.measure if len(iterations) == 1 else None
-
-    def check_noise(self, batches: int) -> None:
-        """Raise `BadInput` if gradient noise cannot be estimated from this number of batches."""
-        if self.noise is not None and batches == 1:
-            check_replicated(self.graph.parameter_uses, self.held.holders)
 
     @property
     def has_ended(self) -> bool:

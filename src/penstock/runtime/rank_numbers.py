@@ -8,7 +8,6 @@ import torch
 from penstock.capture.batch_part import Leaf
 from penstock.runtime.clock import StepClock
 from penstock.runtime.gradients.buckets import GradientBuckets
-from penstock.runtime.gradients.noise import NoiseMeter
 from penstock.runtime.metrics import RankTotals, Totals, fingerprint
 from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.transport.transport import Transport, announced
@@ -30,17 +29,11 @@ class RankNumbers:
     latest optimizer step.
     """
 
-    def __init__(
-        self,
-        transport: Transport | None,
-        clock: StepClock,
-        devices: int,
-        noise: NoiseMeter | None,
-    ) -> None:
+    def __init__(self, transport: Transport | None, clock: StepClock, devices: int) -> None:
         self.wants_stop = self.stopping = 0
         self.optimizer_s = 0.0
         self._transport, self._clock = transport, clock
-        self._devices, self._noise = devices, noise
+        self._devices = devices
 
     def own(
         self,
@@ -56,9 +49,6 @@ class RankNumbers:
             weights = torch.stack([term.weight for term in terms]).to(losses)
             weight = float(weights.sum())
             loss_sum = float(torch.where(weights > 0, losses * weights, 0.0).sum())
-        noise = (0.0, 0.0)
-        if self._noise is not None and buckets is not None:
-            noise = self._noise.totals(buckets.buckets)
         totals = RankTotals(
             loss_sum,
             weight,
@@ -68,7 +58,6 @@ class RankNumbers:
             self.optimizer_s,
             float(sum(leaves[0].shape[0] for leaves in batches)),
             sum(n * fingerprint(leaf) for n, leaves in enumerate(batches, 1) for leaf in leaves),
-            *noise,
         )
         measured = metrics.totals() if metrics is not None else ()
         return [*totals.values(), float(self.wants_stop), *measured]

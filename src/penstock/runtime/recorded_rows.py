@@ -31,8 +31,6 @@ def step_row(metrics: StepMetrics) -> dict[str, Any]:
         row = {"step": metrics.step, "skipped": 1, "non_finite": metrics.non_finite}
     if metrics.loss_scale != 1.0:
         row["loss_scale"] = metrics.loss_scale
-    if metrics.gradient_noise is not None and metrics.gradient_noise.scale is not None:
-        row["gradient_noise_scale"] = metrics.gradient_noise.scale
     return row
 
 

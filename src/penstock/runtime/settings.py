@@ -38,7 +38,6 @@ class RankSettings:
     autocast: torch.dtype | None = None
     transport: TransportChoice = "auto"
     shard_optimizer: bool = False
-    gradient_noise: bool = False
     seed: int = 0
     compare_replicas_every: int = 50
     tensor_parallel: SplitTable | None = None
@@ -59,7 +58,6 @@ def check_tensor_settings(
     wanted = {
         f"autocast={settings.autocast}": settings.autocast is not None,
         "shard_optimizer=True": settings.shard_optimizer,
-        "gradient_noise=True": settings.gradient_noise,
         "compile=True": compile,
         "metrics": bool(metrics),
         "dynamic": bool(dynamic),

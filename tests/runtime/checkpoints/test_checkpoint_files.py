@@ -1,17 +1,12 @@
 """What stands on disk: damage of every kind is found and named, and reading executes nothing."""
 
-import json
 import os
-import pickle
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
@@ -138,53 +133,3 @@ def test_a_full_disk_is_told_by_the_next_save(tmp_path: Path, monkeypatch: Any) 
             pipe.save(tmp_path)
         assert latest_checkpoint(tmp_path).name == "step-00000001"
         assert not damage_of(latest_checkpoint(tmp_path))
-
-
-class Payload:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-@pytest.fixture
-def of_format_1(run: Path) -> Iterator[Path]:
-    """A checkpoint as version 1 wrote it, with the tensors of the newest one."""
-    from penstock.runtime.checkpoints.checkpoint import stored_tensors
-    from penstock.runtime.weights.safetensors_file import read_into
-
-    newest, old = latest_checkpoint(run), run / "old" / "step-00000002"
-    state = read_state(newest)
-    tensors: dict[str, Any] = {}
-    for name, stored in stored_tensors(newest, state).items():
-        tensors[name] = torch.empty(stored.shape, dtype=stored.dtype)
-        read_into(stored, tensors[name])
-    old.parent.mkdir()
-    with pytest.warns(UserWarning, match="disabled"):
-        save(tensors, checkpoint_id=old, no_dist=True)
-    state = {**{key: state[key] for key in state if key != "files"}, "schema": 1}
-    (old / "state.json").write_text(json.dumps(state))
-    yield old
-    shutil.rmtree(old)
-
-
-def test_format_1_is_read_only_where_that_is_allowed(run: Path, of_format_1: Path) -> None:
-    with pipeline() as new:
-        new.load(latest_checkpoint(run))
-        expected = new.step((X, Y)).loss
-    with pipeline() as pipe:
-        with pytest.raises(BadInput, match=r"format 1, which is read with pickle and can run code"):
-            pipe.load(of_format_1)
-        assert pipe.load(of_format_1, allow_pickle=True) == 2
-        assert pipe.step((X, Y)).loss == expected
-
-
-def test_a_strangers_pickle_is_not_touched(of_format_1: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "executed"
-    (of_format_1 / ".metadata").write_bytes(pickle.dumps(Payload(trace)))
-    with pipeline() as pipe, pytest.raises(BadInput, match="can run code"):
-        pipe.load(of_format_1.parent)
-    assert not trace.exists()

@@ -1,4 +1,4 @@
-"""What the worker processes of the gradient tests run: sharding, accumulation, scaling, noise."""
+"""What the worker processes of the gradient tests run: sharding, accumulation, scaling."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -23,7 +23,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.trace import capture_model
-from penstock.errors import PenstockError
 from penstock.jobs.muon import MuonWithAdamW
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
@@ -270,50 +269,9 @@ def overflow_on_one_rank(steps: int, overflowing: Sequence[int]) -> dict[str, An
     return found
 
 
-def noise_of_replicas() -> dict[str, Any]:
-    """The noise that a step of replicas reports, and that from each replica's own gradient."""
-    join()
-    subject, graph = captured("mlp")
-    batch = subject.batch(BATCH)
-    plan = plan_of(len(graph.layer_names), (2, 2))
-    with Pipeline(graph, plan, batch, gradient_noise=True) as pipe:
-        metrics = pipe.step(batch)
-        cut = pipe._worker.stages.prepared(BATCH, True).iteration.cut
-        rows = [
-            [row for m in range(MICRO_BATCHES) for row in cut.rows(m, 0, replica)]
-            for replica in (0, 1)
-        ]
-        noise = metrics.gradient_noise
-    assert noise is not None
-    big = squared_gradient(subject, batch, list(range(BATCH)))
-    small = [squared_gradient(subject, batch, own) for own in rows]
-    weight = sum(1 / len(own) - 1 / BATCH for own in rows)
-    variance = (sum(small) - 2 * big) / weight
-    refusal = ""
-    plan = plan_of(len(graph.layer_names), (2, 1))
-    with Pipeline(graph, plan, batch, gradient_noise=True) as pipe:
-        try:
-            pipe.step(batch)
-        except PenstockError as error:
-            refusal = str(error)
-    return {
-        "found": (noise.variance, noise.square_norm),
-        "expected": (variance, big - variance / BATCH),
-        "refusal": refusal,
-    }
-
-
-def squared_gradient(subject: Subject, batch: Any, rows: list[int]) -> float:
-    """The squared norm of the gradient of the mean loss over some rows."""
-    model = copy.deepcopy(subject.model)
-    subject.whole_loss(model, tuple(tensor[rows] for tensor in batch)).backward()
-    return sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
-
-
 def smaller_cases(directory: Path) -> dict[str, Any]:
     """Several cases in one set of processes, whose start takes longer than they do."""
     return {
         "resharded": resharded(directory),
         "overflow": overflow_on_one_rank(6, (2, 3)),
-        "noise": noise_of_replicas(),
     }

@@ -22,9 +22,7 @@ from penstock.errors import BadInput
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
 __all__ = [
-    "PICKLED_SCHEMA",
     "STATE_FILE",
-    "WITH_PICKLE",
     "checkpoints_in",
     "complete_in",
     "damage_of",
@@ -37,12 +35,7 @@ __all__ = [
 ]
 
 STATE_FILE = "state.json"
-SCHEMA, PICKLED_SCHEMA = 2, 1
-
-WITH_PICKLE = (
-    "it has format 1, which is read with pickle and can run code; if you wrote it yourself, "
-    "read it with allow_pickle=True (penstock train --allow-pickle)"
-)
+SCHEMA = 2
 
 
 class Ignoring(Entry):
@@ -103,8 +96,6 @@ def read_state(path: Path) -> dict[str, Any]:
             f"'{path}' is not a complete checkpoint ({cause}); name a directory step-<number>"
         ) from cause
     schema = state.get("schema") if isinstance(state, dict) else None
-    if schema == PICKLED_SCHEMA:
-        return state
     if schema != SCHEMA:
         raise BadInput(
             f"checkpoint '{path}' has format {schema}, this version reads {SCHEMA}; read it with "
@@ -126,8 +117,6 @@ def damage_of(path: Path, part: int = 0, parts: int = 1) -> str:
         state = read_state(path)
     except BadInput as cause:
         return str(cause)
-    if state["schema"] == PICKLED_SCHEMA:
-        return ""
     for name in sorted(state["files"])[part::parts]:
         expected, file = state["files"][name], path / name
         try:

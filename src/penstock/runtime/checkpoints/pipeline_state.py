@@ -10,9 +10,7 @@ import torch
 
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.checkpoint import (
-    PICKLED_SCHEMA,
     STATE_FILE,
-    WITH_PICKLE,
     checkpoints_in,
     damage_of,
     first_mismatch,
@@ -25,7 +23,6 @@ from penstock.runtime.checkpoints.loader_state import (
     loader_from_json,
     loader_to_json,
 )
-from penstock.runtime.plain_values import to_json
 from penstock.runtime.processes.watch import doing
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.replay import random_state, restore_random_state
@@ -114,19 +111,13 @@ def saved_state(
 
 @doing("loads a checkpoint")
 def load_state(
-    worker: Worker,
-    training: Training,
-    directory: Path,
-    loader: StatefulLoader | None,
-    *,
-    allow_pickle: bool = False,
+    worker: Worker, training: Training, directory: Path, loader: StatefulLoader | None
 ) -> None:
     """Continue from a checkpoint; see `Pipeline.load`."""
     world = worker.world
     path = chosen_checkpoint(worker, directory)
-    state = world.agreed(lambda: readable_state(path, allow_pickle=allow_pickle))
-    old = state["schema"] == PICKLED_SCHEMA
-    stored = world.agreed(partial(all_stored, path, state))
+    state = world.agreed(partial(read_state, path))
+    stored = world.agreed(partial(stored_tensors, path, state))
     tensors = wanted_tensors(worker, training, stored)
 
     def check() -> None:
@@ -134,21 +125,11 @@ def load_state(
             raise BadInput(problem)
 
     world.agreed(check)
-    if old:
-        from penstock.runtime.checkpoints.format_1 import read_pickled
-
-        read_pickled(path, tensors, world.control)
-    else:
-        world.agreed(lambda: read_tensors(stored, tensors))
+    world.agreed(lambda: read_tensors(stored, tensors))
     keep_own_parts(worker, tensors)
     restore(worker, training, tensors, state)
     if loader is not None:
-        place = state.get("loader")
-        if old and isinstance(place, str):
-            from penstock.runtime.checkpoints.format_1 import loader_place_with_pickle
-
-            place = to_json(loader_place_with_pickle(place), "the loader's place")
-        loader_from_json(loader, place, str(path))
+        loader_from_json(loader, state.get("loader"), str(path))
 
 
 def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
@@ -174,23 +155,6 @@ def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
         if world.rank == 0 and len(tried) > 1:
             warnings.warn(f"checkpoint '{path}' is left out: {problem}", stacklevel=2)
     raise BadInput(f"no whole checkpoint to load: {problem}")
-
-
-def readable_state(path: Path, *, allow_pickle: bool) -> dict[str, Any]:
-    """The state of a checkpoint, if its format may be read."""
-    state = read_state(path)
-    if state["schema"] == PICKLED_SCHEMA and not allow_pickle:
-        raise BadInput(f"checkpoint '{path}' is not read: {WITH_PICKLE}")
-    return state
-
-
-def all_stored(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint whose format may be read, by name."""
-    if state["schema"] == PICKLED_SCHEMA:
-        from penstock.runtime.checkpoints.format_1 import stored_with_pickle
-
-        return stored_with_pickle(path)
-    return stored_tensors(path, state)
 
 
 def wanted_tensors(

@@ -1,1 +1,1 @@
-"""Gradients: buckets, sums over ranks, loss scaling, noise scale, and sharded optimizer state."""
+"""Gradients: buckets, sums over ranks, loss scaling, and sharded optimizer state."""

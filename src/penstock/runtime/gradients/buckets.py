@@ -80,7 +80,6 @@ class GradientBuckets:
 
     With sharded optimizer state ``owners`` gives the rank that steps each parameter. Gradients are
     then summed on that rank only, and `share_values` sends the updated values to the others.
-    ``before_sum``, if set, is called with each shared bucket just before its sum starts.
     ``size_of`` gives the bytes of a parameter by which buckets are divided. ``not_counted`` are
     parameters whose gradients another rank of the tensor group counts in norms.
     """
@@ -96,7 +95,6 @@ class GradientBuckets:
         owners: Mapping[str, int] | None = None,
         size_of: Callable[[nn.Parameter], float] = attrgetter("nbytes"),
     ) -> None:
-        self.before_sum: Callable[[GradientBucket], None] | None = None
         self.not_counted: frozenset[torch.Tensor] = frozenset()
         self._world = world
         self._groups = groups
@@ -215,8 +213,6 @@ class GradientBuckets:
         while self._launched < len(self.shared) and not self.shared[self._launched].missing:
             bucket = self.shared[self._launched]
             self._launched += 1
-            if self.before_sum is not None:
-                self.before_sum(bucket)
             bucket.started_s = self._clock.now()
             if bucket.sum is not None:
                 bucket.sum.start()

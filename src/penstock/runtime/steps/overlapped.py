@@ -104,7 +104,6 @@ class OverlappedTraining:
     def _train_on(self, leaves: Leaves) -> None:
         """Run forwards, check the previous step, run the rest of the batch, and take its step."""
         worker, training = self._worker, self._training
-        worker.check_noise(1)
         samples = leaves[0].shape[0]
         ready = worker.stages.prepared(samples, True)
         worker.begin()
@@ -138,7 +137,7 @@ class OverlappedTraining:
         worker, left = self._worker, ready.steps[done:]
         for runner in worker.stages.runners.values():
             runner.seed = seed
-        worker.zero_gradients([ready.iteration])
+        worker.buckets.zero()
         forwards = 1 + max((i for i, step in enumerate(left) if self._has_loss(step)), default=-1)
         weights = None
         with worker.random.drawn():
@@ -220,7 +219,7 @@ class OverlappedTraining:
             self._undo(step, forget)
             raise
         try:
-            update = training.judge(totals, samples, step.learning_rate)
+            update = training.judge(totals, step.learning_rate)
         except LossNotFinite as failure:
             self._undo(step, forget)
             update = after_bad_step(worker, training, step.begin, [step.leaves], step.seed, failure)

@@ -29,7 +29,6 @@ def flushed_step(
     summed but neither divided nor used. It gets the totals and the factor on the loss.
     """
     samples = sum(leaves[0].shape[0] for leaves in batches)
-    worker.check_noise(len(batches))
     seed = training.seed(samples)
     worker.check_replicas(training.steps + 1)
     begin = begin_of_step(worker, training)
@@ -38,7 +37,7 @@ def flushed_step(
         before_update(totals, seed)
     with timed_step(worker):
         try:
-            update = training.update(totals, seed, samples, worker.buckets)
+            update = training.update(totals, seed, worker.buckets)
         except LossNotFinite as failure:
             update = after_bad_step(worker, training, begin, batches, seed, failure)
         if not update.skipped:
@@ -70,7 +69,6 @@ def metrics_of(
         totals.bubble,
         update.skipped,
         update.loss_scale,
-        update.noise,
         {name: value for name, (value, _) in means.items()},
         update.non_finite,
     )

@@ -1,7 +1,4 @@
-"""Updates of the weights on one rank: optimizer and learning-rate schedule, with their state.
-
-The state includes loss scaling and the running averages of gradient noise.
-"""
+"""Updates of the weights on one rank: optimizer, learning-rate schedule and loss scale."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
-from penstock.runtime.gradients.noise import GradientNoise, NoiseAverage
 from penstock.runtime.metrics import Totals, clip_factor
 from penstock.runtime.settings import OnNonFinite
 from penstock.runtime.steps.optimizer_state import (
@@ -49,7 +45,6 @@ class Update:
     learning_rate: float
     loss_scale: float
     skipped: bool
-    noise: GradientNoise | None
     non_finite: str = ""
 
 
@@ -77,7 +72,6 @@ class Training:
     ) -> None:
         self.steps = self.left_out = 0
         self.on_non_finite: OnNonFinite = on_non_finite
-        self.noise = NoiseAverage()
         self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
         self._clip_norm = clip_norm
         self.names: dict[torch.Tensor, str] = {p: name for name, p in parameters}
@@ -97,7 +91,7 @@ class Training:
         """The factor on the loss in a step of ``samples`` samples."""
         return self.scaler.seed(samples) if self.scaler is not None else 1.0
 
-    def update(self, totals: Totals, seed: float, samples: int, buckets: GradientBuckets) -> Update:
+    def update(self, totals: Totals, seed: float, buckets: GradientBuckets) -> Update:
         """Clip, update the weights and then the learning rate; all skipped after an overflow.
 
         ``buckets`` hold the gradients, summed and multiplied by ``seed``.
@@ -105,7 +99,7 @@ class Training:
         Raises:
             LossNotFinite: the loss is not finite, or a gradient that no loss scale can repair.
         """
-        update = self.judge(totals, samples, self.learning_rate)
+        update = self.judge(totals, self.learning_rate)
         if not update.skipped:
             buckets.scale(mean_factor(totals.weight, seed))
             self.step(buckets, self.clip_factor(totals))
@@ -116,7 +110,7 @@ class Training:
         """Whether gradients with a large norm are clipped."""
         return self._clip_norm is not None
 
-    def judge(self, totals: Totals, samples: int, rate: float) -> Update:
+    def judge(self, totals: Totals, rate: float) -> Update:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
 
         Changes no weights.
@@ -132,17 +126,14 @@ class Training:
             scaler.update(overflow, totals.weight, self.steps + 1)
         self.steps += 1
         self.left_out = 0
-        noise = None
-        if totals.noisy_square > 0 and not overflow:
-            noise = self.noise.add(totals.variance, totals.noisy_square, samples)
-        return Update(rate, scale, overflow, noise)
+        return Update(rate, scale, overflow)
 
     def leave_out(self, why: str) -> Update:
         """Count a step that is not taken because its numbers are not finite."""
         self.steps += 1
         self.left_out += 1
         scale = self.scaler.scale if self.scaler is not None else 1.0
-        return Update(self.learning_rate, scale, True, None, why)
+        return Update(self.learning_rate, scale, True, why)
 
     def clip_factor(self, totals: Totals) -> float:
         """The factor that clips the gradients of the mean loss."""
@@ -171,7 +162,6 @@ class Training:
             "entries": optimizer_entries(optimizer, self.names) if optimizer is not None else {},
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "loss_scaling": self.scaler.state() if self.scaler is not None else None,
-            "gradient_noise": self.noise.state(),
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
@@ -181,11 +171,9 @@ class Training:
             restore_optimizer(self.optimizer, self.names, tensors, state["entries"], groups)
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
-        # Checkpoints of earlier versions, or of runs without these features, lack them.
+        # Checkpoints of runs without loss scaling lack it.
         if self.scaler is not None and state.get("loss_scaling"):
             self.scaler.restore(state["loss_scaling"])
-        if state.get("gradient_noise"):
-            self.noise.restore(state["gradient_noise"])
         self.steps = state["steps"]
 
 

@@ -249,8 +249,6 @@ def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) ->
             f'{what}, so a step cannot be left out afterwards; set on_non_finite to "stop" (or to '
             f'"roll-back" in a job)'
         )
-    if worker.noise is not None:
-        raise BadInput(f"{what}, and gradient_noise needs one update of all stages; leave it out")
     keeping = "autocast" if worker.autocast_dtype is not None else "compile" * compiled
     if keeping and order_of(plan).weights.version == "newest":
         raise BadInput(

@@ -1,0 +1,30 @@
+"""Arguments that `Pipeline` had once, each with what to use instead."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from penstock.errors import BadInput
+
+__all__ = ["REMOVED_ARGUMENTS", "without_removed"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REMOVED_ARGUMENTS = {
+    "allow_pickle": "checkpoints of format 1 are not read any more; load one with the version that "
+    "wrote it, and save it as weights with save_pretrained()",
+    "gradient_noise": "leave it out; a callback can compare squared norms of gradients itself",
+}
+
+
+def without_removed(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function refuse arguments that it had once, in one line."""
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs.keys() & REMOVED_ARGUMENTS.keys():
+            raise BadInput(f"{name} is no argument any more: {REMOVED_ARGUMENTS[name]}")
+        return function(*args, **kwargs)
+
+    return checked

@@ -1,0 +1,45 @@
+"""What is gone is refused in one line that names what to use instead."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import run
+from penstock.command_line.removed import REMOVED_OPTIONS
+from penstock.errors import BadInput
+from penstock.jobs.job_file import JobEntry, read_job
+from penstock.jobs.removed import REMOVED_KEYS
+from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.removed import REMOVED_ARGUMENTS
+
+
+@pytest.mark.parametrize("key", REMOVED_KEYS)
+def test_a_key_of_a_job(tmp_path: Path, key: str) -> None:
+    assert key not in JobEntry.model_fields
+    file = tmp_path / "job.toml"
+    file.write_text(f'base = "gpt-text"\n{key} = true\n')
+    with pytest.raises(BadInput, match=f"'{key}' is no key any more: {REMOVED_KEYS[key][:20]}"):
+        read_job(file)
+
+
+@pytest.mark.parametrize("name", REMOVED_ARGUMENTS)
+def test_an_argument_of_a_pipeline(name: str) -> None:
+    unused: Any = None
+    with pytest.raises(BadInput, match=f"^{name} is no argument any more: "):
+        Pipeline(unused, unused, unused, **{name: unused})
+
+
+COMMANDS = {"--allow-pickle": ["train", "gpt-text"]}
+
+
+@pytest.mark.parametrize("option", REMOVED_OPTIONS)
+def test_an_option(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", *COMMANDS[option], option])
+    assert run() == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"penstock: error: No such option: {option}")
+    assert printed.endswith(f"; {REMOVED_OPTIONS[option]}\n")
