@@ -1,4 +1,4 @@
-"""Data are read under the eyes of the watch, which says what is read and ends a wait without end."""
+"""The watch says which batch is read, and ends a process whose batch never comes."""
 
 import subprocess
 import sys

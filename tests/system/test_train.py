@@ -142,8 +142,8 @@ def test_data_that_never_come_end_the_run_with_one_line(
     rank = r"rank 1" if data == "blocks_on_rank_one" else r"rank [01]"
     assert re.fullmatch(
         rank + r" is reading batch 4 of the data of job 'small', split 'train', from step 1, which "
-        r"has not come within 2 s \(batch_limit_s\); see what the data wait for, or raise the limit "
-        r"in the job file",
+        r"has not come within 2 s \(batch_limit_s\); see what the data wait for, or raise the "
+        r"limit in the job file",
         str(error.value),
     )
     assert latest_checkpoint(tmp_path / "run" / "checkpoints").name == "step-00000002"

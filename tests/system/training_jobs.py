@@ -16,10 +16,10 @@ from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 
 __all__ = [
-    "build",
-    "build_forked",
     "blocks_after_three",
     "blocks_on_rank_one",
+    "build",
+    "build_forked",
     "build_on_meta",
     "closeness",
     "count_batches",

@@ -2,8 +2,8 @@
 
 A thread writes this rank's position into the store twice a second. It reads plain attributes that
 the runtime sets, so an action costs nothing more. A rank that has waited for some seconds reads the
-positions of all. A process that is stopped writes none. The thread also ends a process whose data do
-not come: all ranks may wait for theirs, and then none waits for another.
+positions of all. A process that is stopped writes none. The thread also ends a process whose data
+do not come: all ranks may wait for theirs, and then none waits for another.
 """
 
 import atexit
@@ -127,7 +127,7 @@ class Watch:
             atexit.register(self._ended.set)
 
     def read(self, data: Callable[[], Iterable[Item]], what: str, limit_s: float) -> Iterator[Item]:
-        """The batches of ``data``, each of which must come within ``limit_s`` seconds (0: no limit).
+        """The batches of ``data``, each of which must come within ``limit_s`` seconds (0: at all).
 
         If one does not come, this process ends by ``give_up``, since its main thread may hang in
         any call. ``what`` names the data.
