@@ -39,6 +39,8 @@ def leave():
 
 def one():
     return 1
+
+dataset = [1, 2, 3]
 """
 
 OWN = """
@@ -168,6 +170,18 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
             'base = "gpt-text"\n[optimizer]\nlearning_rte = 1.0\n',
             ["optimizer", "did you mean 'learning_rate'?"],
         ),
+        ('base = "gpt-text"\n[optimizer]\nlr = 1.0\n', ["'lr'; did you mean 'learning_rate'?"]),
+        ('base = "gpt-text"\nweights = 3\n', ["weights is 3; it must be a table"]),
+        ('base = "gpt-text"\n[optimizer]\nbetas = 1.0\n', ["betas is 1.0", "a valid list"]),
+        (OWN.replace(":batches", ":dataset"), ["which is no function but a list", "data(split, "]),
+        (
+            OWN.replace(":batches", ":one"),
+            ["takes ()", "data(split, seed, start_step"],
+        ),
+        (OWN.replace("nn.functional:cross_entropy", "nn:CrossEntropyLoss"), ["loss", "a class"]),
+        (OWN.replace(":build", ":batches"), ["called as model(): missing a required argument"]),
+        (OWN + 'callbacks = ["job_under_test:one"]\n', ["called as callbacks(pipe, event)"]),
+        (OWN + '[metrics]\nm = "job_under_test:one"\n', ["metrics.m", "metrics(output, target)"]),
         (
             'base = "gpt-text"\nmicro_batch_sizes = [5]\n',
             ["micro-batch size 5", "batch size 32", "[1, 2, 4, 8, 16, 32]"],

@@ -20,7 +20,7 @@ from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.processes.watch import WATCH
-from penstock.runtime.settings import OnNonFinite, Verification
+from penstock.runtime.settings import Verification
 from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
@@ -193,7 +193,7 @@ class Job:
     trackers: tuple[str, ...] = ()
     verify: Verification = "first-step"
     compare_replicas_every: int = 50
-    on_non_finite: OnNonFinite | Literal["roll-back"] = "stop"
+    on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: float = 600.0
     weights: Weights | None = None
     save_weights: Path | None = None
