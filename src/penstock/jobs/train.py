@@ -85,6 +85,12 @@ def train_job(
     given = read_plan(request.plan) if request.plan else None
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+        if len(given.ranks) < request.workers:
+            say(
+                f"plan '{request.plan}' uses {len(given.ranks)} of {request.workers} workers, and "
+                f"the others idle; start {len(given.ranks)} with --workers, or plan for "
+                f"{request.workers}"
+            )
         job = with_groups_of(given, job)
     check_group_sizes(job, request.workers)
     check_loss_allowed(request, workers)
@@ -140,6 +146,12 @@ def finish(
         "loss": first.loss,
         "samples_per_s": samples_per_s,
     }
+    if first.data_ended:
+        summary["data_ended_after"] = first.steps
+        say(
+            f"the data of job '{job.name}' ended after {first.steps} of {job.steps} steps, and the "
+            f"training with them; give data for all steps, or set steps = {first.steps}"
+        )
     drift = course.drift
     if first.drifts:
         drift += tuple(map(str, first.drifts))

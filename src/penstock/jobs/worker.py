@@ -87,6 +87,7 @@ class WorkerReport:
     with the user's module, if it was compared. ``left_out`` are the steps that were not taken
     because loss or gradients were not finite. ``drifts`` were slower than planned at the end.
     ``terminated``: SIGTERM has ended the training. ``paused``: there are steps left, see `Pauses`.
+    ``data_ended``: the data had no batch for a step that was left.
     """
 
     steps: int
@@ -101,6 +102,7 @@ class WorkerReport:
     drifts: tuple[Drift, ...] = ()
     terminated: bool = False
     paused: bool = False
+    data_ended: bool = False
 
 
 @dataclass
@@ -254,6 +256,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         left_out=tuple(sorted(back.left_out)),
         drifts=watch.drifts,
         paused=paused,
+        data_ended=step < job.steps and not pipe.stopping,
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
 
