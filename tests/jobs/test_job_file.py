@@ -12,7 +12,7 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job
-from penstock.jobs.profile_job import built_model
+from penstock.jobs.profile_job import built_model, measure_job
 from penstock.jobs.registry import DEFAULT_JOB, JOBS
 from penstock.jobs.worker import steps_of
 from penstock.runtime.gradients.loss_scaling import LossScaling
@@ -41,6 +41,9 @@ def one():
     return 1
 
 dataset = [1, 2, 3]
+
+def doubles(split, seed, start_step, batch_size):
+    yield torch.zeros(batch_size, 4).double(), torch.zeros(batch_size, dtype=torch.long)
 """
 
 OWN = """
@@ -230,6 +233,12 @@ def test_data_without_batches_are_refused(folder: Path) -> None:
     job = read_job(written(folder, OWN.replace(":batches", ":nothing")))
     with pytest.raises(BadInput, match="yields no batch"):
         job.example_batch()
+
+
+def test_data_in_float64_are_refused_when_the_model_fails_on_them(folder: Path) -> None:
+    job = read_job(written(folder, OWN.replace(":batches", ":doubles")))
+    with pytest.raises(BadInput, match=r"float64 tensors, while .* torch.float32; .* yield tensor"):
+        measure_job(job, "cpu")
 
 
 def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) -> None:
