@@ -55,7 +55,8 @@ def check_steps_alone(stepped: Optimizer | LRScheduler | None) -> None:
     if stepped is None:
         return
     try:
-        signature(stepped.step).bind()
+        # A schedule puts a function of its own in place of the optimizer's bound method.
+        signature(type(stepped).step).bind(stepped)
     except TypeError as problem:
         kind = type(stepped).__name__
         raise BadInput(
