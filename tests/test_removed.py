@@ -12,7 +12,8 @@ from penstock.errors import BadInput
 from penstock.jobs.job_file import JobTable, read_job
 from penstock.jobs.removed import REMOVED_KEYS
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.removed import REMOVED_ARGUMENTS
+from penstock.runtime.processes.world import join_world
+from penstock.runtime.removed import REMOVED_ARGUMENTS, REMOVED_VARIABLES
 
 
 @pytest.mark.parametrize("key", REMOVED_KEYS)
@@ -29,6 +30,13 @@ def test_an_argument_of_a_pipeline(name: str) -> None:
     unused: Any = None
     with pytest.raises(BadInput, match=f"^{name} is no argument any more: "):
         Pipeline(unused, unused, unused, **{name: unused})
+
+
+@pytest.mark.parametrize("name", REMOVED_VARIABLES)
+def test_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(BadInput, match=f"^variable {name} has no effect any more: "):
+        join_world("cpu", 60.0)
 
 
 COMMANDS = {"--allow-pickle": ["train", "gpt-text"]}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 __all__ = ["READERS", "Reader"]
 
@@ -109,12 +110,14 @@ def state(path: Path) -> object:
     """The state of a checkpoint."""
     from penstock.errors import BadInput
     from penstock.runtime.checkpoints.checkpoint import damage_of, read_state
-    from penstock.runtime.plain_values import from_json
+    from penstock.runtime.checkpoints.loader_state import loader_from_text
 
     if len(problem := damage_of(path.parent)) > 300:
         raise BadInput(problem)
     found = read_state(path.parent)
-    return from_json(found.get("loader"), "the loader's place")
+    loader: Any = SimpleNamespace(load_state_dict=dict)
+    loader_from_text(loader, found.get("loader"), "step-4")
+    return found
 
 
 def index(path: Path) -> object:
@@ -148,12 +151,9 @@ def prediction(path: Path) -> object:
 
 def message(path: Path) -> object:
     """A message from another rank."""
-    import numpy
-    import torch
+    from penstock.runtime.serialization import from_bytes
 
-    from penstock.runtime.processes.typed_bytes import decode
-
-    return decode(torch.from_numpy(numpy.fromfile(path, dtype=numpy.uint8)))
+    return from_bytes(path.read_bytes(), "a message between ranks")
 
 
 def layout(source: str, file: str, ranks: int = 0) -> Reader:

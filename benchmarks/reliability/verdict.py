@@ -101,12 +101,12 @@ def tensors_of(place: Place) -> dict[str, bytes]:
     """Every tensor of the last checkpoint by name, as bytes: weights, optimizer, random numbers."""
     import torch
 
-    from penstock.runtime.weights.safetensors_file import plain_bytes, read_header, read_into
+    from penstock.runtime.weights.safetensors_file import read_header, read_into
 
     found: dict[str, bytes] = {}
     for file in sorted((place.checkpoints / f"step-{STEPS:08d}").glob("*.safetensors")):
         for name, stored in read_header(file).items():
             tensor = torch.empty(stored.shape, dtype=stored.dtype)
-            read_into(stored, tensor)
-            found[name] = plain_bytes(tensor).tobytes()
+            read_into([(stored, tensor)])
+            found[name] = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
     return found

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BadInput
+from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.links import (
     SIZES_BYTES,
     MeasuredLink,
@@ -12,8 +13,6 @@ from penstock.measure.links import (
     cluster_of,
     measure_links,
     measured_link,
-    usable_cores,
-    usable_memory_bytes,
 )
 from penstock.runtime.processes.launch import launch_workers
 

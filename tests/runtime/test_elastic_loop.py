@@ -46,8 +46,6 @@ def by_workers(elastic: ModuleType, run: Path, ranks: int, epochs: int) -> list:
 def test_a_lost_rank_and_a_sigterm_change_no_loss_by_a_bit(
     elastic: ModuleType, agents: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run has a secret, which stays the same over its starts."""
-    monkeypatch.setenv("PENSTOCK_SECRET", "of this run")
     run, whole, log = tmp_path / "run", tmp_path / "whole", tmp_path / "run.log"
     for folder in (run, whole):
         write_hand_made_plans(folder, LAYERS, 2)

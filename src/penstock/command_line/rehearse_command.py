@@ -127,11 +127,9 @@ class Asked:
         Raises:
             BadInput: the plan cannot be rehearsed, or needs more memory than there is.
         """
-        import os
-
-        import torch
 
         from penstock.errors import BadInput
+        from penstock.machine import free_host_memory, usable_cores
         from penstock.plan.ordering import order_of
         from penstock.rehearse.emulation import Emulation
         from penstock.rehearse.faults import with_faults
@@ -142,7 +140,6 @@ class Asked:
             chosen_byte_scale,
             chosen_time_scale,
         )
-        from penstock.runtime.memory.free_memory import free_memory
         from penstock.simulate.catalogue import workload_of
         from penstock.simulate.simulation import simulate_plan
 
@@ -155,7 +152,7 @@ class Asked:
             schedule = order_of(plan)
         workload = workload_of(plan, profile, cluster, schedule)
         iteration_s = simulate_plan(plan, profile, cluster).iteration_s
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         killed = next((f.killed_rank for f in self.faults if f.killed_rank >= 0), -1)
         if killed >= 0 and killed not in plan.devices:
             raise BadInput(f"the plan has no rank {killed}; it uses {list(plan.devices)}")
@@ -173,7 +170,7 @@ class Asked:
             self.network,
         )
         check_network(emulation)
-        check_memory(emulation, free_memory(torch.device("cpu")).bytes)
+        check_memory(emulation, free_host_memory().bytes)
         return emulation
 
 

@@ -14,13 +14,12 @@ from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Link
 from penstock.cluster.presets import local_cluster
+from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.clock import wall_s
 from penstock.measure.links import (
     MeasuredLink,
     cluster_of,
     measure_pairs,
-    usable_cores,
-    usable_memory_bytes,
 )
 from penstock.runtime.processes.world import make_default_group
 from penstock.words import rate_text

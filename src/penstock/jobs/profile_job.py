@@ -20,9 +20,10 @@ from penstock.jobs.data_lengths import data_lengths
 from penstock.jobs.job import Job
 from penstock.jobs.measured_groups import measured_factors
 from penstock.jobs.optimizers import optimizer_factory
+from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.length_mix import mean_profile
-from penstock.measure.links import measure_links, usable_cores, usable_memory_bytes
+from penstock.measure.links import measure_links
 from penstock.measure.model_structure import parameters_of
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.stand_ins import is_on_meta, with_values

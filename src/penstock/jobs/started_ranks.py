@@ -31,7 +31,7 @@ from penstock.measure.workers import median_profile
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.runtime.processes.launch import long_slices_if_crowded
-from penstock.runtime.processes.store import SealedStore, met_at
+from penstock.runtime.processes.store import RunStore, met_at
 from penstock.runtime.processes.watch import WATCH, say_and_end
 from penstock.runtime.processes.world import check_environment
 
@@ -100,7 +100,7 @@ class StartedRanks:
     ``store`` is the run's store. Keys of order ``n`` begin with ``penstock/order/n``.
     """
 
-    def __init__(self, store: SealedStore, rank: int, size: int, own: RankFacts) -> None:
+    def __init__(self, store: RunStore, rank: int, size: int, own: RankFacts) -> None:
         self.rank, self.size, self.host = rank, size, own.host
         self._store, self._orders, self._own = store, 0, own
         self._facts: tuple[RankFacts, ...] = ()

@@ -15,6 +15,7 @@ from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import BadInput
+from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.affine_fit import fit_affine
 from penstock.measure.clock import wall_s
 
@@ -25,8 +26,6 @@ __all__ = [
     "measure_links",
     "measure_pairs",
     "rounds_of",
-    "usable_cores",
-    "usable_memory_bytes",
 ]
 
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
@@ -308,13 +307,3 @@ def device_of(member: Member, sharing: int, port: Sequence[MeasuredLink]) -> Dev
 def cores_if_too_few(cores: int, workers: int) -> int:
     """How many workers compute at full speed; 0 means all of them."""
     return cores if 0 < cores < workers else 0
-
-
-def usable_cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
-def usable_memory_bytes() -> float:
-    """The physical memory of this machine."""
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

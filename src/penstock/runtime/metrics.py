@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite, sqrt
+
+import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.errors import BadInput, LossNotFinite
 
 __all__ = ["NoTerms", "RankTotals", "StepMetrics", "Totals", "clip_factor", "fingerprint"]
 
-FINGERPRINT_VALUES = 256
+FINGERPRINT_VALUES = 1024
+SPREAD = 2_654_435_761
+"""A prime; its multiples modulo a leaf's size repeat no place, and fall into no row's rhythm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +153,19 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
 
 
 def fingerprint(leaf: Leaf) -> float:
-    """A number that differs between batches, computed from the first values of a leaf.
+    """A number that differs between batches, computed from values all over a leaf.
 
-    A leaf of which ranks hold different rows has its batch's own number.
+    Each counts by its place, so that samples in another order give another number. A leaf of which
+    ranks hold different rows has its batch's own number.
     """
     if isinstance(leaf, PartialLeaf):
         return leaf.number
-    values = leaf.reshape(-1)[:FINGERPRINT_VALUES]
-    return float(values.double().sum())
+    places, weights = places_in(leaf.numel(), leaf.device)
+    return float((leaf.reshape(-1)[places].double() * weights).sum())
+
+
+@lru_cache(maxsize=64)
+def places_in(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places spread over a leaf of ``size`` values, at most `FINGERPRINT_VALUES`; their weights."""
+    numbers = torch.arange(min(size, FINGERPRINT_VALUES), device=device)
+    return numbers * SPREAD % max(size, 1), numbers.double() + 1

@@ -440,13 +440,15 @@ class Pipeline:
     ) -> Path:
         """Write ``directory/step-<steps>`` atomically, and keep the newest ``keep`` checkpoints.
 
+        Checkpoints of later steps, there when an earlier one was loaded, get ``abandoned-`` before
+        their names.
         All ranks must call this. ``extra`` is saved as JSON; `read_state` returns it. The position
         of ``loader`` is saved too: of a `ResumableLoader`, or any loader with ``state_dict``. Hosts
         must share the directory. Without ``wait`` the checkpoint is written from a copy in CPU
         memory while training continues; the next `save`, or `close`, waits for it.
 
         Raises:
-            BadInput: it cannot be written, or writing the previous one failed.
+            BadInput: it cannot be written, writing the previous one failed, or ``keep`` is below 1.
         """
         self._drain()
         worker, training = self._worker, self._training

@@ -1,12 +1,13 @@
-"""Arguments that `Pipeline` had once, each with what to use instead."""
+"""Arguments of `Pipeline` and variables that were once, each with what to use instead."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from penstock.errors import BadInput
 
-__all__ = ["REMOVED_ARGUMENTS", "without_removed"]
+__all__ = ["REMOVED_ARGUMENTS", "REMOVED_VARIABLES", "check_variables", "without_removed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -16,6 +17,15 @@ REMOVED_ARGUMENTS = {
     "wrote it, and save it as weights with save_pretrained()",
     "gradient_noise": "leave it out; a callback can compare squared norms of gradients itself",
 }
+
+TRUSTED = "the network is trusted, keep the ports of the ranks to hosts of yours; unset it"
+REMOVED_VARIABLES = {"PENSTOCK_SECRET": TRUSTED, "PENSTOCK_SECRET_FILE": TRUSTED}
+
+
+def check_variables() -> None:
+    """Raise `BadInput` for a variable of the environment that has no effect any more."""
+    for name in REMOVED_VARIABLES.keys() & os.environ.keys():
+        raise BadInput(f"variable {name} has no effect any more: {REMOVED_VARIABLES[name]}")
 
 
 def without_removed(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,6 +1,7 @@
 """What stands on disk: damage of every kind is found and named, and reading executes nothing."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +120,70 @@ def test_what_is_written_while_training_goes_on_is_that_of_its_step(tmp_path: Pa
     assert not list((tmp_path / "background").glob(".*"))
 
 
-def test_a_full_disk_is_told_by_the_next_save(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_that_goes_on_from_an_earlier_step_abandons_the_later_ones(run: Path) -> None:
+    with pipeline() as pipe:
+        for _ in range(3):
+            pipe.step((X, Y))
+        pipe.save(run, keep=9)
+        pipe.load(run / "step-00000001")
+        pipe.step((X, Y))
+        assert pipe.steps == 2
+        saved = pipe.save(run, keep=1)
+        assert latest_checkpoint(run) == saved == run / "step-00000002"
+        assert pipe.load(run) == 2
+    assert sorted(path.name for path in run.iterdir()) == [
+        "abandoned-step-00000003",
+        "step-00000002",
+    ]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_to_keep_no_checkpoint_is_refused(tmp_path: Path, keep: int) -> None:
+    with pipeline() as pipe, pytest.raises(BadInput, match=f"keep is {keep}; it must be >= 1"):
+        pipe.save(tmp_path, keep=keep)
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_an_interruption_while_a_checkpoint_is_replaced_loses_none(
+    run: Path, renames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rename after so many others of directories fails, as if the process was killed there."""
+    newest, rename, left = latest_checkpoint(run), Path.rename, [renames]
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if path.is_dir() and not left[0]:
+            raise OSError("killed")
+        left[0] -= path.is_dir()
+        return rename(path, target)
+
+    with pipeline() as pipe:
+        pipe.load(run)
+        monkeypatch.setattr(Path, "rename", interrupted)
+        with pytest.raises(BadInput, match="cannot be written"):
+            pipe.save(run, extra={"seen": 5})
+        monkeypatch.undo()
+        assert read_state(latest_checkpoint(run))["step"] == 2
+        assert not damage_of(latest_checkpoint(run))
+        pipe.save(run, extra={"seen": 6})
+    assert latest_checkpoint(run) == newest
+    assert read_state(newest)["extra"] == {"seen": 6}
+    assert len(list(run.iterdir())) == 2
+
+
+def test_a_full_disk_is_told_by_the_next_save(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pipeline() as pipe:
         pipe.step((X, Y))
         pipe.save(tmp_path)
-        # Every write to this device fails as on a full disk.
-        monkeypatch.setattr(
-            "penstock.runtime.checkpoints.writer.file_name", lambda rank: "/dev/full"
-        )
         pipe.step((X, Y))
-        pipe.save(tmp_path, wait=False)
-        with pytest.raises(BadInput, match=r"step-00000002' cannot be written .*No space left"):
+        try:
+            # A write beyond this size fails, as on a full disk.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+            pipe.save(tmp_path, wait=False)
+            pipe._checkpoints._own_part_written()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        with pytest.raises(BadInput, match=r"step-00000002' cannot be written .*File too large"):
             pipe.save(tmp_path)
         assert latest_checkpoint(tmp_path).name == "step-00000001"
         assert not damage_of(latest_checkpoint(tmp_path))

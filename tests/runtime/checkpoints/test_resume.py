@@ -13,8 +13,8 @@ from penstock.errors import BadInput, RunFailed
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint, read_state
 from penstock.runtime.checkpoints.loader_state import (
     ResumableLoader,
-    loader_from_json,
-    loader_to_json,
+    loader_from_text,
+    loader_to_text,
 )
 from penstock.runtime.processes.launch import launch_workers
 
@@ -56,14 +56,14 @@ def test_a_loader_goes_on_with_the_next_batch(taken: int) -> None:
     whole, interrupted, resumed = loader(), loader(), loader()
     expected = [batch.tolist() for _ in range(3) for batch in whole]
     found: list[list[float]] = []
-    place = loader_to_json(interrupted)
+    place = loader_to_text(interrupted)
     while len(found) < taken:
         for batch in interrupted:
             found.append(batch.tolist())
-            place = loader_to_json(interrupted)
+            place = loader_to_text(interrupted)
             if len(found) == taken:
                 break
-    loader_from_json(resumed, json.loads(json.dumps(place)), "here")
+    loader_from_text(resumed, json.loads(json.dumps(place)), "here")
     for _ in range(resumed.epoch, 3):
         found += [batch.tolist() for batch in resumed]
     assert found == expected
@@ -87,6 +87,22 @@ def test_a_loader_that_shuffles_by_the_global_generator_is_refused() -> None:
     assert len(ResumableLoader(DataLoader(torch.arange(4.0)))) == 4
 
 
-def test_a_checkpoint_without_a_loaders_place_says_so() -> None:
-    with pytest.raises(BadInput, match="'here' holds no place in a loader"):
-        loader_from_json(loader(), None, "here")
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        (None, "holds no place in a loader"),
+        ({"epoch": 1}, "holds a place of an earlier version"),
+        ("?", "cannot be read"),
+        ("UEs=", "cannot be read"),
+    ],
+)
+def test_a_loaders_place_that_cannot_be_read_says_so(place: object, why: str) -> None:
+    with pytest.raises(BadInput, match=f"checkpoint 'here' {why}"):
+        loader_from_text(loader(), place, "here")
+
+
+def test_a_loader_whose_state_is_not_plain_is_refused_when_it_is_saved() -> None:
+    odd = loader()
+    odd.state_dict = lambda: {"epoch": range(3)}  # type: ignore[method-assign]
+    with pytest.raises(BadInput, match=r"the state of the ResumableLoader holds a .*range"):
+        loader_to_text(odd)

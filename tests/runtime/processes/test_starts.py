@@ -10,21 +10,21 @@ from torch import distributed
 
 from penstock.errors import Stalled
 from penstock.runtime.processes.starts import ANSWERING, name_of_start
-from penstock.runtime.processes.store import SealedStore
+from penstock.runtime.processes.store import RunStore
 
 RANKS = 4
 LIMIT_S = 60.0
 
 
 @contextmanager
-def agent_store() -> Iterator[SealedStore]:
+def agent_store() -> Iterator[RunStore]:
     """The store of an agent, which outlives the ranks that it starts."""
-    yield SealedStore(
+    yield RunStore(
         distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     )
 
 
-def names(store: SealedStore, ranks: Sequence[int], limit_s: float = LIMIT_S) -> list[str]:
+def names(store: RunStore, ranks: Sequence[int], limit_s: float = LIMIT_S) -> list[str]:
     """The names that these ranks find, each over a connection of its own.
 
     Afterwards rank 0 answers nobody, as if its process had ended: agents start ranks only then.

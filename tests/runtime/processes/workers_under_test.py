@@ -8,18 +8,15 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import distributed
 
-from penstock.errors import BadInput, PenstockError, Stalled
-from penstock.runtime.processes.store import met_at
+from penstock.errors import BadInput, Stalled
 from penstock.runtime.processes.world import join_world
 
 __all__ = [
@@ -122,49 +119,6 @@ def listening_addresses() -> tuple[list[str], list[str]]:
     ours = [address for address, _, inode in listening if f"socket:[{inode}]" in handles]
     world.barrier()
     return store, ours
-
-
-def read_what_a_stranger_wrote() -> list[str]:
-    """A process without the secret overwrites a value that rank 1 has left for the others."""
-    world = join_world("cpu", 60.0)
-    store, _, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-    if world.rank == 1:
-        store.set("told", "by rank 1")
-    world.barrier()
-    before = outcome(lambda: store.get("told").decode())
-    world.barrier()
-    if world.rank == 0:
-        writes = (
-            "from torch.distributed.rendezvous import rendezvous; "
-            "next(rendezvous('env://'))[0].set('told', 'by a stranger')"
-        )
-        without = {name: value for name, value in os.environ.items() if name != "PENSTOCK_SECRET"}
-        subprocess.run([sys.executable, "-c", writes], check=True, timeout=60, env=without)
-    world.barrier()
-    return [before, outcome(lambda: store.get("told").decode())]
-
-
-def join_with_a_secret_of_ones_own() -> str:
-    """Rank 1 knows everything of the run but its secret."""
-    if os.environ["RANK"] == "1":
-        os.environ["PENSTOCK_SECRET"] = "guessed"
-    return outcome(lambda: join_world("cpu", 60.0))
-
-
-def send_with_a_secret_of_ones_own() -> str:
-    """Rank 1 has joined, and then sends a message without knowing the secret."""
-    world = join_world("cpu", 60.0)
-    if world.rank == 1:
-        os.environ["PENSTOCK_SECRET"] = "guessed"
-    return outcome(lambda: world.gather(world.rank))
-
-
-def outcome(act: Callable[[], object]) -> str:
-    """What a call returned or raised."""
-    try:
-        return str(act())
-    except PenstockError as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def gather_what_cannot_be_sent() -> list[str]:

@@ -24,6 +24,7 @@ from penstock.runtime.weights.safetensors_file import StoredTensor, read_header,
 __all__ = [
     "STATE_FILE",
     "checkpoints_in",
+    "checksum_of_file",
     "complete_in",
     "damage_of",
     "first_mismatch",
@@ -173,8 +174,7 @@ def read_tensors(stored: Mapping[str, StoredTensor], tensors: Mapping[str, torch
     Raises:
         BadInput: a file cannot be read.
     """
-    for name, tensor in tensors.items():
-        read_into(stored[name], tensor)
+    read_into([(stored[name], tensor) for name, tensor in tensors.items()])
 
 
 def latest_checkpoint(directory: Path) -> Path:
@@ -200,4 +200,6 @@ def checkpoints_in(directory: Path) -> Sequence[Path]:
 
 def complete_in(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first; possibly none."""
-    return sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+    found = sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+    # One that was about to be replaced counts only where the new one has not come.
+    return [path for path in found if not (path.suffix and path.with_suffix("") in found)]

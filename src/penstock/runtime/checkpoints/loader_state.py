@@ -1,5 +1,6 @@
 """The position of a data loader, so that a resumed run continues with the very next batch."""
 
+import base64
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -8,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from penstock.errors import BadInput
-from penstock.runtime.plain_values import from_json, to_json
+from penstock.runtime.serialization import from_bytes, to_bytes
 
-__all__ = ["ResumableLoader", "StatefulLoader", "loader_from_json", "loader_to_json"]
+__all__ = ["ResumableLoader", "StatefulLoader", "loader_from_text", "loader_to_text"]
 
 
 class StatefulLoader(Protocol):
@@ -90,24 +91,32 @@ class ResumableLoader:
         self._resumed = True
 
 
-def loader_to_json(loader: StatefulLoader) -> Any:
-    """The state of a loader as JSON values.
+def loader_to_text(loader: StatefulLoader) -> str:
+    """The state of a loader as text.
 
     Raises:
         BadInput: the state holds other things than plain values and tensors.
     """
-    return to_json(loader.state_dict(), f"the state of the {type(loader).__name__}")
+    name = f"the state of the {type(loader).__name__}"
+    data = bytes(to_bytes(loader.state_dict(), name))
+    from_bytes(data, name)
+    return base64.b64encode(data).decode("ascii")
 
 
-def loader_from_json(loader: StatefulLoader, state: Any, name: str) -> None:
-    """Restore a loader from what `loader_to_json` made; ``name`` is the checkpoint's name.
+def loader_from_text(loader: StatefulLoader, text: object, name: str) -> None:
+    """Restore a loader from what `loader_to_text` made; ``name`` is the checkpoint's name.
 
     Raises:
-        BadInput: the checkpoint has no loader state, or it is damaged.
+        BadInput: the checkpoint has no loader state, or one of an earlier version.
     """
-    if state is None:
+    if not isinstance(text, str):
+        what = "no place in a loader" if text is None else "a place of an earlier version"
         raise BadInput(
-            f"checkpoint '{name}' holds no place in a loader; save it with loader=..., or load "
-            f"without"
+            f"checkpoint '{name}' holds {what}; save it with loader=..., or load without"
         )
-    loader.load_state_dict(from_json(state, f"the loader's place in checkpoint '{name}'"))
+    name = f"the loader's place in checkpoint '{name}'"
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as cause:
+        raise BadInput(f"{name} cannot be read ({cause}); it is damaged") from cause
+    loader.load_state_dict(from_bytes(data, name))

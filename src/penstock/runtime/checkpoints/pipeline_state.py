@@ -20,8 +20,8 @@ from penstock.runtime.checkpoints.checkpoint import (
 )
 from penstock.runtime.checkpoints.loader_state import (
     StatefulLoader,
-    loader_from_json,
-    loader_to_json,
+    loader_from_text,
+    loader_to_text,
 )
 from penstock.runtime.processes.watch import doing
 from penstock.runtime.rank import Worker
@@ -103,7 +103,7 @@ def saved_state(
     state = merged_states(worker.world.gather(training.state()))
 
     def as_json() -> dict[str, Any]:
-        place = loader_to_json(loader) if loader is not None else None
+        place = loader_to_text(loader) if loader is not None else None
         return {**state, "extra": extra, "loader": place}
 
     return worker.world.agreed(as_json)
@@ -129,7 +129,7 @@ def load_state(
     keep_own_parts(worker, tensors)
     restore(worker, training, tensors, state)
     if loader is not None:
-        loader_from_json(loader, state.get("loader"), str(path))
+        loader_from_text(loader, state.get("loader"), str(path))
 
 
 def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
@@ -140,14 +140,14 @@ def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
     """
     world = worker.world
 
-    def candidates() -> list[Path]:
+    def candidates() -> list[str]:
         if (directory / STATE_FILE).is_file():
-            return [directory]
-        return list(reversed(checkpoints_in(directory)))
+            return [str(directory)]
+        return [str(path) for path in reversed(checkpoints_in(directory))]
 
     tried = world.from_first(world.agreed(candidates))
     problem = ""
-    for path in tried:
+    for path in map(Path, tried):
         found = world.gather(damage_of(path, world.rank, world.size))
         problem = next(filter(None, found), "")
         if not problem:

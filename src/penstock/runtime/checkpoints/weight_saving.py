@@ -15,10 +15,10 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.writer import synchronise
+from penstock.runtime.checkpoints.commit import commit, make_durable
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
-from penstock.runtime.weights.safetensors_file import bytes_of, write_tensors
+from penstock.runtime.weights.safetensors_file import write_tensors
 
 __all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights", "whole_state_dict"]
 
@@ -53,7 +53,7 @@ def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
         names = [SINGLE_FILE] * len(own)
     world.agreed(lambda: write_shards(part, dict(zip(names, own, strict=True))))
     index = {name: file for file, held in zip(names, own, strict=True) for name in held}
-    size = sum(bytes_of(tensor) for held in own for tensor in held.values())
+    size = sum(tensor.nbytes for held in own for tensor in held.values())
     parts = world.gather((index, size))
     world.done_by_first(partial(finish, worker.graph, directory, part, parts))
 
@@ -99,11 +99,11 @@ def split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, tor
     files: list[dict[str, torch.Tensor]] = []
     left = 0
     for name, tensor in tensors.items():
-        if not files or bytes_of(tensor) > left:
+        if not files or tensor.nbytes > left:
             files.append({})
             left = limit
         files[-1][name] = tensor
-        left -= bytes_of(tensor)
+        left -= tensor.nbytes
     return files
 
 
@@ -137,22 +137,15 @@ def finish(
 def rename(part: Path, directory: Path, last: str) -> None:
     """Rename ``part`` to ``directory``, or move its files there if that exists, ``last`` last."""
     try:
-        make_durable(part)
         if not directory.exists():
-            part.rename(directory)
+            commit(part, directory)
             return
+        make_durable(part)
         for path in sorted(part.iterdir(), key=lambda path: path.name == last):
             os.replace(path, directory / path.name)
         part.rmdir()
     except OSError as cause:
         raise cannot_write(directory, cause) from cause
-
-
-def make_durable(directory: Path) -> None:
-    """Flush every file of ``directory`` to disk before a new name marks it as complete."""
-    for path in directory.iterdir():
-        synchronise(path)
-    synchronise(directory)
 
 
 def save_configuration(model: nn.Module, directory: Path) -> None:

@@ -4,9 +4,7 @@ Every rank writes its own file, then a receipt with the file's size and checksum
 found the receipts of all ranks, it writes ``state.json`` and gives the directory its final name.
 """
 
-import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -18,24 +16,42 @@ from typing import Any
 
 import torch
 
+from penstock.document import write_text
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.checkpoint import STATE_FILE, complete_in, state_text
+from penstock.runtime.checkpoints.checkpoint import (
+    STATE_FILE,
+    checksum_of_file,
+    complete_in,
+    state_text,
+)
+from penstock.runtime.checkpoints.commit import commit, restore_replaced, synchronise
 from penstock.runtime.processes.world import World
 from penstock.runtime.weights.safetensors_file import write_tensors
 
-__all__ = ["CheckpointTarget", "CheckpointWriter", "synchronise"]
+__all__ = ["CheckpointTarget", "CheckpointWriter"]
 
 LOOK_EVERY_S = 0.05
+
+ABANDONED = "abandoned-"
+"""Begins the name of a checkpoint of a later step than the one that was loaded and went on."""
 
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept."""
+    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept.
+
+    Raises:
+        BadInput: none is to be kept.
+    """
 
     directory: Path
     step: int
     state: Mapping[str, Any]
     keep: int
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise BadInput(f"keep is {self.keep}; it must be >= 1, the checkpoint that is written")
 
     @property
     def final(self) -> Path:
@@ -142,6 +158,7 @@ def begin(target: CheckpointTarget) -> None:
         target.directory.mkdir(parents=True, exist_ok=True)
         for left_over in target.directory.glob(".step-*.partial"):
             shutil.rmtree(left_over)
+        restore_replaced(target.directory, "step-*")
         target.partial.mkdir()
     except OSError as cause:
         raise BadInput(cannot_write(target, cause)) from cause
@@ -165,13 +182,11 @@ def file_name(rank: int) -> str:
 def write_part(target: CheckpointTarget, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write one rank's tensors, and its receipt when they are on disk."""
     path = target.partial / file_name(rank)
-    checksum = hashlib.sha256()
-    write_tensors(path, tensors, checksum)
+    write_tensors(path, tensors)
     synchronise(path)
-    text = json.dumps({"bytes": path.stat().st_size, "sha256": checksum.hexdigest()})
-    unfinished = receipt_path(target, rank).with_suffix(".partial")
-    unfinished.write_text(text)
-    unfinished.rename(receipt_path(target, rank))
+    size, checksum = checksum_of_file(path)
+    text = json.dumps({"bytes": size, "sha256": checksum})
+    write_text(receipt_path(target, rank), text)
 
 
 def receipt_path(target: CheckpointTarget, rank: int) -> Path:
@@ -190,7 +205,8 @@ def receipt(target: CheckpointTarget, rank: int) -> Mapping[str, Any] | None:
 def complete(target: CheckpointTarget, ranks: int) -> None:
     """Write ``state.json``, give the directory its final name, and delete the oldest checkpoints.
 
-    Does nothing if the checkpoint is complete already.
+    Checkpoints of later steps are of a course that this one has left, and get another name. Does
+    nothing if the checkpoint is complete already.
 
     Raises:
         BadInput: it cannot be written, or a rank's part is missing.
@@ -209,24 +225,20 @@ def complete(target: CheckpointTarget, ranks: int) -> None:
     try:
         for rank in range(ranks):
             receipt_path(target, rank).unlink()
-        # The parts are on disk: each rank flushes its part before it writes its receipt.
         (target.partial / STATE_FILE).write_text(text, encoding="utf-8")
-        synchronise(target.partial / STATE_FILE)
-        synchronise(target.partial)
-        if target.final.exists():
-            shutil.rmtree(target.final)
-        target.partial.rename(target.final)
-        synchronise(target.directory)
+        abandon_later(target)
+        commit(target.partial, target.final)
         for outdated in complete_in(target.directory)[: -target.keep]:
             shutil.rmtree(outdated)
     except OSError as cause:
         raise BadInput(cannot_write(target, cause)) from cause
 
 
-def synchronise(path: Path) -> None:
-    """Flush one file or directory to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def abandon_later(target: CheckpointTarget) -> None:
+    """Rename complete checkpoints of later steps, which would be taken for the newest."""
+    for later in complete_in(target.directory):
+        if later.name > target.final.name:
+            abandoned = later.with_name(f"{ABANDONED}{later.name}")
+            if abandoned.exists():
+                shutil.rmtree(abandoned)
+            later.rename(abandoned)

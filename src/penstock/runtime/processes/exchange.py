@@ -1,4 +1,4 @@
-"""Exchanges values between the ranks of a group, as typed bytes with the run's tag.
+"""Exchanges values between the ranks of a group.
 
 Every rank of the group must call these functions, with the same ``types``: the dataclasses that the
 values may hold. The group must accept CPU tensors. A value that cannot be sent is an error on its
@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.errors import BadInput, RunFailed
+from penstock.errors import BadInput
 from penstock.runtime.processes.positions import EXCHANGE
-from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_match
-from penstock.runtime.processes.typed_bytes import decode, encode
 from penstock.runtime.processes.watch import WATCH, finish
+from penstock.runtime.serialization import from_bytes, to_bytes
 
 __all__ = ["gather_everywhere", "gather_to_first", "tell_from_first"]
+
+NAME = "a message between ranks"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ def gather_everywhere(
     Raises:
         BadInput: a rank's value cannot be sent.
     """
-    own, sizes, rows = padded(to_bytes(value, types), group)
+    own, sizes, rows = padded(encode(value), group)
     finish(dist.all_gather(rows, own, group=group, async_op=True), *next_exchange())
-    return [from_bytes(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
+    return [decode(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
 
 
 def gather_to_first(
@@ -48,15 +49,15 @@ def gather_to_first(
     Raises:
         BadInput: a rank's value cannot be sent; on the first rank and on that one.
     """
-    data = to_bytes(value, types)
+    data = encode(value)
     own, sizes, rows = padded(data, group)
     first = dist.get_rank(group) == 0
     work = dist.gather(own, rows if first else None, group=group, group_dst=0, async_op=True)
     finish(work, *next_exchange())
     if not first:
-        from_bytes(data, types)
+        decode(data, types)
         return []
-    return [from_bytes(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
+    return [decode(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
 
 
 def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, ...] = ()) -> Any:
@@ -66,34 +67,27 @@ def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, 
         BadInput: it cannot be sent.
     """
     first = dist.get_rank(group) == 0
-    data = to_bytes(value, types) if first else torch.empty(0, dtype=torch.uint8)
+    data = encode(value) if first else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([len(data)])
     finish(dist.broadcast(size, group=group, group_src=0, async_op=True), *next_exchange())
     data = data if first else torch.empty(int(size), dtype=torch.uint8)
     finish(dist.broadcast(data, group=group, group_src=0, async_op=True), *next_exchange())
-    received = from_bytes(data, types)
+    received = decode(data, types)
     return value if first else received
 
 
-def to_bytes(value: object, types: tuple[type, ...]) -> torch.Tensor:
-    """The tag and bytes of a value, or of why it cannot be sent."""
+def encode(value: object) -> torch.Tensor:
+    """The bytes of a value, or of why it cannot be sent."""
     try:
-        data = encode(value, types)
+        data = to_bytes(value, NAME)
     except BadInput as cause:
-        data = encode(NotSent(str(cause)), (NotSent,))
-    tag = torch.frombuffer(bytearray(tag_of(data.numpy())), dtype=torch.uint8)
-    return torch.cat([tag, data])
+        data = to_bytes(NotSent(str(cause)), NAME)
+    return torch.frombuffer(data, dtype=torch.uint8)
 
 
-def from_bytes(data: torch.Tensor, types: tuple[type, ...]) -> Any:
+def decode(data: torch.Tensor, types: tuple[type, ...]) -> Any:
     """The value in ``data``; raises `BadInput` if it is the reason why there is none."""
-    tag, data = data[:TAG_BYTES], data[TAG_BYTES:]
-    if not tags_match(tag.numpy().tobytes(), tag_of(data.numpy())):
-        raise RunFailed(
-            f"a message was not sent by a rank of this run; give all ranks the same {SECRET}, and "
-            f"keep others from the ports of the ranks"
-        )
-    value = decode(data, (*types, NotSent))
+    value = from_bytes(data.numpy().tobytes(), NAME, (*types, NotSent))
     if isinstance(value, NotSent):
         raise BadInput(value.why)
     return value

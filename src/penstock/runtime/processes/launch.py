@@ -11,7 +11,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -43,7 +42,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
-from penstock.runtime.processes.secret import SECRET
+from penstock.machine import usable_cores
 from penstock.runtime.processes.shortage import shortage_words
 from penstock.runtime.processes.stopped import wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
@@ -112,7 +111,7 @@ class Failure:
 
 def threads_per_worker(workers: int) -> int:
     """Compute threads for each of ``workers`` processes that share the cores of this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, usable_cores() // workers)
 
 
 def launch_workers(
@@ -215,7 +214,6 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         "OMP_NUM_THREADS": str(threads),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
         "TORCHELASTIC_RESTART_COUNT": "0",
-        SECRET: secrets.token_hex(32),
     }
     if "lo" in (name for _, name in socket.if_nameindex()):
         # Gloo would choose the interface of the host's name, which others may reach.
@@ -325,7 +323,7 @@ def end_with(failure: BaseException, rank: int, log_directory: Path) -> None:
 
 def long_slices_if_crowded() -> None:
     """If this host has more ranks than cores, let each compute longer without a change."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > len(os.sched_getaffinity(0)):
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > usable_cores():
         compute_in_long_slices()
 
 

@@ -1,7 +1,7 @@
 """The store by which the ranks of a run find one another.
 
-It listens where ranks need it and nowhere else. Every value in it carries the tag of the run's
-secret, so that ranks take none from anybody else.
+It listens where ranks need it and nowhere else. Whoever reaches its port can read and write it, as
+with torchrun: the network is trusted.
 """
 
 import errno
@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput, RunFailed
-from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_match
 from penstock.runtime.processes.starts import may_hold_values_of_earlier_starts, name_of_start
 from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH, CurrentWait
 
-__all__ = ["SealedStore", "meet", "met_at", "reaching", "serve_store"]
+__all__ = ["RunStore", "meet", "met_at", "reaching", "serve_store"]
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
 """Between two looks at a store for a value that is not there yet."""
@@ -37,8 +36,8 @@ class StoreLost(RunFailed, RuntimeError):
     """The store cannot be reached any more; torch's own error is a RuntimeError too."""
 
 
-class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A store whose values carry the run's tag, for their key; counters carry none.
+class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
+    """A store that says in a line when it is lost, and waits only as long as ranks answer.
 
     ``prefix`` is put in front of every key.
     """
@@ -51,32 +50,24 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         super().__init__()
         self._inner, self._prefix = inner, prefix
 
-    def beginning_with(self, prefix: str) -> "SealedStore":
+    def beginning_with(self, prefix: str) -> "RunStore":
         """The same store with ``prefix`` in front of every key."""
-        return SealedStore(self._inner, prefix)
+        return RunStore(self._inner, prefix)
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Store ``value`` with its tag."""
-        key = self._prefix + key
+        """Store ``value``."""
         with reaching():
-            self._inner.set(key, sealed(key, value))
+            self._inner.set(self._prefix + key, value)  # pyright: ignore[reportArgumentType]
 
     def get(self, key: str) -> bytes:
-        """The value of ``key``; waits until there is one.
-
-        Raises:
-            RunFailed: no rank of this run has written it.
-        """
-        key = self._prefix + key
+        """The value of ``key``; waits until there is one."""
         with reaching():
-            return opened(key, self._inner.get(key))
+            return self._inner.get(self._prefix + key)
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         """Store a value if the present one is as expected (empty: none); returns the value then."""
-        key = self._prefix + key
-        before = sealed(key, expected_value) if expected_value else ""
         with reaching():
-            return opened(key, self._inner.compare_set(key, before, sealed(key, desired_value)))
+            return self._inner.compare_set(self._prefix + key, expected_value, desired_value)
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, and return it."""
@@ -112,10 +103,10 @@ class SealedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         """The number of values and counters."""
         return self._inner.num_keys()
 
-    def clone(self) -> "SealedStore":
+    def clone(self) -> "RunStore":
         """The same store over a connection of its own."""
         inner = self._inner.clone()  # pyright: ignore[reportAttributeAccessIssue]
-        return SealedStore(inner, self._prefix)
+        return RunStore(inner, self._prefix)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of `get`."""
@@ -135,29 +126,8 @@ def reaching() -> Iterator[None]:
         ) from cause
 
 
-def sealed(key: str, value: bytes | str) -> Any:
-    """``value`` after its tag, as text of hexadecimal digits, which every store accepts."""
-    data = value.encode() if isinstance(value, str) else bytes(value)
-    return (tag_of(data, key) + data).hex()
-
-
-def opened(key: str, stored: bytes) -> bytes:
-    """The value that `sealed` was given."""
-    try:
-        whole = bytes.fromhex(stored.decode())
-    except ValueError:
-        whole = b""
-    tag, data = whole[:TAG_BYTES], whole[TAG_BYTES:]
-    if not tags_match(tag, tag_of(data, key)):
-        raise RunFailed(
-            f"'{key}' in the run's store was not written by a rank of this run; give all ranks the "
-            f"same {SECRET}, and keep others from the port of the store"
-        )
-    return data
-
-
 @cache
-def met_at(address: str, port: str) -> tuple[SealedStore, int, int]:
+def met_at(address: str, port: str) -> tuple[RunStore, int, int]:
     """The store of all ranks, this rank and the number of ranks, found once in a process.
 
     The store is kept, because without torchrun's agent rank 0 serves it: a slower rank may still
@@ -165,13 +135,13 @@ def met_at(address: str, port: str) -> tuple[SealedStore, int, int]:
     earlier start have written, so every start has a prefix of its own.
     """
     timeout = timedelta(seconds=RARE_LIMIT_S)
-    store, rank, size = meet(address, port, timeout)
-    store.set_timeout(timeout)
-    whole = SealedStore(store)
-    if may_hold_values_of_earlier_starts():
-        whole = whole.beginning_with(f"{name_of_start(whole, rank, size, RARE_LIMIT_S)}/")
-    WATCH.begin(whole, rank, size)
-    limit_silence(int(port))
+    with limited_silence(int(port)):
+        store, rank, size = meet(address, port, timeout)
+        store.set_timeout(timeout)
+        whole = RunStore(store)
+        if may_hold_values_of_earlier_starts():
+            whole = whole.beginning_with(f"{name_of_start(whole, rank, size, RARE_LIMIT_S)}/")
+        WATCH.begin(whole, rank, size)
     return whole, rank, size
 
 
@@ -213,15 +183,14 @@ def serve_store(address: str, port: int = 0) -> dist.TCPStore:  # pyright: ignor
     listening = socket.create_server(place[:2], family=family)
     chosen: int = listening.getsockname()[1]
     check_reachable(address, chosen)
-    store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        address,
-        chosen,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
-    limit_silence(chosen)
-    return store
+    with limited_silence(chosen):
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            address,
+            chosen,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
 
 
 def check_reachable(address: str, port: int) -> None:
@@ -235,20 +204,33 @@ def check_reachable(address: str, port: int) -> None:
         ) from cause
 
 
-def limit_silence(port: int) -> None:
-    """Give this process's connections to a store's port the limit `UNREACHABLE_S` (Linux).
+@contextmanager
+def limited_silence(port: int) -> Iterator[None]:
+    """Give connections to a store's port that are made within the limit `UNREACHABLE_S` (Linux).
 
     Without it, a request over a link that is cut waits for a quarter of an hour in the kernel,
-    where no other limit reaches it.
+    where no other limit reaches it. Connections that were there before are somebody else's.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        yield
         return
+    before = open_sockets().keys()
+    yield
+    for inode, handle in open_sockets().items():
+        # It may be closed meanwhile, and need not be connected.
+        with suppress(OSError), socket.socket(fileno=os.dup(handle)) as connection:
+            is_inet = inode not in before and connection.family != socket.AF_UNIX
+            if is_inet and connection.getpeername()[1] == port:
+                limit_ms = round(1e3 * UNREACHABLE_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+
+
+def open_sockets() -> dict[int, int]:
+    """The handles of this process's sockets by their inodes, which no later socket gets (Linux)."""
+    found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
-        # A handle may be closed meanwhile, and a socket need not be connected.
         with suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
-                    limit_ms = round(1e3 * UNREACHABLE_S)
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[status.st_ino] = int(name)
+    return found

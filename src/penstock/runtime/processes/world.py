@@ -19,6 +19,7 @@ from penstock.runtime.processes.exchange import (
 )
 from penstock.runtime.processes.store import met_at
 from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH
+from penstock.runtime.removed import check_variables
 
 __all__ = ["World", "join_world", "make_default_group"]
 
@@ -147,8 +148,9 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     rank uses its own GPU if the host has one for each of its ranks, else the CPU.
 
     Raises:
-        BadInput: torchrun's environment variables are incomplete.
+        BadInput: torchrun's environment variables are incomplete, or one is set that is gone.
     """
+    check_variables()
     owns_default_group = False
     WATCH.limit_s, WATCH.phase = timeout_s, "builds the pipeline"
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -13,6 +13,7 @@ import torch
 
 from penstock.capture.layer_graph import TensorSpec
 from penstock.errors import BadInput
+from penstock.machine import granted_cores
 from penstock.runtime.clock import Clock
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.runner import Tensors
@@ -364,4 +365,5 @@ def spin_s(world: World) -> float:
         cores = len(set[int]().union(*world.gather(os.sched_getaffinity(0))))
     else:
         cores = os.cpu_count() or 1
-    return SPIN_S if world.size * torch.get_num_threads() <= cores else SHORT_SPIN_S
+    threads = world.size * torch.get_num_threads()
+    return SPIN_S if threads <= min(cores, granted_cores()) else SHORT_SPIN_S

@@ -189,6 +189,7 @@ def read_stage(
         BadInput: a file cannot be read.
     """
     filled: set[int] = set()
+    targets: list[tuple[StoredTensor, torch.Tensor]] = []
     for name, tensor in named_tensors(module):
         source = sources.get(tied_names.get(name, name))
         if source is None or id(tensor) in filled:
@@ -196,10 +197,11 @@ def read_stage(
         filled.add(id(tensor))
         if tensor.is_meta:
             value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-            read_into(source, value)
             put_tensor(module, name, tensor, value)
+            targets.append((source, value))
         else:
-            read_into(source, tensor)
+            targets.append((source, tensor))
+    read_into(targets)
 
 
 def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
