@@ -39,7 +39,6 @@ WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
 """Optimizers of torch whose step on a shard differs from that on the whole parameter."""
 
 NOT_IN_GROUPS = "leave it out, or plan without tensor groups"
-NOT_BUILT = "it is not built for shards"
 ONE_UPDATE = "it needs one update of all stages, and here each has its own"
 KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses newer ones"
 SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
@@ -47,12 +46,10 @@ SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weight
 CONFLICTS = (
     Conflict("tensor groups", "mirrored", "a group holds a stage once", NOT_IN_GROUPS),
     Conflict("tensor groups", "no flush", "a group keeps one version of weights", NOT_IN_GROUPS),
-    Conflict("tensor groups", "autocast", NOT_BUILT, NOT_IN_GROUPS),
-    Conflict("tensor groups", "shard_optimizer", NOT_BUILT, NOT_IN_GROUPS),
-    Conflict("tensor groups", "compile", NOT_BUILT, NOT_IN_GROUPS),
-    Conflict("tensor groups", "metrics", NOT_BUILT, NOT_IN_GROUPS),
-    Conflict("tensor groups", "dynamic", NOT_BUILT, NOT_IN_GROUPS),
-    Conflict("tensor groups", "undoing", NOT_BUILT, NOT_IN_GROUPS),
+    *(
+        Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
+        for setting in ("autocast", "shard_optimizer", "compile", "metrics", "dynamic", "undoing")
+    ),
     Conflict(
         "tensor groups",
         "whole parameters",

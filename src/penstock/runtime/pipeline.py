@@ -144,9 +144,8 @@ class Pipeline:
         check_settings(clip_norm, timeout_s, settings, verify, optimizer_sync, on_non_finite)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
-        modes = optimizer_sync, on_non_finite
-        uses = uses_of_settings(settings, optimizer, compile, metrics, dynamic, *modes)
-        uses |= uses_of(plan)
+        modes = optimizer, optimizer_sync, on_non_finite
+        uses = uses_of(plan) | uses_of_settings(settings, compile, metrics, dynamic, *modes)
         check_conflicts(uses)
         scaling = loss_scaling_for(autocast, loss_scaling)
         graph = graph_of(model, batch, loss, granularity, dynamic)
@@ -187,9 +186,7 @@ class Pipeline:
         self._first = FirstStep(self._worker) if verify == "first-step" else None
         both = self._worker, self._training
         self._endless = self._world.agreed(
-            lambda: endless_training(
-                *both, clip_norm=clip_norm, measure_every=prediction_error_every
-            )
+            lambda: endless_training(*both, clip_norm, prediction_error_every)
         )
         self._overlapped = OverlappedTraining(*both) if optimizer_sync == "after" else None
 

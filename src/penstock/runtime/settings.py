@@ -42,10 +42,10 @@ class RankSettings:
 
 def uses_of_settings(
     settings: RankSettings,
-    optimizer: object,
     compile: bool,
     metrics: object,
     dynamic: object,
+    optimizer: object,
     optimizer_sync: str,
     on_non_finite: str,
 ) -> dict[str, str]:

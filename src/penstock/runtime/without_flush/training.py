@@ -218,7 +218,6 @@ class EndlessTraining:
 def endless_training(
     worker: Worker,
     training: Training,
-    *,
     clip_norm: float | None,
     measure_every: int,
 ) -> EndlessTraining | None:
