@@ -9,7 +9,7 @@ import pytest
 from penstock.cli import run
 from penstock.command_line.removed import REMOVED_OPTIONS
 from penstock.errors import BadInput
-from penstock.jobs.job_file import JobEntry, read_job
+from penstock.jobs.job_file import JobTable, read_job
 from penstock.jobs.removed import REMOVED_KEYS
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import join_world
@@ -18,7 +18,7 @@ from penstock.runtime.removed import REMOVED_ARGUMENTS, REMOVED_VARIABLES
 
 @pytest.mark.parametrize("key", REMOVED_KEYS)
 def test_a_key_of_a_job(tmp_path: Path, key: str) -> None:
-    assert key not in JobEntry.model_fields
+    assert key not in JobTable.model_fields
     file = tmp_path / "job.toml"
     file.write_text(f'base = "gpt-text"\n{key} = true\n')
     with pytest.raises(BadInput, match=f"'{key}' is no key any more: {REMOVED_KEYS[key][:20]}"):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.runtime.plan_for_ranks import plan_for_ranks
     from penstock.runtime.processes.launch import launch_workers
     from penstock.runtime.save_at_sigterm import save_at_sigterm
-    from penstock.runtime.tracking.track import track
+    from penstock.runtime.trackers import track
     from penstock.runtime.user_metrics import Evaluation
     from penstock.runtime.weights.pretrained import Weights
     from penstock.runtime.without_flush.in_process import InProcessPipeline
@@ -144,7 +144,7 @@ PLACES = {
     "penstock.runtime.callbacks": ("Closing", "Saved"),
     "penstock.runtime.checkpoints.checkpoint": ("read_state",),
     "penstock.runtime.checkpoints.loader_state": ("ResumableLoader",),
-    "penstock.runtime.tracking.track": ("track",),
+    "penstock.runtime.trackers": ("track",),
     "penstock.runtime.user_metrics": ("Evaluation",),
     "penstock.runtime.gradients.loss_scaling": ("LossScaling",),
     "penstock.runtime.metrics": ("StepMetrics",),

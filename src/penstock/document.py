@@ -87,7 +87,8 @@ def unknown_key(key: str, entry: type[Entry]) -> dict[str, str]:
     if key in entry.removed:
         return {"problem": f"'{key}' is no key any more: {entry.removed[key]}"}
     known = list(entry.model_fields)
-    near = get_close_matches(key, known, n=1)
+    short = [name for name in known if key == "".join(word[:1] for word in name.split("_"))]
+    near = short or get_close_matches(key, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(known)}"
     return {"problem": f"unknown key '{key}'; {hint}"}
 
@@ -246,7 +247,8 @@ def describe(problem: ErrorDetails) -> str:
         case "model_type" | "dataclass_type" | "model_attributes_type":
             return f"{place or 'the document'} is {shown(problem['input'])}; it must be a table"
         case _:
-            hint = problem["msg"].removeprefix("Value error, ")
+            # A document has lists; what reads them may keep them in tuples.
+            hint = problem["msg"].removeprefix("Value error, ").replace("tuple", "list")
             return f"{place} is {shown(problem['input'])}; {hint[:1].lower()}{hint[1:]}"
 
 

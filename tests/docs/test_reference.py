@@ -10,17 +10,13 @@ import pytest
 
 import penstock
 from penstock import errors
-from penstock.jobs.job import Job, OptimizerSettings
-from penstock.jobs.job_file import (
-    JobEntry,
-    LengthEntry,
-    LossScalingEntry,
-    OptimizerEntry,
-    TensorEntry,
-    WeightsEntry,
-)
+from penstock.capture.lengths import Length
+from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
+from penstock.jobs.job_file import JobTable
+from penstock.jobs.job_file import table_of as keys_of
 from penstock.plan.json_file import CostEntry, PlanEntry, StageEntry, read_plan
 from penstock.runtime.gradients.loss_scaling import LossScaling
+from penstock.runtime.weights.pretrained import Weights
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
 JOB_PART, PLAN_PART = PAGE.split("\n## ")[1:]
@@ -28,7 +24,11 @@ JOB_PART, PLAN_PART = PAGE.split("\n## ")[1:]
 
 @pytest.mark.parametrize(
     "entry",
-    [JobEntry, OptimizerEntry, LossScalingEntry, WeightsEntry, LengthEntry, TensorEntry],
+    [
+        JobTable,
+        keys_of(TensorSettings, given=None),
+        *map(keys_of, (OptimizerSettings, LossScaling, Weights, Length)),
+    ],
 )
 def test_every_key_of_a_job_file_is_named(entry: Any) -> None:
     assert [key for key in entry.model_fields if f"`{key}`" not in JOB_PART] == []

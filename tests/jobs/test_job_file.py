@@ -13,7 +13,7 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job
-from penstock.jobs.profile_job import built_model
+from penstock.jobs.profile_job import built_model, measure_job
 from penstock.jobs.registry import DEFAULT_JOB, JOBS
 from penstock.jobs.worker import steps_of
 from penstock.runtime.gradients.loss_scaling import LossScaling
@@ -40,6 +40,11 @@ def leave():
 
 def one():
     return 1
+
+dataset = [1, 2, 3]
+
+def doubles(split, seed, start_step, batch_size):
+    yield torch.zeros(batch_size, 4).double(), torch.zeros(batch_size, dtype=torch.long)
 """
 
 OWN = """
@@ -179,6 +184,18 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
             'base = "gpt-text"\n[optimizer]\nlearning_rte = 1.0\n',
             ["optimizer", "did you mean 'learning_rate'?"],
         ),
+        ('base = "gpt-text"\n[optimizer]\nlr = 1.0\n', ["'lr'; did you mean 'learning_rate'?"]),
+        ('base = "gpt-text"\nweights = 3\n', ["weights is 3; it must be a table"]),
+        ('base = "gpt-text"\n[optimizer]\nbetas = 1.0\n', ["betas is 1.0", "a valid list"]),
+        (OWN.replace(":batches", ":dataset"), ["which is no function but a list", "data(split, "]),
+        (
+            OWN.replace(":batches", ":one"),
+            ["takes ()", "data(split, seed, start_step"],
+        ),
+        (OWN.replace("nn.functional:cross_entropy", "nn:CrossEntropyLoss"), ["loss", "a class"]),
+        (OWN.replace(":build", ":batches"), ["called as model(): missing a required argument"]),
+        (OWN + 'callbacks = ["job_under_test:one"]\n', ["called as callbacks(pipe, event)"]),
+        (OWN + '[metrics]\nm = "job_under_test:one"\n', ["metrics.m", "metrics(output, target)"]),
         (
             'base = "gpt-text"\nmicro_batch_sizes = [5]\n',
             ["micro-batch size 5", "batch size 32", "[1, 2, 4, 8, 16, 32]"],
@@ -227,6 +244,12 @@ def test_data_without_batches_are_refused(folder: Path) -> None:
     job = read_job(written(folder, OWN.replace(":batches", ":nothing")))
     with pytest.raises(BadInput, match="yields no batch"):
         job.example_batch()
+
+
+def test_data_in_float64_are_refused_when_the_model_fails_on_them(folder: Path) -> None:
+    job = read_job(written(folder, OWN.replace(":batches", ":doubles")))
+    with pytest.raises(BadInput, match=r"float64 tensors, while .* torch.float32; .* yield tensor"):
+        measure_job(job, "cpu")
 
 
 def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) -> None:

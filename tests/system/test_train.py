@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,10 +15,13 @@ from pathlib import Path
 import pytest
 from training_jobs import job_file
 
-from penstock.errors import BadInput, Infeasible, LossNotFinite
+from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled
 from penstock.jobs import profile_job
+from penstock.jobs import train as train_module
 from penstock.jobs.job_file import find_job
+from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.jobs.train_part import last_checkpoint_said
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
@@ -64,6 +68,7 @@ def train(
     data: str = "regression",
     out: str = "run",
     resume: bool = False,
+    shown: bool = False,
     **settings: object,
 ) -> TrainResult:
     """Train the small job in ``folder`` with a given plan and known costs."""
@@ -79,7 +84,7 @@ def train(
         plan=folder / "given.json" if plan is not None else None,
         out=directory,
         resume=resume,
-        shown=False,
+        shown=shown,
     )
     return train_job(find_job(job_file(folder, data, **settings)), request)
 
@@ -97,6 +102,7 @@ def test_a_run_plans_trains_and_leaves_a_whole_directory(tmp_path: Path) -> None
         assert (run / name).is_file()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == result.steps == 6
+    assert "data_ended_after" not in summary
     assert summary["workers"] == 2
     assert summary["planner"] == "search"
     assert 0 < summary["measured_s"] < 10
@@ -124,10 +130,34 @@ def test_resuming_under_another_plan_continues_the_loss_curve(tmp_path: Path, co
         assert found[step] == pytest.approx(loss, rel=1e-5)
 
 
-def test_data_that_end_early_end_the_training(tmp_path: Path, costs: Path) -> None:
-    result = train(tmp_path, TWO_STAGES, costs, data="count_batches", steps=100)
+def test_data_that_end_early_end_the_training_and_are_told(
+    tmp_path: Path, costs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(tmp_path, TWO_STAGES, costs, data="count_batches", shown=True, steps=100)
     assert result.steps == 5
     assert result.checkpoint.name == "step-00000005"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["data_ended_after"] == 5
+    told = capsys.readouterr().err
+    assert "the data of job 'small' ended after 5 of 100 steps, and the training with them" in told
+    assert "workers" not in told.partition("starting 2 workers")[0]
+
+
+@pytest.mark.parametrize("data", ["blocks_after_three", "blocks_on_rank_one"])
+def test_data_that_never_come_end_the_run_with_one_line(
+    tmp_path: Path, costs: Path, data: str
+) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(Stalled) as error:
+        train(tmp_path, TWO_STAGES, costs, data=data, batch_limit_s=2)
+    assert time.monotonic() - start_s < 60
+    rank = r"rank 1" if data == "blocks_on_rank_one" else r"rank [01]"
+    assert re.fullmatch(
+        rank + r" is reading batch 4 of the data of job 'small', split 'train', from step 1, which "
+        r"has not come within 2 s \(batch_limit_s\); see what the data wait for, or raise the "
+        r"limit in the job file",
+        str(error.value),
+    )
+    assert latest_checkpoint(tmp_path / "run" / "checkpoints").name == "step-00000002"
 
 
 def test_a_nan_loss_ends_the_run_and_keeps_the_checkpoint(tmp_path: Path, costs: Path) -> None:
@@ -190,6 +220,38 @@ def test_a_model_too_big_for_the_memory_says_so(
         match=r"no plan fits.*needs .* and cpu has 475 B beside a .* reserve of 25 B; use",
     ):
         train(tmp_path, None)
+
+
+def test_a_plan_that_leaves_a_worker_idle_says_so_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(train_module, "train_through_changes", lambda *asked: sys.exit())
+    write_plan(TWO_STAGES, tmp_path / "two.json")
+    request = TrainRequest(workers=3, plan=tmp_path / "two.json", out=tmp_path / "run")
+    with pytest.raises(SystemExit):
+        train_job(find_job(job_file(tmp_path)), request, log=said.append)
+    assert said == [
+        f"plan '{tmp_path}/two.json' uses 2 of 3 workers, and the others idle; start 2 with "
+        f"--workers, or plan for 3"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_told"),
+    [(KeyboardInterrupt(), True), (SystemExit(143), True), (BadInput("no"), False)],
+)
+def test_a_run_that_ends_before_its_first_checkpoint_names_resume_where_that_works(
+    tmp_path: Path, failure: BaseException, is_told: bool
+) -> None:
+    said: list[str] = []
+    with (
+        pytest.raises(type(failure)),
+        last_checkpoint_said(RunDirectory(tmp_path), said.append, goes_on=False),
+    ):
+        raise failure
+    told = f"there is no checkpoint yet; --resume --out {tmp_path} starts at the first step again"
+    assert said == [told] * is_told
 
 
 @pytest.fixture

@@ -102,5 +102,5 @@ def test_a_run_that_cannot_go_back_says_so(tmp_path: Path, rolled_back: TrainRes
             on_non_finite='"roll-back"',
             checkpoint_every=5,
         )
-    with pytest.raises(BadInput, match="checkpoint_every is 0"):
+    with pytest.raises(BadInput, match="checkpoint_every = 0 does not work with on_non_finite"):
         find_job(job_file(tmp_path, on_non_finite='"roll-back"', checkpoint_every=0))

@@ -15,7 +15,10 @@ from namespaces import host_networks, needs_namespaces
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput
+from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.started_ranks import RankFacts, check_alike, refusal_of
+from penstock.jobs.train_on_ranks import goes_on
+from penstock.jobs.train_request import TrainRequest
 from penstock.plan.json_file import read_plan
 
 pytestmark = pytest.mark.timeout(600)
@@ -149,6 +152,57 @@ def test_the_script_for_torchrun_starts_the_job(tmp_path: Path) -> None:
     for steps in (3, 5):
         job_of("line", tmp_path, steps)
         subprocess.run(["bash", str(script), "0"], env=of_ranks(PATH=path), check=True)
+    assert losses(run) == pytest.approx(plain_losses("line", 5), rel=RELATIVE_TOLERANCE)
+
+
+def test_a_launch_resumes_its_own_run_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun does not count a start after a change of members as a restart."""
+    request = TrainRequest(out=tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    with RunDirectory(tmp_path).held():
+        assert not goes_on(request)  # nothing was planned yet
+        (tmp_path / "plan.json").touch()
+    assert goes_on(request)
+    for other in ("another", "none"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", other)
+        assert not goes_on(request)
+    # Torchrun says "none" if it was given no name, and then two launches cannot be told apart.
+    with RunDirectory(tmp_path).held():
+        assert not goes_on(request)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert goes_on(request)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_members_have_changed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for ranks, steps in ((2, 3), (3, 5)):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        again = {"TORCHELASTIC_RUN_ID": "mine", "TORCHELASTIC_RESTART_COUNT": "0"}
+        found = ended(
+            [
+                subprocess.Popen(
+                    [PENSTOCK, "train", str(job_of("line", tmp_path, steps)), "-o", str(run)],
+                    env=of_ranks(
+                        RANK=str(rank),
+                        LOCAL_RANK=str(rank),
+                        MASTER_ADDR="127.0.0.1",
+                        MASTER_PORT=port,
+                        **size,
+                        **again,
+                    ),
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for rank in range(ranks)
+            ]
+        )
+        assert [code for code, _ in found] == [0] * ranks, found
     assert losses(run) == pytest.approx(plain_losses("line", 5), rel=RELATIVE_TOLERANCE)
 
 

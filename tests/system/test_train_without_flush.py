@@ -96,5 +96,5 @@ def test_a_plan_is_made_for_the_schedule_that_was_asked_for(
 
 
 def test_batches_cannot_be_accumulated_without_a_flush(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"accumulates over 2 batches.*set accumulate = 1"):
+    with pytest.raises(BadInput, match=r"accumulate = 2 does not work with .*set it to 1"):
         train(tmp_path, replace(SPECTRAIN, schedule="2bw"), accumulate=2)

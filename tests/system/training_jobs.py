@@ -16,6 +16,8 @@ from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 
 __all__ = [
+    "blocks_after_three",
+    "blocks_on_rank_one",
     "build",
     "build_forked",
     "build_on_meta",
@@ -81,6 +83,25 @@ def regression(
         x = torch.randn(batch_size, WIDTH, generator=generator)
         yield x, torch.tanh(x[:, :4] + x[:, 4:8])
         step += 1
+
+
+def blocks_after_three(
+    split: str, seed: int, start_step: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """No fourth batch on any rank, in a call that no signal of Python ends."""
+    for step, batch in enumerate(regression(split, seed, start_step, batch_size), start_step):
+        if step == 3 and "RANK" in os.environ:
+            time.sleep(10_000)
+        yield batch
+
+
+def blocks_on_rank_one(
+    split: str, seed: int, start_step: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same on rank 1 alone, while the other goes on."""
+    if os.environ.get("RANK") == "1":
+        return blocks_after_three(split, seed, start_step, batch_size)
+    return regression(split, seed, start_step, batch_size)
 
 
 def regression_where_used(

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -13,14 +14,15 @@ from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
-from penstock.jobs.batch_limit import within_limit, without_hanging
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
+from penstock.runtime.conflicts import check_conflicts
 from penstock.runtime.gradients.loss_scaling import LossScaling
-from penstock.runtime.settings import OnNonFinite, Verification
-from penstock.runtime.tracking.registry import check_known
+from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.settings import Verification
+from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
@@ -32,7 +34,7 @@ __all__ = [
     "OptimizerSettings",
     "Split",
     "TensorSettings",
-    "check_tensor_groups_work",
+    "uses_of_job",
 ]
 
 RECORDED = (
@@ -192,7 +194,7 @@ class Job:
     trackers: tuple[str, ...] = ()
     verify: Verification = "first-step"
     compare_replicas_every: int = 50
-    on_non_finite: OnNonFinite | Literal["roll-back"] = "stop"
+    on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: float = 600.0
     weights: Weights | None = None
     save_weights: Path | None = None
@@ -203,6 +205,7 @@ class Job:
 
     def __post_init__(self) -> None:
         check_job(self)
+        check_conflicts(uses_of_job(self), f"job '{self.name}': ")
         if self.tensor_parallel.ranks:
             sizes = list(self.tensor_parallel.ranks)
             if not all(1 < size <= MOST_RANKS for size in sizes):
@@ -210,7 +213,6 @@ class Job:
                     f"job '{self.name}': tensor_parallel has groups of {sizes} ranks; give numbers "
                     f"from 2 to {MOST_RANKS}"
                 )
-            check_tensor_groups_work(self, f"tensor_parallel with groups of {sizes} ranks")
 
     @property
     def reads_parts(self) -> bool:
@@ -222,16 +224,13 @@ class Job:
     ) -> Iterator[Batch]:
         """One batch for each step from ``start_step`` on; of what a rank ``needs``, if given.
 
-        Data that know no needs yield whole batches in any case.
-
-        Raises:
-            Stalled: a batch has not come within ``batch_limit_s``.
+        Data that know no needs yield whole batches in any case. The process ends if a batch has not
+        come within ``batch_limit_s``.
         """
-        name = f"data of job '{self.name}', split '{split}', from step {start_step + 1}"
-        with without_hanging(self.batch_limit_s, name):
-            told = {"needs": needs} if self.reads_parts else {}
-            batches = self.data(split, self.seed, start_step, self.batch_size, **told)
-        return within_limit(batches, self.batch_limit_s, name)
+        told = {"needs": needs} if self.reads_parts else {}
+        ask = partial(self.data, split, self.seed, start_step, self.batch_size, **told)
+        what = f"the data of job '{self.name}', split '{split}', from step {start_step + 1}"
+        return WATCH.read(ask, what, self.batch_limit_s)
 
     def example_batch(self) -> Batch:
         """The first batch of the training data.
@@ -286,18 +285,8 @@ def check_job(job: Job) -> None:
     for setting, (value, least) in at_least.items():
         if not least <= value < float("inf"):
             raise BadInput(f"job '{job.name}': {setting} is {value}; it must be >= {least}")
-    if job.on_non_finite == "roll-back" and not job.checkpoint_every:
-        raise BadInput(
-            f"job '{job.name}': on_non_finite is \"roll-back\", and checkpoint_every is 0; set it "
-            f"to the number of steps between checkpoints"
-        )
     check_batch(job.batch_size)
-    check_known(job.trackers, f"job '{job.name}'")
-    if job.optimizer_sync == "after" and job.accumulate > 1:
-        raise BadInput(
-            f"job '{job.name}': optimizer_sync is \"after\", and steps take {job.accumulate} "
-            f"batches; set accumulate = 1, or leave optimizer_sync out"
-        )
+    check_trackers(job.trackers, f"job '{job.name}'", installed=False)
     for name in job.metrics:
         if name in RECORDED or name.startswith("evaluation_"):
             raise BadInput(
@@ -313,18 +302,21 @@ def check_job(job: Job) -> None:
             )
 
 
-def check_tensor_groups_work(job: Job, what: str) -> None:
-    """Raise `BadInput` for a setting of the job that does not work with tensor groups, ``what``."""
-    wanted = {
-        f'autocast = "{job.autocast}"': job.autocast != "off",
-        "shard_optimizer = true": job.shard_optimizer,
-        "compile = true": job.compile,
-        "metrics": bool(job.metrics),
-        "dynamic": bool(job.dynamic),
-        'optimizer_sync = "after"': job.optimizer_sync == "after",
-        'optimizer.name = "muon"': job.optimizer.name == "muon",
+def uses_of_job(job: Job) -> dict[str, str]:
+    """What a job uses, for `check_conflicts`."""
+    sizes, autocast = list(job.tensor_parallel.ranks), f'autocast = "{job.autocast}"'
+    return {
+        "tensor groups": f"tensor_parallel with groups of {sizes} ranks" * bool(sizes),
+        "autocast": autocast * (job.autocast != "off"),
+        "loss_scaling": autocast * (job.autocast == "float16"),
+        "shard_optimizer": "shard_optimizer = true" * job.shard_optimizer,
+        "compile": "compile = true" * job.compile,
+        "metrics": "metrics" * bool(job.metrics),
+        "dynamic": "dynamic" * bool(job.dynamic),
+        "undoing": 'optimizer_sync = "after"' * (job.optimizer_sync == "after"),
+        "whole parameters": 'optimizer.name = "muon"' * (job.optimizer.name == "muon"),
+        "accumulate": f"accumulate = {job.accumulate}" * (job.accumulate > 1),
+        "skip": 'on_non_finite = "skip"' * (job.on_non_finite == "skip"),
+        "roll-back": 'on_non_finite = "roll-back"' * (job.on_non_finite == "roll-back"),
+        "no checkpoints": "checkpoint_every = 0" * (job.checkpoint_every == 0),
     }
-    for setting in (name for name, is_wanted in wanted.items() if is_wanted):
-        raise BadInput(
-            f"job '{job.name}': {setting} does not work with {what}; leave one of them out"
-        )

@@ -6,7 +6,7 @@ from functools import partial
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.jobs.compile_ahead import planners_compiled_beside
-from penstock.jobs.job import Job, check_tensor_groups_work
+from penstock.jobs.job import Job, uses_of_job
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import AS_FAST, PlanningProblem
@@ -16,8 +16,8 @@ from penstock.planning.on_ranks import on_ranks
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, planned_in_groups, without_groups
 from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
-from penstock.runtime.settings import check_tensor_schedule
 from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.search.registry import PLANNERS
 from penstock.simulate.score import make_score
@@ -84,16 +84,8 @@ def new_plan(
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot run with this job."""
-    if plan.tensor_groups:
-        check_tensor_groups_work(job, f"the tensor groups of {name}")
-    check_tensor_schedule(plan)
+    check_conflicts(uses_of_job(job) | uses_of(plan, name), f"job '{job.name}': ")
     check_runnable(plan)
-    if job.accumulate > 1 and updates_per_batch(plan):
-        raise BadInput(
-            f"job '{job.name}' accumulates over {job.accumulate} batches, but schedule "
-            f"'{plan.schedule}' of {name} updates weights without a flush; set accumulate = 1 in "
-            f"the job, or use another schedule"
-        )
     if max(plan.ranks) >= workers:
         what = "rank" if plan.tensor_groups else "device"
         raise BadInput(

@@ -2,7 +2,8 @@
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -159,19 +160,40 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
     step_s = step_s_per_byte(job, graph, torch.device(device), shares_cores)
 
     def measured(batch: Batch) -> ModelProfile:
-        found = measure_profile(
-            graph,
-            batch,
-            batch_sizes=sizes_to_measure(job),
-            repeats=REPEATS,
-            device=device,
-            autocast=job.autocast_dtype(),
-            step_s_per_byte=step_s,
-            shares_cores=shares_cores,
-        )
+        with types_compared(job, graph, batch):
+            found = measure_profile(
+                graph,
+                batch,
+                batch_sizes=sizes_to_measure(job),
+                repeats=REPEATS,
+                device=device,
+                autocast=job.autocast_dtype(),
+                step_s_per_byte=step_s,
+                shares_cores=shares_cores,
+            )
         return with_tensor_costs(found, job, graph, batch)
 
     return profile_by(job, measured)
+
+
+@contextmanager
+def types_compared(job: Job, graph: LayerGraph, batch: Batch) -> Iterator[None]:
+    """Within, a model that fails is told if its batch is in float64, as NumPy's numbers are.
+
+    Tracing compares no types, and a model may convert its inputs itself.
+    """
+    try:
+        yield
+    except RuntimeError as failure:
+        own = {parameter.dtype for parameter in graph.model.parameters()}
+        given = {leaf.dtype for leaf in graph.batch_leaves(batch)}
+        if torch.float64 in own or torch.float64 not in given:
+            raise
+        raise BadInput(
+            f"job '{job.name}': the model fails on the first batch ({failure}), which has float64 "
+            f"tensors, while its parameters are {' and '.join(sorted(map(str, own)))}; let the "
+            f"data yield tensor.float()"
+        ) from failure
 
 
 def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelProfile:

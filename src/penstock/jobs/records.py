@@ -1,18 +1,47 @@
-"""What a run records while it runs: metrics.jsonl and TensorBoard's event files."""
+"""What a run records while it runs: metrics.jsonl, TensorBoard's event files, and trackers."""
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.jobs.job import Job
 from penstock.jobs.run_directory import RunDirectory, drop_rows_after
+from penstock.plan.plan import Plan
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.tracking.rows import evaluation_row, numbers_in, step_row
+from penstock.runtime.recorded_rows import evaluation_row, numbers_in, step_row
+from penstock.runtime.trackers import Tracker
 from penstock.runtime.user_metrics import Evaluation
 
-__all__ = ["Records"]
+__all__ = ["Records", "trackers_of"]
+
+SHOWN = ("batch_size", "steps", "seed", "accumulate", "clip_norm", "autocast", "optimizer_sync")
+"""The fields of a job that trackers show, besides the optimizer's."""
+
+
+def trackers_of(
+    directory: Path, job: Job, plan: Plan, say: Callable[[str], None]
+) -> tuple[Tracker, ...]:
+    """A callback for each tracker of the job; their files are in ``directory/trackers``.
+
+    The job's name is that of the project, and the run directory's that of the run.
+    """
+    config = {
+        **{name: getattr(job, name) for name in SHOWN},
+        **{f"optimizer.{name}": str(value) for name, value in asdict(job.optimizer).items()},
+        "planner": plan.planner,
+        "schedule": plan.schedule,
+        "stages": len(plan.stages),
+        "micro_batches": plan.micro_batches,
+        "micro_batch_size": plan.micro_batch_size,
+    }
+    files = directory / "trackers"
+    return tuple(
+        Tracker(tracker, files, job.name, directory.name, config, say) for tracker in job.trackers
+    )
 
 
 class Records:

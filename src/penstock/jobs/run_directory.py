@@ -25,6 +25,9 @@ __all__ = ["RunDirectory", "drop_rows_after", "latest_run", "new_run", "read_row
 
 RUNS = Path("runs")
 
+LAUNCH = ".launch"
+"""The file with the name of the launch that has written a directory."""
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -56,6 +59,8 @@ class RunDirectory:
     def held(self) -> Iterator[None]:
         """Lock the directory against other runs; the lock ends with this process at the latest.
 
+        The directory also keeps the name of the launch, see `is_of_this_launch`.
+
         Raises:
             BadInput: another run holds the lock.
         """
@@ -67,7 +72,19 @@ class RunDirectory:
                     f"run directory '{self.path}' is in use by another run; wait until that has "
                     f"ended, or name another with --out"
                 ) from None
+            if name := launch_name():
+                write_text(self.path / LAUNCH, name)
             yield
+
+    @property
+    def is_of_this_launch(self) -> bool:
+        """Whether the run in it was begun or resumed by ranks that the same torchrun has started.
+
+        The ranks of one launch are started again when one fails or when hosts come and go.
+        """
+        name, kept = launch_name(), self.path / LAUNCH
+        is_same = bool(name) and kept.exists() and read_text(kept, "launch") == name
+        return is_same and (self.path / "plan.json").exists()
 
     @property
     def is_costed(self) -> bool:
@@ -121,6 +138,12 @@ class RunDirectory:
             return {}
         summary = parse_json(read_text(path, "summary"), path, "summary")
         return summary if isinstance(summary, dict) else {}
+
+
+def launch_name() -> str:
+    """The name of this launch that torchrun was given (``--rdzv-id``) or drew; empty if none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if name == "none" else name
 
 
 def new_run(job_name: str, out: str | Path | None) -> RunDirectory:

@@ -32,6 +32,7 @@ from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.runtime.processes.launch import long_slices_if_crowded
 from penstock.runtime.processes.store import RunStore, met_at
+from penstock.runtime.processes.watch import WATCH, say_and_end
 from penstock.runtime.processes.world import check_environment
 
 __all__ = ["RankFacts", "StartedRanks", "check_alike", "joined_ranks"]
@@ -65,7 +66,9 @@ def joined_ranks(job: Job) -> "StartedRanks":
     check_environment()
     long_slices_if_crowded()
     store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-    return StartedRanks(store, rank, size, facts_of(job))
+    ranks = StartedRanks(store, rank, size, facts_of(job))
+    WATCH.give_up = ranks.give_up
+    return ranks
 
 
 def facts_of(job: Job) -> RankFacts:
@@ -148,14 +151,24 @@ class StartedRanks:
         except (SystemExit, SaidByAnotherRank):
             raise
         except BaseException as failure:
-            first = str(self.rank)
-            with suppress(RunFailed):
-                first = self._store.compare_set("penstock/said", "", str(self.rank)).decode()
-            if first != str(self.rank):
+            if not self._says_why():
                 raise SaidByAnotherRank(exit_code_of(failure)) from failure
             if self.rank and isinstance(failure, PenstockError) and "rank" not in str(failure):
                 raise type(failure)(f"rank {self.rank} on host '{self.host}': {failure}") from None
             raise
+
+    def give_up(self, failure: RunFailed) -> None:
+        """End this process, whatever its main thread does; of all ranks the first says why."""
+        if self._says_why():
+            say_and_end(failure)
+        os._exit(failure.exit_code)
+
+    def _says_why(self) -> bool:
+        """Whether this rank is the first that has failed, and so says why the run ends."""
+        first = str(self.rank)
+        with suppress(RunFailed):
+            first = self._store.compare_set("penstock/said", "", str(self.rank)).decode()
+        return first == str(self.rank)
 
     def measured(self, job: Job, request: TrainRequest, logs: Path) -> CostedJob:
         """See `RunWorkers`."""

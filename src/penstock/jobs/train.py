@@ -20,7 +20,7 @@ from penstock.plan.plan import Plan
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
-from penstock.runtime.tracking.registry import check_installed
+from penstock.runtime.trackers import check_trackers
 from penstock.waiting import notice_if_long
 
 __all__ = ["TrainRequest", "TrainResult", "job_as_asked", "train_job"]
@@ -85,10 +85,16 @@ def train_job(
     given = read_plan(request.plan) if request.plan else None
     if given:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+        if len(given.ranks) < request.workers:
+            say(
+                f"plan '{request.plan}' uses {len(given.ranks)} of {request.workers} workers, and "
+                f"the others idle; start {len(given.ranks)} with --workers, or plan for "
+                f"{request.workers}"
+            )
         job = with_groups_of(given, job)
     check_group_sizes(job, request.workers)
     check_loss_allowed(request, workers)
-    check_installed(job.trackers, f"job '{job.name}'")
+    check_trackers(job.trackers, f"job '{job.name}'")
     find = latest_run if request.resume else new_run
     directory = find(job.name, request.out)
     with directory.held():
@@ -140,6 +146,12 @@ def finish(
         "loss": first.loss,
         "samples_per_s": samples_per_s,
     }
+    if first.data_ended:
+        summary["data_ended_after"] = first.steps
+        say(
+            f"the data of job '{job.name}' ended after {first.steps} of {job.steps} steps, and the "
+            f"training with them; give data for all steps, or set steps = {first.steps}"
+        )
     drift = course.drift
     if first.drifts:
         drift += tuple(map(str, first.drifts))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from penstock.errors import SaidByAnotherRank
 from penstock.jobs.job import Job
+from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.started_ranks import joined_ranks
 from penstock.jobs.train import TrainResult, job_as_asked, train_job
 from penstock.jobs.train_request import Log, TrainRequest
@@ -19,7 +20,7 @@ def train_on_ranks(job: Job, request: TrainRequest, *, log: Log) -> TrainResult 
     """Train ``job``; every rank must call this. Only rank 0 logs, records and has a result.
 
     The number of ranks that were started takes the place of ``request.workers``. A start after a
-    failure resumes the run, if torchrun says that it is one and the run directory holds a run.
+    failure, or after hosts have come or gone, resumes the run that this launch has begun.
 
     Raises:
         PenstockError: as `train_job`; on the rank that has failed first.
@@ -46,6 +47,12 @@ def end_with(code: int) -> None:
 
 
 def goes_on(request: TrainRequest) -> bool:
-    """Whether torchrun has started the ranks again, after the run had been planned."""
+    """Whether torchrun has started the ranks again, after the run had been planned.
+
+    Its count of restarts stays the same when hosts come and go; then the launch's name tells it.
+    """
+    if request.out is None:
+        return False
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return again and request.out is not None and (request.out / "plan.json").exists()
+    directory = RunDirectory(request.out)
+    return (again and (request.out / "plan.json").exists()) or directory.is_of_this_launch

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -223,8 +223,12 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
     except BaseException as failure:
         show_cursor()
         if not (goes_on and isinstance(failure, LOST)):
-            with suppress(BadInput):
+            remedy = f"--resume --out {directory.path}"
+            try:
                 checkpoint = latest_checkpoint(directory.checkpoints)
-                remedy = f"--resume --out {directory.path} continues"
-                say(f"the last checkpoint is {checkpoint}; {remedy}")
+                say(f"the last checkpoint is {checkpoint}; {remedy} continues")
+            except BadInput:
+                # An error of the user's would come again.
+                if isinstance(failure, (KeyboardInterrupt, SystemExit, *LOST)):
+                    say(f"there is no checkpoint yet; {remedy} starts at the first step again")
         raise

@@ -17,11 +17,10 @@ from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.jobs.progress import display_for
-from penstock.jobs.records import Records
+from penstock.jobs.records import Records, trackers_of
 from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.termination import Termination
-from penstock.jobs.tracking import tracking
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
@@ -88,6 +87,7 @@ class WorkerReport:
     with the user's module, if it was compared. ``left_out`` are the steps that were not taken
     because loss or gradients were not finite. ``drifts`` were slower than planned at the end.
     ``terminated``: SIGTERM has ended the training. ``paused``: there are steps left, see `Pauses`.
+    ``data_ended``: the data had no batch for a step that was left.
     """
 
     steps: int
@@ -102,6 +102,7 @@ class WorkerReport:
     drifts: tuple[Drift, ...] = ()
     terminated: bool = False
     paused: bool = False
+    data_ended: bool = False
 
 
 @dataclass
@@ -172,7 +173,7 @@ def train_worker(task: WorkerTask) -> WorkerReport:
     job, shown = task.job, task.shown and os.environ["RANK"] == "0"
     termination = Termination()
     with notice_if_long(say if shown else ignore, "building the model and the stages"):
-        trackers = tracking(task.directory, job, task.plan, say if shown else ignore)
+        trackers = trackers_of(task.directory, job, task.plan, say if shown else ignore)
         tracked = replace(job, callbacks=(*job.callbacks, *trackers))
         made = pipeline_of(tracked, task.plan, task.device, task.timeout_s)
     with made as pipe:
@@ -255,6 +256,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         left_out=tuple(sorted(back.left_out)),
         drifts=watch.drifts,
         paused=paused,
+        data_ended=step < job.steps and not pipe.stopping,
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
     )
 

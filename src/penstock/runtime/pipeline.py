@@ -30,6 +30,7 @@ from penstock.runtime.checkpoints.pipeline_state import (
 from penstock.runtime.checkpoints.weight_saving import save_weights, whole_state_dict
 from penstock.runtime.checkpoints.writer import CheckpointTarget, CheckpointWriter
 from penstock.runtime.clock import gather_timeline
+from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_optimizer
 from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.gradients.loss_scaling import (
     LossScaling,
@@ -48,12 +49,12 @@ from penstock.runtime.settings import (
     RankSettings,
     Verification,
     check_settings,
-    check_tensor_settings,
+    uses_of_settings,
 )
 from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.find_module import module_for
-from penstock.runtime.steps.overlapped import overlapped_training
+from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.plain_step import flushed_step
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule, Training
 from penstock.runtime.transport.channels import TransportChoice
@@ -143,9 +144,12 @@ class Pipeline:
         check_settings(clip_norm, timeout_s, settings, verify, optimizer_sync, on_non_finite)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
-        check_tensor_settings(plan, settings, compile, metrics, dynamic, optimizer_sync)
+        modes = optimizer, optimizer_sync, on_non_finite
+        uses = uses_of(plan) | uses_of_settings(settings, compile, metrics, dynamic, *modes)
+        check_conflicts(uses)
         scaling = loss_scaling_for(autocast, loss_scaling)
         graph = graph_of(model, batch, loss, granularity, dynamic)
+        check_conflicts(uses | uses_of_graph(graph))
         self._graph = graph.with_outputs() if metrics else graph
         self._world = join_world(device, timeout_s)
         check_plan_fits(plan, self._graph, self._world)
@@ -178,15 +182,13 @@ class Pipeline:
             loss_scaling=scaling,
             on_non_finite=on_non_finite,
         )
-        self._worker.tensor.check_optimizer(self._training.optimizer)
+        check_conflicts(uses | uses_of_optimizer(self._training.optimizer))
         self._first = FirstStep(self._worker) if verify == "first-step" else None
         both = self._worker, self._training
         self._endless = self._world.agreed(
-            lambda: endless_training(
-                *both, clip_norm=clip_norm, measure_every=prediction_error_every, compiled=compile
-            )
+            lambda: endless_training(*both, clip_norm, prediction_error_every)
         )
-        self._overlapped = self._world.agreed(lambda: overlapped_training(*both, optimizer_sync))
+        self._overlapped = OverlappedTraining(*both) if optimizer_sync == "after" else None
 
     @property
     def plan(self) -> Plan:

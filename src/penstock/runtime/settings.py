@@ -7,9 +7,7 @@ import torch
 
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan
 from penstock.runtime.transport.channels import TransportChoice
-from penstock.schedule.registry import FAMILIES
 from penstock.schedule.weight_rule import OptimizerSync
 
 __all__ = [
@@ -17,8 +15,7 @@ __all__ = [
     "RankSettings",
     "Verification",
     "check_settings",
-    "check_tensor_schedule",
-    "check_tensor_settings",
+    "uses_of_settings",
 ]
 
 Verification: TypeAlias = Literal["first-step", "off"]
@@ -43,45 +40,28 @@ class RankSettings:
     tensor_parallel: SplitTable | None = None
 
 
-def check_tensor_settings(
-    plan: Plan,
+def uses_of_settings(
     settings: RankSettings,
     compile: bool,
     metrics: object,
     dynamic: object,
-    optimizer_sync: OptimizerSync,
-) -> None:
-    """Raise `BadInput` for a setting that does not work with a plan's tensor groups."""
-    if not plan.tensor_groups:
-        return
-    check_tensor_schedule(plan)
-    wanted = {
-        f"autocast={settings.autocast}": settings.autocast is not None,
-        "shard_optimizer=True": settings.shard_optimizer,
-        "compile=True": compile,
-        "metrics": bool(metrics),
-        "dynamic": bool(dynamic),
-        f'optimizer_sync="{optimizer_sync}"': optimizer_sync != "before",
+    optimizer: object,
+    optimizer_sync: str,
+    on_non_finite: str,
+) -> dict[str, str]:
+    """What the arguments of `Pipeline` use, for `check_conflicts`."""
+    autocast = f"autocast={settings.autocast}" * (settings.autocast is not None)
+    return {
+        "autocast": autocast,
+        "loss_scaling": autocast * (settings.autocast == torch.float16),
+        "shard_optimizer": "shard_optimizer=True" * settings.shard_optimizer,
+        "compile": "compile=True" * compile,
+        "metrics": "metrics" * bool(metrics),
+        "dynamic": "dynamic" * bool(dynamic),
+        "undoing": 'optimizer_sync="after"' * (optimizer_sync == "after"),
+        "skip": 'on_non_finite="skip"' * (on_non_finite == "skip"),
+        "no optimizer": "a pipeline without an optimizer" * (optimizer is None),
     }
-    for what in (name for name, is_wanted in wanted.items() if is_wanted):
-        raise not_with_groups(what)
-
-
-def check_tensor_schedule(plan: Plan) -> None:
-    """Raise `BadInput` for a schedule that a plan's tensor groups cannot run."""
-    family = FAMILIES.get(plan.schedule)
-    if plan.tensor_groups and plan.mirrored:
-        raise not_with_groups(f"schedule '{plan.schedule}' (it holds stages twice)")
-    if plan.tensor_groups and family is not None and not family.flushes:
-        raise not_with_groups(f"schedule '{plan.schedule}' (it has no flush)")
-
-
-def not_with_groups(what: str) -> BadInput:
-    """The error for something that tensor groups cannot do."""
-    return BadInput(
-        f"{what} does not work with the tensor groups of a plan; leave it out, or plan without "
-        f"tensor groups"
-    )
 
 
 def check_settings(

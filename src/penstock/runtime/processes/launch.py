@@ -293,19 +293,25 @@ def worker_main(
     long_slices_if_crowded()
     torch.set_num_threads(threads)
     WATCH.joins_within_s = 0.0  # all workers were forked at the same time
+    WATCH.give_up = partial(end_with, rank=rank, log_directory=log_directory)
     try:
         # From now on the other workers see whether this one is alive.
         met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
         return function(*arguments)
     except BaseException as failure:
-        write_failure(failure, rank, log_directory)
-        # A worker whose peer was killed also fails; the killed peer must be noticed first.
-        time.sleep(LINGER_S)
-        sys.stderr.flush()
-        os._exit(failure.exit_code if isinstance(failure, PenstockError) else 1)
+        end_with(failure, rank, log_directory)
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+def end_with(failure: BaseException, rank: int, log_directory: Path) -> None:
+    """Tell the launcher the failure, and end this process."""
+    write_failure(failure, rank, log_directory)
+    # A worker whose peer was killed also fails; the killed peer must be noticed first.
+    time.sleep(LINGER_S)
+    sys.stderr.flush()
+    os._exit(failure.exit_code if isinstance(failure, PenstockError) else 1)
 
 
 def long_slices_if_crowded() -> None:

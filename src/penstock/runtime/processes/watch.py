@@ -2,13 +2,16 @@
 
 A thread writes this rank's position into the store twice a second. It reads plain attributes that
 the runtime sets, so an action costs nothing more. A rank that has waited for some seconds reads the
-positions of all. A process that is stopped writes none.
+positions of all. A process that is stopped writes none. The thread also ends a process whose data
+do not come: all ranks may wait for theirs, and then none waits for another.
 """
 
 import atexit
 import json
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from functools import wraps
@@ -21,10 +24,21 @@ import torch.distributed as dist
 from penstock.errors import RunFailed, Stalled
 from penstock.runtime.processes.positions import Position, chain, circle
 
-__all__ = ["BEAT_S", "BUILT", "LIMIT_S", "RARE_LIMIT_S", "WATCH", "CurrentWait", "doing", "finish"]
+__all__ = [
+    "BEAT_S",
+    "BUILT",
+    "LIMIT_S",
+    "RARE_LIMIT_S",
+    "WATCH",
+    "CurrentWait",
+    "doing",
+    "finish",
+    "say_and_end",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Item = TypeVar("Item")
 
 BEAT_S = 0.5
 """How often a rank writes its position."""
@@ -61,11 +75,18 @@ class CurrentWait(NamedTuple):
     since_s: float
 
 
+def say_and_end(failure: RunFailed) -> None:
+    """End this process with the error's message and exit code, whatever its main thread does."""
+    print(f"error: {failure}", file=sys.stderr, flush=True)
+    os._exit(failure.exit_code)
+
+
 class Watch:
     """This process's part in it. The runtime sets ``phase``, ``action`` and ``wait``.
 
     ``acts``: the phase consists of actions. ``limit_s`` is how long another rank may not answer.
-    One that has not joined yet may take ``joins_within_s``, if that is more.
+    One that has not joined yet may take ``joins_within_s``, if that is more. ``give_up`` ends this
+    process when its data do not come.
     """
 
     def __init__(self) -> None:
@@ -74,10 +95,14 @@ class Watch:
         self.action: Callable[[], str] = str
         self.wait: CurrentWait | None = None
         self.limit_s, self.joins_within_s = LIMIT_S, JOIN_LIMIT_S
+        self.give_up: Callable[[RunFailed], None] = say_and_end
         self.rank, self.size = 0, 1
         self.meetings = 0
         self._beat = 0
+        self._reads_since_s, self._reads_within_s = inf, inf
+        self._thread: Thread | None = None
         self._reads: Any = None
+        self._writes: Any = None
         self._seen: dict[int, tuple[int, float]] = {}
         self._positions: dict[int, Position | None] = {}
         self._looked_s = self._looking_since_s = self._stuck_since_s = -inf
@@ -92,11 +117,37 @@ class Watch:
             return
         self.rank, self.size = rank, size
         # A store is locked while a rank waits in it, so the thread has a connection of its own.
-        self._reads = store.clone()
-        Thread(
-            target=self._write, args=(store.clone(),), name="penstock-watch", daemon=True
-        ).start()
-        atexit.register(self._ended.set)
+        self._reads, self._writes = store.clone(), store.clone()
+        self._begin_thread()
+
+    def _begin_thread(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._look_after, name="penstock-watch", daemon=True)
+            self._thread.start()
+            atexit.register(self._ended.set)
+
+    def read(self, data: Callable[[], Iterable[Item]], what: str, limit_s: float) -> Iterator[Item]:
+        """The batches of ``data``, each of which must come within ``limit_s`` seconds (0: at all).
+
+        If one does not come, this process ends by ``give_up``, since its main thread may hang in
+        any call. ``what`` names the data.
+        """
+        self._begin_thread()
+        iterator, number = None, 1
+        while True:
+            before = self.phase, self.acts
+            self.phase, self.acts = f"is reading batch {number} of {what}", False
+            self._reads_within_s, self._reads_since_s = limit_s or inf, time.perf_counter()
+            try:
+                iterator = iter(data()) if iterator is None else iterator
+                batch = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self._reads_since_s = inf
+                self.phase, self.acts = before
+            yield batch
+            number += 1
 
     def closed(self) -> None:
         """The pipeline is closed: lets go of what belonged to it."""
@@ -198,13 +249,22 @@ class Watch:
             self._cut = self._cut or "timed out" in str(cause)
             return self._positions.get(rank)
 
-    def _write(self, store: Any) -> None:
+    def _look_after(self) -> None:
         while not self._ended.wait(BEAT_S if self._beat else 0.0):
             self._beat += 1
-            try:
-                store.set(key_of(self.rank), json.dumps(asdict(self.own())))
-            except RuntimeError:
-                return
+            if time.perf_counter() - self._reads_since_s > self._reads_within_s:
+                self.give_up(
+                    Stalled(
+                        f"rank {self.rank} {self.phase}, which has not come within "
+                        f"{self._reads_within_s:g} s (batch_limit_s); see what the data wait for, "
+                        f"or raise the limit in the job file"
+                    )
+                )
+            if self._writes is not None:
+                try:
+                    self._writes.set(key_of(self.rank), json.dumps(asdict(self.own())))
+                except RuntimeError:
+                    self._writes = None
 
 
 WATCH = Watch()

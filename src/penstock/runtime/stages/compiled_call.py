@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from penstock.capture.bucket_stage import BucketStage
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
@@ -172,16 +171,7 @@ def rows_of(plan: Plan, rank: int, stage: int) -> int:
 
 
 def compiled(module: nn.Module) -> Run:
-    """``module`` as a compiled function of leaves and received tensors.
-
-    Raises:
-        BadInput: the model was captured for several lengths.
-    """
-    if isinstance(module, BucketStage):
-        raise BadInput(
-            "compile = true was given for a model that is captured once for each bucket of "
-            "lengths, and stages are compiled for one; leave compile out"
-        )
+    """``module`` as a compiled function of leaves and received tensors."""
     if isinstance(module, fx.GraphModule) and is_plain(module):
         graph, names = with_tensors_as_arguments(module)
         held = [holder_of(module, name) for name in names.values()]

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from penstock.capture.kept_buffers import kept_buffers
@@ -32,9 +31,6 @@ from penstock.runtime.stages.call import is_plain
 from penstock.runtime.stages.sharded_call import ShardedCall
 
 __all__ = ["TensorShards", "copy_values"]
-
-WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
-"""Optimizers of torch whose step on a shard differs from that on the whole parameter."""
 
 MESHES = count()
 """Numbers the meshes of this process."""
@@ -149,16 +145,6 @@ class TensorShards:
         if dim is None or tensor.dim() <= dim:
             return tensor
         return tensor.chunk(len(self.ranks), dim)[self.place].contiguous()
-
-    def check_optimizer(self, optimizer: Optimizer | None) -> None:
-        """Raise `BadInput` for an optimizer of torch whose step needs whole parameters."""
-        kind = type(optimizer).__name__
-        if self.dims and kind in WHOLE_PARAMETERS:
-            raise BadInput(
-                f"optimizer {kind} computes a parameter's step from all of the parameter, of which "
-                f"a tensor group's ranks hold shards; use one that treats every element alone, "
-                f"such as AdamW or SGD, or plan without tensor groups"
-            )
 
     def leave(self) -> None:
         """Leave the group, so that after a failure its other ranks do not wait for this one."""

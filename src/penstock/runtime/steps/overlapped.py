@@ -28,7 +28,6 @@ import torch
 
 from penstock.capture.batch_part import Leaf
 from penstock.errors import BadInput, LossNotFinite, ReplicasDiffer
-from penstock.plan.ordering import order_of
 from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.rank import Worker
@@ -39,9 +38,8 @@ from penstock.runtime.steps.plain_step import metrics_of, timed_step
 from penstock.runtime.steps.training import Training, mean_factor
 from penstock.runtime.steps.undo import KeptStep
 from penstock.schedule.action import Action
-from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = ["OverlappedTraining", "overlapped_training"]
+__all__ = ["OverlappedTraining"]
 
 Leaves: TypeAlias = Sequence[Leaf]
 
@@ -247,34 +245,3 @@ class OverlappedTraining:
 
     def _has_loss(self, step: PreparedAction) -> bool:
         return step.kind == "F" and self._worker.stages.runners[step.stage].program.is_last
-
-
-def overlapped_training(
-    worker: Worker, training: Training, optimizer_sync: OptimizerSync
-) -> OverlappedTraining | None:
-    """The training of a worker with ``optimizer_sync="after"``; ``None`` with ``"before"``.
-
-    Raises:
-        BadInput: another setting is not compatible with it.
-    """
-    if optimizer_sync == "before":
-        return None
-    what = 'optimizer_sync is "after"'
-    if order_of(worker.plan).weights.micro_batches_per_update:
-        raise BadInput(
-            f"{what}, but schedule '{worker.plan.schedule}' updates weights without a flush and "
-            f'waits for no stage; leave it "before"'
-        )
-    if training.optimizer is None:
-        raise BadInput(f"{what}, which needs an optimizer; give Pipeline one")
-    if worker.held.owners:
-        raise BadInput(
-            f"{what}, but with shard_optimizer a rank does not keep all it needs to undo a step; "
-            f"leave one of them out"
-        )
-    if worker.graph.lengths:
-        raise BadInput(
-            f"{what}, but lengths vary, and ranks agree on them before every batch; leave it "
-            f'"before" or give batches of one length'
-        )
-    return OverlappedTraining(worker, training)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from inspect import signature
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from penstock.errors import BadInput
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.metrics import Totals, clip_factor
@@ -48,6 +50,21 @@ class Update:
     non_finite: str = ""
 
 
+def check_steps_alone(stepped: Optimizer | LRScheduler | None) -> None:
+    """Raise `BadInput` for an optimizer or schedule whose ``step()`` needs an argument."""
+    if stepped is None:
+        return
+    try:
+        # A schedule puts a function of its own in place of the optimizer's bound method.
+        signature(type(stepped).step).bind(stepped)
+    except TypeError as problem:
+        kind = type(stepped).__name__
+        raise BadInput(
+            f"{kind}.step() is called without arguments and needs them ({problem}); use one that "
+            f"needs none, such as AdamW or LambdaLR"
+        ) from None
+
+
 class Training:
     """The optimizer of this rank's parameters, its learning-rate schedule, and the step count.
 
@@ -81,6 +98,8 @@ class Training:
         self.schedule = None
         if schedule is not None and self.optimizer is not None:
             self.schedule = schedule(self.optimizer)
+        for stepped in (self.optimizer, self.schedule):
+            check_steps_alone(stepped)
 
     @property
     def learning_rate(self) -> float:

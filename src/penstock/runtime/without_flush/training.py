@@ -219,49 +219,27 @@ class EndlessTraining:
 def endless_training(
     worker: Worker,
     training: Training,
-    *,
     clip_norm: float | None,
     measure_every: int,
-    compiled: bool = False,
 ) -> EndlessTraining | None:
     """The training of a worker whose schedule updates without a flush; ``None`` for others.
 
     Raises:
-        BadInput: a setting needs a flush, or the optimizer does not support prediction.
+        BadInput: stages share a parameter, or the optimizer does not support prediction.
     """
     if not order_of(worker.plan).weights.micro_batches_per_update:
         return None
-    check_asynchronous(worker, training, compiled=compiled)
+    check_own_parameters(worker)
     return EndlessTraining(worker, training, clip_norm=clip_norm, measure_every=measure_every)
 
 
-def check_asynchronous(worker: Worker, training: Training, *, compiled: bool) -> None:
-    """Raise `BadInput` for settings that do not work with updates without a flush."""
-    plan, graph = worker.plan, worker.graph
-    what = f"schedule '{plan.schedule}' updates weights while micro-batches are in flight"
-    if training.optimizer is None:
-        raise BadInput(f"{what}, so it needs an optimizer; give Pipeline one")
-    if training.scaler is not None:
-        raise BadInput(f"{what}, and loss scaling needs one update of all stages; use bfloat16")
-    if worker.held.owners:
-        raise BadInput(f"{what}, and shard_optimizer needs one update of all stages; leave it out")
-    if training.on_non_finite == "skip":
-        raise BadInput(
-            f'{what}, so a step cannot be left out afterwards; set on_non_finite to "stop" (or to '
-            f'"roll-back" in a job)'
-        )
-    keeping = "autocast" if worker.autocast_dtype is not None else "compile" * compiled
-    if keeping and order_of(plan).weights.version == "newest":
-        raise BadInput(
-            f"{what} and its backwards use other weights than their forwards, but {keeping} keeps "
-            f"copies of the forward's; leave {keeping} out, or use a schedule whose backwards use "
-            f"the same weights, such as 'pipedream' or '2bw'"
-        )
-    trained = {use.name for use in graph.parameter_uses if use.requires_grad}
-    for name, stages in stages_of_parameters(graph, plan).items():
+def check_own_parameters(worker: Worker) -> None:
+    """Raise `BadInput` if several stages use a trained parameter, which each would update."""
+    trained = {use.name for use in worker.graph.parameter_uses if use.requires_grad}
+    for name, stages in stages_of_parameters(worker.graph, worker.plan).items():
         if len(stages) > 1 and name in trained:
             raise BadInput(
-                f"parameter '{name}' is used by stages {', '.join(map(str, stages))}, and {what}, "
-                f"on each stage at other times; put its layers into one stage, untie it, or use a "
-                f"schedule that waits for a flush"
+                f"parameter '{name}' is used by stages {' and '.join(map(str, stages))}, which "
+                f"update weights at other times under schedule '{worker.plan.schedule}'; put its "
+                f"layers into one stage, untie it, or use a schedule that waits for a flush"
             )

@@ -4,9 +4,10 @@ Neither library is installed where this runs: `stand_ins` has modules with their
 """
 
 import json
-import os
-import signal
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,24 @@ from torch import nn
 from penstock.errors import BadInput
 from penstock.jobs.job_file import find_job
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime import trackers
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.tracking import sending
-from penstock.runtime.tracking.registry import TRACKERS, check_installed
-from penstock.runtime.tracking.sending import RowSender
-from penstock.runtime.tracking.track import track
-from penstock.runtime.tracking.tracked_run import TrackedRun
+from penstock.runtime.trackers import TRACKERS, Tracker, check_trackers, track
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 BOTH = tuple(TRACKERS)
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file in which the stand-ins write what they were told."""
     monkeypatch.syspath_prepend(STAND_INS)
     monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
     for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path / "told.jsonl"
+    yield tmp_path / "told.jsonl"
+    for name in BOTH:
+        sys.modules.pop(name, None)
 
 
 def calls(told: Path, name: str) -> list[dict[str, Any]]:
@@ -43,8 +43,8 @@ def calls(told: Path, name: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["call"] == name]
 
 
-def run_in(folder: Path) -> TrackedRun:
-    return TrackedRun("words", "first", str(folder / "trackers"), {"rate": 0.5})
+def tracker_in(folder: Path, tracker: str, said: list[str]) -> Tracker:
+    return Tracker(tracker, folder / "trackers", "words", "first", {"rate": 0.5}, said.append)
 
 
 @pytest.mark.parametrize("tracker", BOTH)
@@ -53,16 +53,16 @@ def test_rows_arrive_and_a_later_start_goes_on_with_the_run(
 ) -> None:
     said: list[str] = []
     for steps in (range(1, 4), range(4, 6)):
-        sender = RowSender(tracker, run_in(tmp_path), said.append)
+        shown = tracker_in(tmp_path, tracker, said)
         for step in steps:
-            sender.send({"step": step, "loss": 1 / step})
-        sender.close()
+            shown.send({"step": step, "loss": 1 / step})
+        shown.close()
     assert said == []
     first, again = calls(told, "init")
     assert (first["project"], first["name"]) == ("words", "first")
     assert first["id"] == again["id"] == (tmp_path / f"trackers/{tracker}.id").read_text().strip()
-    shown = [(row["step"], row["values"]) for row in calls(told, "log")]
-    assert shown == [(step, {"loss": 1 / step}) for step in range(1, 6)]
+    logged = [(row["step"], row["values"]) for row in calls(told, "log")]
+    assert logged == [(step, {"loss": 1 / step}) for step in range(1, 6)]
     assert len(calls(told, "finish")) == 2
     # The settings are told once: neither library lets a run that goes on change them.
     starts = {"wandb": [first, again], "mlflow": calls(told, "params")}[tracker]
@@ -76,66 +76,41 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
 ) -> None:
     monkeypatch.setenv("TROUBLE", place)
     said: list[str] = []
-    sender = RowSender("wandb", run_in(tmp_path), said.append)
-    until = time.monotonic() + (0.0 if place == "finish" else 60.0)
-    sender.send({"step": 1, "loss": 1.0})
-    while not said and time.monotonic() < until:
-        sender.send({"step": 2, "loss": 1.0})
-        time.sleep(0.02)
-    sender.close()
-    sender.send({"step": 3, "loss": 1.0})
-    sender.close()
-    assert len(said) == 1
-    assert "tracker 'wandb' has failed" in said[0]
-    assert f"ConnectionError: the server is away ({place})" in said[0]
-    assert "the run goes on without it" in said[0]
-    assert "wandb: a banner" in (tmp_path / "trackers/wandb.log").read_text()
+    shown = tracker_in(tmp_path, "wandb", said)
+    for step in range(2 * trackers.MOST_WAITING):
+        shown.send({"step": step, "loss": 1.0})
+        time.sleep(1e-5)
+    shown.close()
+    assert said == [
+        f"tracker 'wandb' has failed (ConnectionError: the server is away ({place})); the run goes "
+        f"on without it"
+    ]
 
 
-def test_a_tracker_that_hangs_holds_a_run_only_for_a_limited_time_at_its_end(
+def test_a_tracker_that_hangs_loses_rows_and_delays_only_the_end_for_a_limited_time(
     told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TROUBLE", "hang")
-    monkeypatch.setattr(sending, "FINISH_S", 1.0)
+    monkeypatch.setattr(trackers, "FINISH_S", 0.3)
     said: list[str] = []
-    sender = RowSender("wandb", run_in(tmp_path), said.append)
-    assert sender._process is not None
-    process, start_s = sender._process, time.monotonic()
-    for step in range(20_000):
-        sender.send({"step": step, "loss": 1.0})
-    assert time.monotonic() - start_s < 10.0
-    assert said == []
+    shown = tracker_in(tmp_path, "wandb", said)
     start_s = time.monotonic()
-    sender.close()
-    assert time.monotonic() - start_s < 5.0
-    assert process.returncode == -signal.SIGKILL
-    (line,) = said
-    assert "has not taken the last values within 1 s" in line
-    assert not told.exists()
-
-
-def test_a_tracker_whose_process_is_stopped_is_left_out(
-    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sending, "MOST_UNSENT_BYTES", 1 << 18)
-    said: list[str] = []
-    sender = RowSender("wandb", run_in(tmp_path), said.append)
-    assert sender._process is not None
-    os.kill(sender._process.pid, signal.SIGSTOP)
     for step in range(20_000):
-        sender.send({"step": step, "loss": 1.0})
-    sender.close()
-    (line,) = said
-    assert "takes no more values" in line
-
-
-def test_the_process_of_a_tracker_ends_when_its_rank_is_gone(told: Path, tmp_path: Path) -> None:
-    sender = RowSender("mlflow", run_in(tmp_path), print)
-    sender.send({"step": 1, "loss": 1.0})
-    assert sender._process is not None and sender._process.stdin is not None
-    sender._process.stdin.close()  # as the system does when the rank is killed
-    assert sender._process.wait(60) == 0
-    assert [row["call"] for row in calls(told, "finish")] == ["finish"]
+        shown.send({"step": step, "loss": 1.0})
+    assert time.monotonic() - start_s < 5.0
+    slow, lost = "is slower than the training: 1000 rows wait for it", "has lost 19000 rows"
+    start_s = time.monotonic()
+    shown.close()
+    assert time.monotonic() - start_s < 5.0
+    assert len(said) == 3
+    for line, words in zip(said, (slow, lost, "the last values within 0 s"), strict=True):
+        assert words in line
+    assert "from step 1000 on are lost until it catches up" in said[0]
+    assert not told.exists()
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == trackers.THREAD)
+    monkeypatch.setenv("TROUBLE", "log")  # it goes on, and fails
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("tracker", BOTH)
@@ -177,7 +152,7 @@ def test_a_loop_of_ones_own_shows_steps_and_combined_evaluations(
 def test_a_package_that_is_not_installed_is_named(
     tmp_path: Path, tracker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.tracking.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.runtime.trackers.find_spec", lambda name: None)
     with pytest.raises(BadInput, match=f"package {tracker} is not installed; install it or leave"):
         track(tracker, tmp_path, project="words")
 
@@ -186,11 +161,12 @@ def test_a_folder_of_the_package_s_name_does_not_make_it_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TRACKERS, "shown_nowhere", TRACKERS["wandb"])
     (tmp_path / "shown_nowhere").mkdir()
     with pytest.raises(BadInput, match="package shown_nowhere is not installed"):
-        check_installed(["shown_nowhere"], "the script")
+        check_trackers(["shown_nowhere"], "the script")
     (tmp_path / "shown_nowhere" / "__init__.py").touch()
-    check_installed(["shown_nowhere"], "the script")
+    check_trackers(["shown_nowhere"], "the script")
 
 
 def test_a_tracker_that_is_not_known_is_refused_where_the_job_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""What a run cannot use together: one table, which `Pipeline` and jobs both ask.
+
+A use is a name with the words for it in messages, ``{"compile": "compile=True"}``; with empty words
+it is none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from penstock.capture.bucket_graph import BucketGraph
+from penstock.capture.layer_graph import LayerGraph
+from penstock.errors import BadInput
+from penstock.plan.ordering import order_of
+from penstock.plan.plan import Plan
+from penstock.schedule.registry import FAMILIES
+
+__all__ = [
+    "CONFLICTS",
+    "check_conflicts",
+    "uses_of",
+    "uses_of_graph",
+    "uses_of_optimizer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two uses that exclude one another, why, and what to do."""
+
+    this: str
+    that: str
+    because: str
+    remedy: str = "leave one of them out"
+
+
+WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch whose step on a shard differs from that on the whole parameter."""
+
+NOT_IN_GROUPS = "leave it out, or plan without tensor groups"
+ONE_UPDATE = "it needs one update of all stages, and here each has its own"
+KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses newer ones"
+SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
+
+CONFLICTS = (
+    Conflict("tensor groups", "mirrored", "a group holds a stage once", NOT_IN_GROUPS),
+    Conflict("tensor groups", "no flush", "a group keeps one version of weights", NOT_IN_GROUPS),
+    *(
+        Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
+        for setting in ("autocast", "shard_optimizer", "compile", "metrics", "dynamic", "undoing")
+    ),
+    Conflict(
+        "tensor groups",
+        "whole parameters",
+        "it computes a parameter's step from all of it, of which a group's ranks hold shards",
+        "use one that treats every element alone, as AdamW or SGD, or plan without tensor groups",
+    ),
+    Conflict("no flush", "no optimizer", "that needs an optimizer", "give it one"),
+    Conflict("no flush", "loss_scaling", ONE_UPDATE, "use bfloat16"),
+    Conflict("no flush", "shard_optimizer", ONE_UPDATE, "leave it out"),
+    Conflict("no flush", "accumulate", ONE_UPDATE, "set it to 1, or use another schedule"),
+    Conflict(
+        "no flush",
+        "skip",
+        "a step cannot be left out afterwards",
+        'set it to "stop" (or to "roll-back" in a job)',
+    ),
+    Conflict("no flush", "undoing", "no stage waits for others", 'leave it "before"'),
+    Conflict("newer weights", "autocast", KEEPS_COPIES, SAME_WEIGHTS),
+    Conflict("newer weights", "compile", KEEPS_COPIES, SAME_WEIGHTS),
+    Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
+    Conflict("undoing", "shard_optimizer", "a rank keeps not all that it needs to undo a step"),
+    Conflict("undoing", "accumulate", "a step is checked in the forwards of the next batch"),
+    Conflict(
+        "undoing",
+        "lengths",
+        "lengths vary, and ranks agree on them before every batch",
+        'leave it "before", or give batches of one length',
+    ),
+    Conflict("buckets", "compile", "stages are compiled for one length", "leave compile out"),
+    Conflict(
+        "roll-back",
+        "no checkpoints",
+        "a run goes back to its last checkpoint",
+        "set checkpoint_every to the number of steps between checkpoints",
+    ),
+)
+
+
+def check_conflicts(uses: Mapping[str, str], whose: str = "") -> None:
+    """Raise `BadInput` for the first two ``uses`` that exclude one another; ``whose`` begins it.
+
+    >>> check_conflicts({"buckets": "a model in buckets", "compile": "compile=True"})
+    Traceback (most recent call last):
+        ...
+    penstock.errors.BadInput: compile=True does not work with a model in buckets: stages are \
+compiled for one length; leave compile out
+    """
+    for rule in CONFLICTS:
+        if uses.get(rule.this) and uses.get(rule.that):
+            raise BadInput(
+                f"{whose}{uses[rule.that]} does not work with {uses[rule.this]}: {rule.because}; "
+                f"{rule.remedy}"
+            )
+
+
+def uses_of_graph(graph: LayerGraph) -> dict[str, str]:
+    """The uses of a captured model."""
+    buckets = isinstance(graph, BucketGraph)
+    return {
+        "lengths": "a model with lengths" * bool(graph.lengths),
+        "buckets": "a model that is captured once for each bucket of lengths" * buckets,
+    }
+
+
+def uses_of_optimizer(optimizer: Optimizer | None) -> dict[str, str]:
+    """The uses of an optimizer."""
+    kind = type(optimizer).__name__
+    return {"whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS)}
+
+
+def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
+    """The uses of a plan, called ``whose``."""
+    name, family = f"schedule '{plan.schedule}'", FAMILIES.get(plan.schedule)
+    flushes = family is None or family.flushes
+    uses = {
+        "tensor groups": f"the tensor groups of {whose}" * bool(plan.tensor_groups),
+        "mirrored": f"{name} (it holds stages twice)" * plan.mirrored,
+        "no flush": "" if flushes else f"{name} (it has no flush)",
+    }
+    if not flushes and not plan.tensor_groups and order_of(plan).weights.version == "newest":
+        uses["newer weights"] = f"{name} (its backwards use newer weights than its forwards)"
+    return uses

@@ -1,1 +1,0 @@
-"""Weights & Biases and MLflow: values of each step, sent by a process beside rank 0."""

@@ -1,0 +1,30 @@
+"""Optimizers and schedules whose step needs an argument are refused before a step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+
+from penstock.errors import BadInput
+from penstock.runtime.steps.training import Training
+
+
+def training(make: Callable[..., Optimizer], schedule: Callable[..., Any]) -> Training:
+    own = [("weight", nn.Parameter(torch.ones(2)))]
+    return Training(own, torch.device("cpu"), lambda p: make(p, lr=0.1), schedule)
+
+
+def test_a_step_that_needs_an_argument_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"LBFGS.step\(\) is called without arguments .*'closure'"):
+        training(LBFGS, lambda optimizer: None)
+    with pytest.raises(BadInput, match=r"ReduceLROnPlateau.step\(\) is called .*'metrics'"):
+        training(SGD, ReduceLROnPlateau)
+
+
+def test_other_optimizers_and_schedules_are_made() -> None:
+    made = training(AdamW, lambda optimizer: OneCycleLR(optimizer, 1.0, 10))
+    assert isinstance(made.schedule, OneCycleLR)

@@ -1,0 +1,47 @@
+"""The table of what excludes what: its rows can be met, and jobs and `Pipeline` refuse alike."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import BadInput
+from penstock.jobs.job import Job, uses_of_job
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.conflicts import CONFLICTS, check_conflicts, uses_of
+from penstock.runtime.pipeline import Pipeline
+
+PLAN = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "pipedream")
+
+ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
+    "no optimizer": ({"optimizer": None}, "needs an optimizer"),
+    "loss scaling": ({"autocast": torch.float16}, "autocast=torch.float16 does not work with"),
+    "sharded": ({"shard_optimizer": True}, "needs one update of all stages"),
+    "skipping": ({"on_non_finite": "skip"}, "a step cannot be left out afterwards"),
+    "undoing": ({"optimizer_sync": "after"}, 'leave it "before"'),
+}
+
+
+def test_every_use_of_the_table_has_words_somewhere() -> None:
+    """A misspelt use would never be met."""
+    job = Job("small", build_model=nn.Identity, data=lambda *asked: iter(()))
+    own = {*uses_of_job(job), *uses_of(PLAN), "buckets", "lengths", "newer weights", "no optimizer"}
+    assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
+
+
+@pytest.mark.parametrize("case", ASYNCHRONOUS)
+def test_what_needs_a_flush_is_refused_before_anything_is_built(case: str) -> None:
+    options, message = ASYNCHRONOUS[case]
+    settings = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), **options}
+    with pytest.raises(BadInput, match=r"schedule 'pipedream' \(it has no flush\)") as refused:
+        Pipeline(nn.Sequential(nn.Linear(4, 4)), PLAN, torch.zeros(4, 4), **settings)
+    assert message in str(refused.value)
+
+
+def test_copies_of_the_forwards_weights_are_refused_only_where_backwards_use_newer_ones() -> None:
+    newest = replace(PLAN, schedule="spectrain")
+    check_conflicts(uses_of(PLAN) | {"compile": "compile=True"})
+    with pytest.raises(BadInput, match=r"compile=True does not work with schedule 'spectrain'"):
+        check_conflicts(uses_of(newest) | {"compile": "compile=True"})
