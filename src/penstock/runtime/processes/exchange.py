@@ -17,7 +17,7 @@ from penstock.runtime.processes.secret import SECRET, TAG_BYTES, tag_of, tags_ma
 from penstock.runtime.processes.typed_bytes import decode, encode
 from penstock.runtime.processes.watch import WATCH, finish
 
-__all__ = ["gather_everywhere", "gather_to_first", "tell_from_first"]
+__all__ = ["gather_everywhere", "gather_to_first", "share_from_first", "tell_from_first"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,16 @@ def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, 
     first = dist.get_rank(group) == 0
     data = to_bytes(value, types) if first else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([len(data)])
-    finish(dist.broadcast(size, group=group, group_src=0, async_op=True), *next_exchange())
+    share_from_first(size, group)
     data = data if first else torch.empty(int(size), dtype=torch.uint8)
-    finish(dist.broadcast(data, group=group, group_src=0, async_op=True), *next_exchange())
+    share_from_first(data, group)
     received = from_bytes(data, types)
     return value if first else received
+
+
+def share_from_first(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Copy the first rank's values of a CPU tensor to the others, which have one of its size."""
+    finish(dist.broadcast(tensor, group=group, group_src=0, async_op=True), *next_exchange())
 
 
 def to_bytes(value: object, types: tuple[type, ...]) -> torch.Tensor:
