@@ -14,7 +14,7 @@ def has_timed_out(failure: BaseException) -> bool:
 
 def connection_is_lost(failure: BaseException) -> bool:
     """Whether an operation of a Gloo group ended because another rank has left the group."""
-    return "gloo/transport/tcp" in str(failure)
+    return "gloo/transport/tcp" in str(failure) and not has_timed_out(failure)
 
 
 def link_is_cut(failure: BaseException) -> bool:

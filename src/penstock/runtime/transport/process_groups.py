@@ -180,10 +180,14 @@ class GroupTransport:
             waiting.clear()
 
     def _post(self, peer: int) -> None:
-        """Post receives from ``peer`` as far ahead as the limit allows, in the sender's order."""
+        """Post receives from ``peer`` as far ahead as the limits allow, in the sender's order."""
         waiting, posted = self._waiting[peer], self._posted[peer]
         ahead = sum(entry.message.bytes for entry in posted)
-        while waiting and (not posted or ahead + waiting[0].bytes <= POSTED_BYTES):
+        # A sender that has filled its window would wait for the oldest of these.
+        most = self._window or len(waiting) + 1
+        while waiting and (
+            not posted or (len(posted) < most and ahead + waiting[0].bytes <= POSTED_BYTES)
+        ):
             message = waiting.popleft()
             ahead += message.bytes
             buffer = empty_buffer(message, self._world.device)
