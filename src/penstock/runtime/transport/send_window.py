@@ -8,9 +8,9 @@ wait may be for ever:
     rank 0   F0 F1 F2 .. waits until rank 1 has taken F0
     rank 1   waits for a gradient of rank 0, which rank 0 computes after F2: deadlock
 
-The window is wide enough to exclude this for the orders of all ranks. It is also wider than the
-number of micro-batches that schedules with early backwards have under way. So there the oldest has
-always arrived, and the wait takes no time.
+The window is wide enough to exclude this for the orders of all ranks. A receiver expects as many
+messages ahead, and what it expects can arrive. So a sender may be two windows ahead before it
+waits, which is more micro-batches than schedules with early backwards have under way.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ from penstock.schedule.schedule import Schedule
 
 __all__ = ["LEAST_WINDOW", "least_window", "send_window"]
 
-LEAST_WINDOW = 8
+LEAST_WINDOW = 4
 
 
 def least_window(stages: int) -> int:
     """The window that does not delay a schedule with early backwards on this number of stages."""
-    return max(LEAST_WINDOW, 2 * stages)
+    return max(LEAST_WINDOW, stages)
 
 
 def send_window(
