@@ -161,7 +161,6 @@ def prepare_iteration(
     rows: int,
     training: bool,
     lengths: LengthsOf = (),
-    *,
     keeps_sent: bool = False,
 ) -> Iteration:
     """The work of ``rank`` on a batch of ``rows`` samples with the given lengths.

@@ -85,16 +85,10 @@ class RankStages(Generic[Runner]):
         """The work prepared for a batch of ``rows`` samples with these lengths."""
 
         def make() -> Ready:
-            rank = self._world.rank
+            rank, boundaries = self._world.rank, self.boundaries
             keeps_sent = self._transport is not None and self._transport.keeps_sent
             iteration = prepare_iteration(
-                self._plan,
-                self.boundaries,
-                rank,
-                rows,
-                training,
-                lengths,
-                keeps_sent=keeps_sent,
+                self._plan, boundaries, rank, rows, training, lengths, keeps_sent
             )
             channels = self.channels(iteration.messages, iteration.window)
             order = [a for a in iteration.order if self.runners[a.stage].has_work(a.kind)]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime.processes.workers_under_test import (
@@ -18,9 +19,11 @@ from runtime.processes.workers_under_test import (
 )
 
 from penstock.errors import BadInput, RunFailed
+from penstock.runtime.processes import store
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.secret import run_key
-from penstock.runtime.processes.store import meet, serve_store
+from penstock.runtime.processes.store import SealedStore, meet, serve_store
+from penstock.runtime.processes.watch import WATCH
 
 # Linux answers to all of 127.0.0.0/8, so a store on all interfaces would be found at both.
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -117,3 +120,50 @@ def test_the_secret_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PENSTOCK_SECRET_FILE", str(file) + "s")
     with pytest.raises(BadInput, match=r"PENSTOCK_SECRET_FILE is .*which cannot be read"):
         run_key()
+
+
+class Minutes:
+    """A clock on which only sleeping takes time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class LateStore:
+    """An inner store whose value comes after some seconds; counts how often it is asked."""
+
+    def __init__(self, clock: Minutes, after_s: float) -> None:
+        self.asked, self._clock, self._after_s = 0, clock, after_s
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked += 1
+        return self._clock.now_s >= self._after_s
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        raise RuntimeError("timed out")
+
+
+def test_the_longer_a_wait_the_rarer_are_the_looks_at_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that waits while rank 0 plans asks some times a second, not fifty."""
+    for after_s, looks in ((0.05, 60), (60.0, 400)):
+        clock = Minutes()
+        monkeypatch.setattr(store, "time", clock)
+        inner: Any = LateStore(clock, after_s)
+        SealedStore(inner).wait(["plan"])
+        assert inner.asked < looks
+        assert clock.now_s - after_s <= max(0.001, after_s / 20)
+
+
+def test_a_wait_that_fails_is_over() -> None:
+    inner: Any = LateStore(Minutes(), 60.0)
+    with pytest.raises(RuntimeError, match="timed out"):
+        SealedStore(inner).wait(["plan"], timedelta(seconds=-1))
+    assert WATCH.wait is None

@@ -126,7 +126,7 @@ CASES = {
 def test_every_order_runs_to_its_end_with_its_window(name: str) -> None:
     plan = CASES[name].plan(LAYERS)
     boundaries, rows = boundaries_of(len(plan.stages)), plan.global_batch
-    own = prepare_iteration(plan, boundaries, 0, rows, True, keeps_sent=True)
+    own = prepare_iteration(plan, boundaries, 0, rows, True, (), True)
     schedule, _ = schedule_of(plan, plan.micro_batches)
     assert runs(plan, schedule, boundaries, own.window)
     forwards = forward_schedule(replace(plan.shape(), recompute=()))
