@@ -73,17 +73,16 @@ class RunFailed(PenstockError):
 class LossNotFinite(RunFailed):
     """The loss became NaN or infinite; no optimizer step was taken with it.
 
-    ``step`` is the step of the batch. ``at`` puts the place where it appeared into the message.
+    ``step`` is the step of the batch. The message ends with the ``remedy``.
     """
 
-    def __init__(self, text: str, step: int = 0) -> None:
-        super().__init__(text)
-        self.step = step
+    def __init__(self, text: str, step: int = 0, remedy: str = "") -> None:
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+        self.text, self.step, self.remedy = text, step, remedy
 
     def at(self, place: str) -> "LossNotFinite":
-        """The same error with the place before the remedy, which follows the last semicolon."""
-        before, mark, remedy = str(self).rpartition("; ")
-        return LossNotFinite(f"{before}{mark}{place}; {remedy}", self.step)
+        """The same error, which says before the remedy where it appeared."""
+        return LossNotFinite(f"{self.text}; {place}", self.step, self.remedy)
 
 
 class ReplicasDiffer(RunFailed):

@@ -126,16 +126,18 @@ class Totals:
         if self.weight == 0:
             raise NoTerms(
                 f"no target of the batch of step {step} counts in the loss (all are ignored), so "
-                f"its mean is undefined; skip such batches",
+                f"its mean is undefined",
                 step,
+                "skip such batches",
             )
         what = "loss" if not isfinite(self.loss) else "gradient norm"
         value = self.loss if what == "loss" else self.gradient_norm
         if not isfinite(value) and not (loss_scaled and what == "gradient norm"):
             raise LossNotFinite(
                 f"{what} is {value} at step {step} (learning rate {learning_rate:g}), no optimizer "
-                f"step was taken; lower the learning rate, clip the gradients or check the data",
+                f"step was taken",
                 step,
+                "lower the learning rate, clip the gradients or check the data",
             )
 
 

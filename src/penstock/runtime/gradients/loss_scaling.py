@@ -88,9 +88,9 @@ class LossScaler:
         if self.scale <= settings.smallest:
             raise LossNotFinite(
                 f"gradients overflow float16 at step {step} although the loss is scaled by "
-                f"{self.scale:g} only, the smallest scale, no optimizer step was taken; use "
-                f"autocast = bfloat16, lower the learning rate or check the data",
+                f"{self.scale:g} only, the smallest scale, no optimizer step was taken",
                 step,
+                "use autocast = bfloat16, lower the learning rate or check the data",
             )
         self.scale = max(settings.smallest, self.scale * settings.backoff)
         self._terms = terms
