@@ -179,15 +179,13 @@ def prepare_iteration(
         shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
         schedule = forward_schedule(shape)
     sized = [boundary.at(lengths) for boundary in boundaries]
-    messages = messages_of_rank(rank, plan, sized, schedule, shape, cut)
+    passed = list(messages_between_actions(plan, sized, schedule, cut))
+    messages = messages_of_rank(rank, schedule, shape, passed)
     places = places_of(plan, rank)
     order = tuple(schedule.of(places[0].group)) if places else ()
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
     warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
-    window = 0
-    if keeps_sent:
-        passed = messages_between_actions(plan, sized, schedule, cut)
-        window = send_window(schedule, shape.stages, passed)
+    window = send_window(schedule, shape.stages, passed) if keeps_sent else 0
     return Iteration(cut, order, messages, parts, training, lengths, warm_up, window)
 
 

@@ -85,9 +85,10 @@ def runs(
 ) -> bool:
     """Whether every rank comes to the end of its order."""
     cut, shape = cut_batch(plan, plan.global_batch), plan.shape()
+    passed = list(messages_between_actions(plan, boundaries, schedule, cut))
     ranks: dict[int, Rank] = {}
     for number in sorted(plan.devices):
-        own = messages_of_rank(number, plan, boundaries, schedule, shape, cut)
+        own = messages_of_rank(number, schedule, shape, passed)
         group = next(g for g, devices in enumerate(plan.device_groups) if number in devices)
         messages = own.outgoing, own.incoming, own.streams
         ranks[number] = Rank(number, schedule.of(group), messages)

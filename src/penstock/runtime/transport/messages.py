@@ -4,7 +4,7 @@ Both ends compute the parts of a message from the plan, the schedule and the cap
 only data is ever sent: no shapes, no sizes, no handshakes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
@@ -137,17 +137,15 @@ def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
 
 def messages_of_rank(
     rank: int,
-    plan: Plan,
-    boundaries: Sequence[BoundaryTensors],
     schedule: Schedule,
     shape: PipelineShape,
-    cut: BatchCut,
+    passed: Iterable[tuple[Action, Action, Message]],
 ) -> RankMessages:
-    """The messages of ``rank`` when ``schedule`` runs on a batch with this cut."""
+    """The messages of ``rank``, of all that are ``passed`` when ``schedule`` runs."""
     outgoing: dict[Action, list[Message]] = {}
     incoming: dict[Action, list[Message]] = {}
     arrivals: dict[int, dict[Action, list[Message]]] = {}
-    for source, target, message in messages_between_actions(plan, boundaries, schedule, cut):
+    for source, target, message in passed:
         if message.sender == rank:
             outgoing.setdefault(source, []).append(message)
         if message.receiver != rank:

@@ -24,7 +24,7 @@ from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.rank import Worker
 from penstock.runtime.steps.training import Training
-from penstock.runtime.transport.messages import messages_of_rank
+from penstock.runtime.transport.messages import messages_between_actions, messages_of_rank
 from penstock.runtime.transport.send_window import least_window
 from penstock.runtime.user_metrics import Means
 from penstock.runtime.without_flush.order import cut_for, endless_order
@@ -150,7 +150,9 @@ class EndlessTraining:
         ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
         sized = [boundary.at(lengths) for boundary in worker.stages.boundaries]
-        messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
+        schedule = one_f_one_b(shape)
+        passed = messages_between_actions(plan, sized, schedule, ringed)
+        messages = messages_of_rank(world.rank, schedule, shape, passed)
         # No stage has more under way: it has taken the gradient of the micro-batch before these.
         window = max(least_window(shape.stages), *order.depths)
         channels = worker.stages.channels(messages, window)
