@@ -10,6 +10,7 @@ from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters
 from penstock.runtime.gradients.sharding import owners_of_parameters
+from penstock.runtime.processes.world import World
 from penstock.runtime.stages.tensor_shards import TensorShards, copy_values
 
 __all__ = ["Holdings"]
@@ -93,7 +94,9 @@ class Holdings:
             return False
         return self.owners.get(name, holders[0]) == self._rank
 
-    def share_first_values(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
+    def share_first_values(
+        self, groups: Mapping[tuple[int, ...], dist.ProcessGroup], world: World
+    ) -> None:
         """Copy the values of each tensor from its first holder to the other holders.
 
         Otherwise scripts that do not seed would train replicas with different weights unnoticed.
@@ -101,4 +104,4 @@ class Holdings:
         for name, tensor in sorted(self.named_tensors().items()):
             group = groups.get(self.holders[name])
             if group is not None:
-                copy_values(tensor, self.holders[name][0], group)
+                copy_values(tensor, self.holders[name][0], group, world)

@@ -9,13 +9,19 @@ from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
-from penstock.capture.batch_part import Leaf, sliced
+from penstock.capture.batch_part import Leaf, PartialLeaf, sliced
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.stages.runner import StageInputs
-from penstock.runtime.transport.messages import BoundaryTensors, RankMessages, messages_of_rank
+from penstock.runtime.transport.messages import (
+    BoundaryTensors,
+    RankMessages,
+    messages_between_actions,
+    messages_of_rank,
+)
+from penstock.runtime.transport.send_window import send_window
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.schedule import Schedule
@@ -23,6 +29,7 @@ from penstock.schedule.shape import PipelineShape
 
 __all__ = [
     "BatchSize",
+    "DeviceCopies",
     "Iteration",
     "Place",
     "SizeCache",
@@ -72,7 +79,8 @@ class StageIteration:
 class Iteration:
     """One rank's work on a batch of a certain size: its actions, and the part of each stage.
 
-    ``warm_up`` are the forwards of all ranks that `warm_up_of` returns.
+    ``warm_up`` are the forwards of all ranks that `warm_up_of` returns. ``window`` is the send
+    window (0: the transport needs none).
     """
 
     cut: BatchCut
@@ -82,6 +90,7 @@ class Iteration:
     training: bool
     lengths: LengthsOf = ()
     warm_up: frozenset[Action] = frozenset()
+    window: int = 0
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -93,17 +102,17 @@ class Iteration:
         stage: int,
         leaves: Sequence[Leaf] | Mapping[int, Leaf],
         batch_inputs: Sequence[int],
-        device: torch.device,
+        device: "DeviceCopies",
     ) -> StageInputs:
         """The rows that a stage reads of the batch's leaves.
 
         A replica without rows gets the first rows of the micro-batch, in case it must take part.
         """
         part = self.parts[stage]
-        wanted = [leaves[index].to(device) for index in batch_inputs]
+        wanted = [leaves[index] for index in batch_inputs]
         rows = zip(part.rows, self.cut.micro_batches, strict=True)
         return StageInputs(
-            tuple(tuple(sliced(leaf, own, whole) for leaf in wanted) for own, whole in rows),
+            tuple(tuple(device.rows(leaf, own, whole) for leaf in wanted) for own, whole in rows),
             tuple(len(rows) for rows in part.rows),
             part.recomputed,
             part.last_backward,
@@ -111,6 +120,32 @@ class Iteration:
             part.halved,
             self.lengths,
         )
+
+
+class DeviceCopies:
+    """The rows of one batch on a rank's device; each slice is copied once for all its stages."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[tuple[int, range, range], torch.Tensor] = {}
+        self._leaves: dict[int, PartialLeaf] = {}
+
+    def rows(self, leaf: Leaf, own: range, whole: range) -> torch.Tensor:
+        """The rows that `sliced` returns, on the device. The leaf must live as long as this."""
+        if leaf.device == self._device:
+            return sliced(leaf, own, whole)
+        if isinstance(leaf, PartialLeaf):
+            # It has just the rows that this rank needs.
+            if id(leaf) not in self._leaves:
+                self._leaves[id(leaf)] = leaf.to(self._device)
+            return sliced(self._leaves[id(leaf)], own, whole)
+        key = id(leaf), own, whole
+        found = self._copies.get(key)
+        if found is None:
+            rows = sliced(leaf, own, whole)
+            # Without a wait only if it comes from pinned memory.
+            found = self._copies[key] = rows.to(self._device, non_blocking=True)
+        return found
 
 
 def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
@@ -131,8 +166,11 @@ def prepare_iteration(
     rows: int,
     training: bool,
     lengths: LengthsOf = (),
+    keeps_sent: bool = False,
 ) -> Iteration:
     """The work of ``rank`` on a batch of ``rows`` samples with the given lengths.
+
+    ``keeps_sent`` is that of the transport.
 
     Raises:
         BadInput: the plan's schedule is unknown or cannot be run.
@@ -146,12 +184,14 @@ def prepare_iteration(
         shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
         schedule = forward_schedule(shape)
     sized = [boundary.at(lengths) for boundary in boundaries]
-    messages = messages_of_rank(rank, plan, sized, schedule, shape, cut)
+    passed = list(messages_between_actions(plan, sized, schedule, cut))
+    messages = messages_of_rank(rank, schedule, shape, passed)
     places = places_of(plan, rank)
     order = tuple(schedule.of(places[0].group)) if places else ()
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
     warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
-    return Iteration(cut, order, messages, parts, training, lengths, warm_up)
+    window = send_window(schedule, shape.stages, passed) if keeps_sent else 0
+    return Iteration(cut, order, messages, parts, training, lengths, warm_up, window)
 
 
 def part_of(

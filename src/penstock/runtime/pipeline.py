@@ -1,7 +1,7 @@
 """`Pipeline`: trains a model over several processes, from within a user's script."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -151,44 +151,43 @@ class Pipeline:
         graph = graph_of(model, batch, loss, granularity, dynamic)
         check_conflicts(uses | uses_of_graph(graph))
         self._graph = graph.with_outputs() if metrics else graph
-        self._world = join_world(device, timeout_s)
-        check_plan_fits(plan, self._graph, self._world)
-        self._graph.batch_leaves(batch)
-        compiler = StageCompiler(self._world.device) if compile else None
-        programs = build_stages(self._graph, plan, self._world, seed, weights)
-        if optimizer is not None:
-            check_parameter_types(self._world, programs)
-        view = PredictionView(self._graph, plan)
-        self._worker = Worker(
-            self._graph,
-            plan,
-            self._world,
-            programs,
-            settings,
-            metrics=MetricSums(metrics, self._graph) if metrics else None,
-            also_crossed=view.boundaries,
-            compiler=compiler,
-        )
-        self._worker.prepare(batch, compiler)
-        self._reading = BatchReading(self._worker)
-        self._inference = Inference(self._worker, self._reading, view, metrics or {})
-        self._callbacks, self._checkpoints = tuple(callbacks), CheckpointWriter(self._world)
-        self._training = Training(
-            self._worker.held.stepped_parameters(),
-            self._world.device,
-            optimizer,
-            learning_rate_schedule,
-            clip_norm=clip_norm,
-            loss_scaling=scaling,
-            on_non_finite=on_non_finite,
-        )
-        check_conflicts(uses | uses_of_optimizer(self._training.optimizer))
-        self._first = FirstStep(self._worker) if verify == "first-step" else None
-        both = self._worker, self._training
-        self._endless = self._world.agreed(
-            lambda: endless_training(*both, clip_norm, prediction_error_every)
-        )
-        self._overlapped = OverlappedTraining(*both) if optimizer_sync == "after" else None
+        with ExitStack() as undo:
+            self._world = join_world(device, timeout_s)
+            undo.callback(self._world.leave)
+            check_plan_fits(plan, self._graph, self._world)
+            self._graph.batch_leaves(batch)
+            compiler = StageCompiler(self._world.device) if compile else None
+            programs = build_stages(self._graph, plan, self._world, seed, weights)
+            if optimizer is not None:
+                check_parameter_types(self._world, programs)
+            view = PredictionView(self._graph, plan)
+            sums = MetricSums(metrics, self._graph) if metrics else None
+            own = programs, settings, sums, view.boundaries, compiler
+            self._worker = Worker(self._graph, plan, self._world, *own)
+            undo.callback(self._worker.close)
+            with self._worker.failures.shared():
+                self._worker.prepare(batch, compiler)
+                self._reading = BatchReading(self._worker)
+                self._inference = Inference(self._worker, self._reading, view, metrics or {})
+                self._callbacks, self._checkpoints = tuple(callbacks), CheckpointWriter(self._world)
+                self._training = Training(
+                    self._worker.held.stepped_parameters(),
+                    self._world.device,
+                    optimizer,
+                    learning_rate_schedule,
+                    clip_norm=clip_norm,
+                    loss_scaling=scaling,
+                    on_non_finite=on_non_finite,
+                )
+                check_conflicts(uses | uses_of_optimizer(self._training.optimizer))
+                self._first = FirstStep(self._worker) if verify == "first-step" else None
+                both = self._worker, self._training
+                self._endless = self._world.agreed(
+                    lambda: endless_training(*both, prediction_error_every)
+                )
+                overlaps = optimizer_sync == "after"
+                self._overlapped = OverlappedTraining(*both) if overlaps else None
+            undo.pop_all()
 
     @property
     def plan(self) -> Plan:
@@ -471,11 +470,14 @@ class Pipeline:
         return self.steps
 
     def close(self) -> None:
-        """Disconnect from the other ranks; destroys the default process group if created here."""
-        if not self._worker.has_ended:
-            self._tell(Closing(self.steps))
-        self._checkpoints.close(failed=self._worker.has_ended)
-        self._worker.close()
+        """Disconnect from the other ranks; the last pipeline destroys what pipelines created."""
+        ended = self._worker.has_ended
+        with ExitStack() as closing:
+            # All of these, whichever raises.
+            closing.callback(self._worker.close)
+            closing.callback(self._checkpoints.close, failed=ended)
+            for callback in () if ended else reversed(self._callbacks):
+                closing.callback(callback, self, Closing(self.steps))
 
     def _drain(self) -> None:
         """Finish the micro-batches in flight, if any; all ranks must call this."""

@@ -1,7 +1,7 @@
 """One rank's part of a plan: its stages, its messages, its gradients."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 import torch
@@ -61,7 +61,6 @@ class Worker:
         world: World,
         programs: Mapping[int, StageProgram],
         settings: RankSettings,
-        *,
         metrics: MetricSums | None = None,
         also_crossed: Sequence[BoundaryTensors] = (),
         compiler: StageCompiler | None = None,
@@ -76,25 +75,47 @@ class Worker:
         self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
         self.means: Means = {}
         self._closed = False
-        self.failures = Failures(world, self._abort)
+        self._abort, self._disconnect = ExitStack(), ExitStack()
+        self.failures = Failures(world, self._abort.close)
+        with ExitStack() as undo, self.failures.shared():
+            undo.push(self._disconnect)
+            self._connect(programs, settings, also_crossed, compiler)
+            undo.pop_all()
+        WATCH.phase = BUILT
+
+    def _connect(
+        self,
+        programs: Mapping[int, StageProgram],
+        settings: RankSettings,
+        also_crossed: Sequence[BoundaryTensors],
+        compiler: StageCompiler | None,
+    ) -> None:
+        """Make all that connects this rank with the others, and its stages."""
+        graph, plan, world = self.graph, self.plan, self.world
         self.tensor = world.agreed(
             lambda: TensorShards(graph, plan, world, settings.tensor_parallel)
         )
+        for closing in (self._abort, self._disconnect):
+            closing.callback(self.tensor.leave)
         world.agreed(lambda: self.tensor.divide(programs))
         self.held = Holdings(
             graph, plan, world.rank, programs, self.tensor, sharded=settings.shard_optimizer
         )
         self.replicas = ReplicaCheck(graph, plan, world, self.held, settings.compare_replicas_every)
         holder_sets = [ranks for holders in self.held.holders_at for ranks in holders.values()]
-        # Batch normalisation and schedules without a flush need these, and have no tensor groups.
+        # Schedules without a flush need these, and have no tensor groups.
         device_groups = () if plan.tensor_groups else plan.device_groups
         self.groups = make_groups(world, [*holder_sets, *device_groups])
-        self._norm_groups = make_groups(world, device_groups)
+        self._norm_groups = make_groups(world, self._groups_with_batch_norm(programs))
         boundaries = boundaries_of(graph, plan)
         ever = messages_by_rank(plan, world.size, boundaries, also_crossed, graph.largest_lengths)
         self.transport = open_transport(world, settings.transport, ever)
+        if self.transport is not None:
+            self._abort.callback(self.transport.abort)
+            self._disconnect.callback(self.transport.close)
         self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks))
         self.buckets = self._buckets(programs)
+        self._disconnect.callback(self.buckets.close)
         self._share_sums()
         # Only the ranks that hold a stage can check it, so errors must reach the others.
         runners = world.agreed(
@@ -108,9 +129,18 @@ class Worker:
             boundaries=boundaries,
             programs=programs,
             runners=runners,
-            metrics=metrics,
+            metrics=self.metrics,
         )
-        WATCH.phase = BUILT
+
+    def _groups_with_batch_norm(
+        self, programs: Mapping[int, StageProgram]
+    ) -> list[tuple[int, ...]]:
+        """The device groups of several ranks whose stages normalise over the batch."""
+        groups = self.plan.device_groups
+        if self.plan.tensor_groups or all(len(devices) == 1 for devices in groups):
+            return []
+        own = [p.group for p in self.places if uses_batch_norm(programs[p.stage].module)]
+        return [groups[group] for found in self.world.gather(own) for group in found]
 
     def _buckets(self, programs: Mapping[int, StageProgram]) -> GradientBuckets:
         tied, held = self.graph.tied_names, self.held
@@ -232,9 +262,15 @@ class Worker:
 
     def begin(self) -> None:
         """Begin an iteration: clear the measurements of the previous one."""
-        self.clock.restart()
+        self.restart_clock()
         if self.metrics is not None:
             self.metrics.begin()
+
+    def restart_clock(self) -> None:
+        """Forget the times of the previous iteration; what is done now is this worker's."""
+        self.clock.restart()
+        if self.transport is not None:
+            WATCH.action = self.transport.position
 
     def agree_on_lengths(self, sizes: Sequence[tuple[int, ...]]) -> None:
         """Check that all ranks have the same lengths, if lengths vary, before anything is sent.
@@ -262,13 +298,13 @@ class Worker:
         if self._closed:
             return
         self._closed = True
-        WATCH.closed()
-        if self.transport is not None and not self.has_ended:
-            self.transport.close()
-        self.buckets.close()
-        self.tensor.leave()
+        if self.transport is not None:
+            WATCH.closed(self.transport.position)
         self.failures.first = self.failures.first or "it was closed"
-        self.world.leave()
+        try:
+            self._disconnect.close()
+        finally:
+            self.world.leave()
 
     def prepare(self, batch: Batch, compiler: StageCompiler | None) -> None:
         """Give replicas equal values; compile stages, if they are to be, for the size of ``batch``.
@@ -278,7 +314,7 @@ class Worker:
         Raises:
             BadInput: an operator cannot run on shards.
         """
-        self.held.share_first_values(self.groups)
+        self.held.share_first_values(self.groups, self.world)
         leaves = self.graph.batch_leaves(batch)
         if self.plan.tensor_groups:
             self.world.agreed(lambda: self._try_shards(leaves))
@@ -300,8 +336,3 @@ class Worker:
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.autocast_dtype)
-
-    def _abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-        self.tensor.leave()

@@ -10,7 +10,7 @@ from penstock.capture.lengths import LengthsOf
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.execute import PreparedAction, execute, steps_of
-from penstock.runtime.iteration import Iteration, SizeCache, prepare_iteration
+from penstock.runtime.iteration import DeviceCopies, Iteration, SizeCache, prepare_iteration
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.runner import LossTerm, StageInputs, StageRunner
 from penstock.runtime.transport.channels import PipelineChannels, Places
@@ -85,20 +85,24 @@ class RankStages(Generic[Runner]):
         """The work prepared for a batch of ``rows`` samples with these lengths."""
 
         def make() -> Ready:
-            rank = self._world.rank
+            rank, boundaries = self._world.rank, self.boundaries
+            keeps_sent = self._transport is not None and self._transport.keeps_sent
             iteration = prepare_iteration(
-                self._plan, self.boundaries, rank, rows, training, lengths
+                self._plan, boundaries, rank, rows, training, lengths, keeps_sent
             )
-            channels = self.channels(iteration.messages)
+            channels = self.channels(iteration.messages, iteration.window)
             order = [a for a in iteration.order if self.runners[a.stage].has_work(a.kind)]
             return Ready(iteration, channels, steps_of(order, self.runners, channels))
 
         return self._ready.find((rows, lengths, training), make)
 
-    def channels(self, messages: RankMessages) -> PipelineChannels:
+    def channels(self, messages: RankMessages, window: int) -> PipelineChannels:
         """Channels for the messages of one iteration."""
         places = {stage: Places(p.received, p.sent) for stage, p in self.programs.items()}
-        return PipelineChannels(self._world.rank, self._transport, places, self._clock, messages)
+        world, clock = self._world, self._clock
+        return PipelineChannels(
+            world.rank, self._transport, places, clock, messages, world.device, window
+        )
 
     def take(
         self,
@@ -112,9 +116,10 @@ class RankStages(Generic[Runner]):
         if self._metrics is not None:
             part = iteration.parts.get(len(self._plan.stages) - 1)
             self._metrics.take_batch(leaves, part.rows if part is not None else ())
+        device = DeviceCopies(self._world.device)
         for stage, runner in self.runners.items():
             inputs = self.programs[stage].batch_inputs
-            work = iteration.work(stage, leaves, inputs, self._world.device)
+            work = iteration.work(stage, leaves, inputs, device)
             runner.begin(work if last else replace(work, last_backward=-1))
             runner.seed = seed
 

@@ -167,3 +167,22 @@ def growth(
             after = settled_state(before["tensors"])
         found[schedule] = {name: after[name] - before[name] for name in before}
     return found
+
+
+def peaks_by_micro_batches(counts: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Peak bytes of a step and of an evaluation over Gloo, by the number of micro-batches."""
+    join()
+    graph = graph_of_model()
+    found: dict[int, tuple[float, float]] = {}
+    for count in counts:
+        plan = plan_of(len(graph.layer_names), (1, 1), "1f1b", micro_batches=count, rows=ROWS)
+        example = batch(plan.global_batch)
+        with Pipeline(graph, plan, example, transport="process-groups", timeout_s=100) as pipe:
+            peaks: list[float] = []
+            for act in (pipe.step, pipe.evaluate):
+                act(example)
+                with pipe.measuring_memory() as memory:
+                    act(example)
+                peaks.append(memory.peak_bytes)
+        found[count] = peaks[0], peaks[1]
+    return found

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from runtime.processes.workers_under_test import (
@@ -13,8 +14,10 @@ from runtime.processes.workers_under_test import (
 )
 
 from penstock.errors import RunFailed
+from penstock.runtime.processes import store
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.processes.store import limited_silence, meet, serve_store
+from penstock.runtime.processes.store import RunStore, limited_silence, meet, serve_store
+from penstock.runtime.processes.watch import WATCH
 
 # Linux answers to all of 127.0.0.0/8, so a store on all interfaces would be found at both.
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -94,3 +97,50 @@ def test_without_a_network_no_store_is_served() -> None:
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr.splitlines()[-1]
     assert "whether the network is up ('ip link')" in done.stderr
+
+
+class Minutes:
+    """A clock on which only sleeping takes time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class LateStore:
+    """An inner store whose value comes after some seconds; counts how often it is asked."""
+
+    def __init__(self, clock: Minutes, after_s: float) -> None:
+        self.asked, self._clock, self._after_s = 0, clock, after_s
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked += 1
+        return self._clock.now_s >= self._after_s
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        raise RuntimeError("timed out")
+
+
+def test_the_longer_a_wait_the_rarer_are_the_looks_at_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that waits while rank 0 plans asks some times a second, not fifty."""
+    for after_s, looks in ((0.05, 60), (60.0, 400)):
+        clock = Minutes()
+        monkeypatch.setattr(store, "time", clock)
+        inner: Any = LateStore(clock, after_s)
+        RunStore(inner).wait(["plan"])
+        assert inner.asked < looks
+        assert clock.now_s - after_s <= max(0.001, after_s / 20)
+
+
+def test_a_wait_that_fails_is_over() -> None:
+    inner: Any = LateStore(Minutes(), 60.0)
+    with pytest.raises(RuntimeError, match="timed out"):
+        RunStore(inner).wait(["plan"], timedelta(seconds=-1))
+    assert WATCH.wait is None

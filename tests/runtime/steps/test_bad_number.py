@@ -14,7 +14,7 @@ from runtime.steps.bad_number_cases import (
     sums_of_replicas,
 )
 
-from penstock.errors import BadInput
+from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.processes.launch import launch_workers
 
 IN_FORWARD = (
@@ -86,3 +86,9 @@ def test_a_number_that_does_not_come_again_is_said_to_be_so() -> None:
 def test_a_setting_that_is_none_is_refused() -> None:
     with pytest.raises(BadInput, match='on_non_finite is "ignore"; it must be "stop" or "skip"'):
         never_ending(BadCase(FORWARD, (1,), policy="ignore"))
+
+
+def test_a_place_stands_before_the_remedy_whatever_that_says() -> None:
+    failure = LossNotFinite("loss is nan", 3, "lower the rate; or clip").at("first in layer a")
+    assert str(failure) == "loss is nan; first in layer a; lower the rate; or clip"
+    assert (failure.step, str(failure.at("of stage 1")).count("lower")) == (3, 1)

@@ -6,7 +6,11 @@ import torch
 from penstock.capture.layer_graph import TensorSpec
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
-from penstock.runtime.transport.messages import BoundaryTensors, messages_of_rank
+from penstock.runtime.transport.messages import (
+    BoundaryTensors,
+    messages_between_actions,
+    messages_of_rank,
+)
 from penstock.schedule.action import Action
 
 HIDDEN = TensorSpec("hidden", (8, 5), torch.float32, 0, requires_grad=True)
@@ -25,7 +29,8 @@ def messages(rank: int, rows: int = 16):
     plan, boundaries = three_to_two()
     cut = cut_batch(plan, rows)
     schedule, shape = schedule_of(plan, len(cut.micro_batches))
-    return messages_of_rank(rank, plan, boundaries, schedule, shape, cut)
+    passed = messages_between_actions(plan, boundaries, schedule, cut)
+    return messages_of_rank(rank, schedule, shape, passed)
 
 
 def test_rows_are_sent_to_exactly_those_who_need_them() -> None:
@@ -75,5 +80,7 @@ def test_an_evaluation_sends_no_gradients() -> None:
     plan, boundaries = three_to_two()
     shape = plan.shape()
     cut = cut_batch(plan, 16)
-    own = messages_of_rank(3, plan, boundaries, forward_schedule(shape), shape, cut)
+    schedule = forward_schedule(shape)
+    passed = messages_between_actions(plan, boundaries, schedule, cut)
+    own = messages_of_rank(3, schedule, shape, passed)
     assert not own.outgoing and own.incoming

@@ -72,7 +72,7 @@ class ForwardPass:
             RunFailed: this rank or another failed; the worker cannot be used again.
         """
         worker, numbers = self._worker, self._worker.numbers
-        worker.clock.restart()
+        worker.restart_clock()
         ready = self.prepared(leaves)
         if not any(isinstance(leaf, PartialLeaf) for leaf in leaves.values()):
             worker.agree_on_lengths([ready.iteration.size])

@@ -94,5 +94,6 @@ class Inference:
             worker.world,
             worker.plan,
             leaves,
+            worker.failures,
             everywhere=everywhere,
         )

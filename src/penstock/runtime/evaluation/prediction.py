@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 
 from penstock.capture.layer_graph import TensorSpec
-from penstock.errors import BadInput, RunFailed
+from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.evaluation.forward_pass import ForwardPass
 from penstock.runtime.micro_batches import BatchCut
+from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.gathering import as_bytes
+from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 
 __all__ = ["RankOutputs", "predict"]
@@ -54,6 +56,7 @@ def predict(
     world: World,
     plan: Plan,
     leaves: Mapping[int, torch.Tensor],
+    failures: Failures,
     *,
     everywhere: bool,
 ) -> Any:
@@ -65,6 +68,7 @@ def predict(
 
     Raises:
         BadInput: an output cannot be assembled from slices of the batch.
+        RunFailed: this rank or another failed, which ``failures`` tells all.
     """
     graph = forward.graph
     rows = next(iter(leaves.values())).shape[0]
@@ -78,14 +82,13 @@ def predict(
     wanted = everywhere or world.rank == 0
     tensors: list[torch.Tensor] = []
     try:
-        for spec, own in zip(specs, pieces, strict=True):
-            whole = torch.zeros(spec.shape_for(rows) if wanted else 0, dtype=spec.dtype)
-            put_together(whole, spec, own, found, world)
-            if everywhere and world.control is not None:
-                dist.broadcast(as_bytes(whole), group_src=0, group=world.control)
-            tensors.append(whole)
-    except RuntimeError as cause:
-        raise RunFailed(f"rank {world.rank} lost another while outputs were gathered") from cause
+        with failures.shared():
+            for spec, own in zip(specs, pieces, strict=True):
+                whole = torch.zeros(spec.shape_for(rows) if wanted else 0, dtype=spec.dtype)
+                put_together(whole, spec, own, found, world)
+                if everywhere:
+                    world.share_from_first(as_bytes(whole))
+                tensors.append(whole)
     finally:
         found.clear()
     return graph.outputs.rebuild(tensors) if wanted else None
@@ -153,11 +156,14 @@ def carried(
         own = found.of(piece.number, piece.micro_batch, spec)
     if piece.rank == 0 or world.control is None:
         return own
+    what = f"an output of micro-batch {piece.micro_batch} on rank {piece.rank}"
     if own is not None:
-        dist.send(as_bytes(own), group_dst=0, group=world.control)
+        work = dist.isend(as_bytes(own), group_dst=0, group=world.control)
+        await_work(work, world, what, "gloo", peer=0, size_bytes=own.nbytes)
         return None
     if world.rank != 0:
         return None
     tensor = torch.empty(spec.shape_for(len(piece.rows)), dtype=spec.dtype)
-    dist.recv(as_bytes(tensor), group_src=piece.rank, group=world.control)
+    work = dist.irecv(as_bytes(tensor), group_src=piece.rank, group=world.control)
+    await_work(work, world, what, "gloo", peer=piece.rank, size_bytes=tensor.nbytes)
     return tensor

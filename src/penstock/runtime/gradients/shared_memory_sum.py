@@ -143,17 +143,17 @@ def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucke
         starts.setdefault(bucket.holders, []).append(size)
         size += -(-(CACHE_LINE_BYTES + bucket.flat.nbytes) // PAGE_BYTES) * PAGE_BYTES
     memory = os.memfd_create("penstock gradients")
-    os.ftruncate(memory, size)
-    offers = world.gather(Offer(os.getpid(), memory, size, starts), Offer)
-
-    def open_all() -> dict[int, mmap.mmap]:
-        return {
-            rank: open_memory(offer.process, offer.memory, offer.size_bytes)
-            for rank, offer in enumerate(offers)
-            if any(rank in holders for holders in starts)
-        }
-
     try:
+        os.ftruncate(memory, size)
+        offers = world.gather(Offer(os.getpid(), memory, size, starts), Offer)
+
+        def open_all() -> dict[int, mmap.mmap]:
+            return {
+                rank: open_memory(offer.process, offer.memory, offer.size_bytes)
+                for rank, offer in enumerate(offers)
+                if any(rank in holders for holders in starts)
+            }
+
         opened = world.agreed(open_all, OSError)
     except OSError:
         return

@@ -16,7 +16,7 @@ from penstock.runtime.processes.positions import EXCHANGE
 from penstock.runtime.processes.watch import WATCH, finish
 from penstock.runtime.serialization import from_bytes, to_bytes
 
-__all__ = ["gather_everywhere", "gather_to_first", "tell_from_first"]
+__all__ = ["gather_everywhere", "gather_to_first", "share_from_first", "tell_from_first"]
 
 NAME = "a message between ranks"
 
@@ -69,11 +69,16 @@ def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, 
     first = dist.get_rank(group) == 0
     data = encode(value) if first else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([len(data)])
-    finish(dist.broadcast(size, group=group, group_src=0, async_op=True), *next_exchange())
+    share_from_first(size, group)
     data = data if first else torch.empty(int(size), dtype=torch.uint8)
-    finish(dist.broadcast(data, group=group, group_src=0, async_op=True), *next_exchange())
+    share_from_first(data, group)
     received = decode(data, types)
     return value if first else received
+
+
+def share_from_first(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Copy the first rank's values of a CPU tensor to the others, which have one of its size."""
+    finish(dist.broadcast(tensor, group=group, group_src=0, async_op=True), *next_exchange())
 
 
 def encode(value: object) -> torch.Tensor:

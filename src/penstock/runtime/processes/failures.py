@@ -9,6 +9,7 @@ from itertools import count
 from torch.distributed import distributed_c10d
 
 from penstock.errors import RunFailed, Stalled
+from penstock.runtime.processes.torch_texts import connection_is_lost
 from penstock.runtime.processes.watch import WATCH
 from penstock.runtime.processes.world import World
 
@@ -16,9 +17,6 @@ __all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]
 
 INSTANCES = count()
 """Numbers pipelines, which every rank creates in the same order."""
-
-LOST_CONNECTION = "gloo/transport/tcp"
-"""What is in Gloo's messages when another rank of a group has left it."""
 
 NOTE_WAIT_S = 1.5
 """How long a rank that noticed a failure waits for the note of the failed rank."""
@@ -83,8 +81,9 @@ class Failures:
             self._give_up(text)
             raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
         except BaseException as failure:
-            if LOST_CONNECTION in str(failure) and (text := self._note.read()):
-                # A collective operation within a stage: the other rank has failed first.
+            lost = any(connection_is_lost(each) for each in (failure, failure.__cause__) if each)
+            if lost and (text := self._note.read()):
+                # A collective operation: the other rank has failed first.
                 self._give_up(text)
                 raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
             text = str(failure).partition("\n")[0] or type(failure).__name__
@@ -95,6 +94,9 @@ class Failures:
             if isinstance(failure, Stalled):
                 raise Stalled(text) from failure
             raise
+        finally:
+            # A wait that failed stays until here, because it explains the failure.
+            WATCH.wait = None
 
     def _give_up(self, text: str) -> None:
         self.first = text

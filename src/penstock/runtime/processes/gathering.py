@@ -2,13 +2,17 @@
 
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 
 __all__ = ["as_bytes", "gathered"]
+
+TO_FIRST = "the tensors that rank 0 gathers"
 
 SENT_AT_ONCE = 8
 """A rank sends this many tensors ahead, since waiting for each would cost a round trip."""
@@ -19,34 +23,48 @@ def gathered(world: World, tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 
     Tensors of other ranks arrive on the CPU of rank 0; its own are returned as they are. All names
     must be different.
+
+    Raises:
+        Stalled: a rank does not answer any more.
+        RunFailed: a rank has ended.
     """
     shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    own_bytes = sum(tensor.nbytes for tensor in tensors.values())
     of_ranks = world.gather_to_first(shapes)
     if world.rank != 0:
-        under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        under_way: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
+        # Other ranks may send as much at the same time.
+        sent = partial(
+            await_work,
+            world=world,
+            what=TO_FIRST,
+            backend="gloo",
+            size_bytes=own_bytes * world.size,
+        )
         for tensor in tensors.values():
             if tensor.numel():
                 # CUDA tensors are copied to the CPU a few at a time.
                 while len(under_way) >= SENT_AT_ONCE:
-                    under_way.popleft()[0].wait()
-                sent = as_bytes(tensor.detach().cpu().contiguous())
-                work = dist.isend(sent, group_dst=0, group=world.control)
-                assert work is not None
-                under_way.append((work, sent))
+                    sent(under_way.popleft()[0], peer=0)
+                data = as_bytes(tensor.detach().cpu().contiguous())
+                work = dist.isend(data, group_dst=0, group=world.control)
+                under_way.append((work, data))
         for work, _ in under_way:
-            work.wait()
+            sent(work, peer=0)
         return {}
     found = dict(tensors)
-    awaited: list[dist.Work] = []
+    awaited: list[tuple[int, dist.Work | None]] = []
+    size_bytes = 0
     for rank, named in enumerate(of_ranks[1:], start=1):
         for name, (shape, dtype) in named.items():
             found[name] = torch.empty(shape, dtype=dtype)
             if found[name].numel():
+                size_bytes += found[name].nbytes
                 work = dist.irecv(as_bytes(found[name]), group_src=rank, group=world.control)
-                assert work is not None
-                awaited.append(work)
-    for work in awaited:
-        work.wait()
+                awaited.append((rank, work))
+    for rank, work in awaited:
+        what = f"{TO_FIRST} from rank {rank}"
+        await_work(work, world, what, "gloo", peer=rank, size_bytes=size_bytes)
     return found
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from penstock.errors import RunFailed, Stalled
 
-__all__ = ["ANSWERING", "may_hold_values_of_earlier_starts", "name_of_start"]
+__all__ = ["ANSWERING", "may_hold_values_of_earlier_starts", "name_of_start", "pause_after"]
 
 ANSWERING = "penstock answers ranks that start"
 """The name of rank 0's thread."""
 
-LOOK_EVERY_S = 0.02
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
+"""Between two looks at a store for a value that is not there yet."""
+
 STOPPED_WITHIN_S = 2.0
 
 
@@ -51,15 +53,27 @@ def name_of_start(store: Any, rank: int, size: int, limit_s: float) -> str:
         atexit.register(stop, task, ended)
         return own
     store.set(asked_by(rank), own)
-    deadline = time.monotonic() + limit_s
+    start_s = time.monotonic()
     while True:
         number, _, name = written(store, answer_for(rank)).partition(" ")
         if number == own:
             store.set(taken_by(rank), name)
             return name
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - start_s
+        if waited_s > limit_s:
             raise Stalled(f"rank {rank} waited {limit_s:g} s for rank 0 to join the run")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(pause_after(waited_s))
+
+
+def pause_after(waited_s: float) -> float:
+    """How long to pause before the next look at a store, in seconds.
+
+    A twentieth of what was waited: a value is found a little late, and a long wait costs little.
+
+    >>> [pause_after(waited_s) for waited_s in (0.0, 1.0, 60.0)]
+    [0.001, 0.05, 0.25]
+    """
+    return min(max(waited_s / 20, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
 
 
 def stop(task: Thread, ended: Event) -> None:
@@ -77,8 +91,8 @@ def answer(store: Any, name: str, size: int, ended: Event) -> None:
     answered: dict[int, str] = {}
     # The store ends with the agent.
     with suppress(RuntimeError, RunFailed):
-        waiting = set(range(1, size))
-        while waiting and not ended.wait(LOOK_EVERY_S):
+        waiting, start_s = set(range(1, size)), time.monotonic()
+        while waiting and not ended.wait(pause_after(time.monotonic() - start_s)):
             for rank in sorted(waiting):
                 number = written(store, asked_by(rank))
                 if number and number != answered.get(rank):

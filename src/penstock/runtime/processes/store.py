@@ -19,13 +19,14 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput, RunFailed
-from penstock.runtime.processes.starts import may_hold_values_of_earlier_starts, name_of_start
+from penstock.runtime.processes.starts import (
+    may_hold_values_of_earlier_starts,
+    name_of_start,
+    pause_after,
+)
 from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH, CurrentWait
 
 __all__ = ["RunStore", "meet", "met_at", "reaching", "serve_store"]
-
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
-"""Between two looks at a store for a value that is not there yet."""
 
 
 UNREACHABLE_S = 30.0
@@ -84,16 +85,15 @@ class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         keys = [self._prefix + key for key in keys]
         start_s = time.perf_counter()
         limit_s = timeout.total_seconds() if timeout is not None else RARE_LIMIT_S
-        WATCH.wait = CurrentWait(lambda: "all ranks to join", -1, "the start", start_s)
-        pause_s = SHORTEST_PAUSE_S
-        # A wait of the inner store prints a warning for each time limit that passes.
-        while not self._inner.check(keys):
-            if time.perf_counter() - start_s > limit_s:
-                self._inner.wait(keys, timedelta(seconds=SHORTEST_PAUSE_S))  # raises torch's error
-            WATCH.check()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        WATCH.wait = None
+        wait = CurrentWait(lambda: "all ranks to join", -1, "the start", start_s)
+        with WATCH.waiting(wait):
+            # A wait of the inner store prints a warning for each time limit that passes.
+            while not self._inner.check(keys):
+                waited_s = time.perf_counter() - start_s
+                if waited_s > limit_s:
+                    self._inner.wait(keys, timedelta(milliseconds=1))  # raises torch's error
+                WATCH.check()
+                time.sleep(pause_after(waited_s))
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import wraps
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 from penstock.errors import RunFailed, Stalled
 from penstock.runtime.processes.positions import Position, chain, circle
+from penstock.runtime.processes.torch_texts import link_is_cut
 
 __all__ = [
     "BEAT_S",
@@ -149,10 +151,21 @@ class Watch:
             yield batch
             number += 1
 
-    def closed(self) -> None:
-        """The pipeline is closed: lets go of what belonged to it."""
+    def closed(self, action: Callable[[], str]) -> None:
+        """The pipeline whose position is ``action`` is closed: lets go of what belonged to it."""
         self.phase += " and has closed its pipeline"
-        self.action, self.wait = str, None
+        self.wait = None
+        if self.action == action:
+            self.action = str
+
+    @contextmanager
+    def waiting(self, wait: CurrentWait) -> Iterator[None]:
+        """Within, this rank waits."""
+        self.wait = wait
+        try:
+            yield
+        finally:
+            self.wait = None
 
     def own(self) -> Position:
         """The position of this rank."""
@@ -246,7 +259,7 @@ class Watch:
             return Position(**json.loads(self._reads.get(key_of(rank))))
         except RuntimeError as cause:
             # Otherwise the store has ended with its process.
-            self._cut = self._cut or "timed out" in str(cause)
+            self._cut = self._cut or link_is_cut(cause)
             return self._positions.get(rank)
 
     def _look_after(self) -> None:
@@ -311,20 +324,23 @@ def finish(work: dist.Work | None, what: str, meeting: str = "") -> None:
     """
     assert work is not None
     start_s = time.perf_counter()
-    WATCH.wait = CurrentWait(lambda: what, -1, meeting, start_s)
-    while True:
-        try:
-            work.wait(timedelta(seconds=BEAT_S))
-            break
-        except RuntimeError as cause:
-            if "imed out" not in str(cause):
-                raise RunFailed(
-                    f"rank {WATCH.rank}, which {WATCH.phase}, lost another rank; see what that one "
-                    f"says"
-                ) from cause
-        if time.perf_counter() - start_s > RARE_LIMIT_S:
-            raise Stalled(
-                WATCH.explained(f"rank {WATCH.rank} waited {RARE_LIMIT_S:g} s for {what}")
-            )
-        WATCH.check()
-    WATCH.wait = None
+    with WATCH.waiting(CurrentWait(lambda: what, -1, meeting, start_s)):
+        while True:
+            has_ended = work.is_completed()
+            try:
+                work.wait(timedelta(seconds=BEAT_S))
+                return
+            except RuntimeError as cause:
+                # A wait for work that had ended before cannot run out of time.
+                if has_ended:
+                    raise RunFailed(
+                        f"rank {WATCH.rank}, which {WATCH.phase}, lost another rank; see what that "
+                        f"one says"
+                    ) from cause
+            if work.is_completed():
+                continue
+            if time.perf_counter() - start_s > RARE_LIMIT_S:
+                raise Stalled(
+                    WATCH.explained(f"rank {WATCH.rank} waited {RARE_LIMIT_S:g} s for {what}")
+                )
+            WATCH.check()

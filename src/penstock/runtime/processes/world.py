@@ -1,7 +1,9 @@
 """The processes of a run: their ranks, hosts and devices, and the groups they form."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -11,10 +13,11 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from penstock.errors import BadInput
+from penstock.errors import BadInput, RunFailed
 from penstock.runtime.processes.exchange import (
     gather_everywhere,
     gather_to_first,
+    share_from_first,
     tell_from_first,
 )
 from penstock.runtime.processes.store import met_at
@@ -28,14 +31,17 @@ T = TypeVar("T")
 DEFAULT_GROUPS = count()
 """Numbers the default groups created here, equally on every rank."""
 
+USERS: Counter[dist.ProcessGroup] = Counter()
+"""How many worlds use a default group that `join_world` has created; the last destroys it."""
+
 
 @dataclass(frozen=True)
 class World:
     """This process and the others of its run.
 
     ``control`` is a Gloo group of all ranks (``None``: this process is alone). ``hosts`` and
-    ``devices`` give for each rank where it runs. ``owns_default_group``: the default group was
-    created here and is destroyed by `leave`, as are ``groups``.
+    ``devices`` give for each rank where it runs. `leave` destroys ``groups``, and ``default_group``
+    with the last world that uses it (``None``: the default group is the caller's).
     """
 
     rank: int
@@ -44,7 +50,7 @@ class World:
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     control: dist.ProcessGroup | None
-    owns_default_group: bool
+    default_group: dist.ProcessGroup | None
     timeout_s: float
     groups: list[dist.ProcessGroup] = field(default_factory=list)
 
@@ -82,6 +88,11 @@ class World:
             return value
         return tell_from_first(value, self.control, types)
 
+    def share_from_first(self, tensor: torch.Tensor) -> None:
+        """Copy rank 0's values of a CPU tensor to the other ranks, which have one of its size."""
+        if self.control is not None:
+            share_from_first(tensor, self.control)
+
     def agreed(self, make: Callable[[], T], refusal: type[Exception] = BadInput) -> T:
         """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.
 
@@ -89,16 +100,30 @@ class World:
 
         Raises:
             BadInput: the error of the first rank that raised (or another class, ``refusal``).
+            RunFailed: another rank raised an error of any other class.
         """
         made: list[T] = []
-        why = ""
+        refused = failed = ""
         try:
             made.append(make())
         except refusal as cause:
-            why = str(cause)
-        for text in self.gather(why):
+            refused = str(cause)
+        except RunFailed:
+            # All ranks get it, each by its own connections.
+            raise
+        except Exception as cause:
+            line = str(cause).strip().partition("\n")[0]
+            failed = f"rank {self.rank} failed with {type(cause).__name__}: {line}"
+            with suppress(RunFailed):
+                self.gather([refused, failed])
+            raise
+        texts = self.gather([refused, failed])
+        for text, _ in texts:
             if text:
                 raise refusal(text)
+        for _, text in texts:
+            if text:
+                raise RunFailed(text)
         return made[0]
 
     def done_by_first(self, act: Callable[[], object]) -> None:
@@ -130,11 +155,27 @@ class World:
 
     def leave(self) -> None:
         """Destroy all groups that were created here; peers may still be in their last operation."""
-        for group in self.groups:
+        if not self.groups:
+            return
+        for group in [*self.groups]:
+            self.abandon(group)
+        default = self.default_group
+        if default is None:
+            return
+        USERS[default] -= 1
+        if not USERS[default]:
+            del USERS[default]
+            if dist.group.WORLD is default:
+                dist.destroy_process_group()
+
+    def abandon(self, group: dist.ProcessGroup) -> None:
+        """Destroy one of ``groups``, although others may still wait in it."""
+        if group not in self.groups:
+            return
+        self.groups.remove(group)
+        # It may be destroyed already, with a peer that died or with the caller's default group.
+        with suppress(RuntimeError, ValueError):
             dist.destroy_process_group(group)
-        self.groups.clear()
-        if self.owns_default_group and dist.is_initialized():
-            dist.destroy_process_group()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -151,15 +192,21 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         BadInput: torchrun's environment variables are incomplete, or one is set that is gone.
     """
     check_variables()
-    owns_default_group = False
     WATCH.limit_s, WATCH.phase = timeout_s, "builds the pipeline"
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         check_environment()
         make_default_group()
-        owns_default_group = True
+        created = dist.group.WORLD
+        assert created is not None
+        USERS[created] = 0
     elif dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
         WATCH.begin(store, dist.get_rank(), dist.get_world_size())
+    default = dist.group.WORLD if dist.is_initialized() else None
+    if default is not None and default in USERS:
+        USERS[default] += 1
+    else:
+        default = None
     alone = not dist.is_initialized() or dist.get_world_size() == 1
     rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     chosen = torch.device(device) if device is not None else own_device()
@@ -171,10 +218,10 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=RARE_LIMIT_S))
         assert isinstance(group, dist.ProcessGroup)  # the group contains all ranks
         control = group
-    here = World(rank, size, chosen, (), (), control, owns_default_group, timeout_s)
+    here = World(rank, size, chosen, (), (), control, default, timeout_s)
     places = here.gather((host_identity(), str(chosen)))
     hosts, devices = zip(*places, strict=True)
-    joined = World(rank, size, chosen, hosts, devices, control, owns_default_group, timeout_s)
+    joined = World(rank, size, chosen, hosts, devices, control, default, timeout_s)
     if control is not None:
         joined.groups.append(control)
     return joined

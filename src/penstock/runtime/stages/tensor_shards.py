@@ -25,6 +25,7 @@ from penstock.capture.tensor_split import SplitTable, divided_dims
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import make_groups
+from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.batch_norm import uses_batch_norm
 from penstock.runtime.stages.call import is_plain
@@ -89,7 +90,7 @@ class TensorShards:
         for stage, program in programs.items():
             check_stage(stage, program)
             for name, tensor in named_tensors(program.module):
-                copy_values(tensor, self.ranks[0], self._group)
+                copy_values(tensor, self.ranks[0], self._group, self._world)
                 dim = self.dim_of(name)
                 if dim is not None:
                     self._keep_shard(program.module, name, tensor, dim)
@@ -115,6 +116,10 @@ class TensorShards:
         All ranks of the group must call this. ``names`` gives the parameter to which a tensor (such
         as a state of the optimizer) belongs, where it is not called like it. Tensors that are no
         part of it, such as a count of steps, are kept.
+
+        Raises:
+            Stalled: a rank of the group did not take part in time.
+            RunFailed: a rank of the group has ended.
         """
         found = dict(tensors)
         if self._group is None:
@@ -125,7 +130,8 @@ class TensorShards:
                 continue
             shard = tensors[key].detach().contiguous()
             parts = [torch.empty_like(shard) for _ in self.ranks]
-            dist.all_gather(parts, shard, group=self._group)
+            work = dist.all_gather(parts, shard, group=self._group, async_op=True)
+            await_work(work, self._world, f"the shards of '{key}'", size_bytes=shard.nbytes)
             if not self.place:
                 found[key] = torch.cat(parts, dim)
         return found
@@ -152,8 +158,7 @@ class TensorShards:
         getattr(self._mesh, "_pg_registry", dict[str, object]()).clear()
         group, self._group = self._group, None
         if group is not None:
-            self._world.groups.remove(group)
-            dist.destroy_process_group(group)
+            self._world.abandon(group)
 
     def call_of(self, program: StageProgram) -> ShardedCall:
         """How a stage of this rank's group, or a part of it, is called."""
@@ -197,11 +202,12 @@ class TensorShards:
                 ) from cause
 
 
-def copy_values(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) -> None:
+def copy_values(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, world: World) -> None:
     """Give all ranks of ``group`` the values that ``tensor`` has on rank ``source``."""
     value = tensor.detach().contiguous()
     plain = value.view(torch.uint8) if value.dtype == torch.bool else value
-    dist.broadcast(plain, source, group=group)
+    work = dist.broadcast(plain, source, group=group, async_op=True)
+    await_work(work, world, f"values of rank {source}", peer=source, size_bytes=plain.nbytes)
     with torch.no_grad():
         tensor.copy_(value)
 

@@ -90,7 +90,7 @@ class Training:
         self.steps = self.left_out = 0
         self.on_non_finite: OnNonFinite = on_non_finite
         self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
-        self._clip_norm = clip_norm
+        self.clip_norm = clip_norm
         self.names: dict[torch.Tensor, str] = {p: name for name, p in parameters}
         # A stage without parameters must also follow the learning-rate schedule.
         own = [p for _, p in parameters] or [nn.Parameter(torch.zeros(0, device=device))]
@@ -127,7 +127,7 @@ class Training:
     @property
     def clips(self) -> bool:
         """Whether gradients with a large norm are clipped."""
-        return self._clip_norm is not None
+        return self.clip_norm is not None
 
     def judge(self, totals: Totals, rate: float) -> Update:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
@@ -156,7 +156,7 @@ class Training:
 
     def clip_factor(self, totals: Totals) -> float:
         """The factor that clips the gradients of the mean loss."""
-        return clip_factor(totals.gradient_norm, self._clip_norm)
+        return clip_factor(totals.gradient_norm, self.clip_norm)
 
     def step(self, buckets: GradientBuckets | None, factor: float = 1.0) -> None:
         """Multiply gradients by ``factor``, update the weights, then the learning rate."""

@@ -91,7 +91,8 @@ class PipelineChannels:
     """The messages of one rank in one kind of iteration, over a transport.
 
     ``places[stage]`` are given for the stages of this rank. These pass tensors to one another
-    without copying. Without a transport there is only this rank.
+    without copying. Without a transport there is only this rank. ``memory`` is where this rank's
+    tensors are. ``window`` is the transport's.
     """
 
     def __init__(
@@ -101,9 +102,13 @@ class PipelineChannels:
         places: dict[int, Places],
         clock: Clock,
         messages: RankMessages,
+        memory: torch.device,
+        window: int = 0,
     ) -> None:
         self.device = device
+        self._memory = memory
         self.transport = transport
+        self._window = window
         self._places = places
         self._clock = clock
         self._messages = messages
@@ -132,12 +137,12 @@ class PipelineChannels:
         for arrival in self._arrivals.values():
             arrival.tensors = None
         if self.transport is not None:
-            self.transport.begin(self._messages.streams if announced else {})
+            self.transport.begin(self._messages.streams if announced else {}, self._window)
 
     def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
         """Announce more messages of every peer; after its last message its first comes again."""
         if self.transport is not None:
-            self.transport.proceed(streams)
+            self.transport.proceed(streams, self._window)
 
     def begin_with(self, first: Container[Action]) -> None:
         """Open the channels for the messages of ``first``, the first actions of every peer.
@@ -145,7 +150,9 @@ class PipelineChannels:
         Then `go_on` opens them for the other messages, or `discard` drops those of ``first``.
         """
         self.begin(announced=False)
-        self.proceed(self._split(first)[0])
+        if self.transport is not None:
+            # Without a window: a peer takes some of these only when all ranks have met once.
+            self.transport.proceed(self._split(first)[0])
 
     def go_on(self, first: Container[Action]) -> None:
         """Open the channels for all messages except those of ``first``."""
@@ -270,13 +277,15 @@ class PipelineChannels:
             first.tensors = tensors
 
     def _sender_of(self, message: Message, slots: Mapping[str, int]) -> Callable[[Tensors], None]:
-        parts = [(slots[part.spec.name], part) for part in message.parts]
+        parts, memory = [(slots[part.spec.name], part) for part in message.parts], self._memory
         if message.receiver == self.device:
             arrival = self._arrivals[message]
 
             def hand_over(result: Tensors) -> None:
                 # Detached, so that each stage's backward ends at its own inputs.
-                arrival.tensors = [rows_of(result[place], part).detach() for place, part in parts]
+                arrival.tensors = [
+                    rows_of(result[place], part, memory).detach() for place, part in parts
+                ]
 
             return hand_over
         assert self.transport is not None
@@ -286,16 +295,16 @@ class PipelineChannels:
 
         def send(result: Tensors) -> None:
             start = now()
-            outlet([rows_of(result[place], part) for place, part in parts])
+            outlet([rows_of(result[place], part, memory) for place, part in parts])
             add("SEND", stage, micro_batch, start, now(), peer, size)
 
         return send
 
 
-def rows_of(tensor: torch.Tensor | None, part: MessagePart) -> torch.Tensor:
-    """The rows of ``part`` in the sender's tensor; zeros if it has no gradient."""
+def rows_of(tensor: torch.Tensor | None, part: MessagePart, memory: torch.device) -> torch.Tensor:
+    """The rows of ``part`` in the sender's tensor; zeros in ``memory`` if it has no gradient."""
     if tensor is None:
-        return torch.zeros(part.shape, dtype=part.dtype)
+        return torch.zeros(part.shape, dtype=part.dtype, device=memory)
     if part.dim < 0 or tensor.shape[part.dim] == len(part.source_rows):
         return tensor
     return tensor.narrow(part.dim, part.source_rows.start, len(part.source_rows))

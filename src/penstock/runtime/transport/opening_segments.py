@@ -4,6 +4,7 @@ import mmap
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from penstock.runtime.processes.world import World
@@ -40,36 +41,45 @@ def join_segments(
     for sender, ring in rings_in.items():
         rings[sender] = (size, ring)
         size += -(-ring.bytes // HEADER_BYTES) * HEADER_BYTES
-    memory = os.memfd_create("penstock")
-    os.ftruncate(memory, size)
-    ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    invitations = world.gather(
-        Invitation(os.getpid(), memory, bell, size, rings), Invitation, RingSize
-    )
-
-    def open_all() -> dict[int, SharedSegment]:
+    with ExitStack() as undo, ExitStack() as opening:
+        memory = os.memfd_create("penstock")
+        opening.callback(os.close, memory)
+        os.ftruncate(memory, size)
+        ear, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        undo.callback(os.close, ear)
         own = SharedSegment(mmap.mmap(memory, size), rings, bell)
-        return {
-            rank: own if rank == world.rank else accept(invitation)
-            for rank, invitation in enumerate(invitations)
-        }
+        undo.callback(own.close_handles)
+        invitations = world.gather(
+            Invitation(os.getpid(), memory, bell, size, rings), Invitation, RingSize
+        )
 
-    try:
-        segments = world.agreed(open_all, OSError)
-    except OSError:
-        return None
-    finally:
-        os.close(memory)
-    return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
+        def open_all() -> dict[int, SharedSegment]:
+            return {
+                rank: own if rank == world.rank else accept(invitation, undo)
+                for rank, invitation in enumerate(invitations)
+            }
+
+        try:
+            segments = world.agreed(open_all, OSError)
+        except OSError:
+            return None
+        undo.pop_all()
+        return Segments(world.rank, segments, ear, world.timeout_s, spin_s)
 
 
-def accept(invitation: Invitation) -> SharedSegment:
-    """Open a peer's segment, its bell, and a handle that becomes readable when its process ends."""
+def accept(invitation: Invitation, undo: ExitStack) -> SharedSegment:
+    """Open a peer's segment, its bell, and a handle that becomes readable when its process ends.
+
+    ``undo`` closes the handles.
+    """
     view = open_memory(invitation.pid, invitation.memory, invitation.size_bytes)
     bell = os.open(
         f"/proc/{invitation.pid}/fd/{invitation.bell}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
     )
-    return SharedSegment(view, invitation.rings, bell, os.pidfd_open(invitation.pid))
+    segment = SharedSegment(view, invitation.rings, bell)
+    undo.callback(segment.close_handles)
+    segment.process = os.pidfd_open(invitation.pid)
+    return segment
 
 
 def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,30 +45,42 @@ class Posted:
     work: dist.Work | None
 
 
+class Sent(NamedTuple):
+    """A message under way: its buffer, and a handle to wait for it."""
+
+    message: Message
+    buffer: torch.Tensor
+    work: dist.Work | None
+
+
 class GroupTransport:
     """Point-to-point operations of one rank; see `Transport`."""
 
     def __init__(self, world: World, pairs: Sequence[tuple[int, int]]) -> None:
         self._world = world
+        # Gloo's handle of a send is complete only when it has been waited for.
+        self.keeps_sent = world.backend == "gloo"
         self._groups = groups_of_pairs(world, pairs)
         self._sums = world.new_group(range(world.size), "gloo")
         self._waiting: dict[int, deque[Message]] = {}
         self._posted: dict[int, deque[Posted]] = {}
-        self._sending: deque[tuple[Message, torch.Tensor, dist.Work | None]] = deque()
+        self._sending: dict[int, deque[Sent]] = {}
+        self._window = 0
         self._actions = 1
         self._position = 0
-        WATCH.action = lambda: position_words(self._position)
+        WATCH.action = self.position
 
-    def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Post the first receives of every stream."""
-        self._actions = 1
+        self._actions, self._window = 1, window
         for peer, messages in streams.items():
             self._waiting[peer] = deque(messages)
             self._posted[peer] = deque()
             self._post(peer)
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Post more receives, after those that remain."""
+        self._window = window
         for peer, messages in streams.items():
             self._waiting.setdefault(peer, deque()).extend(messages)
             self._posted.setdefault(peer, deque())
@@ -78,25 +91,40 @@ class GroupTransport:
         self._actions += 1
         self._position = position
 
+    def position(self) -> str:
+        """The current action in words."""
+        return position_words(self._position)
+
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
         """A function that sends ``message``."""
-        return partial(self._send, message)
+        sending = self._sending.setdefault(message.receiver, deque())
+        return partial(self._send, message, sending)
 
     def inlet(self, message: Message) -> "GroupInlet":
         """The receiving end of ``message``."""
         return GroupInlet(self, message)
 
-    def _send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+    def _send(
+        self, message: Message, sending: deque[Sent], tensors: Sequence[torch.Tensor]
+    ) -> None:
         """Start sending; the buffer is kept until the operation is complete."""
-        while self._sending and self._sending[0][2] and self._sending[0][2].is_completed():
-            self._sending.popleft()
+        if self.keeps_sent:
+            while len(sending) >= self._window > 0:
+                self._settle(sending.popleft())
+        else:
+            while sending and sending[0].work and sending[0].work.is_completed():
+                sending.popleft()
         buffer = packed(message, tensors)
         group = self._groups[message.sender, message.receiver]
         try:
             work = dist.isend(buffer, message.receiver, group=group)
         except RuntimeError as cause:
             raise self._failure(cause, str(message), message.receiver) from cause
-        self._sending.append((message, buffer, work))
+        sending.append(Sent(message, buffer, work))
+
+    def _settle(self, sent: Sent) -> None:
+        """Wait until a message has been received, or has at least left this rank."""
+        self._wait(sent.work, sent.message, sent.message.receiver)
 
     def await_message(self, message: Message) -> None:
         """Wait for the oldest posted receive of the sender."""
@@ -112,9 +140,9 @@ class GroupTransport:
 
     def drain(self) -> None:
         """Wait until everything is sent."""
-        while self._sending:
-            message, _, work = self._sending.popleft()
-            self._wait(work, message, message.receiver)
+        for sending in self._sending.values():
+            while sending:
+                self._settle(sending.popleft())
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
         """Exchange a few numbers of every rank; ranks with little work wait for the busiest."""
@@ -141,19 +169,25 @@ class GroupTransport:
     def abort(self) -> None:
         """Close the connections; operations of peers then raise an error."""
         for group in dict.fromkeys((*self._groups.values(), self._sums)):
-            if group is not None and group in self._world.groups:
-                self._world.groups.remove(group)
-                abandon(group)
-        self._groups.clear()
+            if group is not None:
+                self._world.abandon(group)
+        self.close()
 
     def close(self) -> None:
-        """Nothing to do: the world destroys its groups."""
+        """Let go of everything that keeps a connection open; the world destroys its groups."""
+        self._groups.clear()
+        for waiting in (self._waiting, self._posted, self._sending):
+            waiting.clear()
 
     def _post(self, peer: int) -> None:
-        """Post receives from ``peer`` as far ahead as the limit allows, in the sender's order."""
+        """Post receives from ``peer`` as far ahead as the limits allow, in the sender's order."""
         waiting, posted = self._waiting[peer], self._posted[peer]
         ahead = sum(entry.message.bytes for entry in posted)
-        while waiting and (not posted or ahead + waiting[0].bytes <= POSTED_BYTES):
+        # A sender that has filled its window would wait for the oldest of these.
+        most = self._window or len(waiting) + 1
+        while waiting and (
+            not posted or (len(posted) < most and ahead + waiting[0].bytes <= POSTED_BYTES)
+        ):
             message = waiting.popleft()
             ahead += message.bytes
             buffer = empty_buffer(message, self._world.device)
@@ -223,15 +257,6 @@ def groups_of_pairs(
         if group is not None and world.rank in pair:
             groups[pair] = group
     return groups
-
-
-def abandon(group: dist.ProcessGroup) -> None:
-    """Destroy ``group`` although others may still wait in it."""
-    try:
-        dist.destroy_process_group(group)
-    except (RuntimeError, ValueError):
-        # Already destroyed with a peer that died.
-        return
 
 
 def aligned(size: int) -> int:

@@ -91,6 +91,14 @@ class SharedSegment:
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self.bell, b"!")
 
+    def close_handles(self) -> None:
+        """Close the handles; the memory is released when nothing refers to it any more."""
+        for handle in (self.bell, self.process):
+            if handle >= 0:
+                os.close(handle)
+        # The kernel gives the numbers to other files.
+        self.bell = self.process = -1
+
 
 class Segments:
     """The segments of all ranks, with functions that wait for changes in them."""
@@ -254,19 +262,25 @@ class Segments:
         return tuple(segment.words[Word.POSITION] for segment in self.peers.values())
 
     def abort(self) -> None:
-        """Signal every peer that this rank has failed."""
+        """Signal every peer that this rank has failed, and close the handles."""
+        if self._ear < 0:
+            return
         self.own.words[Word.ABORTED] = 1
         for segment in self.peers.values():
             segment.ring_bell()
+        self._close_handles()
 
     def close(self) -> None:
         """Mark this rank as closed and close its handles."""
         self.own.words[Word.CLOSED] = 1
-        for segment in self.peers.values():
-            os.close(segment.bell)
-            os.close(segment.process)
-        os.close(self.own.bell)
-        os.close(self._ear)
+        self._close_handles()
+
+    def _close_handles(self) -> None:
+        if self._ear >= 0:
+            os.close(self._ear)
+            self._ear = -1
+        for segment in self.all.values():
+            segment.close_handles()
 
 
 own_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)

@@ -98,10 +98,12 @@ class SlotRing:
 class SharedMemoryTransport:
     """The rings of one rank; see `Transport`."""
 
+    keeps_sent = False
+
     def __init__(self, segments: Segments, device: torch.device) -> None:
         self.segments = segments
-        words = self._words = segments.own.words
-        WATCH.action = lambda: position_words(words[POSITION])
+        self._words = segments.own.words
+        WATCH.action = self.position
         self.on_cpu = device.type == "cpu"
         self.device = device
         rank = segments.rank
@@ -114,10 +116,10 @@ class SharedMemoryTransport:
         self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
         self._unsent_count = 0
 
-    def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Nothing to prepare: the rings are always open."""
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Nothing to prepare: the rings are always open."""
 
     def at(self, position: int) -> None:
@@ -125,6 +127,10 @@ class SharedMemoryTransport:
         words = self._words
         words[POSITION] = position
         words[CORE] = own_core()
+
+    def position(self) -> str:
+        """The current action in words."""
+        return position_words(self._words[POSITION])
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
         """A function that sends ``message``; it writes into the next slot at once if possible."""

@@ -72,7 +72,6 @@ class OwnStage:
         worker: Worker,
         training: Training,
         order: EndlessOrder,
-        clip_norm: float | None,
         measure_every: int,
     ) -> None:
         assert training.optimizer is not None
@@ -80,7 +79,6 @@ class OwnStage:
         self._optimizer, self._buckets = training.optimizer, worker.buckets
         self._place = place = worker.places[0]
         self._group = worker.groups.get(worker.plan.device_groups[place.group])
-        self._clip_norm = clip_norm
         self._gradient_norm = 0.0
         self._stage = VersionedStage(
             place.stage,
@@ -142,7 +140,7 @@ class OwnStage:
         """Sum the gradients over the replicas, clip, step, and zero the gradients."""
         self._buckets.finish()
         gradients = [bucket.flat for bucket in self._buckets.buckets]
-        self._gradient_norm = clip_gradients(gradients, self._clip_norm)
+        self._gradient_norm = clip_gradients(gradients, self._training.clip_norm)
         self._training.step(self._buckets)
         self._buckets.zero()
 

@@ -24,7 +24,8 @@ from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.rank import Worker
 from penstock.runtime.steps.training import Training
-from penstock.runtime.transport.messages import messages_of_rank
+from penstock.runtime.transport.messages import messages_between_actions, messages_of_rank
+from penstock.runtime.transport.send_window import least_window
 from penstock.runtime.user_metrics import Means
 from penstock.runtime.without_flush.order import cut_for, endless_order
 from penstock.runtime.without_flush.stage_of_rank import NoStage, OwnStage, PreparedSize, by_action
@@ -50,8 +51,8 @@ class Fed:
 class EndlessTraining:
     """Trains this rank's stage batch after batch, with the weight updates of the schedule.
 
-    ``clip_norm`` limits the norm of one stage's gradients in one update. ``measure_every``: measure
-    the error of predicted weights every that many updates (0: never).
+    Clipping limits the norm of one stage's gradients in one update. ``measure_every``: measure the
+    error of predicted weights every that many updates (0: never).
 
     Raises:
         BadInput: the schedule predicts weights and the optimizer does not support it.
@@ -61,8 +62,6 @@ class EndlessTraining:
         self,
         worker: Worker,
         training: Training,
-        *,
-        clip_norm: float | None = None,
         measure_every: int = 0,
     ) -> None:
         self._worker, self._training = worker, training
@@ -74,7 +73,7 @@ class EndlessTraining:
         self._sums = worker.world.new_group(range(worker.world.size), "gloo")
         self.own: OwnStage | NoStage = NoStage()
         if worker.places:
-            self.own = OwnStage(worker, training, order, clip_norm, measure_every)
+            self.own = OwnStage(worker, training, order, measure_every)
 
     def step(self, batches: Sequence[Sequence[Leaf]]) -> StepMetrics:
         """Train on one batch; the pipeline is empty before and after it.
@@ -152,8 +151,13 @@ class EndlessTraining:
         ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
         sized = [boundary.at(lengths) for boundary in worker.stages.boundaries]
-        messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
-        return PreparedSize(cut, by_action(messages), worker.stages.channels(messages), lengths, {})
+        schedule = one_f_one_b(shape)
+        passed = messages_between_actions(plan, sized, schedule, ringed)
+        messages = messages_of_rank(world.rank, schedule, shape, passed)
+        # No stage has more under way: it has taken the gradient of the micro-batch before these.
+        window = max(least_window(shape.stages), *order.depths)
+        channels = worker.stages.channels(messages, window)
+        return PreparedSize(cut, by_action(messages), channels, lengths, {})
 
     def _exchanged(self, leaves: Sequence[Leaf]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; the returned function waits for them."""
@@ -219,7 +223,6 @@ class EndlessTraining:
 def endless_training(
     worker: Worker,
     training: Training,
-    clip_norm: float | None,
     measure_every: int,
 ) -> EndlessTraining | None:
     """The training of a worker whose schedule updates without a flush; ``None`` for others.
@@ -230,7 +233,7 @@ def endless_training(
     if not order_of(worker.plan).weights.micro_batches_per_update:
         return None
     check_own_parameters(worker)
-    return EndlessTraining(worker, training, clip_norm=clip_norm, measure_every=measure_every)
+    return EndlessTraining(worker, training, measure_every)
 
 
 def check_own_parameters(worker: Worker) -> None:

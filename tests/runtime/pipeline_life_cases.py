@@ -1,0 +1,332 @@
+"""What two ranks do to see how pipelines begin and end, also where something fails."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime.pipeline_cases import plan_of
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.chain import Chain
+from penstock.capture.layer_graph import TensorSpec
+from penstock.errors import PenstockError
+from penstock.runtime.callbacks import Closing, Event
+from penstock.runtime.evaluation.prediction import RankOutputs
+from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.processes.gathering import gathered
+from penstock.runtime.processes.torch_texts import connection_is_lost, has_timed_out
+from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.processes.world import join_world
+from penstock.runtime.stages.tensor_shards import copy_values
+from penstock.runtime.transport import opening_segments
+
+BATCH = (torch.linspace(-1, 1, 48).view(12, 4), torch.linspace(1, -1, 48).view(12, 4))
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+class Layer(nn.Module):
+    """A linear layer that raises when told to."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if Layer.fails:
+            raise ValueError("shape mismatch in the user's code")
+        return torch.tanh(self.linear(x))
+
+
+def model(seed: int = 0, norm: bool = False) -> Chain:
+    torch.manual_seed(seed)
+    layers = [Layer(), nn.BatchNorm1d(4) if norm else nn.Identity(), Layer()]
+    return Chain(layers, loss=functional.mse_loss)
+
+
+def pipeline(transport: Any, *, seed: int = 0, **options: Any) -> Pipeline:
+    given = {"optimizer": SGD, "timeout_s": 30, "transport": transport, **options}
+    return Pipeline(model(seed), plan_of(4, (1, 1)), BATCH, **given)
+
+
+def outcome(act: Callable[[], object]) -> str:
+    """What a call returned or raised, and whether this rank still says that it waits."""
+    try:
+        found = str(act())
+    except PenstockError as error:
+        found = f"{type(error).__name__}: {error}"
+    except (RuntimeError, ValueError, LookupError) as error:
+        found = f"raw {type(error).__name__}: {error}"
+    return found if WATCH.wait is None else f"{found}; still waits for {WATCH.wait.what()}"
+
+
+def held() -> dict[str, int]:
+    """What a process has open; sockets that are closed by a peer may take a moment."""
+    gc.collect()
+    with open("/proc/self/status") as status:
+        resident = next(line for line in status if line.startswith("VmRSS"))
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "shared": Path("/proc/self/maps").read_text().count("memfd:"),
+        "resident": int(resident.split()[1]) * 1024,
+    }
+
+
+def settled(files: int) -> dict[str, int]:
+    """`held` once there are at most so many files, or after five seconds."""
+    end = time.monotonic() + 5
+    while (found := held())["files"] > files and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+def no_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The user's function fails, on one rank only."""
+    if os.environ["RANK"] == "1":
+        raise LookupError("no optimizer of this name")
+    return SGD(parameters)
+
+
+def fail_in_a_step(transport: str) -> None:
+    with pipeline(transport) as pipe:
+        Layer.fails = pipe.rank == 1
+        try:
+            pipe.step(BATCH)
+        finally:
+            Layer.fails = False
+
+
+def fail_when_built(transport: str) -> None:
+    pipeline(transport, optimizer=no_optimizer)
+
+
+def fail_to_open_memory(transport: str) -> None:
+    """One rank may not open the other's memory, so all use process groups."""
+    opened = opening_segments.open_memory
+
+    def refused(process: int, handle: int, size_bytes: int) -> Any:
+        if os.environ["RANK"] == "1" and process != os.getpid():
+            raise PermissionError("not allowed")
+        return opened(process, handle, size_bytes)
+
+    opening_segments.open_memory = refused
+    try:
+        with pipeline("auto") as pipe:
+            pipe.step(BATCH)
+    finally:
+        opening_segments.open_memory = opened
+
+
+FAILURES = {
+    "in a step": fail_in_a_step,
+    "when built": fail_when_built,
+    "to open memory": fail_to_open_memory,
+}
+
+
+def failed_pipelines(
+    transport: str, count: int
+) -> dict[str, tuple[set[str], list[dict[str, int]]]]:
+    """What is raised, and what is held after the second and after ``count`` failed pipelines."""
+    found: dict[str, tuple[set[str], list[dict[str, int]]]] = {}
+    for name, fail in FAILURES.items():
+        texts, states = set[str](), list[dict[str, int]]()
+        for number in range(count):
+            texts.add(outcome(partial(fail, transport)))
+            if number == 1:
+                states.append(held())
+        states.append(settled(states[0]["files"]))
+        found[name] = texts, states
+    return found
+
+
+def trained_alone(seed: int, steps: int) -> dict[str, torch.Tensor]:
+    whole = model(seed)
+    optimizer = SGD(whole.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.mse_loss(whole(BATCH[0]), BATCH[1]).backward()
+        optimizer.step()
+    return whole.state_dict()
+
+
+def two_at_once(transport: str) -> list[str]:
+    """Two pipelines in one process, trained in turns and closed in either order."""
+    wrong: list[str] = []
+    for first_closed in (0, 1):
+        pipes = [pipeline(transport, seed=seed) for seed in (1, 2)]
+        for pipe in pipes:
+            pipe.step(BATCH)
+        pipes[first_closed].close()
+        other = pipes[1 - first_closed]
+        other.step(BATCH)
+        seed = 2 - first_closed
+        expected = trained_alone(seed, 2)
+        for name, tensor in other.named_parameters():
+            if not torch.allclose(tensor, expected[name], atol=1e-6):
+                wrong.append(f"{first_closed} closed first: {name} differs")
+        other.close()
+        if dist.is_initialized():
+            wrong.append(f"{first_closed} closed first: the default group is left")
+    with pipeline(transport) as pipe:
+        pipe.step(BATCH)
+    return wrong
+
+
+def callback_that_raises() -> list[object]:
+    """What is raised by `close`, which callbacks were told, and whether anything is left."""
+    told: list[str] = []
+
+    def first(_: Pipeline, event: Event) -> None:
+        if isinstance(event, Closing):
+            raise ValueError("no space left for the log")
+
+    def second(_: Pipeline, event: Event) -> None:
+        told.append(type(event).__name__)
+
+    pipe = pipeline("auto", callbacks=[first, second])
+    raised = outcome(pipe.close)
+    del pipe
+    return [raised, told, dist.is_initialized(), held()["shared"]]
+
+
+def agreements() -> list[str]:
+    """What ranks get where one of them raises what nobody expects."""
+    world = join_world("cpu", 30)
+
+    def make() -> str:
+        if world.rank == 1:
+            raise IndexError("list index out of range")
+        return "made"
+
+    found = [outcome(lambda: world.agreed(make)), outcome(lambda: world.agreed(lambda: "again"))]
+    world.leave()
+    return found
+
+
+class LostOutputs(RankOutputs):
+    """Fails when its outputs are asked for."""
+
+    def of(self, number: int, micro_batch: int, spec: TensorSpec) -> torch.Tensor:
+        raise ValueError("the outputs are gone")
+
+
+def lost_predictions() -> str:
+    """Rank 1 fails while outputs are gathered."""
+    with pipeline("auto") as pipe:
+        if pipe.rank == 1:
+            pipe._inference._outputs = LostOutputs()
+        return outcome(lambda: pipe.predict(BATCH[0]))
+
+
+def late_ranks() -> dict[str, tuple[str, float]]:
+    """What rank 0 gets, and after how many seconds, where rank 1 does not take part in time."""
+    found: dict[str, tuple[str, float]] = {}
+
+    def gather_what_never_comes() -> object:
+        if world.rank == 0:
+            return gathered(world, {})
+        # Rank 1 says what it has and then sends nothing.
+        return world.gather_to_first({"weight": (torch.Size([4]), torch.float32)})
+
+    def copy_what_never_comes() -> object:
+        group = world.new_group([0, 1])
+        assert group is not None
+        world.barrier()
+        return copy_values(torch.zeros(4), 1, group, world) if world.rank == 0 else None
+
+    for name, act in (("gathered", gather_what_never_comes), ("copied", copy_what_never_comes)):
+        world = join_world("cpu", 1.0)
+        started_s = time.monotonic()
+        text = outcome(act)
+        found[name] = text, time.monotonic() - started_s
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"{name} on rank {world.rank}", "done")
+        store.wait([f"{name} on rank 0", f"{name} on rank 1"])
+        world.leave()
+    return found
+
+
+def texts_of_torch() -> list[tuple[bool, bool]]:
+    """Real errors of Gloo on rank 0: whether each is a timeout, whether a lost connection."""
+    world = join_world("cpu", 1.0)
+    groups = [world.new_group([0, 1]) for _ in range(3)]
+    store = dist.distributed_c10d._get_default_store()
+
+    def late_sum() -> None:
+        dist.all_reduce(torch.zeros(1), group=groups[0])
+
+    def late_message() -> None:
+        work = dist.irecv(torch.zeros(1), 1, group=groups[1])
+        assert work is not None
+        work.wait(timedelta(seconds=1))
+
+    def lost() -> None:
+        store.get("rank 1 has left")
+        dist.all_reduce(torch.zeros(1), group=groups[2])
+
+    found: list[tuple[bool, bool]] = []
+    if world.rank == 0:
+        for act in (late_sum, late_message):
+            found.append(judged(act))
+        store.set("rank 0 is ready", "")
+        found.append(judged(lost))
+        store.set("rank 0 is done", "")
+    else:
+        store.get("rank 0 is ready")
+        last = groups.pop()
+        assert last is not None
+        world.abandon(last)
+        del last
+        gc.collect()
+        store.set("rank 1 has left", "")
+        store.get("rank 0 is done")
+    return found
+
+
+def judged(act: Callable[[], object]) -> tuple[bool, bool]:
+    try:
+        act()
+    except RuntimeError as error:
+        return has_timed_out(error), connection_is_lost(error)
+    return False, False
+
+
+def groups_of(norm: bool) -> int:
+    """How many groups a pipeline with a replicated stage makes."""
+    plan = plan_of(4, (2,))
+    with Pipeline(model(norm=norm), plan, BATCH, optimizer=SGD, timeout_s=30) as pipe:
+        pipe.step(BATCH)
+        return len(pipe._world.groups)
+
+
+def lives(count: int) -> dict[str, Any]:
+    """All of these, one after another in the same processes."""
+    # The first pipeline loads and opens what stays for the process.
+    two_at_once("shared-memory")
+    return {
+        "two at once": two_at_once("shared-memory") + two_at_once("process-groups"),
+        "failed": {t: failed_pipelines(t, count) for t in ("shared-memory", "process-groups")},
+        "callback": callback_that_raises(),
+        "agreements": agreements(),
+        "prediction": lost_predictions(),
+        "groups": [groups_of(norm) for norm in (False, True)],
+        "late": late_ranks(),
+        "texts": texts_of_torch(),
+    }
+
+
+def failed(transport: str, count: int) -> dict[str, Any]:
+    """Only the failed pipelines."""
+    two_at_once("shared-memory")
+    return failed_pipelines(transport, count)

@@ -1,0 +1,71 @@
+"""What goes to a rank's device: rows that it reads, each once. Torch's meta device stands in."""
+
+from typing import Any
+
+import pytest
+import torch
+from runtime.transport.test_send_window import boundaries_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock.capture.batch_part import PartialLeaf
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.clock import StepClock
+from penstock.runtime.iteration import DeviceCopies, prepare_iteration
+from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.schedule.action import Action
+
+DEVICE = torch.device("meta")
+
+
+class Copies(TorchDispatchMode):
+    """Within, the numbers of rows of tensors that are copied to another device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default:
+            self.rows.append(args[0].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+def on_one_rank(replicas: int) -> Plan:
+    """Two stages on the same devices, two micro-batches of four rows."""
+    slices = tuple(4 // replicas for _ in range(replicas))
+    stages = tuple(Stage(range(s, s + 1), tuple(range(replicas)), slices) for s in (0, 1))
+    return Plan(stages, 2, 4, "breadth-first")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_row_is_copied_once_for_all_stages(replicas: int) -> None:
+    work = prepare_iteration(on_one_rank(replicas), boundaries_of(2), replicas - 1, 8, True)
+    leaf, device = torch.arange(16.0).view(8, 2), DeviceCopies(DEVICE)
+    with Copies() as copies:
+        inputs = [work.work(stage, {0: leaf, 1: leaf}, (stage,), device) for stage in (0, 1)]
+    assert copies.rows == [4 // replicas] * 2
+    assert all(x.device == DEVICE for each in inputs for (x,) in each.leaves)
+
+
+def test_rows_on_the_device_are_views_and_parts_move_as_they_are() -> None:
+    leaf = torch.arange(16.0).view(8, 2)
+    here = DeviceCopies(leaf.device).rows(leaf, range(2, 4), range(4))
+    assert here.data_ptr() == leaf[2:].data_ptr()
+    part = PartialLeaf((8, 2), leaf.dtype, 0.0, (range(4, 8),), leaf[4:])
+    device = DeviceCopies(DEVICE)
+    with Copies() as copies:
+        moved = [device.rows(part, range(4, 6), range(4, 8)) for _ in range(2)]
+    assert copies.rows == [4] and all(x.device == DEVICE and x.shape == (2, 2) for x in moved)
+
+
+def test_a_missing_gradient_is_a_zero_where_the_other_tensors_are() -> None:
+    (boundary,) = boundaries_of(2)
+    work = prepare_iteration(on_one_rank(1), (boundary,), 0, 8, True)
+    places = {0: Places((), boundary.tensors), 1: Places(boundary.tensors, ())}
+    channels = PipelineChannels(0, None, places, StepClock(), work.messages, DEVICE)
+    channels.begin()
+    send = channels.sender(Action("B", 1, 0))
+    assert send is not None
+    send([None])
+    (gradient,) = channels.receiver(Action("B", 0, 0))()
+    assert gradient is not None and gradient.device == DEVICE and gradient.shape == (4, 3)

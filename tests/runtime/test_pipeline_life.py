@@ -1,0 +1,99 @@
+"""Pipelines begin and end without leaving anything behind, in any order, also where they fail."""
+
+import errno
+import os
+from typing import Any
+
+import pytest
+from runtime.pipeline_life_cases import failed, lives
+
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.processes.torch_texts import link_is_cut
+
+pytestmark = pytest.mark.timeout(900)
+
+# The heap settles for a while; a pipeline of these tests shares 100 KiB or more.
+RESIDENT_BYTES = 4 << 20
+
+CAUSES = {
+    "in a step": "shape mismatch in the user's code",
+    "when built": "no optimizer of this name",
+    "to open memory": "None",
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[dict[str, Any], ...]:
+    """What both ranks have seen."""
+    return launch_workers(lives, (8,), workers=2, threads=1)
+
+
+def assert_flat(by_case: dict[str, Any], what: str) -> None:
+    for case, (texts, (early, late)) in by_case.items():
+        assert all(CAUSES[case] in text for text in texts), f"{what}, {case}: {texts}"
+        for thing in ("files", "threads", "shared"):
+            assert late[thing] <= early[thing], f"{what}, {case}: {thing} {early} -> {late}"
+        grown = late["resident"] - early["resident"]
+        assert grown <= RESIDENT_BYTES, f"{what}, {case}: {grown} bytes more"
+
+
+def test_failed_pipelines_leave_nothing_open(found: tuple[dict[str, Any], ...]) -> None:
+    for rank, seen in enumerate(found):
+        for transport, by_case in seen["failed"].items():
+            assert_flat(by_case, f"rank {rank}, {transport}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared-memory", "process-groups"])
+def test_fifty_failed_pipelines_leave_nothing_open(transport: str) -> None:
+    for rank, by_case in enumerate(launch_workers(failed, (transport, 50), workers=2, threads=1)):
+        assert_flat(by_case, f"rank {rank}")
+
+
+def test_two_pipelines_of_a_process_are_closed_in_any_order(
+    found: tuple[dict[str, Any], ...],
+) -> None:
+    assert [seen["two at once"] for seen in found] == [[], []]
+
+
+def test_a_callback_that_raises_at_closing_keeps_nothing_from_closing(
+    found: tuple[dict[str, Any], ...],
+) -> None:
+    for seen in found:
+        raised = "raw ValueError: no space left for the log"
+        assert seen["callback"] == [raised, ["Closing"], False, 0]
+
+
+def test_an_unexpected_error_of_one_rank_is_told_to_all(found: tuple[dict[str, Any], ...]) -> None:
+    text = "list index out of range"
+    assert found[0]["agreements"] == [f"RunFailed: rank 1 failed with IndexError: {text}", "again"]
+    assert found[1]["agreements"] == [f"raw IndexError: {text}", "again"]
+
+
+def test_a_failure_while_outputs_are_gathered_is_told_to_all(
+    found: tuple[dict[str, Any], ...],
+) -> None:
+    assert found[0]["prediction"].startswith("RunFailed: rank 0 stopped: rank 1: the outputs are")
+    assert found[1]["prediction"] == "raw ValueError: the outputs are gone"
+
+
+def test_only_batch_norm_needs_a_second_group_of_the_replicas(
+    found: tuple[dict[str, Any], ...],
+) -> None:
+    plain, with_norm = found[0]["groups"]
+    assert with_norm == plain + 1
+
+
+@pytest.mark.parametrize("name", ["gathered", "copied"])
+def test_a_rank_that_sends_nothing_is_noticed(name: str, found: tuple[dict[str, Any], ...]) -> None:
+    text, seconds = found[0]["late"][name]
+    assert text.startswith("Stalled: rank 0 waited 1 s for ")
+    assert seconds < 30
+
+
+def test_errors_of_torch_are_told_apart(found: tuple[dict[str, Any], ...]) -> None:
+    """A sum and a message that come too late, and a rank that has left."""
+    assert found[0]["texts"] == [(True, False), (True, False), (False, True)]
+    network = "recvValueWithTimeout failed on TCPStore(10.0.0.1): "
+    assert link_is_cut(RuntimeError(network + os.strerror(errno.ETIMEDOUT)))
+    assert not link_is_cut(RuntimeError(network + os.strerror(errno.ECONNRESET)))
