@@ -15,7 +15,13 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.stages.runner import StageInputs
-from penstock.runtime.transport.messages import BoundaryTensors, RankMessages, messages_of_rank
+from penstock.runtime.transport.messages import (
+    BoundaryTensors,
+    RankMessages,
+    messages_between_actions,
+    messages_of_rank,
+)
+from penstock.runtime.transport.send_window import send_window
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.schedule import Schedule
@@ -72,7 +78,8 @@ class StageIteration:
 class Iteration:
     """One rank's work on a batch of a certain size: its actions, and the part of each stage.
 
-    ``warm_up`` are the forwards of all ranks that `warm_up_of` returns.
+    ``warm_up`` are the forwards of all ranks that `warm_up_of` returns. ``window`` is the send
+    window (0: the transport needs none).
     """
 
     cut: BatchCut
@@ -82,6 +89,7 @@ class Iteration:
     training: bool
     lengths: LengthsOf = ()
     warm_up: frozenset[Action] = frozenset()
+    window: int = 0
 
     def work(
         self,
@@ -126,8 +134,12 @@ def prepare_iteration(
     rows: int,
     training: bool,
     lengths: LengthsOf = (),
+    *,
+    keeps_sent: bool = False,
 ) -> Iteration:
     """The work of ``rank`` on a batch of ``rows`` samples with the given lengths.
+
+    ``keeps_sent`` is that of the transport.
 
     Raises:
         BadInput: the plan's schedule is unknown or cannot be run.
@@ -146,7 +158,11 @@ def prepare_iteration(
     order = tuple(schedule.of(places[0].group)) if places else ()
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
     warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
-    return Iteration(cut, order, messages, parts, training, lengths, warm_up)
+    window = 0
+    if keeps_sent:
+        passed = messages_between_actions(plan, sized, schedule, cut)
+        window = send_window(schedule, shape.stages, passed)
+    return Iteration(cut, order, messages, parts, training, lengths, warm_up, window)
 
 
 def part_of(

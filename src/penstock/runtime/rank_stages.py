@@ -86,19 +86,27 @@ class RankStages(Generic[Runner]):
 
         def make() -> Ready:
             rank = self._world.rank
+            keeps_sent = self._transport is not None and self._transport.keeps_sent
             iteration = prepare_iteration(
-                self._plan, self.boundaries, rank, rows, training, lengths
+                self._plan,
+                self.boundaries,
+                rank,
+                rows,
+                training,
+                lengths,
+                keeps_sent=keeps_sent,
             )
-            channels = self.channels(iteration.messages)
+            channels = self.channels(iteration.messages, iteration.window)
             order = [a for a in iteration.order if self.runners[a.stage].has_work(a.kind)]
             return Ready(iteration, channels, steps_of(order, self.runners, channels))
 
         return self._ready.find((rows, lengths, training), make)
 
-    def channels(self, messages: RankMessages) -> PipelineChannels:
+    def channels(self, messages: RankMessages, window: int) -> PipelineChannels:
         """Channels for the messages of one iteration."""
         places = {stage: Places(p.received, p.sent) for stage, p in self.programs.items()}
-        return PipelineChannels(self._world.rank, self._transport, places, self._clock, messages)
+        rank, clock = self._world.rank, self._clock
+        return PipelineChannels(rank, self._transport, places, clock, messages, window)
 
     def take(
         self,

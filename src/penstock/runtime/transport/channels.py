@@ -90,7 +90,7 @@ class PipelineChannels:
     """The messages of one rank in one kind of iteration, over a transport.
 
     ``places[stage]`` are given for the stages of this rank. These pass tensors to one another
-    without copying. Without a transport there is only this rank.
+    without copying. Without a transport there is only this rank. ``window`` is the transport's.
     """
 
     def __init__(
@@ -100,9 +100,11 @@ class PipelineChannels:
         places: dict[int, Places],
         clock: Clock,
         messages: RankMessages,
+        window: int = 0,
     ) -> None:
         self.device = device
         self.transport = transport
+        self._window = window
         self._places = places
         self._clock = clock
         self._messages = messages
@@ -131,12 +133,12 @@ class PipelineChannels:
         for arrival in self._arrivals.values():
             arrival.tensors = None
         if self.transport is not None:
-            self.transport.begin(self._messages.streams if announced else {})
+            self.transport.begin(self._messages.streams if announced else {}, self._window)
 
     def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
         """Announce more messages of every peer; after its last message its first comes again."""
         if self.transport is not None:
-            self.transport.proceed(streams)
+            self.transport.proceed(streams, self._window)
 
     def begin_with(self, first: Container[Action]) -> None:
         """Open the channels for the messages of ``first``, the first actions of every peer.
@@ -144,7 +146,9 @@ class PipelineChannels:
         Then `go_on` opens them for the other messages, or `discard` drops those of ``first``.
         """
         self.begin(announced=False)
-        self.proceed(self._split(first)[0])
+        if self.transport is not None:
+            # Without a window: a peer takes some of these only when all ranks have met once.
+            self.transport.proceed(self._split(first)[0])
 
     def go_on(self, first: Container[Action]) -> None:
         """Open the channels for all messages except those of ``first``."""

@@ -28,6 +28,7 @@ __all__ = [
     "RankMessages",
     "boundaries_of",
     "messages_across",
+    "messages_between_actions",
     "messages_of_rank",
 ]
 
@@ -146,6 +147,31 @@ def messages_of_rank(
     outgoing: dict[Action, list[Message]] = {}
     incoming: dict[Action, list[Message]] = {}
     arrivals: dict[int, dict[Action, list[Message]]] = {}
+    for source, target, message in messages_between_actions(plan, boundaries, schedule, cut):
+        if message.sender == rank:
+            outgoing.setdefault(source, []).append(message)
+        if message.receiver != rank:
+            continue
+        incoming.setdefault(target, []).append(message)
+        if message.sender != rank:
+            by_source = arrivals.setdefault(message.sender, {})
+            by_source.setdefault(source, []).append(message)
+    streams: dict[int, tuple[Message, ...]] = {}
+    for peer, by_source in arrivals.items():
+        first = next(iter(by_source))
+        group = shape.group_of(first.stage, first.micro_batch)
+        streams[peer] = tuple(m for a in schedule.of(group) for m in by_source.get(a, ()))
+    return RankMessages(
+        {action: tuple(messages) for action, messages in outgoing.items()},
+        {action: tuple(messages) for action, messages in incoming.items()},
+        streams,
+    )
+
+
+def messages_between_actions(
+    plan: Plan, boundaries: Sequence[BoundaryTensors], schedule: Schedule, cut: BatchCut
+) -> Iterator[tuple[Action, Action, Message]]:
+    """Every message of an iteration, with the action that sends it and the one that needs it."""
     backward_kind: dict[tuple[int, int], ActionKind] = {
         (action.stage, action.micro_batch): action.kind
         for order in schedule.orders
@@ -161,28 +187,10 @@ def messages_of_rank(
     for micro_batch in range(len(cut.micro_batches)):
         for boundary in boundaries:
             for message in messages_across(boundary, plan, cut, micro_batch):
-                if message.kind == "B" and not backward_kind:
-                    continue
-                source = action_of(message, message.sender_stage)
-                if message.sender == rank:
-                    outgoing.setdefault(source, []).append(message)
-                if message.receiver != rank:
-                    continue
-                target = action_of(message, message.receiver_stage)
-                incoming.setdefault(target, []).append(message)
-                if message.sender != rank:
-                    by_source = arrivals.setdefault(message.sender, {})
-                    by_source.setdefault(source, []).append(message)
-    streams: dict[int, tuple[Message, ...]] = {}
-    for peer, by_source in arrivals.items():
-        first = next(iter(by_source))
-        group = shape.group_of(first.stage, first.micro_batch)
-        streams[peer] = tuple(m for a in schedule.of(group) for m in by_source.get(a, ()))
-    return RankMessages(
-        {action: tuple(messages) for action, messages in outgoing.items()},
-        {action: tuple(messages) for action, messages in incoming.items()},
-        streams,
-    )
+                if message.kind == "F" or backward_kind:
+                    ends = message.sender_stage, message.receiver_stage
+                    source, target = (action_of(message, stage) for stage in ends)
+                    yield source, target, message
 
 
 def messages_across(

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,30 +45,42 @@ class Posted:
     work: dist.Work | None
 
 
+class Sent(NamedTuple):
+    """A message under way: its buffer, and a handle to wait for it."""
+
+    message: Message
+    buffer: torch.Tensor
+    work: dist.Work | None
+
+
 class GroupTransport:
     """Point-to-point operations of one rank; see `Transport`."""
 
     def __init__(self, world: World, pairs: Sequence[tuple[int, int]]) -> None:
         self._world = world
+        # Gloo's handle of a send is complete only when it has been waited for.
+        self.keeps_sent = world.backend == "gloo"
         self._groups = groups_of_pairs(world, pairs)
         self._sums = world.new_group(range(world.size), "gloo")
         self._waiting: dict[int, deque[Message]] = {}
         self._posted: dict[int, deque[Posted]] = {}
-        self._sending: deque[tuple[Message, torch.Tensor, dist.Work | None]] = deque()
+        self._sending: dict[int, deque[Sent]] = {}
+        self._window = 0
         self._actions = 1
         self._position = 0
         WATCH.action = lambda: position_words(self._position)
 
-    def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Post the first receives of every stream."""
-        self._actions = 1
+        self._actions, self._window = 1, window
         for peer, messages in streams.items():
             self._waiting[peer] = deque(messages)
             self._posted[peer] = deque()
             self._post(peer)
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Post more receives, after those that remain."""
+        self._window = window
         for peer, messages in streams.items():
             self._waiting.setdefault(peer, deque()).extend(messages)
             self._posted.setdefault(peer, deque())
@@ -88,15 +101,24 @@ class GroupTransport:
 
     def _send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
         """Start sending; the buffer is kept until the operation is complete."""
-        while self._sending and self._sending[0][2] and self._sending[0][2].is_completed():
-            self._sending.popleft()
+        sending = self._sending.setdefault(message.receiver, deque())
+        if self.keeps_sent:
+            while len(sending) >= self._window > 0:
+                self._settle(sending.popleft())
+        else:
+            while sending and sending[0].work and sending[0].work.is_completed():
+                sending.popleft()
         buffer = packed(message, tensors)
         group = self._groups[message.sender, message.receiver]
         try:
             work = dist.isend(buffer, message.receiver, group=group)
         except RuntimeError as cause:
             raise self._failure(cause, str(message), message.receiver) from cause
-        self._sending.append((message, buffer, work))
+        sending.append(Sent(message, buffer, work))
+
+    def _settle(self, sent: "Sent") -> None:
+        """Wait until a message has been received, or has at least left this rank."""
+        self._wait(sent.work, sent.message, sent.message.receiver)
 
     def await_message(self, message: Message) -> None:
         """Wait for the oldest posted receive of the sender."""
@@ -112,9 +134,9 @@ class GroupTransport:
 
     def drain(self) -> None:
         """Wait until everything is sent."""
-        while self._sending:
-            message, _, work = self._sending.popleft()
-            self._wait(work, message, message.receiver)
+        for sending in self._sending.values():
+            while sending:
+                self._settle(sending.popleft())
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
         """Exchange a few numbers of every rank; ranks with little work wait for the busiest."""

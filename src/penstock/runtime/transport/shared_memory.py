@@ -98,6 +98,8 @@ class SlotRing:
 class SharedMemoryTransport:
     """The rings of one rank; see `Transport`."""
 
+    keeps_sent = False
+
     def __init__(self, segments: Segments, device: torch.device) -> None:
         self.segments = segments
         words = self._words = segments.own.words
@@ -114,10 +116,10 @@ class SharedMemoryTransport:
         self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
         self._unsent_count = 0
 
-    def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Nothing to prepare: the rings are always open."""
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Nothing to prepare: the rings are always open."""
 
     def at(self, position: int) -> None:

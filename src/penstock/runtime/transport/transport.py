@@ -39,11 +39,18 @@ class Transport(Protocol):
     Both ends know every message beforehand, so messages contain no shapes.
     """
 
-    def begin(self, streams: Mapping[int, Sequence[Message]]) -> None:
-        """Prepare for an iteration; ``streams[peer]`` will arrive from ``peer`` in this order."""
+    keeps_sent: bool
+    """Whether what is sent stays in memory until it is waited for, so that a window matters."""
+
+    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
+        """Prepare for an iteration; ``streams[peer]`` will arrive from ``peer`` in this order.
+
+        At most ``window`` messages to one peer are under way at once (0: any number), if this
+        transport keeps what is sent.
+        """
         ...
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
+    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
         """Expect more messages, after those that were announced and have not been taken yet."""
         ...
 
@@ -55,9 +62,10 @@ class Transport(Protocol):
         ...
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
-        """A function that sends the parts of ``message`` without waiting for the receiver.
+        """A function that sends the parts of ``message``.
 
-        It is created once and called in every iteration.
+        It waits for the receiver only if the window is full. It is created once and called in every
+        iteration.
         """
         ...
 

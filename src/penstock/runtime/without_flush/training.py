@@ -25,6 +25,7 @@ from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.rank import Worker
 from penstock.runtime.steps.training import Training
 from penstock.runtime.transport.messages import messages_of_rank
+from penstock.runtime.transport.send_window import least_window
 from penstock.runtime.user_metrics import Means
 from penstock.runtime.without_flush.order import cut_for, endless_order
 from penstock.runtime.without_flush.stage_of_rank import NoStage, OwnStage, PreparedSize, by_action
@@ -152,7 +153,10 @@ class EndlessTraining:
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
         sized = [boundary.at(lengths) for boundary in worker.stages.boundaries]
         messages = messages_of_rank(world.rank, plan, sized, one_f_one_b(shape), shape, ringed)
-        return PreparedSize(cut, by_action(messages), worker.stages.channels(messages), lengths, {})
+        # No stage has more under way: it has taken the gradient of the micro-batch before these.
+        window = max(least_window(shape.stages), *order.depths)
+        channels = worker.stages.channels(messages, window)
+        return PreparedSize(cut, by_action(messages), channels, lengths, {})
 
     def _exchanged(self, leaves: Sequence[Leaf]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; the returned function waits for them."""
