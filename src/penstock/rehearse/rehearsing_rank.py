@@ -212,7 +212,7 @@ def rank_of(emulation: Emulation, world: World, client: LinkClient) -> Rehearsin
         metrics=None,
     )
     failures = Failures(world, transport.abort if transport is not None else lambda: None)
-    numbers = RankNumbers(transport, clock, len(plan.devices), None)
+    numbers = RankNumbers(transport, clock, len(plan.devices))
     step_s = work.step_s * emulation.time_scale if work is not None else 0.0
     return RehearsingRank(
         emulation,
