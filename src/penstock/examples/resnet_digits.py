@@ -5,6 +5,8 @@ those of each micro-batch; where a stage has replicas, they exchange them, which
 sums for each normalisation and micro-batch.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -46,9 +48,7 @@ class ResNet(nn.Module):
         self.stem = nn.Conv2d(1, widths[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         before = [widths[0], *(width for width in widths for _ in range(blocks))]
-        self.blocks = nn.Sequential(
-            *(Block(a, b) for a, b in zip(before, before[1:], strict=False))
-        )
+        self.blocks = nn.Sequential(*(Block(narrow, wide) for narrow, wide in pairwise(before)))
         self.output = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,8 @@ def joined_layer(run: Sequence[LayerCost]) -> LayerCost:
         workspace_bytes=Affine(
             max(size.fixed for size in workspaces), max(size.per_sample for size in workspaces)
         ),
+        norms=sum(layer.norms for layer in run),
+        norm_channels=sum(layer.norm_channels for layer in run),
     )
 
 
