@@ -7,9 +7,9 @@ import torch
 
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
+from penstock.plan.can_run import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.transport.channels import TransportChoice
-from penstock.schedule.registry import FAMILIES
 from penstock.schedule.weight_rule import OptimizerSync
 
 __all__ = [
@@ -71,11 +71,8 @@ def check_tensor_settings(
 
 def check_tensor_schedule(plan: Plan) -> None:
     """Raise `BadInput` for a schedule that a plan's tensor groups cannot run."""
-    family = FAMILIES.get(plan.schedule)
-    if plan.tensor_groups and plan.mirrored:
-        raise not_with_groups(f"schedule '{plan.schedule}' (it holds stages twice)")
-    if plan.tensor_groups and family is not None and not family.flushes:
-        raise not_with_groups(f"schedule '{plan.schedule}' (it has no flush)")
+    if why := schedule_refusal(plan.schedule, tensor_groups=bool(plan.tensor_groups)):
+        raise not_with_groups(f"schedule '{plan.schedule}' (it {why})")
 
 
 def not_with_groups(what: str) -> BadInput:

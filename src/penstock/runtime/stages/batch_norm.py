@@ -13,16 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from penstock.capture.batch_norms import BATCH_NORM_OPERATORS
 from penstock.capture.bucket_stage import graphs_in
 from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
-
-BATCH_NORM_OPERATORS = (
-    functional.batch_norm,
-    torch.batch_norm,
-    torch.ops.aten.batch_norm.default,
-)
 
 
 class SynchronisedBatchNorm(TorchCalls):
