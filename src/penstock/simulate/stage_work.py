@@ -237,13 +237,13 @@ def replica_work(
     layers, recomputed = stage.layers, stage.recompute_layers
     rows, speed, least_s, messages = pace
     there_s, back_s = norms_s(layers)
-    forward_more_s = messages.forward_received_s + messages.forward_sent_s + there_s
+    forward_messages_s = messages.forward_received_s + messages.forward_sent_s
     backward_more_s = messages.backward_received_s + messages.backward_sent_s + back_s
-    forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
+    forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed) + there_s
     if recomputed:
-        some_s = sum(sums.forward_s.of(range(i, i + 1), rows) for i in recomputed)
-        some_norms_s = sum(norms_s(range(i, i + 1))[0] for i in recomputed) if there_s else 0.0
-        recompute_s = max(least_s, some_s / speed) + some_norms_s
+        runs = [range(i, i + 1) for i in recomputed]
+        some_s = sum(sums.forward_s.of(run, rows) for run in runs)
+        recompute_s = max(least_s, some_s / speed) + sum(norms_s(run)[0] for run in runs)
     backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
@@ -260,7 +260,7 @@ def replica_work(
         segments_s = with_messages(segments_s, messages)
     step_s = sums.profile.step_s_per_byte * sums.parameter_bytes(layers)
     return ReplicaWork(
-        forward_s=forward_s + forward_more_s,
+        forward_s=forward_s + forward_messages_s,
         backward_s=backward_s + backward_more_s,
         backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed)
         + backward_more_s,
