@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cluster.collectives import STATISTIC_BYTES
+from penstock.cluster.collectives import STATISTIC_BYTES, STATISTICS_S
 
 __all__ = [
     "ALWAYS",
@@ -78,13 +78,13 @@ def slowest_s(costs, group, fixed, each, lo, hi):
 def norms_s(costs, group, lo, hi, forward):
     """Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`."""
     norms = costs.norms[hi] - costs.norms[lo]
-    if norms <= 0:
+    if norms <= 0 or costs.replicas[group] < 2:
         return 0.0
     channels = costs.norm_channels[hi] - costs.norm_channels[lo]
     size_bytes = 2 * channels / norms * STATISTIC_BYTES
     if forward:
         size_bytes = costs.replicas[group] * (size_bytes + STATISTIC_BYTES)
-    return norms * all_reduce_s(costs, group, size_bytes)
+    return norms * (STATISTICS_S + all_reduce_s(costs, group, size_bytes))
 
 
 def micro_batch_s(costs, group, lo, hi):

@@ -10,7 +10,7 @@ layers ``lo`` to ``hi - 1``.
 
 import numpy as np
 
-from penstock.cluster.collectives import BUCKET_BYTES, STATISTIC_BYTES
+from penstock.cluster.collectives import BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S
 
 __all__ = ["cost_of_stage"]
 
@@ -162,7 +162,7 @@ def norms_s(a, costs, lo, hi, replicas):
     size_bytes = 2 * (a.norms[1, hi] - a.norms[1, lo]) / norms * STATISTIC_BYTES
     if replicas > 0:
         size_bytes = replicas * (size_bytes + STATISTIC_BYTES)
-    return norms * reduce_s(costs, size_bytes)
+    return norms * (STATISTICS_S + reduce_s(costs, size_bytes))
 
 
 def tail_of(a, costs, slowest, lo, hi, backward_s):
