@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE))
 
 from rows import BATCHES, CLUSTERS, bounded_anew, every_schedule, run_row  # noqa: E402
 from speed import measure_speed  # noqa: E402
-from tables import behind, markdown, search_of, summary_of  # noqa: E402
+from tables import WITHOUT_EXCHANGE, behind, markdown, search_of, summary_of  # noqa: E402
 
 PLANNER_LIMIT_S = 120.0
 SCHEDULE_LIMIT_S = 10.0
@@ -109,12 +109,18 @@ def write_rows(out: Path, rows: dict[str, dict[str, Any]]) -> list[dict[str, Any
 
 
 def merged(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """A row with what was asked of it before and is not asked now."""
+    """A row with what was asked of it before and is not asked now.
+
+    Of a model with batch normalisation, what was asked before replicas paid for the exchange of
+    statistics is kept apart, because the times of the two cannot be compared.
+    """
     if "every_schedule" in row:
         asked = {"every_schedule": row["every_schedule"] | {"machine": row["machine"]}}
         return before | asked if "answers" in before else before
-    kept = {key: before[key] for key in ("every_schedule",) if key in before}
-    return row | kept
+    if row.get("norms") and "answers" in before and "norms" not in before:
+        old = ("answers", "whole_backwards", "equal_memory", "every_schedule", "machine")
+        return row | {WITHOUT_EXCHANGE: {key: before[key] for key in old if key in before}}
+    return row | {k: before[k] for k in ("every_schedule", WITHOUT_EXCHANGE) if k in before}
 
 
 def told(pair: str, row: dict[str, Any]) -> str:

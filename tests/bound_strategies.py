@@ -36,6 +36,7 @@ def affine(draw: st.DrawFn, scale: float = 1.0) -> Affine:
 @st.composite
 def bound_profiles(draw: st.DrawFn, layers: int) -> ModelProfile:
     """Unequal layers with gradients beyond a bucket, skips, whole tensors and tied parameters."""
+    normed = draw(st.booleans())
     costs = tuple(
         LayerCost(
             f"layer{i}",
@@ -46,6 +47,8 @@ def bound_profiles(draw: st.DrawFn, layers: int) -> ModelProfile:
             0,
             draw(affine()),
             draw(affine(0.5)),
+            norms=2 * (i % 2) * normed,
+            norm_channels=1000 * (i % 2) * normed,
         )
         for i in range(layers)
     )

@@ -36,6 +36,8 @@ def layers(draw: st.DrawFn, index: int) -> LayerCost:
         buffer_bytes=draw(st.integers(0, 2)),
         saved_bytes=draw(affine()),
         workspace_bytes=draw(affine(0.5)),
+        norms=(norms := draw(st.sampled_from([0, 0, 1, 2]))),
+        norm_channels=4 * norms,
     )
 
 

@@ -88,6 +88,8 @@ def random_profile(random: Random, layers: int, *, ties: bool) -> ModelProfile:
             random.randrange(1000),
             size(),
             size(),
+            norms=(norms := random.choice([0, 0, 3])),
+            norm_channels=100 * norms,
         )
         for i in range(layers)
     )

@@ -109,6 +109,7 @@ def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
         "cluster": cluster,
         "batch": problem.global_batch,
         "devices": len(problem.cluster.devices),
+        "norms": sum(layer.norms for layer in problem.profile.layers),
         **bound_of([*compared, whole]),
         "faster_than_whole_backwards": ratio(best, search),
         "whole_backwards": vars(answer_of(whole)),

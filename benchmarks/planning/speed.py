@@ -18,6 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.toml_file import write_cluster
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
@@ -112,6 +114,9 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
     bert = ("bert-48", "--cluster", "dapple-a", "--batch", "64")
     deep = f"{folder}/transformer-96.json"
     graph = (f"{folder}/graph-1250.txt", "--profile-batch", "32")
+    write_profile(transformer(20), folder / "transformer-20.json")
+    four = f"{folder}/four.toml"
+    write_cluster(Cluster("four", (Host("host", (Device("H100", 80 * GB),) * 4, 1e9),)), four)
     return [
         SpeedCase("bert-48 on 16 devices, search, empty cache", bert, 20.0, cold=True),
         SpeedCase("bert-48 on 16 devices, dapple", (*bert, "--planner", "dapple"), 1.0),
@@ -125,6 +130,14 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
         SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 30.0),
         SpeedCase(
             "96 layers on 1,024", (deep, "--cluster", "h100-pod-1024", "--batch", "2048"), 120.0
+        ),
+        *(
+            SpeedCase(
+                f"{Path(model).stem} on 4 devices, micro-batches of {size}",
+                (model, "--cluster", four, "--batch", "96", "--micro-batch", str(size)),
+                10.0,
+            )
+            for model, size in ((f"{folder}/transformer-20.json", 4), ("resnet-50", 8))
         ),
         SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 30.0),
     ]

@@ -6,9 +6,21 @@ from typing import Any, TypeAlias
 
 from rows import CLUSTERS, EXPLAINED_GAP
 
-__all__ = ["behind", "markdown", "page_tables", "search_of", "summary_of", "summary_words"]
+__all__ = [
+    "WITHOUT_EXCHANGE",
+    "behind",
+    "markdown",
+    "page_tables",
+    "search_of",
+    "summary_of",
+    "summary_words",
+]
 
 Row: TypeAlias = dict[str, Any]
+
+WITHOUT_EXCHANGE = "without_exchange_of_statistics"
+"""Where a row of a model with batch normalisation keeps what it was before replicas paid for the
+exchange of statistics."""
 
 CHOICE = 0.002
 """Of plans so near the fastest one `search` answers with that which people would choose."""
@@ -155,8 +167,16 @@ def planner_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 def page_tables(rows: Sequence[Row]) -> dict[str, list[str]]:
     """The tables of `docs/benchmarks/planning.md` by what they show."""
+    before = [
+        {"model": row["model"], "cluster": row["cluster"], **row[WITHOUT_EXCHANGE]}
+        for row in done_of(rows)
+        if WITHOUT_EXCHANGE in row
+    ]
+    title = "The same before replicas paid for the exchange of batch norm's statistics"
+    apart = {title: list(by_cluster(before, milliseconds))} if before else {}
     return {
         "Milliseconds of `search`'s plan, and its schedule": list(by_cluster(rows, milliseconds)),
+        **apart,
         "The best plan with whole backwards over that of `search`": list(
             by_cluster(rows, lambda row: times(faster_of(row)))
         ),

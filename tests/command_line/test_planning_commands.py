@@ -176,7 +176,7 @@ def test_a_time_limit_still_gives_a_plan_that_fits(penstock: Penstock, problem: 
 def test_list_names_everything_built_in(penstock: Penstock) -> None:
     values = penstock("list", "--json").values
     assert set(values) == {"jobs", "models", "clusters", "planners", "schedules"}
-    assert values["jobs"] == ["gpt-text", "digits"]
+    assert values["jobs"] == ["gpt-text", "digits", "resnet-digits"]
     assert values["planners"] == list(PLANNERS) and values["schedules"] == list(FAMILIES)
     assert {"dapple-a", "dapple-b", "dapple-c"} <= set(values["clusters"])
 

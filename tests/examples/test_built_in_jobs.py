@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 import torch
+from torch import nn
 
 from penstock.errors import BadInput
 from penstock.examples import digits, gpt_text
@@ -69,6 +70,17 @@ def test_digits_learns_within_forty_steps() -> None:
     found = losses(find_job("digits"), 40)
     assert found[0] == pytest.approx(math.log(10), abs=0.3)
     assert found[-1] < 1.0
+
+
+def test_a_resnet_of_twenty_layers_learns_digits_within_twenty_steps() -> None:
+    job = find_job("resnet-digits")
+    kinds = [type(module) for module in job.build_model().modules()]
+    # Stem, two in each of nine blocks, the dense layer; projections do not count as layers.
+    assert kinds.count(nn.Conv2d) - 2 + kinds.count(nn.Linear) == 20
+    assert kinds.count(nn.BatchNorm2d) == kinds.count(nn.Conv2d) == 21
+    found = losses(job, 20)
+    assert found[0] == pytest.approx(math.log(10), abs=0.8)
+    assert found[-1] < 0.5
 
 
 def test_held_out_digits_are_never_trained_on_and_end() -> None:

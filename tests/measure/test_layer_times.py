@@ -15,6 +15,7 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.measure import stand_ins
 from penstock.measure.layer_times import measure_profile
+from penstock.measure.roofline import estimate_profile
 from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.profile.model_profile import Affine, SharedParameter
 
@@ -88,6 +89,30 @@ def test_times_are_those_of_the_layers_and_grow_with_the_samples(clock: type[Clo
     assert profile.batch_size == 8
     others = [layer for layer in profile.layers if layer.name != "slow"]
     assert all(layer.forward_s.at(8) == layer.backward_s.at(8) == 0 for layer in others)
+
+
+def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channels() -> None:
+    """As modules in a chain, as functions, in captured graphs; not where statistics are kept."""
+
+    class Functions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.kept = nn.Linear(16, 6), nn.BatchNorm1d(6).eval()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = functional.batch_norm(self.first(x), None, None, training=True)
+            x = functional.batch_norm(x[:, :4], None, None, None, None, True)
+            return functional.batch_norm(x, torch.zeros(4), torch.ones(4))
+
+    chain = chain_graph(net(), example(), loss=functional.cross_entropy)
+    captured = capture_model(Functions(), example(), loss=functional.cross_entropy)
+    for graph, norms, channels in ((chain, 1, 32), (captured, 2, 10)):
+        for profile in (
+            measure_profile(graph, example(), batch_sizes=(4, 8), repeats=1),
+            estimate_profile(graph, example(), "H100-80GB"),
+        ):
+            assert sum(layer.norms for layer in profile.layers) == norms
+            assert sum(layer.norm_channels for layer in profile.layers) == channels
 
 
 def test_saved_bytes_are_exact_and_a_tensor_saved_twice_counts_once() -> None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 from scripts import script_at
+from torch import nn
 
 from penstock.cluster.presets import find_cluster
 from penstock.errors import BadInput
@@ -291,3 +293,25 @@ def test_a_name_that_is_no_model_is_answered_with_the_nearest(tmp_path: Path):
         find_profile(tmp_path / "none.txt", 4)
     with pytest.raises(BadInput, match="leave out --profile-batch"):
         find_profile("bert-48", 2)
+
+
+def test_resnet_50_has_the_batch_norms_of_the_architecture() -> None:
+    """As transformers builds it."""
+    import transformers
+
+    with torch.device("meta"):
+        model = transformers.ResNetModel(transformers.ResNetConfig())
+    channels = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    layers = MODELS["resnet-50"]().layers
+    found = [layer.norm_channels for layer in layers if layer.norms]
+    assert sorted(found) == sorted(channels) and len(found) == 53
+
+
+def test_inception_and_amoebanet_have_the_batch_norms_of_their_architectures() -> None:
+    """Inception v3: one behind each of 94 convolutions and two of the auxiliary classifier. Normal
+    and reducing cells of AmoebaNet-D: 13 and 10."""
+    inception, amoebanet = MODELS["inception-v3"]().layers, MODELS["amoebanet-36"]().layers
+    assert sum(layer.norms for layer in inception) == 94 + 2
+    assert sum(layer.norms for layer in amoebanet) == 36 * 13 + 4 * 10 + 1
+    normed = {name for name, model in MODELS.items() if model().has_norms}
+    assert normed == {"resnet-50", "inception-v3", "amoebanet-36"}

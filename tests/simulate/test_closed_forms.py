@@ -1,5 +1,6 @@
 """Iteration times that can be written down, against the simulator."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -234,3 +235,19 @@ def test_validated_orders_and_plans_agree() -> None:
     """A plan's order is the schedule that its name says."""
     plan = straight(3, 4, "1f1b")
     assert order_of(plan) == one_f_one_b(plan.shape())
+
+
+def test_replicas_exchange_statistics_of_batch_norm_in_every_forward_and_backward() -> None:
+    """Two layers with 3 normalisations of 8 channels; 4-byte numbers over a ring of two devices."""
+    layer = LayerCost("l", Affine(0.0, 1.0), Affine(0.0, 1.0), Affine(0.0, 1.0))
+    normed = replace(layer, norms=3, norm_channels=24)
+    plan = Plan((Stage(range(2), (0, 1), (2, 2)),), 5, 4, "1f1b")
+    rate, latency_s = 1000.0, 0.01
+    host = replace(one_host(2, rate=rate).hosts[0], link_latency_s=latency_s)
+    there_s = 1e-4 + 2 * latency_s + 2 * (8 + 8 + 1) * 4 / rate
+    back_s = 1e-4 + 2 * latency_s + (8 + 8) * 4 / rate
+    alone_s, together_s = (
+        simulate_plan(plan, ModelProfile("m", (one, one)), Cluster("c", (host,))).iteration_s
+        for one in (layer, normed)
+    )
+    assert together_s - alone_s == pytest.approx(5 * 6 * (there_s + back_s))

@@ -11,11 +11,14 @@ from penstock.cluster.rings import best_ring, duplex_share, host_order, ring_qua
 
 __all__ = [
     "BUCKET_BYTES",
+    "STATISTICS_S",
+    "STATISTIC_BYTES",
     "AllReduceCost",
     "RowTransfer",
     "all_reduce_costs",
     "all_reduce_s",
     "message_resources",
+    "norm_sums_s",
     "row_messages",
     "split_concat_s",
 ]
@@ -24,6 +27,10 @@ __all__ = [
 BUCKET_BYTES = 25 << 20
 """Gradients are all-reduced in buckets of about this size, as in DistributedDataParallel. Runtime,
 simulator, planners and bounds all use this value."""
+
+STATISTIC_BYTES, STATISTICS_S = 4, 1e-4
+"""Bytes of a number in the tables that batch normalisation sums over replicas; and seconds of the
+dozen small operators around each sum. Starting them takes this long, on a CPU as on a GPU."""
 
 MOST_ANSWERS = 1 << 16
 """When a cluster's cache has this many entries, it is cleared."""
@@ -63,6 +70,25 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
         return 0.0
     costs = all_reduce_costs(cluster, devices)
     return min((cost.latency_s + cost.s_per_byte * size_bytes for cost in costs), default=0.0)
+
+
+def norm_sums_s(
+    cluster: Cluster, devices: Sequence[int], norms: int, channels: int
+) -> tuple[float, float]:
+    """Seconds that replicas need for statistics in a micro-batch's forward, and in its backward.
+
+    Each of ``norms`` batch normalisations, with ``channels`` channels in all, sums two tables. That
+    of the forward has a row for each replica: mean and variance of each channel, and a count. That
+    of the backward has two numbers for each channel.
+    """
+    if not norms or len(devices) < 2:
+        return 0.0, 0.0
+    row_bytes = 2 * channels / norms * STATISTIC_BYTES
+    forward_bytes = len(devices) * (row_bytes + STATISTIC_BYTES)
+    return (
+        norms * (STATISTICS_S + all_reduce_s(cluster, devices, forward_bytes)),
+        norms * (STATISTICS_S + all_reduce_s(cluster, devices, row_bytes)),
+    )
 
 
 def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduceCost, ...]:

@@ -8,6 +8,7 @@ from penstock.errors import BadInput
 from penstock.jobs.compile_ahead import planners_compiled_beside
 from penstock.jobs.job import Job, uses_of_job
 from penstock.jobs.train_request import TrainRequest
+from penstock.plan.can_run import schedule_refusal
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import AS_FAST, PlanningProblem
 from penstock.plan.undoable_step import with_undoable_step
@@ -59,7 +60,7 @@ def training_problem(
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
     return replace(
         problem_of(job, profile, cluster),
-        schedules=schedules_named(request.schedule, request.planner),
+        schedules=schedules_named(request.schedule, request.planner, norms=profile.has_norms),
         memory_reserve=request.memory_reserve,
         as_fast=AS_FAST,
     )
@@ -101,12 +102,18 @@ def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
 
 
 def check_layers(plan: Plan, profile: ModelProfile) -> None:
-    """Raise `BadInput` for a plan of another model."""
+    """Raise `BadInput` for a plan of another model, or one that cannot run this model."""
     layers = plan.stages[-1].layers.stop
     if layers != len(profile.layers):
         raise BadInput(
             f"the plan has {layers} layers, but '{profile.name}' has {len(profile.layers)}; plan "
             f"this model again"
+        )
+    refusal = schedule_refusal(plan.schedule, norms=True) if profile.has_norms else ""
+    if refusal:
+        raise BadInput(
+            f"'{profile.name}' has batch normalisation, and schedule '{plan.schedule}' {refusal}; "
+            f"use a schedule that holds every stage once"
         )
 
 

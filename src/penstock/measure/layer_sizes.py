@@ -1,10 +1,11 @@
-"""Measures how many bytes each layer saves for its backward, and needs while it runs."""
+"""Measures the bytes that each layer saves and needs while it runs, and counts its batch norms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from penstock.capture.batch_norms import CountedNorms
 from penstock.capture.layer_graph import StageProgram
 from penstock.measure.layer_runs import LayerRun, RunSettings, walk
 from penstock.measure.saved_tensors import SavedStorages
@@ -14,10 +15,11 @@ __all__ = ["Sizes", "layer_sizes"]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of one layer at one batch size."""
+    """Bytes of one layer at one batch size, and the channels of its batch normalisations."""
 
     saved_bytes: int
     workspace_bytes: int
+    norm_channels: tuple[int, ...] = ()
 
 
 def layer_sizes(
@@ -32,9 +34,11 @@ def layer_sizes(
         # A layer on meta had made-up values only while it was visited.
         storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
         before = peak_reset(settings.device)
-        outputs, saved = storages.bytes_saved_by(run.forward)
+        with CountedNorms() as norms:
+            outputs, saved = storages.bytes_saved_by(run.forward)
         storages.forget([*outputs, *run.received])
-        sizes.append(Sizes(saved, max(0, peak(settings.device) - before - saved)))
+        workspace = max(0, peak(settings.device) - before - saved)
+        sizes.append(Sizes(saved, workspace, tuple(norms.channels)))
         return outputs
 
     walk(programs, leaves, settings, visit)

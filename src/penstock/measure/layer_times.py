@@ -113,6 +113,8 @@ def layer_cost(
         buffer_bytes=buffer_bytes,
         saved_bytes=whole_bytes(fit_affine(sizes, [b.saved_bytes for b in bytes_at])),
         workspace_bytes=whole_bytes(fit_affine(sizes, [b.workspace_bytes for b in bytes_at])),
+        norms=len(bytes_at[0].norm_channels),
+        norm_channels=sum(bytes_at[0].norm_channels),
     )
 
 

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from penstock.capture.batch_norms import CountedNorms
 from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
@@ -74,6 +75,8 @@ def estimate_profile(
             parameter_bytes=own[index][0],
             buffer_bytes=own[index][1],
             saved_bytes=whole_bytes(fit(lambda e: e.saved_bytes)),
+            norms=len(estimates[0][index].norm_channels),
+            norm_channels=sum(estimates[0][index].norm_channels),
         )
 
     return ModelProfile(
@@ -112,6 +115,7 @@ class Estimate:
 
     times: PassSeconds
     saved_bytes: float
+    norm_channels: tuple[int, ...]
 
 
 def estimate(
@@ -138,7 +142,7 @@ def estimate(
             return outputs
 
         def estimated(run: LayerRun) -> tuple[tuple[torch.Tensor, ...], Estimate]:
-            with target.attention(), target.counting() as forward:
+            with target.attention(), target.counting() as forward, CountedNorms() as norms:
                 outputs, saved = storages.saved_by(run.forward)
             forward.write([*outputs, *saved])
             times = PassSeconds(
@@ -147,7 +151,7 @@ def estimate(
                 towards_s(run, outputs, run.inputs, target),
                 towards_s(run, outputs, run.parameters, target),
             )
-            return outputs, Estimate(times, sum(map(storage_bytes, saved)))
+            return outputs, Estimate(times, sum(map(storage_bytes, saved)), tuple(norms.channels))
 
         walk(programs, shapes, RunSettings(home, target.autocast), visit)
     return estimates

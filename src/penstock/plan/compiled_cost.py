@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.cluster.collectives import STATISTIC_BYTES, STATISTICS_S
+
 __all__ = [
     "ALWAYS",
     "AUTO",
@@ -55,12 +57,14 @@ def between(fixed, each, lo, hi, rows):
 
 def forward_s(costs: Any, group: int, lo: int, hi: int) -> float:
     """Seconds of one forward on the slowest replica."""
-    return slowest_s(costs, group, costs.forward_fixed, costs.forward_each, lo, hi)
+    longest_s = slowest_s(costs, group, costs.forward_fixed, costs.forward_each, lo, hi)
+    return (longest_s + norms_s(costs, group, lo, hi, True)) * costs.crowding[group]
 
 
 def backward_s(costs: Any, group: int, lo: int, hi: int) -> float:
     """Seconds of one full backward on the slowest replica, without recompute."""
-    return slowest_s(costs, group, costs.backward_fixed, costs.backward_each, lo, hi)
+    longest_s = slowest_s(costs, group, costs.backward_fixed, costs.backward_each, lo, hi)
+    return (longest_s + norms_s(costs, group, lo, hi, False)) * costs.crowding[group]
 
 
 def slowest_s(costs, group, fixed, each, lo, hi):
@@ -68,7 +72,19 @@ def slowest_s(costs, group, fixed, each, lo, hi):
     longest = 0.0
     for k in range(costs.first_kind[group], costs.first_kind[group + 1]):
         longest = max(longest, between(fixed, each, lo, hi, costs.rows[k]) / costs.speed[k])
-    return longest * costs.crowding[group]
+    return longest
+
+
+def norms_s(costs, group, lo, hi, forward):
+    """Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`."""
+    norms = costs.norms[hi] - costs.norms[lo]
+    if norms <= 0 or costs.replicas[group] < 2:
+        return 0.0
+    channels = costs.norm_channels[hi] - costs.norm_channels[lo]
+    size_bytes = 2 * channels / norms * STATISTIC_BYTES
+    if forward:
+        size_bytes = costs.replicas[group] * (size_bytes + STATISTIC_BYTES)
+    return norms * (STATISTICS_S + all_reduce_s(costs, group, size_bytes))
 
 
 def micro_batch_s(costs, group, lo, hi):
@@ -80,6 +96,7 @@ def micro_batch_s(costs, group, lo, hi):
     longest = 0.0
     for k in range(costs.first_kind[group], costs.first_kind[group + 1]):
         longest = max(longest, (fixed + costs.rows[k] * each) / costs.speed[k])
+    longest += norms_s(costs, group, lo, hi, True) + norms_s(costs, group, lo, hi, False)
     return longest * costs.crowding[group]
 
 
@@ -88,11 +105,16 @@ def all_reduce_and_step_s(costs: Any, group: int, lo: int, hi: int) -> float:
     size_bytes = costs.parameters[lo * costs.cuts + hi]
     if size_bytes <= 0:
         return 0.0
+    return all_reduce_s(costs, group, size_bytes) + costs.step_s_per_byte[group] * size_bytes
+
+
+def all_reduce_s(costs, group, size_bytes):
+    """Seconds of an all-reduce of so many bytes among the devices of a group."""
     fastest = np.inf
     for i in range(group * costs.all_reduces, (group + 1) * costs.all_reduces):
         seconds = costs.all_reduce_latency_s[i] + costs.all_reduce_s_per_byte[i] * size_bytes
         fastest = min(fastest, seconds)
-    return fastest + costs.step_s_per_byte[group] * size_bytes
+    return fastest
 
 
 def needed_bytes(costs: Any, kind: int, lo: int, hi: int, depth: int, recompute: bool) -> float:

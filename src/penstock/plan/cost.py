@@ -5,9 +5,10 @@ All times are of one micro-batch, all sizes of one device.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import all_reduce_s, split_concat_s
+from penstock.cluster.collectives import all_reduce_s, norm_sums_s, split_concat_s
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
@@ -32,6 +33,7 @@ __all__ = [
     "input_bytes",
     "leanest_schedule",
     "micro_batch_s",
+    "norms_s",
     "peak_memory_bytes",
     "rows_by_speed",
     "slowest_s",
@@ -100,12 +102,16 @@ def crowding(cluster: Cluster, devices: Sequence[int]) -> float:
 
 def forward_s(problem: PlanningProblem, stage: Stage) -> float:
     """Seconds of one forward on the slowest replica."""
-    return slowest_s(problem, stage, lambda rows: problem.profile.forward_s(stage.layers, rows))
+    shared_s, _ = norms_s(problem, stage)
+    seconds = partial(problem.profile.forward_s, stage.layers)
+    return slowest_s(problem, stage, seconds, shared_s)
 
 
 def backward_s(problem: PlanningProblem, stage: Stage) -> float:
     """Seconds of one full backward on the slowest replica, without recompute."""
-    return slowest_s(problem, stage, lambda rows: problem.profile.backward_s(stage.layers, rows))
+    _, shared_s = norms_s(problem, stage)
+    seconds = partial(problem.profile.backward_s, stage.layers)
+    return slowest_s(problem, stage, seconds, shared_s)
 
 
 def micro_batch_s(problem: PlanningProblem, stage: Stage) -> float:
@@ -116,21 +122,40 @@ def micro_batch_s(problem: PlanningProblem, stage: Stage) -> float:
     """
     profile, run = problem.profile, stage.layers
     return slowest_s(
-        problem, stage, lambda rows: profile.forward_s(run, rows) + profile.backward_s(run, rows)
+        problem,
+        stage,
+        lambda rows: profile.forward_s(run, rows) + profile.backward_s(run, rows),
+        sum(norms_s(problem, stage)),
     )
 
 
+def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
+    """Seconds that replicas wait for batch norm's statistics, in a forward and in a backward."""
+    if len(stage.devices) < 2 or not problem.profile.has_norms:
+        return 0.0, 0.0
+    layers = problem.profile.layers[stage.layers.start : stage.layers.stop]
+    norms = sum(layer.norms for layer in layers)
+    channels = sum(layer.norm_channels for layer in layers)
+    return norm_sums_s(problem.cluster, stage.devices, norms, channels)
+
+
 def slowest_s(
-    problem: PlanningProblem, stage: Stage, seconds_of_rows: Callable[[int], float]
+    problem: PlanningProblem,
+    stage: Stage,
+    seconds_of_rows: Callable[[int], float],
+    shared_s: float = 0.0,
 ) -> float:
-    """The longest of the replicas' times, slowed down where they share cores."""
+    """The longest of the replicas' times, slowed down where they share cores.
+
+    ``shared_s`` comes on top: what all replicas wait for together.
+    """
     devices = problem.cluster.devices
     kinds = {
         (rows, devices[device].speed)
         for device, rows in zip(stage.devices, stage.slices, strict=True)
     }
     longest = max(seconds_of_rows(rows) / speed for rows, speed in kinds)
-    return longest * crowding(problem.cluster, stage.devices)
+    return (longest + shared_s) * crowding(problem.cluster, stage.devices)
 
 
 def tail_s(problem: PlanningProblem, stage: Stage) -> float:

@@ -33,9 +33,9 @@ GroupCosts: TypeAlias = tuple[float, float, list[tuple[float, float]]]
 class Costs(NamedTuple):
     """The costs of runs of layers on groups of devices; all arrays are flat.
 
-    The first fields, up to ``up_each``, are those of `RunTables`: sums up to each cut, or the cost
-    of each run at place ``lo * cuts + hi``. ``workspaces`` has a table of all runs for each number
-    of rows.
+    The first fields, up to ``norm_channels``, are those of `RunTables`: sums up to each cut, or the
+    cost of each run at place ``lo * cuts + hi``. ``workspaces`` has a table of all runs for each
+    number of rows.
 
     Replicas of group ``g`` are of the kinds ``first_kind[g]`` to ``first_kind[g + 1] - 1``. A kind
     has rows, a speed, a memory, and the number of its table in ``workspace``. Each group has
@@ -57,6 +57,8 @@ class Costs(NamedTuple):
     down_each: Floats
     up_fixed: Floats
     up_each: Floats
+    norms: Floats
+    norm_channels: Floats
     workspaces: Floats
     first_kind: Integers
     rows: Floats
@@ -64,6 +66,7 @@ class Costs(NamedTuple):
     memory: Floats
     workspace: Integers
     crowding: Floats
+    replicas: Integers
     step_s_per_byte: Floats
     all_reduces: int
     all_reduce_latency_s: Floats
@@ -178,6 +181,8 @@ class ChainCosts:
             down_each=runs.down[EACH],
             up_fixed=runs.up[FIXED],
             up_each=runs.up[EACH],
+            norms=runs.norms[0],
+            norm_channels=runs.norms[1],
             workspaces=np.concatenate(workspaces),
             first_kind=starts(kinds),
             rows=rows,
@@ -185,6 +190,7 @@ class ChainCosts:
             memory=memories,
             workspace=np.array([number.get(count, 0) for count in rows], dtype=np.int64),
             crowding=np.array(crowds),
+            replicas=np.array([len(group) for group in groups], dtype=np.int64),
             step_s_per_byte=np.array(steps),
             all_reduces=latencies.shape[1],
             all_reduce_latency_s=latencies.ravel(),

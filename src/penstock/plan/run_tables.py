@@ -43,6 +43,7 @@ class RunTables(NamedTuple):
       bytes of the tensors that it reads from earlier layers. ``held`` are the bytes that a device
       keeps all the time: parameters, gradients, optimizer state, buffers.
     - ``down``, ``up``: bytes that cross each cut, of activations and of their gradients.
+    - ``norms``: batch normalisations up to each cut, and in a second row their channels.
 
     Costs that depend on samples have two rows, `FIXED` and `EACH`.
     """
@@ -55,6 +56,7 @@ class RunTables(NamedTuple):
     held: Floats
     down: Floats
     up: Floats
+    norms: Floats
 
 
 def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
@@ -78,6 +80,7 @@ def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
         held=np.ascontiguousarray(held[square]),
         down=at_cuts(crossing_table(profile, lambda edge: edge.bytes)),
         up=at_cuts(crossing_table(profile, lambda edge: edge.gradient_bytes)),
+        norms=at_cuts(sums(profile, lambda layer: Affine(layer.norms, layer.norm_channels))),
     )
 
 

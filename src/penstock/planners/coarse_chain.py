@@ -85,6 +85,8 @@ def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
         buffer_bytes=sum(layer.buffer_bytes for layer in run),
         saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
         workspace_bytes=largest([layer.workspace_bytes for layer in run], most_rows),
+        norms=sum(layer.norms for layer in run),
+        norm_channels=sum(layer.norm_channels for layer in run),
     )
 
 

@@ -93,7 +93,7 @@ def compare_plans(
     """
     check_names(planners, schedules)
     allowed = {
-        (planner, name): schedules_named(name, planner)
+        (planner, name): schedules_named(name, planner, norms=problem.profile.has_norms)
         for planner in planners
         for name in schedules
     }

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
+from penstock.plan.can_run import NOT_AS_SIMULATED, schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.plan.problem import (
     AS_FAST,
@@ -38,9 +39,6 @@ ones, and those that the runtime carries out and that never split a backward."""
 
 SETS = (AUTO, ANY, WHOLE)
 """Names that stand for several schedules."""
-
-NOT_RUN = frozenset({"fbp-as"})
-"""Synchronous schedules that the runtime does not carry out: a forward and a backward at once."""
 
 
 def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
@@ -86,7 +84,7 @@ def planning_problem(
     Raises:
         BadInput: an unknown schedule, a reserve of all memory, or sizes that do not go together.
     """
-    schedules = schedules_named(schedule, planner)
+    schedules = schedules_named(schedule, planner, norms=profile.has_norms)
     sizes = (micro_batch_size,) if micro_batch_size else micro_batch_sizes_of(batch)
     return PlanningProblem(
         profile=profile,
@@ -102,14 +100,16 @@ def planning_problem(
     )
 
 
-def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
+def schedules_named(schedule: str, planner: str = "", *, norms: bool = False) -> tuple[str, ...]:
     """The schedules that a plan of ``planner`` may use where ``schedule`` is asked for.
+
+    ``norms``: the model has batch normalisation, with which the runtime carries out fewer.
 
     ``schedule`` is one name, or several with commas between them. Three names stand for several:
 
     - "auto": those that the planner chooses among by itself. `search` uses all that the runtime
       carries out and that give the gradients of one device. Any other planner uses those of its
-      paper, or `PlanningProblem.schedules`.
+      paper that the runtime carries out, or `PlanningProblem.schedules`.
     - "whole-backwards": those of `search` that never split a backward.
     - "any": all that give the gradients of one device.
 
@@ -122,7 +122,9 @@ def schedules_named(schedule: str, planner: str = "") -> tuple[str, ...]:
             found += OWN_SCHEDULES.get(planner, PlanningProblem.schedules)
         elif name in SETS:
             every = (*PlanningProblem.schedules, *synchronous_schedules())
-            run = [one for one in every if name == ANY or one not in NOT_RUN]
+            refused = (one for one in every if schedule_refusal(one, norms=norms))
+            left_out: set[str] = set() if name == ANY else {*refused, *NOT_AS_SIMULATED}
+            run = [one for one in every if one not in left_out]
             found += [one for one in run if name != WHOLE or not FAMILIES[one].splits]
         else:
             member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")

@@ -17,12 +17,12 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
 from penstock.cluster.tensor_groups import Groups, grouped_cluster, one_each
 from penstock.errors import BadInput, Infeasible
+from penstock.plan.can_run import schedule_refusal, stage_refusal
 from penstock.plan.plan import MOST_RANKS, Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.profile.tensor_parallel import TensorParallelCosts
-from penstock.schedule.registry import FAMILIES
 from penstock.search.step import SearchStep
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
@@ -314,6 +314,9 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
         sizes = tuple(len(groups[s.devices[0]]) for s in plan.stages for _ in s.layers)
         if any(len({sizes[n] for n in tied.layers}) > 1 for tied in problem.profile.shared):
             return inf
+        layers = zip(problem.profile.layers, sizes, strict=True)
+        if any(stage_refusal(norms=layer.norms > 0, ranks=ranks) for layer, ranks in layers):
+            return inf
         if sizes not in scores:
             profile = profile_on(problem.profile, cluster, [by_size[size] for size in sizes])
             scores[sizes] = make_score(replace(problem, profile=profile, cluster=grouped))
@@ -329,9 +332,7 @@ def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProbl
     if sizes == [1]:
         yield problem
         return
-    # Tensor groups hold a stage once, and update it after a flush.
-    families = {name: FAMILIES[name] for name in problem.schedules}
-    names = [n for n, each in families.items() if each.flushes and each.placement != "mirrored"]
+    names = [n for n in problem.schedules if not schedule_refusal(n, tensor_groups=True)]
     for size in sizes:
         of_size = [group for group in groups if len(group) == size]
         profile = profile_on(problem.profile, cluster, [of_size] * layers)

@@ -43,6 +43,8 @@ class LayerEntry(Entry):
     buffer_bytes: int = 0
     saved_bytes: AffineEntry = AffineEntry()
     workspace_bytes: AffineEntry = AffineEntry()
+    norms: int = 0
+    norm_channels: int = 0
 
     def value(self) -> LayerCost:
         """The layer that the entry describes."""
@@ -55,6 +57,8 @@ class LayerEntry(Entry):
             buffer_bytes=self.buffer_bytes,
             saved_bytes=self.saved_bytes.value(),
             workspace_bytes=self.workspace_bytes.value(),
+            norms=self.norms,
+            norm_channels=self.norm_channels,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 
 from penstock.errors import BadInput
@@ -55,7 +56,9 @@ class LayerCost:
     backward is their sum. ``saved_bytes`` are kept from a micro-batch's forward to its backward.
     ``workspace_bytes`` are needed only while the layer runs. ``parameter_bytes`` are the trained
     parameters, without gradients and optimizer state, and without parameters shared with other
-    layers (see `SharedParameter`). ``buffer_bytes`` are buffers and frozen parameters.
+    layers (see `SharedParameter`). ``buffer_bytes`` are buffers and frozen parameters. ``norms``
+    are its batch normalisations, which have ``norm_channels`` channels in all; replicas exchange
+    their statistics.
     """
 
     name: str
@@ -66,6 +69,8 @@ class LayerCost:
     buffer_bytes: int = 0
     saved_bytes: Affine = field(default_factory=Affine)
     workspace_bytes: Affine = field(default_factory=Affine)
+    norms: int = 0
+    norm_channels: int = 0
 
     @property
     def backward_s(self) -> Affine:
@@ -152,6 +157,11 @@ class ModelProfile:
     def __post_init__(self) -> None:
         check_profile(self)
 
+    @cached_property
+    def has_norms(self) -> bool:
+        """Whether any layer has batch normalisation."""
+        return any(layer.norms for layer in self.layers)
+
     def at(self, costs: LengthCosts) -> "ModelProfile":
         """The profile of batches of one length."""
         return replace(self, layers=costs.layers, edges=costs.edges, by_length=())
@@ -217,7 +227,7 @@ def check_profile(profile: ModelProfile) -> None:
             check_affine(
                 profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
             )
-        for figure in ("parameter_bytes", "buffer_bytes"):
+        for figure in ("parameter_bytes", "buffer_bytes", "norms", "norm_channels"):
             check_number(
                 profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
             )

@@ -13,7 +13,9 @@
 Times and activations are of one batch of the profiled size. ``block*2`` stands for two equal
 layers. ``reads`` lists the layers whose output a layer reads: ``1`` is the previous one, ``3`` the
 third before, ``@0`` layer 0 at any distance, ``@0=2.5`` 2.5 MB of it. ``-`` means none: an input,
-to which no gradient flows back. The backward is divided equally into its two halves.
+to which no gradient flows back. The backward is divided equally into its two halves. Further
+columns may say the megabytes that a layer saves (``saved_mb``), and how many batch normalisations
+it has, with how many channels in all (``norms``, ``norm_channels``).
 """
 
 from collections.abc import Iterator
@@ -32,7 +34,7 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 __all__ = ["model_from_table", "read_model_table"]
 
 COLUMNS = ("layer", "forward_ms", "backward_ms", "activation_mb", "parameter_mb")
-OPTIONAL_COLUMNS = ("saved_mb", "reads")
+OPTIONAL_COLUMNS = ("saved_mb", "norms", "norm_channels", "reads")
 MB = 1e6
 LARGEST_FIGURE = 1e15
 """The most milliseconds or megabytes of a layer."""
@@ -145,6 +147,8 @@ def layer_of(index: int, row: LayerRow, saved_mb: float, batch: int) -> LayerCos
         backward_weight_s=Affine(0.0, half_s / batch),
         parameter_bytes=round(row.figures["parameter_mb"] * MB),
         saved_bytes=Affine(0.0, saved_mb * MB / batch),
+        norms=round(row.figures.get("norms", 0)),
+        norm_channels=round(row.figures.get("norm_channels", 0)),
     )
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from penstock.capture.bucket_graph import BucketGraph
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
+from penstock.plan.can_run import schedule_refusal
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.schedule.registry import FAMILIES
@@ -44,8 +45,12 @@ KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses 
 SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
 
 CONFLICTS = (
-    Conflict("tensor groups", "mirrored", "a group holds a stage once", NOT_IN_GROUPS),
-    Conflict("tensor groups", "no flush", "a group keeps one version of weights", NOT_IN_GROUPS),
+    Conflict(
+        "tensor groups",
+        "not in groups",
+        "a group holds a stage once, with one version of its weights",
+        NOT_IN_GROUPS,
+    ),
     *(
         Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
         for setting in ("autocast", "shard_optimizer", "compile", "metrics", "dynamic", "undoing")
@@ -124,9 +129,10 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
     """The uses of a plan, called ``whose``."""
     name, family = f"schedule '{plan.schedule}'", FAMILIES.get(plan.schedule)
     flushes = family is None or family.flushes
+    refusal = schedule_refusal(plan.schedule, tensor_groups=bool(plan.tensor_groups))
     uses = {
         "tensor groups": f"the tensor groups of {whose}" * bool(plan.tensor_groups),
-        "mirrored": f"{name} (it holds stages twice)" * plan.mirrored,
+        "not in groups": f"{name} (it {refusal})" * bool(refusal),
         "no flush": "" if flushes else f"{name} (it has no flush)",
     }
     if not flushes and not plan.tensor_groups and order_of(plan).weights.version == "newest":

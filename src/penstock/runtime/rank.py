@@ -9,6 +9,7 @@ import torch
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
+from penstock.plan.can_run import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
@@ -175,11 +176,11 @@ class Worker:
         norm, launching = self.norm_of(place, program), nullcontext
         if self.buckets.shared:
             launching = partial(self.buckets.launching, place.stage)
-        if self.plan.mirrored and uses_batch_norm(program.module):
+        normed = uses_batch_norm(program.module)
+        if why := schedule_refusal(self.plan.schedule, norms=normed):
             raise BadInput(
                 f"stage {place.stage} has batch normalisation, and schedule "
-                f"'{self.plan.schedule}' holds it twice: the copies would average different "
-                f"statistics; use a schedule that holds every stage once"
+                f"'{self.plan.schedule}' {why}; use a schedule that holds every stage once"
             )
         return runner_of(
             self.graph,

@@ -16,7 +16,12 @@ from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import adapted_to, family_steps, plain_families
 from penstock.search.preference import preferred
-from penstock.search.simulated_plans import SimulatedPlans, climb
+from penstock.search.simulated_plans import (
+    MAKING_A_PLAN,
+    SimulatedPlans,
+    actions_of,
+    climb,
+)
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
 from penstock.search.step import SearchStep
 from penstock.search.walked_plans import simulate_walked
@@ -47,7 +52,11 @@ TIGHTER = (0.75, 0.5)
 """Shares of the memory for which a new order of the best plan is tried."""
 
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
-"""Devices and placements up to which a problem counts as small: then all plans are simulated."""
+"""Devices and placements up to which a problem counts as small: then all plans are simulated, those
+with the least bound first, as long as `ACTIONS_FOR_ALL` last."""
+
+ACTIONS_FOR_ALL = 3_000_000
+"""Simulated actions for all plans of a small problem, about three seconds."""
 
 
 def search_from(starts: Mapping[str, Planner]) -> Planner:
@@ -180,9 +189,10 @@ def straight_steps(
        the schedule, depth and recompute that suit them best. The random walks of each round start
        at the best plan so far (`ROUNDS_OF_LOADS`). They end with a round that finds nothing.
     3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
-       cannot win. There the answer is optimal among plans with whole backwards.
+       cannot win. If `ACTIONS_FOR_ALL` last for them, the answer is optimal among plans with whole
+       backwards.
 
-    1 and 2 end as soon as the best plan meets the bound, which then leaves nothing to find.
+    All end as soon as the best plan meets the bound.
     """
     yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
     for plan in leading(own, own.problem.schedules)[1:]:
@@ -202,7 +212,8 @@ def straight_steps(
             yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
         if min(own.best_s, simulated.best_s) >= fastest_s:
             break
-    yield from simulate_all(own)
+    if own.best is None or gap(own.best_s, bound_s) > PROVEN:
+        yield from simulate_all(own)
     yield own.step("moves")
 
 
@@ -224,14 +235,19 @@ def simulate_all(own: SimulatedPlans) -> Iterator[SearchStep]:
     if len(placements) > SMALL_PROBLEM:
         return
     yield own.step("all plans")
-    bounds = [plan_bound_s(problem, plan) for plan in placements]
+    bounds, actions = [plan_bound_s(problem, plan) for plan in placements], ACTIONS_FOR_ALL
     for i in sorted(range(len(placements)), key=bounds.__getitem__):
-        if bounds[i] > own.best_s:
+        if bounds[i] > own.best_s or actions <= 0:
             return
         variants = every_variant(problem, placements[i])
         first = next(variants)
         # One micro-batch in flight needs the least memory, and recompute saves nothing then.
         if plan_fits(problem, first) or not first.in_flight_limit:
             for plan in chain([first], variants):
+                # A bound takes about as long as making a plan.
+                actions -= MAKING_A_PLAN
                 if own.may_be_faster(plan, own.best_s):
+                    actions -= actions_of(plan)
                     own.simulate(plan)
+                if actions <= 0:
+                    break

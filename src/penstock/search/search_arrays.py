@@ -17,14 +17,14 @@ __all__ = ["SearchArrays", "search_arrays"]
 class SearchArrays(NamedTuple):
     """Profile and cluster of a problem.
 
-    ``forward``, ``backward``, ``saved``, ``parameters``, ``held`` and ``inputs`` are the tables of
-    `penstock.plan.run_tables.RunTables`. The rows of ``workspace`` are the fixed part of each layer
-    and the part for each sample. The rows of ``edges`` are producer, consumer and a number of the
-    tensor, sorted by tensor and consumer; those of ``edge_bytes`` are the two parts of its
-    activation and of its gradient. ``host_slots`` are the devices of a host that compute at full
-    speed at once, 0 for all. ``half_duplex`` is 1 for hosts whose messages of both directions take
-    turns. ``duplex_bandwidth`` is the rate of a link while both of its ends also send or receive
-    the other way.
+    ``forward``, ``backward``, ``saved``, ``parameters``, ``held``, ``inputs`` and ``norms`` are the
+    tables of `penstock.plan.run_tables.RunTables`. The rows of ``workspace`` are the fixed part of
+    each layer and the part for each sample. The rows of ``edges`` are producer, consumer and a
+    number of the tensor, sorted by tensor and consumer; those of ``edge_bytes`` are the two parts
+    of its activation and of its gradient. ``host_slots`` are the devices of a host that compute at
+    full speed at once, 0 for all. ``half_duplex`` is 1 for hosts whose messages of both directions
+    take turns. ``duplex_bandwidth`` is the rate of a link while both of its ends also send or
+    receive the other way.
     """
 
     forward: Floats
@@ -33,6 +33,7 @@ class SearchArrays(NamedTuple):
     parameters: Floats
     held: Floats
     inputs: Floats
+    norms: Floats
     layer_parameters: Floats
     workspace: Floats
     edges: Integers
@@ -65,6 +66,7 @@ def search_arrays(problem: PlanningProblem) -> SearchArrays:
         parameters=tables.parameters,
         held=tables.held,
         inputs=tables.inputs,
+        norms=tables.norms,
         layer_parameters=np.array([float(layer.parameter_bytes) for layer in profile.layers]),
         workspace=np.array([[w.fixed for w in workspaces], [w.per_sample for w in workspaces]]),
         edges=edges,

@@ -10,7 +10,7 @@ layers ``lo`` to ``hi - 1``.
 
 import numpy as np
 
-from penstock.cluster.collectives import BUCKET_BYTES
+from penstock.cluster.collectives import BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S
 
 __all__ = ["cost_of_stage"]
 
@@ -156,13 +156,28 @@ def reduce_s(costs, size_bytes):
     return min(costs[0, 0] + costs[0, 1] * size_bytes, costs[1, 0] + costs[1, 1] * size_bytes)
 
 
+def norms_s(a, costs, lo, hi, replicas):
+    """Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`.
+
+    ``replicas`` are those of the stage in a forward, and 0 in a backward.
+    """
+    norms = a.norms[0, hi] - a.norms[0, lo]
+    if norms <= 0:
+        return 0.0
+    size_bytes = 2 * (a.norms[1, hi] - a.norms[1, lo]) / norms * STATISTIC_BYTES
+    if replicas > 0:
+        size_bytes = replicas * (size_bytes + STATISTIC_BYTES)
+    return norms * (STATISTICS_S + reduce_s(costs, size_bytes))
+
+
 def tail_of(a, costs, slowest, lo, hi, backward_s):
     """Seconds from the end of a stage's last backward to the end of its buckets.
 
-    ``slowest`` are the rows of the slowest replica, which completes buckets last, and the factor of
-    its seconds. Parameters that layers share are complete at the end of the backward.
+    ``slowest`` are the rows of the slowest replica, which completes buckets last, the factor of its
+    seconds, and the factor of what all replicas wait for together. Parameters that layers share are
+    complete at the end of the backward.
     """
-    rows, factor = slowest
+    rows, factor, crowd_factor = slowest
     waiting, shared = 0.0, a.parameters[lo, hi]
     free_s = -backward_s
     lowest = lo
@@ -174,6 +189,7 @@ def tail_of(a, costs, slowest, lo, hi, backward_s):
         if waiting >= BUCKET_BYTES or (layer == lo and waiting > 0):
             at = layer if waiting >= BUCKET_BYTES else lowest
             done = between(a.backward, at, hi, rows) * factor - backward_s
+            done += norms_s(a, costs, at, hi, 0) * crowd_factor
             count = np.ceil(waiting / BUCKET_BYTES)
             free_s = max(free_s, done) + count * reduce_s(costs, waiting / count)
             waiting = 0.0
@@ -203,5 +219,7 @@ def cost_of_stage(a, order, first, last, lo, hi, rows, costs):
     tail_s = a.parameters[lo, hi] * a.step_s_per_byte * factor / slowest_speed
     if last - first > 1:
         all_reduce_costs(a, order, first, last, costs)
-        tail_s += tail_of(a, costs, (slow_rows, slow_factor), lo, hi, backward_s)
+        forward_s += norms_s(a, costs, lo, hi, last - first) * factor
+        backward_s += norms_s(a, costs, lo, hi, 0) * factor
+        tail_s += tail_of(a, costs, (slow_rows, slow_factor, factor), lo, hi, backward_s)
     return forward_s, backward_s, tail_s

@@ -75,6 +75,8 @@ class LayerSums:
     workspace_bytes: LargestAffine
     own_parameter_bytes: ByteSums
     buffer_bytes: ByteSums
+    norms: ByteSums
+    norm_channels: ByteSums
     crossing: tuple[tuple[Edge, ...], ...]
 
     def parameter_bytes(self, layers: range) -> int:
@@ -108,6 +110,8 @@ def layer_sums(profile: ModelProfile) -> LayerSums:
         ),
         own_parameter_bytes=byte_sums(layer.parameter_bytes for layer in layers),
         buffer_bytes=byte_sums(layer.buffer_bytes for layer in layers),
+        norms=byte_sums(layer.norms for layer in layers),
+        norm_channels=byte_sums(layer.norm_channels for layer in layers),
         crossing=crossing_edges(profile),
     )
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.cluster.cluster import Cluster, Device
+from penstock.cluster.collectives import norm_sums_s
 from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, Edge, first_of_each_tensor
 from penstock.schedule.action import ACTION_KINDS, ActionKind
@@ -39,7 +41,8 @@ class ReplicaWork:
         seconds = layer seconds of its rows / speed, at least parameter bytes / off-chip rate
 
     The off-chip rate counts if the parameters exceed the on-chip memory: then every action reads
-    them again. What the device itself needs for the messages of an action comes on top.
+    them again. What the device itself needs for the messages of an action comes on top, and so does
+    the exchange of batch norm's statistics, during which all replicas wait.
     """
 
     forward_s: float
@@ -133,6 +136,10 @@ def stage_work(
     if use.reduces:
         stops, shares = shares_of_stage(layers, devices, sums, cluster)
     parameter_bytes = sums.parameter_bytes(layers)
+
+    def norms_s(run: range) -> tuple[float, float]:
+        return norm_sums_s(cluster, devices, sums.norms.of(run), sums.norm_channels.of(run))
+
     made: dict[Pace, ReplicaWork] = {}
     replicas: list[ReplicaWork] = []
     for device, rows in zip(devices, stage.slices, strict=True):
@@ -150,7 +157,7 @@ def stage_work(
                 use.versions,
                 stage.recompute_layers,
             )
-            made[pace] = replica_work(stage, use, pace, stops, sums, memory)
+            made[pace] = replica_work(stage, use, pace, stops, sums, norms_s, memory)
         replicas.append(made[pace])
     device_bytes = tuple(cluster.devices[device].memory_bytes for device in devices)
     limits = zip((replica.memory for replica in replicas), device_bytes, strict=True)
@@ -220,17 +227,23 @@ def replica_work(
     pace: Pace,
     stops: Sequence[int],
     sums: LayerSums,
+    norms_s: Callable[[range], tuple[float, float]],
     memory: StageMemory,
 ) -> ReplicaWork:
-    """The work of a replica of a stage whose last backward has segments that end at ``stops``."""
+    """The work of a replica of a stage whose last backward has segments that end at ``stops``.
+
+    ``norms_s`` gives the seconds that layers wait for batch norm's statistics, there and back.
+    """
     layers, recomputed = stage.layers, stage.recompute_layers
     rows, speed, least_s, messages = pace
+    there_s, back_s = norms_s(layers)
     forward_messages_s = messages.forward_received_s + messages.forward_sent_s
-    backward_messages_s = messages.backward_received_s + messages.backward_sent_s
-    forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed)
+    backward_more_s = messages.backward_received_s + messages.backward_sent_s + back_s
+    forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed) + there_s
     if recomputed:
-        some_s = sum(sums.forward_s.of(range(i, i + 1), rows) for i in recomputed)
-        recompute_s = max(least_s, some_s / speed)
+        runs = [range(i, i + 1) for i in recomputed]
+        some_s = sum(sums.forward_s.of(run, rows) for run in runs)
+        recompute_s = max(least_s, some_s / speed) + sum(norms_s(run)[0] for run in runs)
     backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
@@ -241,13 +254,16 @@ def replica_work(
     if least_s:
         segments_s = stretched(segments_s, weight_s if use.split else backward_s)
     if not use.split:
+        runs = pairwise((layers.stop, *stops))
+        waits_s = (norms_s(range(lower, upper))[1] for upper, lower in runs)
+        segments_s = tuple(map(add, segments_s, waits_s))
         segments_s = with_messages(segments_s, messages)
     step_s = sums.profile.step_s_per_byte * sums.parameter_bytes(layers)
     return ReplicaWork(
         forward_s=forward_s + forward_messages_s,
-        backward_s=backward_s + backward_messages_s,
+        backward_s=backward_s + backward_more_s,
         backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed)
-        + backward_messages_s,
+        + backward_more_s,
         backward_weight_s=weight_s,
         recompute_s=recompute_s,
         step_s=step_s * (1 + PREDICTION_SHARE * use.predictions) / speed,

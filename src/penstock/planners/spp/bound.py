@@ -12,7 +12,7 @@ from penstock.cluster.collectives import (
     message_resources,
     row_messages,
 )
-from penstock.plan.cost import crowding
+from penstock.plan.cost import crowding, norms_s
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge
@@ -78,12 +78,12 @@ def workload_s(problem: PlanningProblem, plan: Plan) -> float:
 def stage_s(problem: PlanningProblem, stage: Stage) -> float:
     """Forward, backward and recompute of a micro-batch on the slowest replica."""
     profile, devices = problem.profile, problem.cluster.devices
-    forwards = 1 + stage.recompute
+    forwards, (forward_s, backward_s) = 1 + stage.recompute, norms_s(problem, stage)
     return max(
         (forwards * profile.forward_s(stage.layers, rows) + profile.backward_s(stage.layers, rows))
         / devices[device].speed
         for device, rows in zip(stage.devices, stage.slices, strict=True)
-    )
+    ) + (forwards * forward_s + backward_s)
 
 
 def shared_s(one: Occupation, others: Iterable[Occupation]) -> float:

@@ -13,16 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from penstock.capture.batch_norms import BATCH_NORM_OPERATORS
 from penstock.capture.bucket_stage import graphs_in
 from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
-
-BATCH_NORM_OPERATORS = (
-    functional.batch_norm,
-    torch.batch_norm,
-    torch.ops.aten.batch_norm.default,
-)
 
 
 class SynchronisedBatchNorm(TorchCalls):
@@ -70,14 +65,15 @@ class SynchronisedBatchNorm(TorchCalls):
         channels = x.shape[1]
         table = x.new_zeros(self._replicas, 2 * channels + 1, dtype=statistics_type(x.dtype))
         if count:
-            variance, mean = torch.var_mean(x.to(table.dtype), dim=other_dims(x), correction=0)
-            table[self._replica] = torch.cat([mean, variance, table.new_full((1,), count)])
+            mean, variance = torch.batch_norm_update_stats(x.to(table.dtype), None, None, 0.0)
+            own = table[self._replica]
+            own[:channels], own[channels:-1], own[-1] = mean, variance, count
         self.sum_over_replicas(table)
-        counts = table[:, -1:]
+        means, variances, counts = table.split([channels, channels, 1], dim=1)
         total = counts.sum()
-        means, variances = table[:, :channels], table[:, channels:-1]
-        mean = (counts * means).sum(0) / total
-        variance = (counts * (variances + (means - mean).square())).sum(0) / total
+        shares = counts.T / total
+        mean = (shares @ means)[0]
+        variance = (shares @ (means - mean).square_().add_(variances))[0]
         return mean, variance, float(total)
 
     def sum_over_replicas(self, table: torch.Tensor) -> None:
@@ -137,41 +133,42 @@ class Normalise(torch.autograd.Function):
         mode: SynchronisedBatchNorm,
     ) -> torch.Tensor:
         """Normalise this rank's rows."""
-        scale = (variance + eps).rsqrt()
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.total, ctx.count, ctx.mode = total, count, mode
-        y = (x.to(mean.dtype) - along_channels(mean, x)) * along_channels(scale, x)
-        if weight is not None:
-            y = y * along_channels(weight.to(y.dtype), x)
-        if bias is not None:
-            y = y + along_channels(bias.to(y.dtype), x)
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.total, ctx.count, ctx.eps, ctx.mode = total, count, eps, mode
+        wide = [each if each is None else each.to(mean.dtype) for each in (x, weight, bias)]
+        y, _, _ = torch.native_batch_norm(*wide, mean, variance, False, 0.0, eps)
         return y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """The gradients; sums over the replicas what flows back through the statistics."""
-        x, weight, mean, scale = ctx.saved_tensors
-        gradient = gradients[0].to(mean.dtype)
-        normalised = (x.to(mean.dtype) - along_channels(mean, x)) * along_channels(scale, x)
-        dims = other_dims(x)
-        bias_gradient = gradient.sum(dims)
-        weight_gradient = (gradient * normalised).sum(dims)
+        x, weight, mean, variance = ctx.saved_tensors
+        wide = x.to(mean.dtype)
+        factor = scale = (variance + ctx.eps).rsqrt()
+        if weight is not None:
+            factor = scale * weight.to(scale.dtype)
+        # With constant statistics the gradient of x is factor * gradient.
+        x_gradient, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
+            *(gradients[0].to(mean.dtype).contiguous(), wide, factor / scale),
+            *(mean, variance, None, None, False, ctx.eps, [True, True, True]),
+        )
         sums = torch.stack([bias_gradient, weight_gradient])
         ctx.mode.sum_over_replicas(sums)
-        factor = scale if weight is None else scale * weight.to(scale.dtype)
         if ctx.count:
-            means = sums / ctx.total
-            inner = gradient - along_channels(means[0], x)
-            inner = inner - normalised * along_channels(means[1], x)
-            x_gradient = (inner * along_channels(factor, x)).to(x.dtype)
+            means = sums.mul_(factor / ctx.total)
+            slope = means[1] * scale
+            constant = means[0] - slope * mean
+            x_gradient.sub_(along_channels(constant, x)).addcmul_(
+                wide, along_channels(slope, x), value=-1
+            )
         else:
-            x_gradient = torch.zeros_like(x)
+            x_gradient.zero_()
         parameter_gradients = (
             (None, None)
             if weight is None
             else (weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype))
         )
-        return (x_gradient, *parameter_gradients, None, None, None, None, None, None)
+        return (x_gradient.to(x.dtype), *parameter_gradients, None, None, None, None, None, None)
 
 
 def update_running(
@@ -189,11 +186,6 @@ def update_running(
 def written(buffer: torch.Tensor) -> torch.Tensor:
     """``buffer`` for writes that autograd's version check ignores, like those of torch's kernel."""
     return buffer.data
-
-
-def other_dims(x: torch.Tensor) -> list[int]:
-    """All dimensions but the channels."""
-    return [dim for dim in range(x.dim()) if dim != 1]
 
 
 def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

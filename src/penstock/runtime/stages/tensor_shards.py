@@ -23,6 +23,7 @@ from penstock.capture.lengths import LengthsOf
 from penstock.capture.materialise import named_tensors
 from penstock.capture.tensor_split import SplitTable, divided_dims
 from penstock.errors import BadInput
+from penstock.plan.can_run import stage_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import make_groups
 from penstock.runtime.processes.waiting import await_work
@@ -88,7 +89,7 @@ class TensorShards:
         if self._group is None:
             return
         for stage, program in programs.items():
-            check_stage(stage, program)
+            check_stage(stage, program, len(self.ranks))
             for name, tensor in named_tensors(program.module):
                 copy_values(tensor, self.ranks[0], self._group, self._world)
                 dim = self.dim_of(name)
@@ -212,14 +213,14 @@ def copy_values(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, wor
         tensor.copy_(value)
 
 
-def check_stage(stage: int, program: StageProgram) -> None:
-    """Raise `BadInput` for a stage that a tensor group cannot run."""
+def check_stage(stage: int, program: StageProgram, ranks: int) -> None:
+    """Raise `BadInput` for a stage that a tensor group of so many ranks cannot run."""
     module = program.module
     why = ""
     if not isinstance(module, fx.GraphModule) or not is_plain(module):
         why = "is not one graph of torch's functions without writes to its inputs"
-    elif uses_batch_norm(module):
-        why = "has batch normalisation"
+    else:
+        why = stage_refusal(norms=uses_batch_norm(module), ranks=ranks)
     if why:
         raise BadInput(
             f"stage {stage} {why}, which a tensor group cannot run; plan without tensor groups, "
