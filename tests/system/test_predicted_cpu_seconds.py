@@ -2,7 +2,6 @@
 
 from statistics import mean
 
-import pytest
 from prediction_cases import costs_and_steps, two_replicas
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -10,7 +9,6 @@ from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import simulate_plan
 
 
-@pytest.mark.timeout(120)
 def test_replicas_with_batch_norm_take_what_is_predicted_within_a_factor_of_two() -> None:
     ranks = launch_workers(costs_and_steps, (), workers=2, threads=1)
     predicted_s: list[float] = []
@@ -21,5 +19,4 @@ def test_replicas_with_batch_norm_take_what_is_predicted_within_a_factor_of_two(
         plan, cluster = two_replicas(len(profile.layers)), Cluster("two", (host,))
         predicted_s.append(simulate_plan(plan, profile, cluster).iteration_s)
     measured_s = mean(step_s for _, step_s in ranks)
-    print(predicted_s, measured_s)
     assert mean(predicted_s) / 2 < measured_s < 2 * mean(predicted_s)

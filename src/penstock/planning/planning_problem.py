@@ -122,8 +122,8 @@ def schedules_named(schedule: str, planner: str = "", *, norms: bool = False) ->
             found += OWN_SCHEDULES.get(planner, PlanningProblem.schedules)
         elif name in SETS:
             every = (*PlanningProblem.schedules, *synchronous_schedules())
-            refused = (one for one in every if schedule_refusal(one, norms=norms))
-            left_out: set[str] = set() if name == ANY else {*refused, *NOT_AS_SIMULATED}
+            refused = {one for one in every if schedule_refusal(one, norms=norms)}
+            left_out = {*refused, *NOT_AS_SIMULATED} if name != ANY else frozenset[str]()
             run = [one for one in every if one not in left_out]
             found += [one for one in run if name != WHOLE or not FAMILIES[one].splits]
         else:

@@ -135,8 +135,9 @@ class Normalise(torch.autograd.Function):
         """Normalise this rank's rows."""
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.total, ctx.count, ctx.eps, ctx.mode = total, count, eps, mode
-        wide = [each if each is None else each.to(mean.dtype) for each in (x, weight, bias)]
-        y, _, _ = torch.native_batch_norm(*wide, mean, variance, False, 0.0, eps)
+        wide, scale, shift = (None if t is None else t.to(mean.dtype) for t in (x, weight, bias))
+        assert wide is not None
+        y, _, _ = torch.native_batch_norm(wide, scale, shift, mean, variance, False, 0.0, eps)
         return y.to(x.dtype)
 
     @staticmethod
