@@ -80,6 +80,7 @@ def compare(
     -o writes the result as JSON.
     """
     collect_garbage_rarely()
+    from penstock.command_line.narrow_table import NarrowTable
     from penstock.document import check_place
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
@@ -118,8 +119,8 @@ def compare(
         values["why"] = reasons_of(lines)
     terminal.save(values, out)
     rows = [line.row for line in lines]
-    shown = words if explain else []
-    terminal.show(values, *bound_lines(lines), comparison_table(rows), *refusal_lines(rows), *shown)
+    shown, table = words if explain else [], NarrowTable(comparison_table(rows), keys=2)
+    terminal.show(values, *bound_lines(lines), table, *refusal_lines(rows), *shown)
     if picture:
         drawn = [line.drawn for line in lines if line.drawn]
         write_picture(picture, drawn, picture_head(lines, problem), words)
@@ -181,7 +182,7 @@ def compared_lines(
         on_step=lambda planner, step: progress.show_step(step, planner),
     ):
         line = compared_line(found, problem, wanted)
-        progress.note(row_text(line.row))
+        progress.note(line_text(line))
         comparisons.append(line.comparison)
         lines[id(line.comparison)] = line
     require_a_plan(comparisons)
@@ -263,16 +264,21 @@ def row_of(found: "Comparison") -> "ComparisonRow":
     )
 
 
-def row_text(row: "ComparisonRow") -> str:
-    """A row in one line, printed as soon as it is known."""
+def line_text(line: ComparedLine) -> str:
+    """A plan in one line, printed as soon as it is known, or why there is none."""
+    from penstock.plan.in_words import plan_words
+    from penstock.planning.assessment import PlannedPipeline
     from penstock.words import seconds_text
 
-    result = row.refusal or f"{seconds_text(row.iteration_s)} with {row.schedule}, {row.stages}"
+    outcome, row = line.comparison.outcome, line.row
+    result = row.refusal
+    if isinstance(outcome, PlannedPipeline):
+        result = f"{seconds_text(row.iteration_s)}, {plan_words(outcome.plan)}"
     return f"{row.planner}: {result} (planned in {seconds_text(row.planning_s)})"
 
 
 def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
-    """The lower bound that all gaps refer to, and what proves it."""
+    """The fastest plan, the lower bound that all gaps refer to, and what proves it."""
     from penstock.planning.assessment import PlannedPipeline
     from penstock.words import seconds_text
 
@@ -282,7 +288,7 @@ def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
     argument = f": {planned.bound.argument}" if planned.bound.argument else ""
     covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
     bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{covers}{argument}"
-    return [bound, *reserve_lines(planned.memory_reserve), ""]
+    return [line_text(lines[0]), bound, *reserve_lines(planned.memory_reserve), ""]
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:

@@ -49,6 +49,7 @@ def profile(
     terminal = Terminal(as_json, quiet)
     with notice_if_long(terminal.note, LOADING):
         from penstock.document import check_place
+        from penstock.jobs.device_check import check_device
         from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import profile_job
         from penstock.profile.json_file import write_profile
@@ -56,6 +57,8 @@ def profile(
 
     if out:
         check_place(out)
+    if not estimate:
+        check_device(device)
     found = find_job(job)
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
@@ -189,11 +192,13 @@ def verify(
     terminal = Terminal(as_json, quiet)
     with notice_if_long(terminal.note, LOADING):
         from penstock.document import check_place
+        from penstock.jobs.device_check import check_device
         from penstock.jobs.job_file import find_job
         from penstock.jobs.verify_job import verify_job
 
     if out:
         check_place(out)
+    check_device(device, workers)
     found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)

@@ -58,6 +58,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     """The main numbers of a plan, in a few lines."""
     from math import isfinite
 
+    from penstock.plan.in_words import plan_words
     from penstock.simulate.by_length import expected_s
     from penstock.words import percent_text, seconds_text
 
@@ -74,8 +75,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     else:
         parts.append("data parallelism does not fit")
     lines = [
-        f"{plan.planner}, {plan.schedule}: {plan.micro_batches} micro-batches of "
-        f"{plan.micro_batch_size} samples",
+        f"{plan.planner}: {plan_words(plan)}",
         ", ".join(parts),
     ]
     if plan.tensor_groups:

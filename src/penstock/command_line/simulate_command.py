@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.cluster.cluster import Cluster
-    from penstock.plan.plan import Plan
     from penstock.planning.what_if import PlayedPlan
     from penstock.timeline.timeline import Timeline
 
@@ -88,6 +87,7 @@ def simulate(
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
+    from penstock.plan.in_words import plan_words
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
@@ -106,7 +106,7 @@ def simulate(
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
         values |= {"timeline": timeline_to_json(after.timeline)}
-    files.write(after.timeline, after.problem.cluster, title_of(after.planned.plan))
+    files.write(after.timeline, after.problem.cluster, plan_words(after.planned.plan))
     parts: list[RenderableType] = []
     if not as_json:
         parts = [*change_parts(before, after, asked.words), *iteration_lines(after), ""]
@@ -187,12 +187,6 @@ class TimelineFiles:
         """Print what was written."""
         for place in filter(None, (self.timeline, self.trace, self.picture)):
             terminal.note(f"wrote {place}")
-
-
-def title_of(plan: "Plan") -> str:
-    """The title of a picture of the plan."""
-    samples = "1 sample" if plan.micro_batch_size == 1 else f"{plan.micro_batch_size} samples"
-    return f"{plan.schedule}: {plan.micro_batches} micro-batches of {samples}"
 
 
 def change_parts(

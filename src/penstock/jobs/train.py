@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import BadInput
+from penstock.jobs.device_check import check_device
 from penstock.jobs.job import Job
 from penstock.jobs.measured_lengths import MeasuredLength, mean_s
 from penstock.jobs.plan_job import check_plan_fits
@@ -79,6 +80,7 @@ def train_job(
     say = log or (lambda text: print(text, file=sys.stderr, flush=True) if request.shown else None)
     if request.workers < 1:
         raise BadInput(f"--workers is {request.workers}; at least 1 is needed")
+    check_device(request.device, request.workers)
     job, workers = job_as_asked(job, request), workers or LocalWorkers()
     if job.save_weights is not None:
         check_free(job.save_weights)
