@@ -87,7 +87,7 @@ def simulate(
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
-    from penstock.plan.in_words import plan_words
+    from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
@@ -106,7 +106,9 @@ def simulate(
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
         values |= {"timeline": timeline_to_json(after.timeline)}
-    files.write(after.timeline, after.problem.cluster, plan_words(after.planned.plan))
+    drawn = after.planned.plan
+    title = f"{drawn.schedule}: {micro_batch_words(drawn)}"
+    files.write(after.timeline, after.problem.cluster, title)
     parts: list[RenderableType] = []
     if not as_json:
         parts = [*change_parts(before, after, asked.words), *iteration_lines(after), ""]

@@ -149,7 +149,7 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
 def predict_step(
     job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster
 ) -> tuple[Prediction, tuple[LengthPrediction, ...]]:
-    """As `predict`, but of batches of several lengths the mean time; and the time of each length."""
+    """As `predict`, but the mean time where batches have several lengths; and that of each."""
     prediction = predict(job, plan, profile, cluster)
     by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s

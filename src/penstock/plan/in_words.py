@@ -5,7 +5,7 @@ from collections import Counter
 from penstock.plan.plan import Plan
 from penstock.words import counted
 
-__all__ = ["parallel_words", "plan_words"]
+__all__ = ["micro_batch_words", "parallel_words", "plan_words"]
 
 MOST_NAMED = 6
 """Up to so many numbers of replicas are named one by one."""
@@ -29,8 +29,13 @@ def plan_words(plan: Plan, device: str = "device") -> str:
     if again:
         where = "" if again == len(plan.stages) else f" in {again}"
         words.append(f"activations recomputed{where}")
+    return f"{', '.join(words)}; {micro_batch_words(plan)}"
+
+
+def micro_batch_words(plan: Plan) -> str:
+    """How many micro-batches there are, and of how many samples."""
     samples = counted(plan.micro_batch_size, "sample")
-    return f"{', '.join(words)}; {counted(plan.micro_batches, 'micro-batch')} of {samples}"
+    return f"{counted(plan.micro_batches, 'micro-batch')} of {samples}"
 
 
 def parallel_words(plan: Plan, device: str) -> list[str]:
