@@ -84,7 +84,7 @@ def test_people_get_a_table_and_progress_row_by_row(penstock: Penstock, problem:
     assert bound.startswith("no plan takes less than ")
     lines = answer.output.splitlines()
     header = next(line for line in lines if line.split()[:1] == ["planner"]).split()
-    assert header[:3] == ["planner", "schedule", "stages"]
+    assert header[:3] == ["planner", "schedule", "iteration"]
     assert "single-device: " in answer.errors and "planned in" in answer.errors
     assert "single-device: " not in answer.output
     quiet = penstock("compare", *problem, "--planners", "single-device", "--quiet")
