@@ -15,7 +15,7 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import show_planned
+from penstock.command_line.shown_plan import show_planned, too_full_words
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -179,6 +179,8 @@ def import_layout(
         if out:
             write_planned(planned, out, inputs, 0.0)
         show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
+        if planned.prediction.too_full:
+            terminal.note(too_full_words(planned.prediction.too_full))
     else:
         if out:
             write_plan(plan, out)

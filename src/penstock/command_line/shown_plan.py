@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["headline", "reserve_lines", "show_planned"]
+__all__ = ["headline", "reserve_lines", "show_planned", "too_full_words"]
 
 
 def show_planned(
@@ -23,17 +23,24 @@ def show_planned(
     values: Mapping[str, object],
     parts: Sequence["RenderableType"] = (),
 ) -> None:
-    """Print a plan with its prediction and ``parts``, and a note if it does not fit in memory."""
+    """Print a plan with its prediction and ``parts``."""
     from penstock.report.tables import plan_table
 
     prediction = planned.prediction
     table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
     terminal.show(values, *headline(planned), table, *parts)
-    if prediction.too_full:
-        devices = ", ".join(map(str, prediction.too_full))
-        terminal.note(
-            f"the plan does not fit in the memory of device {devices}; recompute or replan"
-        )
+
+
+def too_full_words(devices: Sequence[int]) -> str:
+    """That a plan does not fit, and where.
+
+    >>> too_full_words((0, 3))
+    'the plan does not fit in the memory of devices 0, 3; plan again, or recompute activations'
+    """
+    from penstock.words import numbered
+
+    where = numbered("device", devices)
+    return f"the plan does not fit in the memory of {where}; plan again, or recompute activations"
 
 
 def reserve_lines(share: float) -> list[str]:

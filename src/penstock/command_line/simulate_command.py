@@ -20,8 +20,9 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import groups_line, show_planned
+from penstock.command_line.shown_plan import groups_line, show_planned, too_full_words
 from penstock.command_line.terminal import Terminal
+from penstock.errors import Infeasible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,7 +90,7 @@ def simulate(
     collect_garbage_rarely()
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
-    from penstock.planning.plan_files import PlanInputs, inputs_of_plan
+    from penstock.planning.plan_files import PlanInputs, inputs_of_plan, reserve_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
     from penstock.timeline.json_file import timeline_to_json
 
@@ -101,7 +102,8 @@ def simulate(
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     start_s = perf_counter()
-    before = play(given, costs, machines, iterations, optimizer_sync)
+    reserve = reserve_of_plan(plan)
+    before = play(given, costs, machines, iterations, optimizer_sync, reserve)
     after = play_changed(before, asked) if asked.words else before
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
@@ -117,6 +119,8 @@ def simulate(
         parts.append(terminal.chart(after.timeline))
     show_planned(terminal, after.planned, costs, after.problem.cluster, values, parts)
     files.tell(terminal)
+    if after.too_full:
+        raise Infeasible(too_full_words(after.too_full))
 
 
 def values_of(

@@ -30,6 +30,7 @@ __all__ = [
     "prediction_path",
     "profile_of_plan",
     "promised_iteration_s",
+    "reserve_of_plan",
     "write_planned",
 ]
 
@@ -69,6 +70,7 @@ class Origin(BaseModel):
     cluster: str = ""
     profile_batch: int = 0
     iteration_s: float = 0.0
+    memory_reserve: float = 0.0
 
 
 def prediction_path(plan_path: str | Path) -> Path:
@@ -155,6 +157,11 @@ def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
 def promised_iteration_s(plan_path: str | Path) -> float:
     """The seconds of an iteration that the prediction beside a plan promises; 0 without one."""
     return recorded_origin(plan_path).iteration_s
+
+
+def reserve_of_plan(plan_path: str | Path) -> float:
+    """The share of memory that a plan was made to leave free, as recorded with it; 0 if not."""
+    return recorded_origin(plan_path).memory_reserve
 
 
 def recorded_origin(plan_path: str | Path) -> Origin:
