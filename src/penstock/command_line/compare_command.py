@@ -82,6 +82,7 @@ def compare(
     collect_garbage_rarely()
     from penstock.command_line.narrow_table import NarrowTable
     from penstock.document import check_place
+    from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.planning_problem import planning_problem
@@ -103,6 +104,7 @@ def compare(
         max_stages=max_stages,
         memory_reserve=memory_reserve,
     )
+    terminal.note(other_kinds_words(problem.profile, problem.cluster))
     asked, orders = names_in(planners), schedules_in(schedules)
     check_names(asked, orders)
     with planning_progress(terminal) as progress:

@@ -64,6 +64,8 @@ def profile(
     costed = profile_job(found, device=device, estimate_for=estimate)
     if out:
         write_profile(costed, out)
+    for text in costed.notes:
+        terminal.note(text)
     samples, whole = costed.batch_size, range(len(costed.layers))
     values = {
         "layers": len(costed.layers),

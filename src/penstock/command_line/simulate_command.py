@@ -90,6 +90,7 @@ def simulate(
     collect_garbage_rarely()
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
+    from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan, reserve_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
     from penstock.timeline.json_file import timeline_to_json
@@ -101,6 +102,7 @@ def simulate(
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     costs, machines = inputs.read_profile(), inputs.read_cluster()
+    terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
     reserve = reserve_of_plan(plan)
     before = play(given, costs, machines, iterations, optimizer_sync, reserve)

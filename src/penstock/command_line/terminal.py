@@ -41,8 +41,8 @@ class Terminal:
     quiet: bool
 
     def note(self, text: str) -> None:
-        """Print a note on standard error."""
-        if not self.quiet:
+        """Print a note on standard error, unless it is empty."""
+        if text and not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def show(self, values: Mapping[str, object], *parts: "RenderableType") -> None:

@@ -1,5 +1,6 @@
 """Trains a job on this machine: measure, plan, predict, run, report."""
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from penstock.jobs.run_workers import LocalWorkers, RunWorkers, check_loss_allow
 from penstock.jobs.train_part import RunPart
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker_changes import Course, train_through_changes
+from penstock.measure.links import usable_cores
+from penstock.measure.machine_load import busy_beside
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.report.page import write_report
@@ -147,6 +150,10 @@ def finish(
         drift += tuple(map(str, first.drifts))
         with notice_if_long(say, "planning again, since ranks or links were slower than planned"):
             drift += (hint_of_new_plan(job, request, directory, part),)
+    busy = busy_beside(len(part.reports), usable_cores(), os.getloadavg()[0])
+    if busy:
+        say(busy)
+        summary["busy"] = busy
     if drift:
         summary["drift"] = list(drift)
     for text in drift[len(course.drift) :]:

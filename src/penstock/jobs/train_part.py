@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
 from penstock.simulate.simulation import Prediction
 from penstock.waiting import notice_if_long
-from penstock.words import seconds_text
+from penstock.words import counted, seconds_text
 
 __all__ = ["LOST", "RunPart", "checkpoint_to_resume", "train_part"]
 
@@ -183,7 +183,9 @@ def costs_of(
     costed = crew.measured(job, request, directory.logs)
     directory.write_costs(costed.profile, costed.cluster)
     seconds = time.perf_counter() - start_s
-    say(f"measured {len(costed.profile.layers)} layers in {seconds:.1f} s")
+    say(f"measured {counted(len(costed.profile.layers), 'layer')} in {seconds:.1f} s")
+    for text in costed.profile.notes:
+        say(text)
     return costed.profile, costed.cluster
 
 
@@ -224,8 +226,9 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
     except BaseException as failure:
         show_cursor()
         if not (goes_on and isinstance(failure, LOST)):
-            with suppress(BadInput):
-                checkpoint = latest_checkpoint(directory.checkpoints)
-                remedy = f"--resume --out {directory.path} continues"
-                say(f"the last checkpoint is {checkpoint}; {remedy}")
+            try:
+                state = f"the last checkpoint is {latest_checkpoint(directory.checkpoints)}"
+            except BadInput:
+                state = "there is no checkpoint yet"
+            say(f"{state}; --resume --out {directory.path} continues")
         raise

@@ -47,7 +47,7 @@ def facts(record: RunRecord) -> str:
     ]
     if record.verified:
         parts.append(f"the first step: {escape(record.verified)}")
-    return " · ".join(parts)
+    return " · ".join([*parts, *map(escape, record.profile.notes)])
 
 
 def tiles(record: RunRecord) -> str:
@@ -71,7 +71,7 @@ def tiles(record: RunRecord) -> str:
             tile(
                 "Prediction error",
                 percent_text(abs(error)),
-                f"the run was {side} than predicted",
+                "; ".join(filter(None, (f"the run was {side} than predicted", summary.busy))),
                 verdict,
             ),
             tile(
