@@ -146,7 +146,7 @@ def import_layout(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Read a layout of another framework as a plan; -o writes the plan."""
+    """Read another framework's layout as a plan; -o writes the plan."""
     from penstock.bridges.layout import AskedLayout, plan_of_layout
     from penstock.bridges.registry import IMPORTERS
     from penstock.bridges.request import ImportRequest

@@ -24,9 +24,9 @@ def cluster(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the hosts that torchrun or srun has started this on: devices and links.
+    """Measure the hosts that torchrun or srun has started it on.
 
-    -o writes the cluster as TOML, which planning reads.
+    Devices and links are measured. -o writes the cluster as TOML, which planning reads.
     """
     from penstock.runtime.processes.srun import one_of_several
 
@@ -96,7 +96,7 @@ def launch(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write what starts JOB on several hosts, in the order in which the plan numbers them."""
+    """Write what starts JOB on several hosts, in the plan's order."""
     from penstock.document import check_place, write_text
     from penstock.jobs.launch_script import LAUNCHERS, Start, hosts_text
     from penstock.planning.plan_files import cluster_of_plan

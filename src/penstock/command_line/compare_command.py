@@ -75,7 +75,7 @@ def compare(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the plans of all planners for PROFILE on a cluster, the fastest first.
+    """Compare the plans of all planners for PROFILE, fastest first.
 
     -o writes the result as JSON.
     """

@@ -45,7 +45,7 @@ def profile(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what each layer of JOB's model costs, in time and memory."""
+    """Measure the time and memory of each layer of JOB's model."""
     terminal = Terminal(as_json, quiet)
     with notice_if_long(terminal.note, LOADING):
         from penstock.document import check_place
@@ -105,9 +105,9 @@ def train(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train JOB on local workers, or on the ranks that torchrun or srun has started.
+    """Train JOB on local workers, or under torchrun or srun.
 
-    -o is the run directory.
+    There it trains on the ranks that these have started. -o is the run directory.
     """
     from penstock.runtime.processes.srun import one_of_several
 
@@ -187,7 +187,7 @@ def verify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare one step of JOB's pipeline with its model run without Penstock.
+    """Compare one step of JOB with its model run without Penstock.
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
@@ -228,7 +228,7 @@ def report(
 
 
 def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """List the built-in jobs, models, clusters, planners and schedules."""
+    """List built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.presets import CLUSTERS
     from penstock.jobs.registry import JOBS
     from penstock.profile.built_in import MODELS
