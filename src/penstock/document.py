@@ -25,6 +25,8 @@ __all__ = [
     "Entry",
     "Json",
     "check_document",
+    "check_folder",
+    "check_json_place",
     "check_place",
     "json_text",
     "parse_json",
@@ -52,6 +54,9 @@ LONGEST_INTEGER = 20
 
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """A half of a character outside the basic plane, as JSON writes it."""
+
+OTHER_ENDINGS = frozenset({".csv", ".html", ".md", ".pdf", ".png", ".svg", ".toml", ".yaml"})
+"""Of files that hold no JSON."""
 
 MOST_PARTS = 50
 """Parts of a TOML key; the reader takes memory in proportion to their number squared."""
@@ -301,6 +306,31 @@ def check_place(path: str | Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "may not be written to" if folder.is_dir() else "does not exist"
         raise BadInput(f"cannot write '{path}': folder '{folder}' {reason}; name another place")
+
+
+def check_json_place(path: str) -> None:
+    """As `check_place`, for JSON; an empty path means that nothing is written.
+
+    Raises:
+        BadInput: also if the path has the ending of another format.
+    """
+    if path:
+        check_place(path)
+    if Path(path).suffix.lower() in OTHER_ENDINGS:
+        raise BadInput(f"-o '{path}' would hold JSON, whatever its ending says; name a .json file")
+
+
+def check_folder(path: str | Path) -> None:
+    """Raise if a folder can neither be written to nor be made, before any work is done.
+
+    Raises:
+        BadInput: it is a file, or lies in a folder that may not be written to.
+    """
+    target = Path(os.path.realpath(path))
+    there = next((place for place in (target, *target.parents) if place.exists()), target)
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "may not be written to" if there.is_dir() else "is no folder"
+        raise BadInput(f"cannot write to folder '{path}': '{there}' {reason}; name another place")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -81,7 +81,7 @@ def compare(
     """
     collect_garbage_rarely()
     from penstock.command_line.narrow_table import NarrowTable
-    from penstock.document import check_place
+    from penstock.document import check_json_place, check_place
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
@@ -92,8 +92,9 @@ def compare(
     terminal = Terminal(as_json, quiet)
     start_numba_without_scipy()
     check_picture_path(picture)
-    for place in filter(None, (out, picture)):
-        check_place(place)
+    check_json_place(out)
+    if picture:
+        check_place(picture)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),

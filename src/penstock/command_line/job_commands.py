@@ -46,19 +46,23 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
+    from penstock.document import check_place
+    from penstock.jobs.device_check import check_device
+    from penstock.measure.hardware import hardware_named
+
     terminal = Terminal(as_json, quiet)
+    if out:
+        check_place(out)
+    if estimate:
+        hardware_named(estimate)
     with notice_if_long(terminal.note, LOADING):
-        from penstock.document import check_place
-        from penstock.jobs.device_check import check_device
+        if not estimate:
+            check_device(device)
         from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import profile_job
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
 
-    if out:
-        check_place(out)
-    if not estimate:
-        check_device(device)
     found = find_job(job)
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
@@ -112,7 +116,11 @@ def train(
     from penstock.runtime.processes.srun import one_of_several
 
     started = one_of_several()
+    from penstock.document import check_folder
+
     terminal = Terminal(as_json, quiet or started.rank > 0)
+    for folder in filter(None, (out, save_weights)):
+        check_folder(folder)
     say_when_compiling(terminal.note)
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
@@ -191,16 +199,16 @@ def verify(
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
+    from penstock.document import check_json_place
+    from penstock.jobs.device_check import check_device
+
     terminal = Terminal(as_json, quiet)
+    check_json_place(out)
     with notice_if_long(terminal.note, LOADING):
-        from penstock.document import check_place
-        from penstock.jobs.device_check import check_device
+        check_device(device, workers)
         from penstock.jobs.job_file import find_job
         from penstock.jobs.verify_job import verify_job
 
-    if out:
-        check_place(out)
-    check_device(device, workers)
     found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)
