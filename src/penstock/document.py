@@ -26,7 +26,6 @@ __all__ = [
     "Json",
     "check_document",
     "check_folder",
-    "check_json_place",
     "check_place",
     "json_text",
     "parse_json",
@@ -54,9 +53,6 @@ LONGEST_INTEGER = 20
 
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """A half of a character outside the basic plane, as JSON writes it."""
-
-OTHER_ENDINGS = frozenset({".csv", ".html", ".md", ".pdf", ".png", ".svg", ".toml", ".yaml"})
-"""Of files that hold no JSON."""
 
 MOST_PARTS = 50
 """Parts of a TOML key; the reader takes memory in proportion to their number squared."""
@@ -306,18 +302,6 @@ def check_place(path: str | Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "may not be written to" if folder.is_dir() else "does not exist"
         raise BadInput(f"cannot write '{path}': folder '{folder}' {reason}; name another place")
-
-
-def check_json_place(path: str) -> None:
-    """As `check_place`, for JSON; an empty path means that nothing is written.
-
-    Raises:
-        BadInput: also if the path has the ending of another format.
-    """
-    if path:
-        check_place(path)
-    if Path(path).suffix.lower() in OTHER_ENDINGS:
-        raise BadInput(f"-o '{path}' would hold JSON, whatever its ending says; name a .json file")
 
 
 def check_folder(path: str | Path) -> None:

@@ -42,4 +42,4 @@ def test_the_report_says_that_the_machine_was_busy(run_directory: Path) -> None:
     summary.write_text(summary.read_text().replace("{", '{"busy": "machine busy (load 9 <)",', 1))
     page = write_report(run_directory).read_text()
     assert "slower than predicted; machine busy (load 9 &lt;)</div>" in page
-    assert "3 stages on 1, 2 and 1 workers, 1f1b, activations recomputed in 1" in page
+    assert "3 stages on 1 + 2 + 1 workers, 1f1b, activations recomputed in 1" in page

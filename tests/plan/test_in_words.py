@@ -36,7 +36,7 @@ PAIRS = tuple((2 * k, 2 * k + 1) for k in range(4))
             plan(*PAIRS, *PAIRS, schedule="interleaved", again=(7,)),
             "8 stages x 2 replicas, 2 on each device, interleaved, activations recomputed in 1",
         ),
-        (plan((0,), (1, 2), (3,)), "3 stages on 1, 2 and 1 devices, 1f1b"),
+        (plan((0,), (1, 2), (3,)), "3 stages on 1 + 2 + 1 devices, 1f1b"),
         (
             plan(*((k,) for k in range(6)), (6, 7)),
             "7 stages on 1 to 2 devices, 1f1b",

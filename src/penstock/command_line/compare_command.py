@@ -27,6 +27,7 @@ from penstock.command_line.options import (
 from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.shown_plan import reserve_lines
 from penstock.command_line.terminal import Terminal
+from penstock.errors import BadInput
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
@@ -81,7 +82,7 @@ def compare(
     """
     collect_garbage_rarely()
     from penstock.command_line.narrow_table import NarrowTable
-    from penstock.document import check_json_place, check_place
+    from penstock.document import check_place
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
@@ -92,9 +93,10 @@ def compare(
     terminal = Terminal(as_json, quiet)
     start_numba_without_scipy()
     check_picture_path(picture)
-    check_json_place(out)
-    if picture:
-        check_place(picture)
+    if out.endswith((".csv", ".html", ".svg")):
+        raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
+    for place in filter(None, (out, picture)):
+        check_place(place)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),

@@ -119,7 +119,7 @@ def train(
     from penstock.document import check_folder
 
     terminal = Terminal(as_json, quiet or started.rank > 0)
-    for folder in filter(None, (out, save_weights)):
+    for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
     say_when_compiling(terminal.note)
     with notice_if_long(terminal.note, LOADING):
@@ -199,11 +199,12 @@ def verify(
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
-    from penstock.document import check_json_place
+    from penstock.document import check_place
     from penstock.jobs.device_check import check_device
 
     terminal = Terminal(as_json, quiet)
-    check_json_place(out)
+    if out:
+        check_place(out)
     with notice_if_long(terminal.note, LOADING):
         check_device(device, workers)
         from penstock.jobs.job_file import find_job

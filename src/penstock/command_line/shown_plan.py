@@ -32,11 +32,7 @@ def show_planned(
 
 
 def too_full_words(devices: Sequence[int]) -> str:
-    """That a plan does not fit, and where.
-
-    >>> too_full_words((0, 3))
-    'the plan does not fit in the memory of devices 0, 3; plan again, or recompute activations'
-    """
+    """That a plan does not fit, and where."""
     from penstock.words import numbered
 
     where = numbered("device", devices)

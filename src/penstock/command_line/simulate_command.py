@@ -91,7 +91,7 @@ def simulate(
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.plan_files import PlanInputs, inputs_of_plan, reserve_of_plan
+    from penstock.planning.plan_files import PlanInputs, inputs_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
     from penstock.timeline.json_file import timeline_to_json
 
@@ -104,8 +104,7 @@ def simulate(
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
-    reserve = reserve_of_plan(plan)
-    before = play(given, costs, machines, iterations, optimizer_sync, reserve)
+    before = play(given, costs, machines, iterations, optimizer_sync, inputs.memory_reserve)
     after = play_changed(before, asked) if asked.words else before
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Stopwatch", "clock_name", "work_s"]
+__all__ = ["Stopwatch", "work_s"]
 
 Stopwatch = Callable[[Callable[[], object]], float]
 """Runs a piece of work once and returns its seconds."""
@@ -20,13 +20,6 @@ def work_s(device: torch.device, *, shares_cores: bool = False) -> Stopwatch:
     if device.type == "cuda":
         return cuda_s
     return computing_s if shares_cores else wall_s
-
-
-def clock_name(device: torch.device, *, shares_cores: bool = False) -> str:
-    """What `work_s` reads, in words."""
-    if device.type == "cuda":
-        return "CUDA events"
-    return "CPU time" if shares_cores else "the wall clock"
 
 
 def computing_s(work: Callable[[], object]) -> float:

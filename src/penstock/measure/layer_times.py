@@ -13,7 +13,6 @@ from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.backward_halves import PassSeconds
-from penstock.measure.clock import clock_name
 from penstock.measure.layer_runs import (
     LayerRun,
     RunSettings,
@@ -78,7 +77,7 @@ def measure_profile(
     watch = LoadWatch(usable_cores(), shares_cores)
     with undisturbed(programs, settings.device):
         times = [layer_times(graph, programs, leaves, n, repeats, settings, watch) for n in sizes]
-        load = watch.load()
+        notes = watch.warnings()
         bytes_at = [layer_sizes(programs, resized(leaves, n), settings) for n in sizes]
     own, shared = parameters_of(graph)
     layers = tuple(
@@ -93,9 +92,9 @@ def measure_profile(
         batch_size=max(sizes),
         step_s_per_byte=step_s_per_byte,
         source=f"measured on {settings.device.type}, {counted(torch.get_num_threads(), 'thread')}, "
-        f"by {clock_name(settings.device, shares_cores=shares_cores)}, {load}",
+        f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
         device=kind_of(settings.device),
-        notes=(load.warning,) if load.warning else (),
+        notes=notes,
     )
 
 

@@ -20,7 +20,7 @@ def plan_words(plan: Plan, device: str = "device") -> str:
     'data parallelism over 2 workers, gradients summed in 3 parts; 1 micro-batch of 16 samples'
     >>> one = Stage(range(1), (0,), (2,))
     >>> plan_words(Plan((one, Stage(range(1, 2), (1, 2), (1, 1), True)), 8, 2, "1f1b"))
-    '2 stages on 1 and 2 devices, 1f1b, activations recomputed in 1; 8 micro-batches of 2 samples'
+    '2 stages on 1 + 2 devices, 1f1b, activations recomputed in 1; 8 micro-batches of 2 samples'
     """
     words = parallel_words(plan, device)
     if len(plan.device_groups) > 1:
@@ -41,8 +41,8 @@ def micro_batch_words(plan: Plan) -> str:
 def parallel_words(plan: Plan, device: str) -> list[str]:
     """How the work is divided among the devices."""
     stages, groups = len(plan.stages), plan.device_groups
-    ranks = sorted({len(plan.ranks_of(device)) for device in plan.devices})
-    of_ranks = [f"each {device} is {listed(ranks)} ranks"] if ranks != [1] else []
+    ranks = sorted({len(plan.ranks_of(member)) for member in plan.devices})
+    of_ranks = [f"each {device} is {' or '.join(map(str, ranks))} ranks"] if ranks != [1] else []
     if len(groups) == 1:
         count, summed = len(plan.devices), f"gradients summed in {stages} parts"
         if count == 1:
@@ -52,22 +52,13 @@ def parallel_words(plan: Plan, device: str) -> list[str]:
     sizes = [len(group) for group in groups]
     on = f" x {sizes[0]} replicas" if sizes[0] > 1 else ""
     if len(set(sizes)) > 1:
-        few = len(sizes) <= MOST_NAMED
-        on = f" on {listed(sizes) if few else f'{min(sizes)} to {max(sizes)}'} {device}s"
+        each = " + ".join(map(str, sizes))
+        each = each if len(sizes) <= MOST_NAMED else f"{min(sizes)} to {max(sizes)}"
+        on = f" on {each} {device}s"
     words = [f"{counted(stages, 'stage')}{on}"]
     if plan.mirrored:
         words.append("each held twice")
     elif stages > len(groups):
         held = sorted(set(Counter(stage.devices for stage in plan.stages).values()))
-        words.append(f"{listed(held)} on each {device}")
+        words.append(f"{' or '.join(map(str, held))} on each {device}")
     return [*words, *of_ranks]
-
-
-def listed(numbers: list[int]) -> str:
-    """Numbers with commas between them, and "and" before the last.
-
-    >>> listed([1]), listed([1, 2, 3])
-    ('1', '1, 2 and 3')
-    """
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} and {last}" if first else last

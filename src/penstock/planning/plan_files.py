@@ -30,18 +30,21 @@ __all__ = [
     "prediction_path",
     "profile_of_plan",
     "promised_iteration_s",
-    "reserve_of_plan",
     "write_planned",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """The profile and cluster of a plan, as given on the command line; empty where not given."""
+    """The profile and cluster of a plan, as given on the command line; empty where not given.
+
+    ``memory_reserve`` is the share of memory that a plan was made to leave free.
+    """
 
     profile: str = ""
     cluster: str = ""
     profile_batch: int = 0
+    memory_reserve: float = 0.0
 
     def read_profile(self) -> ModelProfile:
         """The profile.
@@ -119,7 +122,8 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
                 f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
                 f"beside it; name one with --{thing}"
             )
-    return PlanInputs(profile, cluster, given.profile_batch or recorded.profile_batch)
+    batch = given.profile_batch or recorded.profile_batch
+    return PlanInputs(profile, cluster, batch, recorded.memory_reserve)
 
 
 def cluster_of_plan(plan_path: str, given: str) -> Cluster:
@@ -157,11 +161,6 @@ def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
 def promised_iteration_s(plan_path: str | Path) -> float:
     """The seconds of an iteration that the prediction beside a plan promises; 0 without one."""
     return recorded_origin(plan_path).iteration_s
-
-
-def reserve_of_plan(plan_path: str | Path) -> float:
-    """The share of memory that a plan was made to leave free, as recorded with it; 0 if not."""
-    return recorded_origin(plan_path).memory_reserve
 
 
 def recorded_origin(plan_path: str | Path) -> Origin:
