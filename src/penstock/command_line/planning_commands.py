@@ -107,14 +107,12 @@ def plan(
         write_planned(planned, out, inputs, planning_s)
     values: dict[str, object] = {**planned.to_json(planning_s)}
     words: list[str] = []
-    if explain:
-        values["explanation"], words = explained(assessed, own)
     # Without a flush there are no tensor groups.
     endless = without_flush(planned, own, only_paying=not explain) if own is problem else ()
     if explain:
+        values["explanation"], words = explained(assessed, own)
         values["without_flush"] = [option.to_json() for option in endless]
-    if endless:
-        words.append(advice_words(endless))
+    words += [advice_words(endless)] if endless else []
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 

@@ -251,5 +251,5 @@ def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
     cluster = changed_cluster(before.problem.cluster, changes)
     problem = replace(before.problem, cluster=cluster)
     plan = changed_plan(problem, before.planned.plan, changes)
-    again, reserve = (before.iterations, before.optimizer_sync), before.problem.memory_reserve
-    return play(plan, problem.profile, cluster, *again, reserve)
+    costs, reserve = problem.profile, problem.memory_reserve
+    return play(plan, costs, cluster, before.iterations, before.optimizer_sync, reserve)
