@@ -150,7 +150,8 @@ def finish(
         drift += tuple(map(str, first.drifts))
         with notice_if_long(say, "planning again, since ranks or links were slower than planned"):
             drift += (hint_of_new_plan(job, request, directory, part),)
-    busy = busy_beside(len(part.reports), usable_cores(), os.getloadavg()[0])
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", len(part.reports)))
+    busy = busy_beside(here, usable_cores(), os.getloadavg()[0])
     if busy:
         say(busy)
         summary["busy"] = busy
